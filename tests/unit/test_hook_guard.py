@@ -1,12 +1,17 @@
-"""Who else holds the GPU's profiling slot: told by the libraries that a process has mapped."""
+"""What of a device forbids a recording: another tool in the GPU's profiling slot, and what old torches lack."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tpmon.hook.guard import find_cupti_user
+from tpmon.hook import recorder
+from tpmon.hook import wire_capture as w
+from tpmon.hook.guard import Guard, find_cupti_user
 
 TORCH = "7f10a4000000-7f10a5000000 r-xp 00000000 08:01 4211                       /opt/venv/lib/python3.11/site-packages"
 OWN = f"{TORCH}/torch/lib/libtorch_cuda.so\n{TORCH}/nvidia/cuda_cupti/lib/libcupti.so.12\n"
@@ -39,3 +44,77 @@ def test_the_tool_in_front_of_a_run_is_known_by_its_library_and_torchs_own_is_no
 def test_maps_that_cannot_be_read_name_nobody(tmp_path: Path) -> None:
     assert find_cupti_user(str(tmp_path / "gone")) == ""
     assert find_cupti_user() == ""
+
+
+class Graph:
+    """torch.cuda.CUDAGraph, by what a program keeps of it."""
+
+
+class Profile:
+    """torch.autograd.profiler.profile, by what the guard wraps of it."""
+
+    def __enter__(self) -> None:
+        """Record nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Record nothing."""
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a torch of CUDA 11 whose device is in use and with which nothing was recorded yet."""
+    cuda = SimpleNamespace(is_initialized=lambda: True, CUDAGraph=Graph)
+    autograd = SimpleNamespace(_profiler_enabled=lambda: False)
+    made = SimpleNamespace(
+        cuda=cuda,
+        _C=SimpleNamespace(_autograd=autograd),
+        version=SimpleNamespace(cuda="11.8"),
+        __version__="2.4.0+cu118",
+    )
+    monkeypatch.setitem(sys.modules, "torch", made)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(profile=Profile))
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    monkeypatch.setattr(recorder, "_BEGUN", [])
+    return made
+
+
+def refuse(kind: int = w.KIND_PROBE) -> str:
+    guard = Guard(lambda: None, lambda _: None)
+    try:
+        return guard.refuse(kind)
+    finally:
+        guard.take_back()
+
+
+REFUSED = "torch is of CUDA 11.8: a profile can hang or crash the program's CUDA graphs"
+
+
+def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch: Any) -> None:
+    assert refuse() == refuse(w.KIND_CAPTURE) == ""
+    graphs = [Graph()]
+    assert refuse() == refuse(w.KIND_CAPTURE) == REFUSED
+    assert refuse(w.KIND_SNAPSHOT) == ""
+    torch.version.cuda = "12.1"
+    assert refuse() == ""
+    torch.version.cuda = None  # of ROCm
+    assert refuse() == ""
+    torch.version.cuda = "11.8"
+    graphs.clear()
+    assert refuse() == ""
+
+
+def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace())
+    assert refuse() == REFUSED
+    torch.cuda.is_initialized = lambda: False
+    assert refuse() == ""
+
+
+def test_graphs_that_were_made_after_a_profile_bear_another_one(torch: Any) -> None:
+    assert refuse() == ""
+    recorder._BEGUN[:] = [True]
+    graph = Graph()
+    assert refuse() == ""
+    del graph

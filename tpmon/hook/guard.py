@@ -12,7 +12,8 @@ from time import monotonic_ns, sleep
 from weakref import WeakSet
 
 from tpmon.hook import wire_capture
-from tpmon.hook.surroundings import is_from_handler
+from tpmon.hook.recorder import has_recorded
+from tpmon.hook.surroundings import is_from_handler, parse_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _BEGINS = ("_prepare_trace", "_start_trace", "__enter__")
 _RANGES = ("emit_nvtx", "emit_itt")
 _LONGEST_WAIT_NS = 2_000_000_000
 _CUPTI_USERS = ("libToolsInjection", "libnsys", "libcupti_injection", "nsight-systems")
+_GRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 
 class Guard:
@@ -112,6 +114,9 @@ class Guard:
         tool = find_cupti_user() if cuda else ""
         if tool:
             return f"another tool holds the GPU's profiling slot: {tool}"
+        graphs = name_graphs(torch) if cuda else ""
+        if graphs:
+            return graphs
         self.install()
         return self.name_other()
 
@@ -177,6 +182,24 @@ def is_recording() -> bool:
     """Tell whether torch records in this thread, for whomever; or marks operators for another tool."""
     enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # noqa: SLF001
     return enabled is not None and bool(enabled())
+
+
+def name_graphs(torch: Any) -> str:
+    """Say that a first profile could hang or crash the program's CUDA graphs, "" where it could not.
+
+    Of CUDA 11 a graph does not bear that the profiler comes up after it (pytorch/pytorch#75504, #135003).
+    Once a recording of ours is over it is up, and graphs that are made from then on bear it.
+    """
+    version = str(torch.version.cuda)
+    if not (0, 0) < parse_version(version) < (12, 0) or has_recorded():
+        return ""
+    kind = getattr(torch.cuda, "CUDAGraph", None)
+    seen = _GRAPH_TREES in sys.modules or (
+        kind is not None and any(issubclass(type(one), kind) for one in _list_instances(kind))
+    )
+    return (
+        f"torch is of CUDA {version}: a profile can hang or crash the program's CUDA graphs" if seen else ""
+    )
 
 
 def _list_instances(kind: type) -> list[Any]:

@@ -170,6 +170,11 @@ class _Quiet:
 _BEGUN: list[bool] = []
 
 
+def has_recorded() -> bool:
+    """Tell whether a recording of ours began or ended in this process: torch's profiler is up then."""
+    return bool(_BEGUN)
+
+
 def _find_level() -> Any:
     """Return libkineto's level as a C integer, None in a torch that has it elsewhere."""
     try:
