@@ -118,3 +118,14 @@ def test_graphs_that_were_made_after_a_profile_bear_another_one(torch: Any) -> N
     graph = Graph()
     assert refuse() == ""
     del graph
+
+
+def test_a_snapshot_is_refused_where_torch_cannot_bound_it(torch: Any) -> None:
+    for version, refusal in (
+        ("1.13.1+cu117", "torch 1.13.1+cu117 keeps no bounded history: a snapshot needs torch 2.1"),
+        ("2.0.1", "torch 2.0.1 keeps no bounded history: a snapshot needs torch 2.1"),
+        ("2.1.0a0+git1", ""),
+        ("2.13.0+cu130", ""),
+    ):
+        torch.__version__ = version
+        assert refuse(w.KIND_SNAPSHOT) == refusal

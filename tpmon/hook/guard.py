@@ -26,6 +26,8 @@ _RANGES = ("emit_nvtx", "emit_itt")
 _LONGEST_WAIT_NS = 2_000_000_000
 _CUPTI_USERS = ("libToolsInjection", "libnsys", "libcupti_injection", "nsight-systems")
 _GRAPH_TREES = "torch._inductor.cudagraph_trees"
+_FIRST_HISTORY = (2, 1)
+"""The torch from which on an allocator's history is bounded, and of Python's stacks alone."""
 
 
 class Guard:
@@ -110,6 +112,8 @@ class Guard:
                 return "this process does not use CUDA"
             if kind == wire_capture.KIND_RANGE and not find_cupti_user():
                 return "nsys is not in front of this run, and cannot be put there now"
+            if kind == wire_capture.KIND_SNAPSHOT and parse_version(str(torch.__version__)) < _FIRST_HISTORY:
+                return f"torch {torch.__version__} keeps no bounded history: a snapshot needs torch 2.1"
             return ""
         tool = find_cupti_user() if cuda else ""
         if tool:
