@@ -19,6 +19,7 @@ from tpmon.capture.leftovers import NEW_FOLDER, sweep, write_host
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.offers import advise_on_slot, read_hook
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
+from tpmon.capture.plan import LONGEST_S
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.config import Options
@@ -40,7 +41,6 @@ from tpmon.report.write import Output, complain
 STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
-MOST_SECONDS = 600.0
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
@@ -68,6 +68,7 @@ class Asked:
     memory: bool
     kind: CaptureKind
     by_seconds: bool = False
+    named_seconds: bool = False
 
 
 def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
@@ -104,6 +105,7 @@ def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
         memory="memory" in details,
         kind=kind,
         by_seconds=by_seconds,
+        named_seconds="seconds" in given,
     )
 
 
@@ -121,9 +123,9 @@ def _parse_seconds(text: str | None) -> float:
     from tpmon.settings import parse_duration  # noqa: PLC0415
 
     seconds = parse_duration(text)
-    if seconds is None or not 0.1 <= seconds <= MOST_SECONDS:
+    if seconds is None or not 0.1 <= seconds <= LONGEST_S:
         raise UsageError(
-            f"--seconds: expected 0.1 to {MOST_SECONDS:g}, found {text!r}", "tpmon capture PID --seconds 10"
+            f"--seconds: expected 0.1 to {LONGEST_S:g}, found {text!r}", "tpmon capture PID --seconds 10"
         )
     return seconds
 
@@ -205,6 +207,7 @@ def capture_job(
         at=asked.at,
         folder=folder,
         by_seconds=asked.by_seconds,
+        named_seconds=asked.named_seconds,
     )
     if asked.memory:
         tell(_WARNS)

@@ -32,6 +32,7 @@ from tpmon.capture.plan import (
     parse_pace,
     say_price,
     size_window,
+    stretch_seconds,
 )
 from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
@@ -98,15 +99,35 @@ def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms: list[float | 
     assert say_price(price, asked, 1).startswith("10 s, 500 steps at most (more would not fit): the loop")
 
 
+@pytest.mark.parametrize(
+    ("steps_ms", "seconds"),
+    [
+        ([100.0], 60.0),
+        ([30_000.0], 225.0),
+        ([8_000.0, 9_000.0], 67.5),
+        ([150_000.0], 600.0),
+        ([Missing("why")], 60.0),
+    ],
+)
+def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(
+    steps_ms: list[float | Missing], seconds: float
+) -> None:
+    asked = replace(ASKED, named_seconds=False)
+    assert stretch_seconds(asked, steps_ms).seconds == seconds
+    assert stretch_seconds(ASKED, steps_ms) == ASKED
+    timed = replace(asked, timed=True)
+    assert stretch_seconds(timed, steps_ms) == timed
+
+
 def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
     options = config.settle(config.resolve({}, {}, "", {}))
     asked = [
         parse_asked(given, options) for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
     ]
-    assert [(one.steps, one.seconds, one.by_seconds) for one in asked] == [
-        (5, 60.0, False),
-        (capture_command.MOST_STEPS, 10.0, True),
-        (7, 10.0, False),
+    assert [(one.steps, one.seconds, one.by_seconds, one.named_seconds) for one in asked] == [
+        (5, 60.0, False, False),
+        (capture_command.MOST_STEPS, 10.0, True, True),
+        (7, 10.0, False, True),
     ]
 
 

@@ -227,6 +227,38 @@ def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook: Hoo
     assert plans[1] == "a step takes 125.0 ms now: about 10.0 s are recorded"
 
 
+@pytest.mark.parametrize(
+    ("named", "pace", "longest_s"),
+    [
+        (False, "about 150.0 s are recorded", 225),
+        (True, "about 60.0 s are recorded, some 2 of 5 steps: 60 s hold no more", 60),
+    ],
+)
+def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
+    hook: Hook, *, named: bool, pace: str, longest_s: int
+) -> None:
+    for _ in range(4):
+        hook.now += 30
+        hook.steps += 1
+        hook.record(FORWARD_NS=int(hook.now * 1e9))
+    asked: list[int] = []
+
+    def go_on() -> None:
+        request = hook.bus.read_asked()
+        if request is not None:
+            asked.append(request.words[w.ASK_LONGEST_NS] // 10**9)
+            hook.tell(request.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        assert said[1] == f"a step takes 30000.0 ms now: {pace}"
+        return True
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed, named_seconds=named) == [("refused", "enough")]
+    assert asked[0] == longest_s
+    assert ("some 2 of 5 steps: 60 s hold no more" in hook.said) is named
+
+
 def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Hook) -> None:
     hook.ask(1)
     hook.bus.post(make_cancel(2, 1))

@@ -21,7 +21,7 @@ from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
-from tpmon.capture.plan import mean_call, mean_step, say_count
+from tpmon.capture.plan import mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
@@ -173,7 +173,8 @@ def capture_by_kineto(
             stack.callback(bus.close)
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
         timed = bus.count_timed_steps() if bus is not None else 0
-        asked, cut = fit_updates(asked, mean_call(bus.read_records()) if bus is not None else _NO_HOOK)
+        update_ms = mean_call(bus.read_records()) if bus is not None else _NO_HOOK
+        asked, cut = fit_updates(stretch_seconds(asked, [update_ms]), update_ms)
         window = KinetoWindow(
             client,
             asked,

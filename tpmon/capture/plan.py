@@ -34,6 +34,12 @@ for a core. Too short shows: a rank that was past the step cancels all, and noth
 _PROBE_NS = 200_000_000
 """How long the probe of a loop without steps records, in ns."""
 
+LONGEST_S = 600.0
+"""More seconds than these no hook grants a window."""
+
+_SLOWER = 1.5
+"""So much slower than now a loop may get in a window whose seconds nobody named: what records is slow."""
+
 _FASTER = 2.0
 """So much faster than now a loop may get in a window that its seconds end; its price is told for that."""
 
@@ -136,6 +142,15 @@ def fit_steps(asked: CaptureAsked, steps_ms: Sequence[Known[float]], faster: flo
     if not asked.by_seconds or not known:
         return asked
     return replace(asked, steps=min(asked.steps, math.ceil(faster * asked.seconds * 1e3 / min(known))))
+
+
+def stretch_seconds(asked: CaptureAsked, steps_ms: Sequence[Known[float]]) -> CaptureAsked:
+    """Give a window whose seconds nobody named what its steps take on the slowest rank, and some more."""
+    known = [ms for ms in steps_ms if is_known(ms)]
+    if asked.named_seconds or asked.timed or not known:
+        return asked
+    needed_s = _SLOWER * asked.steps * max(known) / 1e3
+    return replace(asked, seconds=min(max(asked.seconds, needed_s), LONGEST_S))
 
 
 def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple[int, int, float]]) -> float:

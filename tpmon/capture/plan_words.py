@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tpmon.capture.files import locate, read_free_bytes
 from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count, say_length
 from tpmon.hook import wire_capture
@@ -36,13 +38,7 @@ def say_plan(
     who = f"all {ranks} ranks here" if ranks > 1 else who
     each = " of each" if ranks > 1 else ""
     steps = say_length(asked, asked.steps)
-    recorded_ms = step_ms * asked.steps if is_known(step_ms) else 0.0
-    recorded_ms = min(recorded_ms, asked.seconds * 1e3) if asked.by_seconds else recorded_ms
-    pace = (
-        f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
-        if is_known(step_ms)
-        else f"how long a step takes is not known: {step_ms.reason}"
-    )
+    pace = _say_pace(asked, step_ms)
     if asked.kind is CaptureKind.SNAPSHOT:
         what = f"the CUDA allocator's history over {steps} of {who}"
         room = f"{_say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
@@ -90,6 +86,23 @@ def say_plan_of_kineto(
     return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
 
 
+def say_cut(asked: CaptureAsked, step_ms: Known[float]) -> str:
+    """Say that the seconds hold fewer steps than were asked for, "" where they hold them."""
+    if asked.by_seconds or not is_known(step_ms) or step_ms * asked.steps <= asked.seconds * 1e3:
+        return ""
+    held = max(math.ceil(asked.seconds * 1e3 / step_ms), 1)
+    return f"some {held} of {say_count(asked.steps, 'step')}: {asked.seconds:g} s hold no more"
+
+
+def _say_pace(asked: CaptureAsked, step_ms: Known[float]) -> str:
+    if not is_known(step_ms):
+        return f"how long a step takes is not known: {step_ms.reason}"
+    recorded_ms = min(step_ms * asked.steps, asked.seconds * 1e3)
+    cut = say_cut(asked, step_ms)
+    return (
+        f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
+        f"{f', {cut}' if cut else ''}"
+    )
 
 
 def _say_most_of_snapshot() -> str:

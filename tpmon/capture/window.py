@@ -38,8 +38,9 @@ from tpmon.capture.plan import (
     say_length,
     say_price,
     size_window,
+    stretch_seconds,
 )
-from tpmon.capture.plan_words import STAYS_SLOWER, say_plan
+from tpmon.capture.plan_words import STAYS_SLOWER, say_cut, say_plan
 from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
@@ -150,7 +151,7 @@ class Window:
         steps_ms = self._mean_steps()
         if is_known(self.asked.at):
             check_wait(self.asked.at, paces, steps_ms, _WAIT_S)
-        self.asked = fit_steps(self.asked, steps_ms)
+        self.asked = stretch_seconds(fit_steps(self.asked, steps_ms), steps_ms)
         plan = say_plan(
             self.asked,
             first.process.pid,
@@ -162,6 +163,8 @@ class Window:
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
         self._before = self._mean_steps()
+        if cut := say_cut(self.asked, steps_ms[0]):
+            self._say(cut)
         if self.asked.kind is not CaptureKind.TRACE:
             for line in plan[2:]:  # its price: no probe sizes it
                 self._say(line)

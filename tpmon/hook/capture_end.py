@@ -24,7 +24,7 @@ _LONGEST_SPARE_NS = 120_000_000_000
 def choose_spare_ns(request: Request, steps: Counts) -> int:
     """Return how long a step may take whose end is waited for when the time is over: some mean steps."""
     words = request.words
-    if is_timed(request) or words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+    if is_timed(request):
         return 0
     if steps.rule == wire.RULE_BATCH:
         ended = steps.eval_steps
@@ -96,7 +96,8 @@ def judge_recording(request: Request, bounds: Bounds, now: int, done: int, ended
     if timed:
         return End(wire_capture.STATE_VERIFIED)
     if words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
-        return End(wire_capture.STATE_FAILED, describe_excess(request, "it did not end in time"))
+        longest_s = words[wire_capture.ASK_LONGEST_NS] / 1e9
+        return End(wire_capture.STATE_FAILED, f"one step takes longer than {longest_s:g} s: see --seconds")
     if ended:
         return End(wire_capture.STATE_VERIFIED, f"the time asked for ran out after {done} of {steps} steps")
     reason = "the time ran out within a step: validation, or a stall"

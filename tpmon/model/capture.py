@@ -46,7 +46,8 @@ class CaptureKind(str, Enum):
 class CaptureAsked:
     """Hold what is asked for; ``at`` is the step to begin with, ``seconds`` bounds the window in time.
 
-    ``by_seconds``: they alone were asked for, and ``steps`` is only the most that there may be.
+    ``by_seconds``: they alone were asked for, and ``steps`` is only the most that there may be. They are not
+    ``named_seconds`` where nobody asked for them: then they may be more, for steps that are slow.
     """
 
     kind: CaptureKind
@@ -59,6 +60,7 @@ class CaptureAsked:
     folder: str
     timed: bool = False
     by_seconds: bool = False
+    named_seconds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
