@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.hooks import find_page
 from tpmon.hook import wire
 from tpmon.hook.pages import Pages
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -191,6 +192,21 @@ def test_a_program_that_was_replaced_has_no_hook_any_more(reader: StepReader) ->
         for _ in range(3):
             last = reader.read_steps([job.identity])[job.identity]
         assert last == Missing(NO_HOOK)
+
+
+def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(7)")
+        assert read(reader, job.identity).counts.steps == 6
+        page = find_page(job.pid)
+        again = DRIVEN + "train(3)\nprint('done', flush=True)" + SERVE
+        job.do(f"os.execv(sys.executable, [sys.executable, '-c', {again!r}])")
+        assert find_page(job.pid) == page, "the same number, of another page"
+        for _ in range(3):
+            last = read(reader, job.identity)
+        assert last.counts.steps == 2
+        job.do("train(2)")
+        assert read(reader, job.identity).counts.steps == 4
 
 
 def test_an_error_of_the_hook_is_read(reader: StepReader) -> None:

@@ -9,6 +9,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from tpmon.hook import wire
@@ -52,7 +53,7 @@ _LONGEST_WAIT_S = 30.0
 """Listing a process's descriptors takes 20 to 300 us; who has no hook now seldom gets one."""
 
 _CHECK_S = 10.0
-"""How often a page is asked whether its process still has it: a program may have exec'd."""
+"""How often a page is asked for: a program may have exec'd, and its hook has one of the same number."""
 
 _RULES = {
     wire.RULE_NONE: StepRule.NONE,
@@ -100,6 +101,7 @@ class _Open:
     mapped: mmap.mmap
     view: memoryview
     link: str
+    stat: os.stat_result
     header: wire.Header
     checked_at: float
     seen: Seen = Seen()
@@ -165,7 +167,7 @@ class StepReader:
         return reading
 
     def _is_gone(self, page: _Open, now: float) -> bool:
-        """Tell whether the process gave up its page: no descriptor, and nothing is written any more."""
+        """Tell whether the process gave up its page: another or none is there, and this one is quiet."""
         if now - page.checked_at < _CHECK_S:
             return False
         page.checked_at = now
@@ -173,7 +175,7 @@ class StepReader:
         quiet = event_ns == page.last_event_ns
         page.last_event_ns = event_ns
         try:
-            return quiet and os.readlink(page.link) != _LINK
+            return quiet and not os.path.samestat(os.stat(page.link), page.stat)
         except OSError:
             return quiet
 
@@ -205,12 +207,9 @@ class StepReader:
 
     def _confirm(self, process: Identity, page: _Open) -> _Open | Missing:
         """Make sure that the PID was not reused while its descriptors were read."""
-        try:
-            same = read_stat(process.pid, self._proc).start_ticks == process.start_ticks
-        except OSError:
-            same = False
-        if same:
-            return page
+        with suppress(OSError):
+            if read_stat(process.pid, self._proc).start_ticks == process.start_ticks:
+                return page
         page.close()
         return Missing("the process is gone")
 
@@ -239,14 +238,15 @@ def _map(link: str, now: float) -> _Open:
     descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.
-        if os.fstat(descriptor).st_size < wire.TELEMETRY_BYTES or not _is_size_sealed(descriptor):
+        told = os.fstat(descriptor)
+        if told.st_size < wire.TELEMETRY_BYTES or not _is_size_sealed(descriptor):
             raise wire.NotABusError("not sealed")
         mapped = mmap.mmap(descriptor, wire.TELEMETRY_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
     finally:
         os.close(descriptor)
     view = memoryview(mapped)
     try:
-        return _Open(mapped, view, link, wire.parse_header(view), now)
+        return _Open(mapped, view, link, told, wire.parse_header(view), now)
     except ValueError:
         view.release()
         mapped.close()
