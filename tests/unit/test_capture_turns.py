@@ -383,6 +383,45 @@ def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) 
     assert "waits for the first step of the loop" in hook.said
 
 
+def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hook) -> None:
+    """Of 32 parts of 2 s the first update comes after a minute."""
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        parts = int(hook.asleep / 20)
+        if hook.asleep % 20 == 0 and parts <= 32:
+            hook.live(wire.LIVE_BACKWARD_ENDED, parts)
+            hook.steps = int(parts == 32)
+            hook.record(BATCHES=parts, BACKWARDS=parts)
+        asked = hook.bus.read_asked()
+        if asked is not None and not kinds:
+            kinds.append(asked.words[w.ASK_OPTIONS])
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert (kinds, hook.steps) == ([0], 1)
+
+
+def test_backwards_of_one_batch_without_end_are_taken_by_time(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bus, "wake", lambda _: True)
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        hook.record(BATCHES=1, BACKWARDS=hook.asleep)
+        asked = hook.bus.read_asked()
+        if asked is not None and not kinds:
+            kinds.append(asked.words[w.ASK_OPTIONS])
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert kinds == [w.OPTION_TIMED]
+
+
 def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

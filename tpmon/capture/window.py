@@ -21,6 +21,7 @@ from tpmon.capture.ends import (
     judge_turn,
     unfinish,
 )
+from tpmon.capture.first_step import FirstStep
 from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
     Pace,
@@ -45,7 +46,7 @@ from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
-from tpmon.hook import wire, wire_capture
+from tpmon.hook import wire_capture
 from tpmon.model.capture import (
     CaptureAsked,
     CaptureKind,
@@ -61,9 +62,6 @@ _EVERY_S = 0.02
 
 _DISCOVER_S = 5.0
 """A loop that ends no step for so long, and never ended one, may be one without steps."""
-
-_STEPLESS_BACKWARDS = 3
-"""It is one where so many backwards were seen meanwhile; else it compiles or loads within its first step."""
 
 _WAKE_AGAIN_S = 0.5
 """A hook that just ends another recording passes a signal by: until it takes the request it is sent again."""
@@ -215,18 +213,18 @@ class Window:
             UsageError: where none came in time.
         """
         began = time.monotonic()
-        backwards: list[set[int]] = [set() for _ in self.buses]
+        loops = [FirstStep(bus) for bus in self.buses]
         while True:
             if ended := self._find_ended():
                 return ended
-            for bus, seen in zip(self.buses, backwards, strict=True):
-                seen.add(wire.parse_live(bus.page)[wire.LIVE_BACKWARD_ENDED])
-            if all(is_known(parse_pace(bus.read_records())) for bus in self.buses):
+            for loop in loops:
+                loop.look()
+            if all(loop.has_ended() for loop in loops):
                 return None
             waited = time.monotonic() - began
             if self._stopped():
                 return self._end_all(CaptureState.CANCELLED, UNWANTED)
-            if waited > _DISCOVER_S and any(len(seen - {0}) >= _STEPLESS_BACKWARDS for seen in backwards):
+            if waited > _DISCOVER_S and any(loop.ends_none() for loop in loops):
                 return None
             if waited > _WAIT_S:
                 raise UsageError(
