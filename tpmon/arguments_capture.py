@@ -40,9 +40,11 @@ def add_capture(
     capture.add_argument("--all-ranks", help="the same steps of every rank on this machine", **switch)
     steps_help = "steps to record (default: 5; with --seconds alone as many as end in it, 1000 at most)"
     capture.add_argument("--steps", metavar="N", help=steps_help, **own)
-    at_help = "begin when this step begins: within ten minutes from now"
     seconds_help = "end the window after so long (default: 60, or more where the steps need it)"
     capture.add_argument("--seconds", metavar="S", help=seconds_help, **own)
+    at_help = (
+        "begin when this step begins, counted since this process began, as tpmon shows: within ten minutes"
+    )
     capture.add_argument("--at", metavar="STEP", help=at_help, **own)
     capture.add_argument("--stacks", dest="with_stacks", help="with Python stacks: larger, slower", **switch)
     capture.add_argument(

@@ -151,7 +151,8 @@ def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid
         planned.append(stage)
         return False
 
-    with pytest.raises(UsageError, match="step 20,000 is about 33m17s away"):
+    away = "step 20,000 is about 33m17s away, the loop is at step 30 of this process: a request waits 10 min"
+    with pytest.raises(UsageError, match=away):
         hook.lead(agreed=agreed, at=20_000)
     assert (planned, hook.asleep, hook.bus.read_asked_number()) == ([], 0, 0)
     hook.lead(lambda: planned != [], agreed, at=5000)

@@ -103,7 +103,8 @@ def check_wait(start: int, paces: Sequence[Pace], steps_ms: Sequence[Known[float
     wait_s = min(waits, default=0.0)
     if wait_s > most_s:
         raise UsageError(
-            f"step {start:,} is about {format_seconds(wait_s)} away: a request waits {most_s / 60:.0f} min",
+            f"step {start:,} is about {format_seconds(wait_s)} away, the loop is at step"
+            f" {max(pace.steps for pace in paces):,} of this process: a request waits {most_s / 60:.0f} min",
             f"ask within {most_s / 60:.0f} min of it",
         )
 
