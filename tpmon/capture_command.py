@@ -31,7 +31,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
-from tpmon.probe.in_front import read_ancestors, stays_slower, uses_cuda
+from tpmon.probe.in_front import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
 from tpmon.probe.job import Job, Member
 from tpmon.probe.memory_left import read_memory_left
 from tpmon.probe.restart import is_armed, write_restart
@@ -49,7 +49,10 @@ _WARNS = (
     " allocated before"
 )
 _AROUND = Around(
-    watch=lambda process: watch_clocks([process]), memory_left=read_memory_left, stays_slower=stays_slower
+    watch=lambda process: watch_clocks([process]),
+    memory_left=read_memory_left,
+    stays_slower=stays_slower,
+    runs_cuda_11=runs_cuda_11,
 )
 
 

@@ -28,7 +28,7 @@ from tpmon.model.capture_choice import (
     refuse,
 )
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.in_front import read_ancestors, stays_slower, uses_cuda
+from tpmon.probe.in_front import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
 from tpmon.report.capture import write_capture_line
 
 TRACE, SNAPSHOT, NSYS = CaptureKind.TRACE, CaptureKind.SNAPSHOT, CaptureKind.NSYS_RANGE
@@ -186,6 +186,27 @@ def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> 
         environ.write_bytes(text)
         assert stays_slower(7, str(tmp_path)) is slower
     assert not stays_slower(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("library", "is_of_11"),
+    [
+        ("/venv/nvidia/cuda_runtime/lib/libcudart.so.11.0", True),
+        ("/venv/torch/lib/libcudart-d0da41ae.so.11.0", True),
+        ("/conda/lib/libcudart.so.11.8.89", True),
+        ("/venv/nvidia/cuda_runtime/lib/libcudart.so.12", False),
+        ("/venv/nvidia/cufft/lib/libcufft.so.11", False),
+        ("/venv/nvidia/cusolver/lib/libcusolver.so.11", False),
+    ],
+)
+def test_cuda_11_is_told_by_the_runtime_that_is_loaded(tmp_path: Path, library: str, is_of_11: bool) -> None:
+    maps = tmp_path / "7" / "maps"
+    maps.parent.mkdir()
+    maps.write_text(
+        f"7f00-7f01 r--p 00000000 08:01 42 /usr/lib/libc.so.6\n7f02-7f03 r--p 0 08:01 43 {library}\n"
+    )
+    assert runs_cuda_11(7, str(tmp_path)) is is_of_11
+    assert not runs_cuda_11(8, str(tmp_path))
 
 
 def test_of_several_ranks_one_line_names_the_folder_that_a_screen_shows() -> None:

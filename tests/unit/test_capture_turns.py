@@ -17,6 +17,7 @@ from tpmon import capture_command, config
 from tpmon.capture import kineto_capture, ranks, window
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
+from tpmon.capture.first_step import FirstStep
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
 from tpmon.capture.plan_words import STAYS_SLOWER
@@ -24,7 +25,7 @@ from tpmon.capture.talk import NO_ANSWER, Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
-from tpmon.hook import wire
+from tpmon.hook import ends, wire
 from tpmon.hook import wire_capture as w
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import Missing
@@ -402,6 +403,18 @@ def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hoo
     hook.each = go_on
     assert hook.lead() == [("refused", "enough")]
     assert (kinds, hook.steps) == ([0], 1)
+
+
+def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook: Hook) -> None:
+    loop = FirstStep(hook.bus)
+    for part in (1, 2, 3):
+        hook.live(wire.LIVE_BACKWARD_ENDED, part)
+        loop.look()
+    most = wire.BACKWARDS_WITHOUT_UPDATE
+    assert most == ends._BACKWARDS_WITHOUT_UPDATE
+    for batches, backwards, none in ((most - 1, most - 1, False), (most, most, True), (0, 3, True)):
+        hook.record(BATCHES=batches, BACKWARDS=backwards)
+        assert loop.ends_none() is none
 
 
 def test_backwards_of_one_batch_without_end_are_taken_by_time(

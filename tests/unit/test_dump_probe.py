@@ -313,6 +313,27 @@ def test_a_stack_that_is_lost_each_time_is_not_known(tmp_path):
         assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
 
 
+def test_a_stack_that_is_lost_each_time_is_no_reason_for_a_stop(tmp_path):
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{EMPTY % (one.pid, one.pid)}'")
+        look = read_one(one.pid, block=True, spy=lambda: fake)
+        assert (look.errors, look.paused_ms) == ((), 0.0)
+        assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
+    assert ["--nonblocking" in line for line in tried.read_text().splitlines()] == [True] * 3
+
+
+def test_a_thread_that_waits_with_the_interpreters_lock_and_no_frame_has_lost_none(tmp_path):
+    """One of C++ that took the lock, and runs no Python."""
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        text = EMPTY.replace('"active": true', '"active": false') % (one.pid, one.pid)
+        fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{text}'")
+        look = read_one(one.pid, block=True, spy=lambda: fake)
+        assert main_of(look.processes[0]).frames == ()
+    assert len(tried.read_text().splitlines()) == 1
+
+
 def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
     """The first try fails for one that cannot be read without a stop; --block then stops it."""
     text = 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; *) exec $PYSPY "$@";; esac'

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -17,12 +20,14 @@ from tests.unit.test_stacks import collect, sampling, subject
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
 from tpmon.model.sample import SampleReading, SampleRequest
-from tpmon.probe import dump, spy_failure
+from tpmon.probe import dump, sample, spy_failure
 from tpmon.probe.dump import Depth, Dumper
 from tpmon.probe.other_spies import Spy, parse_length
 from tpmon.probe.procread import read_stat
 from tpmon.probe.sample import Sampler
-from tpmon.probe.spy_failure import find_obstacle, find_sleeper, patience_s
+from tpmon.probe.sample_tally import Tally
+from tpmon.probe.spy_failure import Failure, find_obstacle, find_sleeper, patience_s
+from tpmon.probe.stack_child import Outcome, SpyChild
 
 ASLEEP = """
 import ctypes, platform
@@ -132,6 +137,43 @@ def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
     assert not thread.is_alive()
     assert got[0].errors == ()
     assert got[0].processes[0].looks > 0
+
+
+@contextmanager
+def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
+    """Give what holds a sampler until the block is left, or ends it."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(sampler.hold()) if is_held else sampler.finish()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(monkeypatch, is_held):
+    def begin(*_: object) -> Outcome:
+        raise AssertionError("py-spy was started")
+
+    monkeypatch.setattr(SpyChild, "run", begin)
+    sampler = Sampler(lambda: (), SampleRequest())
+    with ending(sampler, is_held=is_held) as end:
+        monkeypatch.setattr(sample, "read_thread", lambda *_: end())
+        answer = sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1)
+    assert isinstance(answer, Failure)
+    assert answer.kind is (ErrorKind.BUSY if is_held else ErrorKind.LATE)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end(monkeypatch, is_held):
+    run, outcomes = SpyChild.run, []
+
+    def begin(spy: SpyChild, *_: object) -> Outcome:
+        end()
+        outcomes.append(run(spy, ("/bin/sleep", "60"), 5))
+        return outcomes[-1]
+
+    monkeypatch.setattr(SpyChild, "run", begin)
+    sampler = Sampler(lambda: (), SampleRequest())
+    with ending(sampler, is_held=is_held) as end:
+        assert isinstance(sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1), Failure)
+    assert [(one.status, one.late) for one in outcomes] == [(-signal.SIGKILL, False)]
 
 
 def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():

@@ -17,6 +17,7 @@ from tpmon.probe.dump_text import (
     NATIVE_CHARS,
     VALUE_CHARS,
     DumpedStack,
+    is_torn,
     parse_dump,
     shorten_native,
 )
@@ -64,6 +65,21 @@ def test_variables_belong_to_their_frame_and_only_where_there_are_some():
     assert parse_one(frame("alone")).locals is NOT_APPLICABLE
     assert parse_one(frame("alone"), owns_gil=True).holds_gil is True
     assert parse_one(frame("alone"), owns_gil="yes").holds_gil is NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("told", "torn"),
+    [
+        ({"owns_gil": True, "active": True}, True),
+        ({"owns_gil": True}, True),
+        ({"owns_gil": True, "active": False}, False),
+        ({"owns_gil": False, "active": True}, False),
+        ({"active": True}, False),
+    ],
+)
+def test_a_stack_is_lost_where_who_runs_with_the_interpreters_lock_has_none(told, torn):
+    assert is_torn([parse_one(**told)]) is torn
+    assert not is_torn([parse_one(frame("alone"), **told)])
 
 
 def test_of_more_threads_than_are_kept_the_main_one_and_the_loop_are_kept_wherever_they_are_listed():
@@ -157,6 +173,7 @@ _KEYS = st.sampled_from(
         "thread_name",
         "os_thread_id",
         "owns_gil",
+        "active",
     ]
 )
 _ANY = st.recursive(

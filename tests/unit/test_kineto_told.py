@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.unit.test_capture_plan import ASKED
 from tpmon.capture import kineto_capture
 from tpmon.capture.conditions import to_conditions
 from tpmon.capture.kineto_capture import (
+    Around,
     Kept,
     Told,
     fit_updates,
@@ -23,13 +25,16 @@ from tpmon.capture.kineto_capture import (
     list_ends,
     mark_steps,
     name_file,
+    try_kineto,
 )
 from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_window import Recorded
+from tpmon.errors import UsageError
 from tpmon.hook import conditions as hook_conditions
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity
 from tpmon.trace.conditions import read_conditions
 from tpmon.trace.read import read_trace
 from tpmon.trace.summary import summarize
@@ -257,3 +262,30 @@ def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
     fit, told = fit_updates(replace(ASKED, **asked), step_ms)
     assert (fit.steps, told[: len(said)]) == (updates, said)
     assert (told == "") is (said == "")
+
+
+@pytest.mark.parametrize("of_11", [True, False])
+@pytest.mark.parametrize("hooked", [True, False])
+def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(
+    monkeypatch: pytest.MonkeyPatch, of_11: bool, hooked: bool
+) -> None:
+    me, said = Identity(7, 1), []
+    bus = SimpleNamespace(close=lambda: None) if hooked else None
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=True))
+    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
+    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
+    around = Around(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
+
+    def ask() -> object:
+        return try_kineto(me, 0, ASKED, "x", said.append, stopped=lambda: False, around=around)
+
+    if not of_11:
+        assert ask() == "recorded"
+    elif hooked:
+        assert ask() is None
+        assert said == [
+            "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
+        ]
+    else:
+        with pytest.raises(UsageError, match="CUDA 11 is loaded: a profile can hang or crash CUDA graphs"):
+            ask()

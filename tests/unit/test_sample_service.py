@@ -152,6 +152,20 @@ def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within():
     assert bench.made[0].ends == ["hold", "go on", "finish"]
 
 
+def test_what_was_sampled_stays_where_the_next_sampling_is_refused():
+    bench = Bench()
+    first = SampleRequest(seconds=3)
+    bench.service.ask(first)
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    with bench.service.hold():
+        bench.service.ask(SampleRequest(everyone=True))
+    assert bench.service.state == SampleState(first, WHOLE, running=False, refused=HELD)
+    bench.members.clear()
+    bench.service.ask(SampleRequest())
+    assert bench.service.state == SampleState(first, WHOLE, running=False, refused=NOBODY)
+
+
 def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good():
     bench = Bench()
     bench.service.finish()

@@ -406,6 +406,15 @@ def test_one_run_after_a_stop_ends_at_once():
     assert not outcome.late
 
 
+def test_one_that_was_to_finish_for_good_before_it_began_ends_at_once():
+    spy = SpyChild()
+    spy.finish()
+    assert spy.run(("/bin/true",), 20).status == 0, "the next slice is not the one that was to finish"
+    spy.finish(for_good=True)
+    outcome = spy.run(("/bin/sleep", "60"), 5)
+    assert (outcome.status, outcome.late) == (-signal.SIGKILL, False)
+
+
 def test_the_cost_of_ended_children_stays_counted():
     spy = SpyChild()
     busy = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"

@@ -10,9 +10,6 @@ from tpmon.model.known import is_known
 _LEAST_BACKWARDS = 3
 """A loop ends no step where so many backwards were seen; else it compiles or loads within its first one."""
 
-_MOST_PARTS = 64
-"""Batches with a backward that may be parts of one step: of more the hook ends steps (``hook.ends``)."""
-
 
 class FirstStep:
     """Hold what was seen of one loop until its first step ended."""
@@ -31,9 +28,12 @@ class FirstStep:
         return is_known(parse_pace(self._bus.read_records()))
 
     def ends_none(self) -> bool:
-        """Tell whether backwards follow each other that are no parts of a step; those of batches may be."""
+        """Tell whether backwards follow each other that are no parts of a step.
+
+        Those of a DataLoader's batches may be, as long as the hook ends no step by them alone. Of other loops
+        no batch is seen, so that parts of a step look as steps that nothing ends.
+        """
         records = self._bus.read_records(1)
-        adds_up = bool(
-            records and records[-1][wire.REC_BATCHES] and records[-1][wire.REC_BACKWARDS] < _MOST_PARTS
-        )
+        most = wire.BACKWARDS_WITHOUT_UPDATE
+        adds_up = bool(records and records[-1][wire.REC_BATCHES] and records[-1][wire.REC_BACKWARDS] < most)
         return len(self._backwards - {0}) >= _LEAST_BACKWARDS and not adds_up

@@ -26,7 +26,7 @@ from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
-from tpmon.errors import TpmonError
+from tpmon.errors import TpmonError, UsageError
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
@@ -71,12 +71,14 @@ class Cards(Protocol):
 class Around:
     """Hold how the machine around a process is read: NVML around a window, and the memory left to it.
 
-    ``stays_slower`` tells of a PID whether a profile leaves launches so.
+    ``stays_slower`` tells of a PID whether a profile leaves launches so, ``runs_cuda_11`` whether it may be
+    one whose CUDA graphs do not bear a profile.
     """
 
     watch: Callable[[Identity], AbstractContextManager[Cards]]
     memory_left: Callable[[int], Known[int]]
     stays_slower: Callable[[int], bool]
+    runs_cuda_11: Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ def try_kineto(
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
     With a hook kineto records where the run was started for it. It records traces alone, from the next update
-    on: it can be told no step of the run.
+    on: it can be told no step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
+    do not bear that the profiler comes up.
 
     Raises:
         TakenError: where somebody else answers kineto, and there is no hook either.
-        UsageError: where not even one update fits into a window.
+        UsageError: where not even one update fits into a window, and for CUDA 11 without a hook.
     """
     client = find_client(process)
     if isinstance(client, Missing) or asked.kind is not CaptureKind.TRACE or is_known(asked.at):
@@ -134,6 +137,16 @@ def try_kineto(
         bus.close()
         if not client.is_ours:
             return None
+    if around.runs_cuda_11(process.pid):
+        if bus is None:
+            raise UsageError(
+                "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
+                "start the run again with this tpmon: tpmon run -- COMMAND",
+            )
+        tell(
+            "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
+        )
+        return None
     try:
         tell(f"back end: {BACKEND}")
         return capture_by_kineto(

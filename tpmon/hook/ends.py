@@ -25,14 +25,12 @@ _LONGEST_AHEAD_NS = 1_000_000_000
 _UPDATES_A_BATCH = 16
 """More updates than this after one batch: the loop does not train on the DataLoader (a GAN may)."""
 
-_BACKWARDS_WITHOUT_UPDATE = 64
-"""So many batches with a backward and no update since the start: no torch optimizer is at work."""
-
 _ALIKE = 3
 """So many steps running have as many batches without a backward: several DataLoaders feed each step."""
 
 _DATA_ENDED = wire.LIVE_DATA_ENDED
 _BY_UPDATE = wire.RULE_UPDATE
+_BACKWARDS_WITHOUT_UPDATE = wire.BACKWARDS_WITHOUT_UPDATE
 
 
 class Ends(Counts):

@@ -121,6 +121,9 @@ RULE_BACKWARD = 3
 RULE_BATCH = 4
 RULE_CALL = 5
 
+BACKWARDS_WITHOUT_UPDATE = 64
+"""So many batches with a backward and no update since the start: no torch optimizer is at work."""
+
 STATE_RUNNING = 1
 STATE_DISABLED = 2
 STATE_UNINSTALLED = 3

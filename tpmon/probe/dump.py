@@ -348,7 +348,8 @@ class Dumper:
             found = self._run(pid, (around.spy, *dump_arguments(pid, variables=depth.variables)))
             if not (found.torn if isinstance(found, Failure) else is_torn(found)):
                 return found
-        if not depth.may_stop(pid):
+        # A stack that is lost each time may be that of C++, which has no frame: no reason for a stop.
+        if not isinstance(found, Failure) or not depth.may_stop(pid):
             return found
         obstacle = find_sleeper(pid, self._proc)
         if obstacle is None and not depth.native:

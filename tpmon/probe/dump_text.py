@@ -44,9 +44,13 @@ _MOST_NESTED = 12
 
 @dataclass(frozen=True, slots=True)
 class DumpedStack(StackCount):
-    """Hold the stack of one thread; ``locals`` only where they were asked for."""
+    """Hold the stack of one thread; ``locals`` only where they were asked for.
+
+    ``active``: the kernel ran it right before its stack was read, or nobody told otherwise.
+    """
 
     locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
+    active: bool = True
 
 
 def _text(value: Any) -> str:
@@ -119,7 +123,8 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
     owns = thread.get("owns_gil")
     holds: Applicable[bool] = owns if isinstance(owns, bool) else NOT_APPLICABLE
     cut = make_frame(f"[{len(frames) - MAX_FRAMES + 1} frames left out]", CUT_FILE, 0)
-    return DumpedStack(tid, name, _cut_middle(frames, cut), 1, holds, found)
+    active = thread.get("active") is not False
+    return DumpedStack(tid, name, _cut_middle(frames, cut), 1, holds, found, active)
 
 
 def _cut_middle(frames: tuple[T, ...], cut: T) -> tuple[T, ...]:
@@ -149,8 +154,12 @@ def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
 
 
 def is_torn(stacks: Iterable[StackCount]) -> bool:
-    """Tell whether py-spy lost a stack while it read it: who holds the interpreter's lock has a frame.
+    """Tell whether py-spy lost a stack while it read it: who runs with the interpreter's lock has a frame.
 
     One in fifty such looks at a loop of short calls is empty (measured), and would show a thread that moves.
+    A thread of C++ that holds the lock and waits has none, and nothing of it was lost.
     """
-    return any(one.holds_gil is True and not one.frames for one in stacks)
+    return any(
+        isinstance(one, DumpedStack) and one.active and one.holds_gil is True and not one.frames
+        for one in stacks
+    )

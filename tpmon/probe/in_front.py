@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from tpmon.probe.procread import read_table
 from tpmon.probe.survey import ancestry
+
+_RUNTIME_11 = re.compile(r"/libcudart(-[0-9a-f]+)?\.so\.11(\.|$)")
+"""The runtime of CUDA 11, also as a wheel of torch names the one within it."""
 
 
 def read_ancestors(pid: int, proc: str = "/proc") -> list[list[str]]:
@@ -25,6 +30,15 @@ def uses_cuda(pid: int, proc: str = "/proc") -> bool:
             return any("/libcuda.so" in line for line in file)
     except OSError:
         return False  # the hook asks again from within
+
+
+def runs_cuda_11(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether the runtime of CUDA 11 is loaded, by the name of its file."""
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any(_RUNTIME_11.search(line.rstrip()) for line in file)
+    except OSError:
+        return False  # kineto of a process that cannot be read is asked for nothing
 
 
 def stays_slower(pid: int, proc: str = "/proc") -> bool:

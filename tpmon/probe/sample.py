@@ -137,7 +137,7 @@ class Sampler:
         with self._lock:
             self._holds += 1
             for child in self._children:
-                child.finish()
+                child.finish(for_good=True)
         try:
             yield
         finally:
@@ -151,7 +151,7 @@ class Sampler:
         self._finishing = True
         with self._lock:
             for child in self._children:
-                child.finish()
+                child.finish(for_good=True)
 
     def stop(self) -> None:
         """End now, from any thread, with every py-spy; never waits."""
@@ -282,24 +282,30 @@ class Sampler:
             time.sleep(HELD_S)
         answers.put((tally, answer))
 
+    def _admit(self, child: SpyChild) -> Failure | None:
+        """Add a child to those that a hold or an end reaches, or say why none may begin now."""
+        with self._lock:
+            if self._finishing:
+                return Failure(ErrorKind.LATE, "it was to begin at the end")
+            if self._holds:
+                return Failure(ErrorKind.BUSY, "a dump stops it now")
+            self._children.add(child)
+        return None
+
     def _sample(self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
         member = tally.member
         pid, tid = member.identity.pid, tally.loop_tid
         failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
         if failure is not None:
             return failure
-        if self._finishing:
-            return Failure(ErrorKind.LATE, "it was to begin at the end")
-        if self._holds:
-            return Failure(ErrorKind.BUSY, "a dump stops it now")
         request = self._request
         before = read_thread(pid, tid, self._proc)
         began_s = time.monotonic()
         arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
         limit_s = CPU_LIMIT_S + seconds  # one whose looks take all of their time is bounded by its deadline
         child = SpyChild()
-        with self._lock:
-            self._children.add(child)
+        if (failure := self._admit(child)) is not None:
+            return failure
         try:
             outcome = child.run((spy, *arguments), seconds + GRACE_S, limit_s)
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
@@ -50,7 +51,7 @@ class SampleService:
             return self._state
 
     def ask(self, request: SampleRequest) -> None:
-        """Start to sample, or say in ``state`` why not: one sampling at a time."""
+        """Start to sample, or say in ``state`` why not, beside what was sampled before: one at a time."""
         members = self._members() if self._enabled else ()
         fixed = fix_request(members, request)
         sampler: Sampler | None = None
@@ -63,7 +64,9 @@ class SampleService:
                 self._state = SampleState(request, NOTHING_YET, running=True, refused="")
             else:
                 refused = OFF if not self._enabled else HELD if self._holds else NOBODY
-                self._state = SampleState(request, NOTHING_YET, running=False, refused=refused)
+                nothing = SampleState(request, NOTHING_YET, running=False, refused="")
+                before = self._state if is_known(self._state) else nothing
+                self._state = replace(before, running=False, refused=refused)
         if sampler is not None:
             work = (request, sampler)
             threading.Thread(target=self._run, args=work, name="tpmon-sample-service", daemon=True).start()

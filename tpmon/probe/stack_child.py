@@ -175,9 +175,13 @@ class SpyChild:
         with self._lock:
             self._stopped = False
 
-    def finish(self) -> None:
-        """Ask a recording py-spy to end now and print what it has; it does at its next sample."""
+    def finish(self, *, for_good: bool = False) -> None:
+        """Ask a recording py-spy to end now and print what it has; it does at its next sample.
+
+        ``for_good``: one that is started later is killed, as after ``stop``.
+        """
         with self._lock:
+            self._stopped = self._stopped or for_good
             if self._pid:
                 _kill(self._pid, signal.SIGINT)
 
