@@ -24,12 +24,11 @@ from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
 from tpmon.model.dump_words import list_numbers, name_rank
+from tpmon.model.host import LOOPBACK
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.stacks import StackFrame
 
-_LOOPBACK = "lo"
-"""Between two addresses of one machine it carries what is sent, whichever they are."""
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
 
@@ -194,7 +193,7 @@ def may_run_elsewhere(scene: Scene) -> bool:
     """
     network = known_or(scene.frame.network, ())
     apart = bool(network) and all(
-        is_known(one.used_by_job) and (not one.used_by_job or one.interface == _LOOPBACK) for one in network
+        is_known(one.used_by_job) and (not one.used_by_job or one.interface == LOOPBACK) for one in network
     )
     return isinstance(scene.frame.target.world_size, Missing) and not apart
 
