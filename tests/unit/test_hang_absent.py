@@ -271,6 +271,7 @@ def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_
     finding = conclude(frames)
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 2)
     assert named(finding) == ["rank 0 (4000)", "rank 1 (4010)"]
+    assert not is_known(finding.pid), "it is no more"
     two = replace(gone, processes=(*gone.processes, make_process(4030, rank=3, local_rank=3)))
     several = [replace(two, taken=frames[0].taken, taken_ns=frames[0].taken_ns), *frames[1:]]
     several = [replace(one, target=replace(one.target, world_size=4)) for one in several]
@@ -282,7 +283,8 @@ def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_
 def test_all_ranks_in_one_collective_accuse_none_of_them():
     finding = conclude(stand(*(make_rank(rank) for rank in range(8)), world_size=8))
     assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
-    assert not is_known(finding.rank)
+    assert not any(map(is_known, (finding.rank, finding.pid, finding.where)))
+    assert "tpmon dump 4211 " in finding.try_, "of the job: none of them is named"
     assert len(named(finding)) == len(set(named(finding))) == 4
 
 
@@ -291,6 +293,7 @@ def test_of_two_collectives_the_smaller_part_is_named_and_of_equal_ones_none(apa
     ranks = [make_rank(n, frames=ALL_REDUCE if n < 8 - apart else BROADCAST) for n in range(8)]
     finding = conclude(stand(*ranks, world_size=8))
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", rank)
+    assert finding.pid == (4000 + 10 * rank if is_known(rank) else NOT_APPLICABLE)
     assert len(named(finding)) == len(set(named(finding))) == 4
     assert ("which the others wait for" in finding.try_) is is_known(rank)
 

@@ -274,7 +274,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
-        pid=seen.thread.pid,
+        pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
         rank=_find_rank(blame, process),
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
