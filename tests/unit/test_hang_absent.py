@@ -32,7 +32,7 @@ from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.collectives import RasReport
 from tpmon.model.host import NetworkSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
@@ -311,7 +311,14 @@ LAUNCHER = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank
         ((0, 3), (70, 70), False, True),
         ((0, 3), (70, 4000), False, True),
     ],
-    ids=["a container each", "two containers", "orphans", "a launcher", "a step of Slurm", "the first rank"],
+    ids=[
+        "a container each",
+        "two containers",
+        "of who knows whom",
+        "a launcher",
+        "a step of Slurm",
+        "the first rank",
+    ],
 )
 def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
     numbers, parents, launcher, told
@@ -324,6 +331,30 @@ def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
     finding = conclude(frames)
     assert (finding.kind is Kind.HUNG) is told
     assert ("have ended" in finding.summary) is told
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size", "words"),
+    [
+        ((0, 2), "3", "rank 1 has ended; "),
+        ((0, 1), "3", "rank 2 has ended; "),
+        ((0, 2), "2", "the one that is missing is elsewhere"),
+        ((0, 2), "", "the one that is missing is elsewhere"),
+        ((2,), "3", "the one that is missing is elsewhere"),
+    ],
+    ids=["a gap", "the last", "of two machines", "nobody says it", "a container of its own"],
+)
+def test_orphans_of_a_launcher_miss_a_rank_where_they_say_that_all_were_started_here(numbers, size, words):
+    local = (Setting("LOCAL_WORLD_SIZE", size),)
+    looks = [make_rank(number) for number in numbers]
+
+    def wait(seconds):
+        frames = stand(*looks, world_size=3, seconds=seconds, log_age_s=None)
+        those = [tuple(replace(one, environment=local) for one in frame.processes) for frame in frames]
+        return [replace(frame, processes=ranks) for frame, ranks in zip(frames, those, strict=True)]
+
+    assert (conclude(wait(45)).kind is Kind.HUNG) is ("ended" in words)
+    assert words in conclude(wait(310)).summary
 
 
 UNTOLD = Missing("no WORLD_SIZE in the start environment")

@@ -53,10 +53,19 @@ def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
 
     Ranks in a container each see none of the others, and the number of each looks like a gap before it.
     """
-    if any(one.role is Role.LAUNCHER for one in scene.frame.processes):
+    if _has_launcher(scene) or _is_job_local(scene, living):
         return True
     pids, parents = {one.pid for one in living}, {one.parent for one in living}
     return not pids.isdisjoint(parents) or (len(living) > 1 and len(parents) == 1 and 1 not in parents)
+
+
+def _has_launcher(scene: Scene) -> bool:
+    return any(one.role is Role.LAUNCHER for one in scene.frame.processes)
+
+
+def _is_job_local(scene: Scene, living: Sequence[ProcessSample]) -> bool:
+    """Tell whether several ranks say that all of the job were started here: their launcher may be gone."""
+    return len(living) > 1 and _tell_local_size(living) == scene.frame.target.world_size
 
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
@@ -65,8 +74,14 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
     torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
     variable alone tells nothing: some set it for ranks that run in other containers.
     """
-    if len(set(local)) < len(local) or all(one.role is not Role.LAUNCHER for one in scene.frame.processes):
+    if len(set(local)) < len(local) or not (_has_launcher(scene) or _is_job_local(scene, living)):
         return 0
+    size, world = _tell_local_size(living), scene.frame.target.world_size
+    return size if is_known(world) and size <= world else 0
+
+
+def _tell_local_size(living: Sequence[ProcessSample]) -> int:
+    """Return how many ranks run on this machine as all that say so say alike, 0 for none."""
     told = {
         one.value
         for process in living
@@ -75,9 +90,7 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
         if one.name == "LOCAL_WORLD_SIZE"
     }
     (value,) = told if len(told) == 1 else ("",)
-    size = int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
-    world = scene.frame.target.world_size
-    return size if is_known(world) and size <= world else 0
+    return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
 
 
 def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
