@@ -175,11 +175,16 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
     """
     watch = scene.watch
     waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
-    if blame.is_of_all or blame.seen.doing.wait is Wait.RANKS:
+    if _waits_with_others(blame):
         return waited_s
-    if blame.patience is not Patience.SURE:
+    if blame.patience in (*_MEANT, *_COMPUTES):
         return 0.0
     return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
+
+
+def _waits_with_others(blame: Blame) -> bool:
+    """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
+    return blame.is_of_all or blame.seen.doing.wait is Wait.RANKS
 
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
