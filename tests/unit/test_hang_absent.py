@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.collectives import reading
+from tests.collectives import make_group, make_record, reading
 from tests.dumps import (
     ALL_REDUCE,
     BACKWARD,
@@ -396,6 +396,52 @@ def test_which_of_them_writes_the_log_is_not_known_either():
     assert said(unsized(seconds=12, log_age_s=1900.0))[0] is not Kind.HUNG
     silent = SocketSample(6, 380.0, 390.0, 0, 0)
     assert said(unsized(seconds=12, sockets=silent))[0] is Kind.HUNG
+
+
+def odd_one():
+    """Make four ranks of which the last is in another collective."""
+    return [make_rank(number, frames=ALL_REDUCE if number < 3 else BROADCAST) for number in range(4)]
+
+
+def test_a_port_of_infiniband_tells_of_no_other_machine():
+    """NCCL holds it open on any host that has one."""
+    port = NetworkSample("mlx5_0/1", "ib", True, 0.0, 0.0, 0.0, 0.0)
+    finding = conclude(unsized(*odd_one(), seconds=40, network=(port, LOOPBACK)))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert said(unsized(*odd_one(), network=(port,)))[0] is not Kind.HUNG, "of others nothing was read"
+
+
+def test_the_one_in_another_collective_is_named_also_where_others_may_run_elsewhere():
+    assert said(unsized(*odd_one(), network=nic(used=True)))[0] is not Kind.HUNG
+    finding = conclude(unsized(*odd_one(), seconds=310, network=nic(used=True)))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert "or one elsewhere is missing" in finding.summary
+    assert said(unsized(*odd_one(), seconds=12, log_age_s=1900.0))[0] is not Kind.HUNG, "whose log is it?"
+
+
+def members(*numbers):
+    return reading(*(make_record(rank, make_group(3, 4, ranks=numbers)) for rank in (0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("told", "hung"),
+    [
+        (members(0, 1), True),
+        (members(0, 1, 2, 3), False),
+        (reading(ras=[replace(DEAD, processes=2, dead=0)]), True),
+        (reading(ras=[replace(DEAD, processes=4, dead=0)]), False),
+        (reading(), False),
+    ],
+    ids=["a record", "of two machines", "NCCL", "NCCL of two machines", "nothing"],
+)
+def test_what_counts_as_many_ranks_as_run_here_leaves_none_elsewhere(told, hung):
+    frames = [
+        replace(one, collectives=told) if is_known(one.rounds) else one
+        for one in unsized(seconds=40, network=nic(used=True))
+    ]
+    finding = conclude(frames)
+    assert (finding.kind is Kind.HUNG) is hung
+    assert not hung or "or one elsewhere is missing" not in finding.summary
 
 
 def test_of_ranks_of_an_unknown_number_those_here_are_named_as_soon_as_before():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.collectives import WORLD
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.frames import last_name
@@ -204,19 +205,37 @@ def may_run_elsewhere(scene: Scene) -> bool:
 
     A program that starts its ranks itself gives them no WORLD_SIZE. Those of several machines are connected.
     """
-    network = known_or(scene.frame.network, ())
+    if not isinstance(scene.frame.target.world_size, Missing) or _are_all_recorded(scene):
+        return False
+    # NCCL holds the ports of InfiniBand open on any host that has some.
+    network = [one for one in known_or(scene.frame.network, ()) if one.kind != "ib"]
     apart = bool(network) and all(
         is_known(one.used_by_job) and (not one.used_by_job or one.interface == LOOPBACK) for one in network
     )
-    return isinstance(scene.frame.target.world_size, Missing) and not apart
+    return not apart
+
+
+def _are_all_recorded(scene: Scene) -> bool:
+    """Tell whether the records of the job, or NCCL, count as many ranks as run here."""
+    calls = scene.watch.calls
+    if calls is None:
+        return False
+    groups = (group for record in calls.records for group in record.groups if group.description == WORLD)
+    sizes = [len(group.ranks) for group in groups if is_known(group.ranks)]
+    sizes += [report.processes for report in calls.ras if is_known(report.processes)]
+    return max(sizes, default=0) == len(scene.ranks)
 
 
 def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
-    """Give ranks of which all wait the time of a wait for another machine, where others may run there."""
+    """Give ranks of which all wait the time of a wait for another machine, where others may run there.
+
+    The one that is not where the others are stays the one to look at.
+    """
     if not may_run_elsewhere(scene) or _is_loss_told(scene):
         return blame
     text = f"{blame.text}; or one elsewhere is missing: how many ranks there are is not known"
-    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=True)
+    is_of_all = blame.is_of_all or blame.cause == "no-progress"
+    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=is_of_all)
 
 
 def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:

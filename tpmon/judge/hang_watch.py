@@ -154,7 +154,7 @@ def _judge(scene: Scene) -> Answer:
         awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
         awaits = awaits and quiet.own_s >= watch.hang_after_s
         # Which of the ranks is the first of all is not known either then.
-        logs = logs_here(scene) and not (blame.is_of_all and may_run_elsewhere(scene))
+        logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
         seconds = quiet.meant_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
