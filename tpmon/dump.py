@@ -24,7 +24,7 @@ from tpmon.judge.stack_tree import build_tree
 from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
-from tpmon.model.dump_words import list_numbers
+from tpmon.model.dump_words import TO_FILES, list_numbers, write_step
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
@@ -59,12 +59,11 @@ _BEGINS = b'{"schema":'
 """How a dump begins, and nothing within one."""
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
-_STEP = "srun --jobid=$SLURM_JOB_ID --overlap -N H -n H"
-"""A step beside those that hold all of a job, with a task on each of its H hosts."""
+_STEP = write_step("$SLURM_JOB_ID")
 _MIXED = (
     "tpmon dump PID --json makes one; srun cuts and mixes lines beyond 1,024 bytes, so add --label:"
     f" {_STEP} --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
-    f" {_STEP} --output=dump-%N-%t.json tpmon dump --job --json, then tpmon fold dump-*.json (H: the hosts)"
+    f" {_STEP} {TO_FILES}, then tpmon fold dump-*.json (H: the hosts)"
 )
 _RANK_DIGITS = 7
 PID_DIGITS = 10

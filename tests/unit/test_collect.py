@@ -28,6 +28,7 @@ from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.memory import PssRation
 from tpmon.probe.pace import Pace
 from tpmon.probe.stacks import StackSampler
+from tpmon.probe.step_pace import StepsRead
 from tpmon.probe.target import find_job
 
 TREE = Path(__file__).parent.parent / "budget" / "tree_program.py"
@@ -337,3 +338,9 @@ def test_stops_are_events_and_that_no_rank_is_left_is_the_first_fact(tree):
         frame = next_frame(collector)
         assert (frame.target.state, frame.target.local_ranks) == (TargetState.RUNNING, 0)
         assert frame.facts.startswith("no rank left · ")
+
+
+def test_the_hooks_may_tell_how_many_ranks_a_job_has(tree, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(StepsRead, "size_job", lambda self, told, here: 100 * told + here)
+    with collecting(tree.pid) as collector:
+        assert next_frame(collector, 0.0).target.world_size == 101

@@ -163,3 +163,27 @@ def test_a_thread_of_a_pool_is_idle_only_where_it_has_no_task(frames, words, wai
     assert doing.wait is wait
     shown = [one.text for one in collapse_frames(frames)]
     assert any("idle" in one for one in shown) is (wait is Wait.WORK)
+
+
+PROCESS = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)
+POOL = StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 125)
+REQUEST = StackFrame("get", f"{SITE}/requests/api.py", 73)
+
+
+@pytest.mark.parametrize(
+    ("frames", "idle"),
+    [
+        ((PROCESS, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)), True),
+        ((PROCESS, REQUEST), False),
+        ((PROCESS,), False),
+        ((POOL, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 367)), True),
+        ((POOL, REQUEST), False),
+        ((POOL,), False),
+        ((BOOT, POOL), True),
+    ],
+    ids=["executor", "its get", "its C", "pool", "the pool's get", "the pool's C", "a pool of threads"],
+)
+def test_a_pool_is_idle_at_its_own_queue_alone_and_not_in_whatever_is_called_get(frames, idle):
+    kind = ThreadKind.OTHER if frames[0] is BOOT else ThreadKind.MAIN
+    text = describe_stack(Role.HELPER, kind, frames).text
+    assert ("idle executor" in text or "process pool" in text) is idle

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.collectives import reading
+from tests.collectives import make_group, make_record, reading
 from tests.dumps import (
     ALL_REDUCE,
     BACKWARD,
@@ -32,7 +32,7 @@ from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.collectives import RasReport
 from tpmon.model.host import NetworkSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
@@ -271,6 +271,7 @@ def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_
     finding = conclude(frames)
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 2)
     assert named(finding) == ["rank 0 (4000)", "rank 1 (4010)"]
+    assert not is_known(finding.pid), "it is no more"
     two = replace(gone, processes=(*gone.processes, make_process(4030, rank=3, local_rank=3)))
     several = [replace(two, taken=frames[0].taken, taken_ns=frames[0].taken_ns), *frames[1:]]
     several = [replace(one, target=replace(one.target, world_size=4)) for one in several]
@@ -282,7 +283,8 @@ def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_
 def test_all_ranks_in_one_collective_accuse_none_of_them():
     finding = conclude(stand(*(make_rank(rank) for rank in range(8)), world_size=8))
     assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
-    assert not is_known(finding.rank)
+    assert not any(map(is_known, (finding.rank, finding.pid, finding.where)))
+    assert "tpmon dump 4211 " in finding.try_, "of the job: none of them is named"
     assert len(named(finding)) == len(set(named(finding))) == 4
 
 
@@ -291,6 +293,7 @@ def test_of_two_collectives_the_smaller_part_is_named_and_of_equal_ones_none(apa
     ranks = [make_rank(n, frames=ALL_REDUCE if n < 8 - apart else BROADCAST) for n in range(8)]
     finding = conclude(stand(*ranks, world_size=8))
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", rank)
+    assert finding.pid == (4000 + 10 * rank if is_known(rank) else NOT_APPLICABLE)
     assert len(named(finding)) == len(set(named(finding))) == 4
     assert ("which the others wait for" in finding.try_) is is_known(rank)
 
@@ -308,7 +311,14 @@ LAUNCHER = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank
         ((0, 3), (70, 70), False, True),
         ((0, 3), (70, 4000), False, True),
     ],
-    ids=["a container each", "two containers", "orphans", "a launcher", "a step of Slurm", "the first rank"],
+    ids=[
+        "a container each",
+        "two containers",
+        "of who knows whom",
+        "a launcher",
+        "a step of Slurm",
+        "the first rank",
+    ],
 )
 def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
     numbers, parents, launcher, told
@@ -321,6 +331,30 @@ def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
     finding = conclude(frames)
     assert (finding.kind is Kind.HUNG) is told
     assert ("have ended" in finding.summary) is told
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size", "words"),
+    [
+        ((0, 2), "3", "rank 1 has ended; "),
+        ((0, 1), "3", "rank 2 has ended; "),
+        ((0, 2), "2", "the one that is missing is elsewhere"),
+        ((0, 2), "", "the one that is missing is elsewhere"),
+        ((2,), "3", "the one that is missing is elsewhere"),
+    ],
+    ids=["a gap", "the last", "of two machines", "nobody says it", "a container of its own"],
+)
+def test_orphans_of_a_launcher_miss_a_rank_where_they_say_that_all_were_started_here(numbers, size, words):
+    local = (Setting("LOCAL_WORLD_SIZE", size),)
+    looks = [make_rank(number) for number in numbers]
+
+    def wait(seconds):
+        frames = stand(*looks, world_size=3, seconds=seconds, log_age_s=None)
+        those = [tuple(replace(one, environment=local) for one in frame.processes) for frame in frames]
+        return [replace(frame, processes=ranks) for frame, ranks in zip(frames, those, strict=True)]
+
+    assert (conclude(wait(45)).kind is Kind.HUNG) is ("ended" in words)
+    assert words in conclude(wait(310)).summary
 
 
 UNTOLD = Missing("no WORLD_SIZE in the start environment")
@@ -362,6 +396,52 @@ def test_which_of_them_writes_the_log_is_not_known_either():
     assert said(unsized(seconds=12, log_age_s=1900.0))[0] is not Kind.HUNG
     silent = SocketSample(6, 380.0, 390.0, 0, 0)
     assert said(unsized(seconds=12, sockets=silent))[0] is Kind.HUNG
+
+
+def odd_one():
+    """Make four ranks of which the last is in another collective."""
+    return [make_rank(number, frames=ALL_REDUCE if number < 3 else BROADCAST) for number in range(4)]
+
+
+def test_a_port_of_infiniband_tells_of_no_other_machine():
+    """NCCL holds it open on any host that has one."""
+    port = NetworkSample("mlx5_0/1", "ib", True, 0.0, 0.0, 0.0, 0.0)
+    finding = conclude(unsized(*odd_one(), seconds=40, network=(port, LOOPBACK)))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert said(unsized(*odd_one(), network=(port,)))[0] is not Kind.HUNG, "of others nothing was read"
+
+
+def test_the_one_in_another_collective_is_named_also_where_others_may_run_elsewhere():
+    assert said(unsized(*odd_one(), network=nic(used=True)))[0] is not Kind.HUNG
+    finding = conclude(unsized(*odd_one(), seconds=310, network=nic(used=True)))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert "or one elsewhere is missing" in finding.summary
+    assert said(unsized(*odd_one(), seconds=12, log_age_s=1900.0))[0] is not Kind.HUNG, "whose log is it?"
+
+
+def members(*numbers):
+    return reading(*(make_record(rank, make_group(3, 4, ranks=numbers)) for rank in (0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("told", "hung"),
+    [
+        (members(0, 1), True),
+        (members(0, 1, 2, 3), False),
+        (reading(ras=[replace(DEAD, processes=2, dead=0)]), True),
+        (reading(ras=[replace(DEAD, processes=4, dead=0)]), False),
+        (reading(), False),
+    ],
+    ids=["a record", "of two machines", "NCCL", "NCCL of two machines", "nothing"],
+)
+def test_what_counts_as_many_ranks_as_run_here_leaves_none_elsewhere(told, hung):
+    frames = [
+        replace(one, collectives=told) if is_known(one.rounds) else one
+        for one in unsized(seconds=40, network=nic(used=True))
+    ]
+    finding = conclude(frames)
+    assert (finding.kind is Kind.HUNG) is hung
+    assert not hung or "or one elsewhere is missing" not in finding.summary
 
 
 def test_of_ranks_of_an_unknown_number_those_here_are_named_as_soon_as_before():

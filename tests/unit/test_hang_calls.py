@@ -137,6 +137,19 @@ def test_the_wait_of_the_others_is_not_charged_to_who_came_just_now_to_where_it_
     assert conclude(with_records(locked, *records), **seen).kind is not Kind.HUNG, "it got on until then"
 
 
+@pytest.mark.parametrize("waits_for", ["lock with a time-out (futex)", "sleep"])
+def test_a_record_dates_a_wait_that_may_end_by_itself_too(waits_for):
+    long_ago = [make_call(4, ago_s=320.0, timeout_s=7200.0)]
+    records = (make_record(0, make_group(3, 4, long_ago, **PAIR)), ONE_MISSING[1])
+    naps = make_rank(1, NCCL, frames=IN_LOCK, waits_for=waits_for)
+    frames = with_records(stand(WAITS, naps, seconds=15, world_size=2, log_age_s=None), *records)
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 1)
+    moved = RankMemory(4010, 100, begun_ns=NOW_NS - 200 * SECOND, moved_ns=NOW_NS - 16 * SECOND)
+    seen = {"ranks": (moved,), "begun_ns": NOW_NS - 200 * SECOND}
+    assert conclude(frames, **seen).kind is not Kind.HUNG, "it got on until then"
+
+
 def test_calls_that_do_not_fit_are_told_where_all_ranks_wait():
     other = make_record(1, make_group(3, 4, [make_call(4, "broadcast")], **PAIR))
     finding = conclude(with_records(pair(WAITS, make_rank(1, NCCL)), ONE_MISSING[0], other))

@@ -271,6 +271,32 @@ def test_who_is_not_with_those_that_spin_over_unread_cards_is_named_as_soon_as_a
     assert finding.summary.startswith("3 of 4 ranks wait in ")
 
 
+IN_NUMPY = (*ITEM, StackFrame("svd", f"{SITE}/numpy/linalg/_linalg.py", 1800))
+IN_TORCH = (*ITEM, StackFrame("_wrapped_call_impl", f"{SITE}/torch/nn/modules/module.py", 1780))
+IN_FRAMEWORK = (*ITEM, StackFrame("has_overflow", f"{SITE}/deepspeed/runtime/utils.py", 190))
+
+
+@pytest.mark.parametrize(
+    ("stack", "holds_gil", "computes"),
+    [
+        (IN_NUMPY, True, True),
+        (IN_NUMPY, False, True),
+        (IN_TORCH, True, True),
+        (IN_TORCH, False, False),
+        (IN_FRAMEWORK, False, False),
+    ],
+    ids=["numpy with the lock", "numpy", "torch with the lock", "torch", "a framework"],
+)
+def test_who_computes_himself_over_unread_cards_is_who_the_others_wait_for(stack, holds_gil, computes):
+    waits = [make_rank(rank, replace(NCCL, tid=9000 + rank)) for rank in range(3)]
+    odd = make_rank(3, replace(NCCL, tid=9003), frames=stack, holds_gil=holds_gil, **RUNS)
+    frames = stand(*waits, odd, world_size=4, seconds=310, log_age_s=None)
+    finding = conclude(sample(frames, odd.pid, stack))
+    assert finding.kind is Kind.HUNG
+    assert finding.summary.startswith("3 of 4 ranks wait in " if computes else "all 4 ranks wait ")
+    assert (finding.rank == 3) is computes
+
+
 def test_ranks_without_threads_of_nccl_compute_themselves():
     ranks = [replace(one, threads=one.threads[:1]) for one in blind(0, 1)]
     frames = stand(*ranks, world_size=2, seconds=310, log_age_s=None)

@@ -330,6 +330,18 @@ def test_a_process_of_a_pool_at_a_task_of_a_library_has_not_lost_its_result(loop
     assert "the result was lost" not in finding.summary
 
 
+@pytest.mark.parametrize(
+    "stack",
+    [(POOL_LOOPS[0][0], StackFrame("get", f"{SITE}/diskcache/core.py", 1135)), (POOL_LOOPS[1][0],)],
+    ids=["called get", "a call of C by apply_async"],
+)
+def test_nor_has_one_at_a_task_that_is_called_get_or_that_the_loop_calls_itself(stack):
+    reads = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
+    main = make_rank(0, frames=RESULT, waits_for="lock or queue (futex)")
+    finding = conclude(stand(main, _child(4500, "train.py", *stack, **reads), seconds=45, log_age_s=None))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "blocked-io")
+
+
 @pytest.mark.parametrize("loop", POOL_LOOPS, ids=["executor", "pool"])
 def test_a_process_of_a_pool_that_waits_for_a_task_has(loop):
     get = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)

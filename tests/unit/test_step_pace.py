@@ -278,3 +278,20 @@ def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(
     assert (second.step, second.step_age_s) == (Missing("not permitted"), Missing("not permitted"))
     assert read.source == "the hook's page in 1 of 2 ranks"
     assert told(read.steps).samples_hz == pytest.approx(320)
+
+
+def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    monkeypatch.setattr(
+        probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, loop.read(world_size=4))
+    )
+    read = probe.read([make_process()])
+    untold = Missing("no WORLD_SIZE in the start environment")
+    assert read.size_job(untold, 4) == 4
+    assert read.size_job(2, 2) == 2, "as it was started"
+    assert read.size_job(untold, 8) == untold, "a group of some of them"
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
+    assert probe.read([make_process()]).size_job(untold, 4) == untold

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tpmon.judge.advice_sizing import LEAST_WORKER_CORES, ROUNDING_CORES, limit_growth, propose_workers
 from tpmon.judge.advice_thaw import write_thaw
+from tpmon.model.dump_words import TO_FILES, write_step
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stops import Freezer, Tracer
@@ -254,7 +255,7 @@ def _dump_all_hosts(facts: Facts) -> str:
     job = facts.slurm_job
     return (
         "# in a folder that all hosts share and that holds no older dump\n"
-        f"srun --jobid={job} --overlap -N H -n H --output=dump-%N-%t.json tpmon dump --job --json\n"
+        f"{write_step(job)} {TO_FILES}\n"
         f"# H: its hosts, as squeue -h -j {job} -o %D counts them"
     )
 

@@ -40,7 +40,8 @@ SILENT_S = 30.0
 """A log that was written since is that of a job that runs: its ranks meet in collectives all the time."""
 CLOCKS_S = 60.0
 """By how much the clocks of two machines may differ."""
-_WORLD = "default_pg"
+WORLD = "default_pg"
+"""What torch calls the group of all ranks of a job."""
 _CAUSES = tuple(CollectiveCause)
 
 
@@ -196,7 +197,7 @@ def _list_members(seats: Mapping[int, _Seat], world_size: Applicable[int]) -> se
     for seat in seats.values():
         if is_known(seat.group.ranks):
             members |= set(seat.group.ranks)
-        elif seat.group.description == _WORLD and is_known(world_size):
+        elif seat.group.description == WORLD and is_known(world_size):
             members |= set(range(min(world_size, MOST_RANKS)))
     return members
 

@@ -312,7 +312,8 @@ EXPLANATIONS = (
         "they show no cause. Where no stack tells at all what a rank is in, it takes 75 s, and five minutes "
         "with ranks elsewhere, in a sleep, or at a socket. Of ranks that all wait in one collective none is "
         "named; where nobody says how many there are (a program that starts its ranks itself, without a "
-        "WORLD_SIZE) they have five minutes, but where every connection of the job ends on this machine.",
+        "WORLD_SIZE) they have five minutes, but where every connection of the job ends on this machine, or "
+        "a hook, a record of its collectives or NCCL counts as many as run here.",
         "a long wait on purpose, such as a barrier with a late machine.",
     ),
 )

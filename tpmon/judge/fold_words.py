@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 
 from tpmon.judge.fold_inside import read_inside
-from tpmon.judge.frames import is_library, is_native, last_name
+from tpmon.judge.frames import is_at, is_library, is_native, is_task_loop, last_name, waits_for_task
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import Reading, is_users, name_line, package_of, plain_name, read_stack
 from tpmon.model.dump import ShownFrame
@@ -113,15 +113,7 @@ _DATA_WORDS = {
     DataPart.READ: "read",
     DataPart.SAMPLER: "sampler",
 }
-_PROCESS_LOOP = ("concurrent/futures/process.py", "_process_worker")
-_TASK_LOOPS = (
-    _PROCESS_LOOP,
-    ("concurrent/futures/thread.py", "_worker"),
-    ("multiprocessing/pool.py", "worker"),
-)
-"""Loops of what a pool has, over its tasks: they tell of a wait only where no task is under way."""
 _AROUND_TASKS = (
-    *_TASK_LOOPS,
     ("concurrent/futures/thread.py", "run"),
     ("concurrent/futures/process.py", "_process_chunk"),
     ("multiprocessing/pool.py", "mapstar"),
@@ -142,17 +134,9 @@ def _call_word(function: str, file: str) -> str:
     return ""
 
 
-def _is_at(frame: StackFrame, path: str, function: str) -> bool:
-    return last_name(frame.function) == function and frame.file.endswith(f"/{path}")
-
-
 def _has_task(run: Sequence[StackFrame], index: int) -> bool:
-    """Tell whether a loop over tasks is at one. A thread of a pool waits for it in C, without a frame."""
-    if not any(_is_at(run[index], *place) for place in _TASK_LOOPS):
-        return False
-    if index + 1 == len(run):
-        return _is_at(run[index], *_PROCESS_LOOP)
-    return last_name(run[index + 1].function) != "get"
+    """Tell whether a loop over tasks is at one: it tells of a wait only where it is at none."""
+    return is_task_loop(run[index]) and not waits_for_task(run, index)
 
 
 def _find_word(run: Sequence[StackFrame]) -> str:
@@ -170,7 +154,7 @@ def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
 
 
 def _is_boilerplate(frame: StackFrame) -> bool:
-    if any(_is_at(frame, *place) for place in _AROUND_TASKS):
+    if is_task_loop(frame) or any(is_at(frame, *place) for place in _AROUND_TASKS):
         return True
     return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
 

@@ -56,6 +56,11 @@ _CALL_FILES = ("/socket.py", "/ssl.py", "/subprocess.py")
 """Files of the standard library whose innermost frame waits for a server or a child."""
 _EVENT_LOOP = (("_run_once", "asyncio/base_events.py"), ("select", "selectors.py"))
 _NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_launcher\.py$")
+_EXECUTOR_LOOP = ("concurrent/futures/thread.py", "_worker")
+_POOL_LOOP = ("multiprocessing/pool.py", "worker")
+_TASK_LOOPS = (("concurrent/futures/process.py", "_process_worker"), _EXECUTOR_LOOP, _POOL_LOOP)
+"""Loops of what a pool has, over its tasks."""
+_TASK_QUEUES = (("multiprocessing/queues.py", "get"), ("queue.py", "get"))
 _REMOTE_CALLS = "/multiprocessing/managers.py"
 """A call of an object that lives in another process waits for its answer, not for what that makes."""
 
@@ -75,6 +80,30 @@ def is_native(file: str) -> bool:
 def last_name(function: str) -> str:
     """Return the last part of a qualified name; Python 3.10 and older have no other."""
     return function.rpartition(".")[2]
+
+
+def is_at(frame: StackFrame, path: str, function: str) -> bool:
+    """Say whether a frame is in this function of the file that has this path, below whatever folder."""
+    return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
+
+
+def is_task_loop(frame: StackFrame) -> bool:
+    """Say whether a frame is the loop of a process or thread of a pool over its tasks."""
+    return any(is_at(frame, *place) for place in _TASK_LOOPS)
+
+
+def waits_for_task(frames: Sequence[StackFrame], index: int) -> bool:
+    """Say whether the loop of a pool at ``index`` waits for its next task, and is at none.
+
+    A process waits at its queue, a thread in C, without a frame of that. What looks so in a process is a
+    task of C, which the loop calls itself.
+    """
+    if not is_task_loop(frames[index]):
+        return False
+    if index + 1 < len(frames):
+        return any(is_at(frames[index + 1], *place) for place in _TASK_QUEUES)
+    in_thread = any(one.file.endswith("/threading.py") for one in frames[:index])
+    return is_at(frames[index], *_EXECUTOR_LOOP) or (is_at(frames[index], *_POOL_LOOP) and in_thread)
 
 
 def _ends_in(frames: Sequence[StackFrame], files: tuple[str, ...]) -> bool:

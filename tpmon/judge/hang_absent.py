@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.collectives import WORLD
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.frames import last_name
@@ -24,12 +25,11 @@ from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
 from tpmon.model.dump_words import list_numbers, name_rank
+from tpmon.model.host import LOOPBACK
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.stacks import StackFrame
 
-_LOOPBACK = "lo"
-"""Between two addresses of one machine it carries what is sent, whichever they are."""
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
 
@@ -54,10 +54,19 @@ def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
 
     Ranks in a container each see none of the others, and the number of each looks like a gap before it.
     """
-    if any(one.role is Role.LAUNCHER for one in scene.frame.processes):
+    if _has_launcher(scene) or _is_job_local(scene, living):
         return True
     pids, parents = {one.pid for one in living}, {one.parent for one in living}
     return not pids.isdisjoint(parents) or (len(living) > 1 and len(parents) == 1 and 1 not in parents)
+
+
+def _has_launcher(scene: Scene) -> bool:
+    return any(one.role is Role.LAUNCHER for one in scene.frame.processes)
+
+
+def _is_job_local(scene: Scene, living: Sequence[ProcessSample]) -> bool:
+    """Tell whether several ranks say that all of the job were started here: their launcher may be gone."""
+    return len(living) > 1 and _tell_local_size(living) == scene.frame.target.world_size
 
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
@@ -66,8 +75,14 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
     torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
     variable alone tells nothing: some set it for ranks that run in other containers.
     """
-    if len(set(local)) < len(local) or all(one.role is not Role.LAUNCHER for one in scene.frame.processes):
+    if len(set(local)) < len(local) or not (_has_launcher(scene) or _is_job_local(scene, living)):
         return 0
+    size, world = _tell_local_size(living), scene.frame.target.world_size
+    return size if is_known(world) and size <= world else 0
+
+
+def _tell_local_size(living: Sequence[ProcessSample]) -> int:
+    """Return how many ranks run on this machine as all that say so say alike, 0 for none."""
     told = {
         one.value
         for process in living
@@ -76,9 +91,7 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
         if one.name == "LOCAL_WORLD_SIZE"
     }
     (value,) = told if len(told) == 1 else ("",)
-    size = int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
-    world = scene.frame.target.world_size
-    return size if is_known(world) and size <= world else 0
+    return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
 
 
 def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
@@ -192,19 +205,37 @@ def may_run_elsewhere(scene: Scene) -> bool:
 
     A program that starts its ranks itself gives them no WORLD_SIZE. Those of several machines are connected.
     """
-    network = known_or(scene.frame.network, ())
+    if not isinstance(scene.frame.target.world_size, Missing) or _are_all_recorded(scene):
+        return False
+    # NCCL holds the ports of InfiniBand open on any host that has some.
+    network = [one for one in known_or(scene.frame.network, ()) if one.kind != "ib"]
     apart = bool(network) and all(
-        is_known(one.used_by_job) and (not one.used_by_job or one.interface == _LOOPBACK) for one in network
+        is_known(one.used_by_job) and (not one.used_by_job or one.interface == LOOPBACK) for one in network
     )
-    return isinstance(scene.frame.target.world_size, Missing) and not apart
+    return not apart
+
+
+def _are_all_recorded(scene: Scene) -> bool:
+    """Tell whether the records of the job, or NCCL, count as many ranks as run here."""
+    calls = scene.watch.calls
+    if calls is None:
+        return False
+    groups = (group for record in calls.records for group in record.groups if group.description == WORLD)
+    sizes = [len(group.ranks) for group in groups if is_known(group.ranks)]
+    sizes += [report.processes for report in calls.ras if is_known(report.processes)]
+    return max(sizes, default=0) == len(scene.ranks)
 
 
 def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
-    """Give ranks of which all wait the time of a wait for another machine, where others may run there."""
+    """Give ranks of which all wait the time of a wait for another machine, where others may run there.
+
+    The one that is not where the others are stays the one to look at.
+    """
     if not may_run_elsewhere(scene) or _is_loss_told(scene):
         return blame
     text = f"{blame.text}; or one elsewhere is missing: how many ranks there are is not known"
-    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=True)
+    is_of_all = blame.is_of_all or blame.cause == "no-progress"
+    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=is_of_all)
 
 
 def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:

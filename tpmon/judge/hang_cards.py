@@ -10,18 +10,24 @@ from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.collectives_stacks import find_backend
 from tpmon.judge.comms_traffic import nic_bytes_s
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.frames import is_native
 from tpmon.judge.hang_causes import Blame, Patience, find_camps, say_camps
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hollow import MEDIUM_POWER, full_power_ratio, judge_hollow
 from tpmon.judge.phase_kinds import TRAINING, Phase
+from tpmon.judge.phase_stack import is_users, package_of
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of
 from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
 from tpmon.model.dump_words import name_rank
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
 """Phases in which a host may wait for its card; one that loads or compiles computes itself."""
+_LEAVE_IT_TO_CARDS = frozenset(
+    ("torch", "transformers", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "lightning_fabric")
+)
+"""Packages whose own code computes on the card; one such as numpy does so on the CPU."""
 _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
 
@@ -128,13 +134,24 @@ def blame_unseen_card(seen: Seen, picture: Picture) -> Blame | None:
     card spins at a line of the program, and a collective on the card is such a wait.
     """
     names = (one.thread.name for one in picture.threads_of(seen.thread.pid))
-    if _is_alone(picture) or picture.goes_round(seen) or seen.doing.phase not in _AT_CARD:
+    if _is_alone(picture) or _computes(seen, picture) or seen.doing.phase not in _AT_CARD:
         return None
     if find_backend(names) != "nccl":
         return None
     text = f"{name_rank(seen.thread)} computes, or waits for its card, in {seen.doing.text}"
     text = f"{text}; what its card does cannot be read"
     return Blame("gpu-wait", seen, text, Patience.WORKS, needs=frozenset((Need.GPU_WAIT,)))
+
+
+def _computes(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a rank is at work itself: torch waits for the card without the interpreter's lock."""
+    trait = picture.trait_of(seen)
+    if trait is not None and trait.gil_ratio > 0:
+        return True
+    frames = [one for one in known_or(seen.sighting.frames, ()) if not is_native(one.file)]
+    if not frames or is_users(frames[-1]):
+        return False
+    return package_of(frames[-1].file) not in _LEAVE_IT_TO_CARDS
 
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import own_frames
-from tpmon.judge.frames import is_event_loop, is_native, last_name, rests_in_notebook
+from tpmon.judge.frames import is_at, is_event_loop, is_native, last_name, rests_in_notebook
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
@@ -81,7 +81,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
     loads = any(one.role is Role.WORKER for one in frame.processes) or bool(frame.loader)
     if loads or _trains(frames, files=True):
         return None
-    return seen if any(_is_at(one, *_QUEUE) for one in _last_call(frames)) else None
+    return seen if any(is_at(one, *_QUEUE) for one in _last_call(frames)) else None
 
 
 def _may_serve(seen: Seen, picture: Picture) -> bool:
@@ -99,11 +99,11 @@ def _may_serve(seen: Seen, picture: Picture) -> bool:
 def _has_no_request(frames: Sequence[StackFrame]) -> bool:
     """Tell whether the engine of a model waits for the next request, at the queue of its own loop."""
     rows = zip(frames, frames[1:], frames[2:], strict=False)
-    return any(all(_is_at(one, *place) for one, place in zip(row, _ENGINE, strict=True)) for row in rows)
+    return any(all(is_at(one, *place) for one, place in zip(row, _ENGINE, strict=True)) for row in rows)
 
 
 def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
-    loops = (_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
+    loops = (is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
     return is_event_loop(frames) or _has_no_request(frames) or any(loops)
 
 
@@ -139,10 +139,6 @@ def _frames(seen: Seen) -> Sequence[StackFrame]:
     if not is_known(frames):
         return ()
     return [one for one in own_frames(frames) if not is_native(one.file)]
-
-
-def _is_at(frame: StackFrame, path: str, function: str) -> bool:
-    return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
 
 
 def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:

@@ -154,7 +154,7 @@ def _judge(scene: Scene) -> Answer:
         awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
         awaits = awaits and quiet.own_s >= watch.hang_after_s
         # Which of the ranks is the first of all is not known either then.
-        logs = logs_here(scene) and not (blame.is_of_all and may_run_elsewhere(scene))
+        logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
         seconds = quiet.meant_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
@@ -175,11 +175,16 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
     """
     watch = scene.watch
     waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
-    if blame.is_of_all or blame.seen.doing.wait is Wait.RANKS:
+    if _waits_with_others(blame):
         return waited_s
-    if blame.patience is not Patience.SURE:
+    if blame.patience in (*_MEANT, *_COMPUTES):
         return 0.0
     return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
+
+
+def _waits_with_others(blame: Blame) -> bool:
+    """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
+    return blame.is_of_all or blame.seen.doing.wait is Wait.RANKS
 
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
@@ -274,7 +279,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
-        pid=seen.thread.pid,
+        pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
         rank=_find_rank(blame, process),
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),

@@ -343,6 +343,12 @@ def _slurm_job(scene: Scene) -> Applicable[str]:
     return jobs[0] if jobs and jobs[0].isdecimal() else NOT_APPLICABLE
 
 
+def _pid(scene: Scene, suspicion: Suspicion) -> Applicable[int]:
+    """Return the process to look at: the one that is named, or the job where a hang accuses none."""
+    accuses_none = suspicion.kind is Kind.HUNG and not is_known(suspicion.pid)
+    return scene.frame.target.pid if accuses_none else suspicion.pid
+
+
 def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
@@ -374,7 +380,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
         shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
         shm_room=_shm_room(scene),
-        pid=suspicion.pid,
+        pid=_pid(scene, suspicion),
         rank=suspicion.rank,
         card=suspicion.card,
         other_pid=_other_pid(scene, suspicion),

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tpmon.judge.frames import last_name, waits_for_future, waits_for_others
+from tpmon.judge.frames import last_name, waits_for_future, waits_for_others, waits_for_task
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import Reading, is_users, read_stack
 from tpmon.model.stacks import StackCount, StackFrame
 
 _SAVES = re.compile(r"(?:^|[^a-z])(?:ckpts?|checkpoints?|checkpointer|snapshots?)(?:$|[^a-z])", re.IGNORECASE)
 """In the name of a thread or a function: "async_ckpt_0" is one, "checkpointing" of activations none."""
-_EXECUTOR = "/concurrent/futures/thread.py"
 
 
 def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> list[Reading]:
@@ -54,10 +53,8 @@ def _count_saves(beside: Iterable[StackCount]) -> int:
 
 
 def _rests(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether a thread waits for work: an executor's does so in C, without a frame of its queue."""
-    last = frames[-1]
-    is_worker = last_name(last.function) == "_worker" and last.file.endswith(_EXECUTOR)
-    return is_worker or waits_for_others(frames)
+    """Tell whether a thread waits for work, or for others."""
+    return waits_for_task(frames, len(frames) - 1) or waits_for_others(frames)
 
 
 def _saves(stack: StackCount) -> bool:

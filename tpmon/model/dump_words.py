@@ -15,6 +15,9 @@ WORTH_SAYING_PCT = 5
 ONCE_HINT = " (seen once: --rounds 3 tells whether it moves)"
 """How the command line says that one look tells no motion; a screen has a key for it."""
 
+TO_FILES = "--output=dump-%N-%t.json tpmon dump --job --json"
+"""What a step of Slurm runs so that each host writes a dump of its own."""
+
 _READS = frozenset(("read", "pread64", "readv", "preadv", "preadv2"))
 _WRITES = frozenset(("write", "pwrite64", "writev", "pwritev", "pwritev2", "fsync", "fdatasync"))
 _ACCEPTS = frozenset(("accept", "accept4"))
@@ -23,6 +26,11 @@ CHILD_WAITS = frozenset(("wait4", "waitid"))
 LOCK_CALLS = frozenset(("flock", "fcntl"))
 """Calls that wait for a lock on a file."""
 _NETWORK_FILES = {"nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "ceph": "Ceph", "cifs": "SMB"}
+
+
+def write_step(job: str) -> str:
+    """Write the start of a step of Slurm beside those that hold all of a job, a task on each of H hosts."""
+    return f"srun --jobid={job} --overlap -N H -n H"
 
 
 def name_rank(thread: DumpThread, *, with_host: bool = False) -> str:

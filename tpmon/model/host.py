@@ -8,6 +8,9 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.process import Role
 
+LOOPBACK = "lo"
+"""The interface between two addresses of one machine, whichever they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:

@@ -68,7 +68,7 @@ from tpmon.probe.sample_service import SampleService
 from tpmon.probe.sockets import SocketReader, SocketReading
 from tpmon.probe.stack_plan import Subject, find_working_worker
 from tpmon.probe.stacks import StackSampler
-from tpmon.probe.step_pace import StepProbe
+from tpmon.probe.step_pace import StepProbe, StepsRead
 
 BUDGET_EVERY_NS = 10_000_000_000
 OUTPUT_EVERY_S = 2.0
@@ -223,8 +223,6 @@ class Collector:
         unread = self._population.left_out
         cpu = make_cpu(processes, budget, group, host, self._libraries.read(processes, now_ns))
         cpu = withhold_sums(cpu, unread)
-        target = self._target(processes)
-        self._had_ranks = self._had_ranks or target.local_ranks > 0
         cpu_ns = readings[0].now.taken_ns if readings else now_ns
         threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
         age_s = (time.monotonic_ns() - cpu_ns) / 1e9
@@ -232,6 +230,8 @@ class Collector:
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
         steps = self._steps.read(processes)
+        target = self._target(processes, steps)
+        self._had_ranks = self._had_ranks or target.local_ranks > 0
         own = self._teller.tell_own(taken, target, gpu.events, shedding=self._cost.shedding)
         own += self._compiles.tell(taken, now_ns, steps.hook)
         events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
@@ -325,7 +325,7 @@ class Collector:
             known = self._budget = (read_cpu_budget(pids), pids, now_ns)
         return known[0]
 
-    def _target(self, processes: tuple[ProcessSample, ...]) -> Target:
+    def _target(self, processes: tuple[ProcessSample, ...], steps: StepsRead) -> Target:
         job = self._membership.job
         roles = [member.role for member in job.members]
         return Target(
@@ -336,7 +336,7 @@ class Collector:
             user=job.user,
             host=clean_text(os.uname().nodename, 64),
             state=TargetState.STOPPED if are_all_held(processes) else TargetState.RUNNING,
-            world_size=job.world_size,
+            world_size=steps.size_job(job.world_size, roles.count(Role.RANK)),
             local_ranks=roles.count(Role.RANK),
             local_workers=roles.count(Role.WORKER),
             unread=self._population.left_out,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import NetworkSample
+from tpmon.model.host import LOOPBACK, NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text
 from tpmon.probe.rates import Rates
@@ -20,7 +20,6 @@ from tpmon.probe.rates import Rates
 LOOK_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16
 NAME_LENGTH = 32
-LOOPBACK = "lo"
 
 _WHATS = ("received", "sent", "errors", "drops")
 

@@ -14,9 +14,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import SocketSample
+from tpmon.model.host import LOOPBACK, SocketSample
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.network import LOOPBACK, same_network_namespace
+from tpmon.probe.network import same_network_namespace
 
 DESCRIPTORS_READ = 4096
 """Descriptors of one process that are looked at: bounds the cost of a job with many open files."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
 from tpmon.model.steps import HookState, StepReading, StepRule, StepSpan
@@ -214,6 +214,13 @@ class StepsRead:
     """Why a rank has no reading, by PID."""
     blind: tuple[str, ...] = ()
     """Which hook sees no optimizer, in a sentence."""
+    world_size: Applicable[int] = NOT_APPLICABLE
+    """Ranks of the whole job, as the process groups of its ranks have them."""
+
+    def size_job(self, told: Applicable[int], here: int) -> Applicable[int]:
+        """Return how many ranks a job has: as its environment tells, else by hooks, if no fewer are here."""
+        fits = is_known(self.world_size) and self.world_size >= here
+        return self.world_size if not is_known(told) and fits else told
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -305,8 +312,10 @@ class StepProbe:
             reason = next(iter(missing.values()), NO_HOOK_IN_JOB)
             return StepsRead(reason, reason, reason, reason.reason, missing)
         told = tuple(hooks)
+        sizes = [one.world_size for one in readings.values() if is_known(one) and is_known(one.world_size)]
+        size = max(sizes) if sizes else NOT_APPLICABLE
         source = f"the hook's page in {len(told)} of {len(ranks)} ranks"
-        return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else ())
+        return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else (), size)
 
 
 def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:
