@@ -151,8 +151,15 @@ def test_one_look_says_when_the_log_was_written_last(dump):
     said = text(replace(dump, last_write=dump.taken - timedelta(minutes=15, seconds=3)))
     assert "15m03s before" in said
     assert "last log write " in said
+    assert "the job still writes" not in said
     told = replace(dump, last_write=dump.taken)
     assert decode(Dump, encode(told)).last_write == dump.taken
+
+
+def test_a_log_that_was_written_between_the_looks_says_that_not_all_of_the_job_stands(dump):
+    """The same line twice is no hang: a CPU that trains is in its backward most of the time."""
+    written = replace(dump, rounds=2, seconds=5.8, last_write=dump.taken - timedelta(seconds=3))
+    assert "3.0 s before: between the looks, the job still writes" in text(written)
 
 
 # formats

@@ -180,11 +180,15 @@ def say_motion(motion: Motion, since_s: Known[float]) -> str:
 
 
 def say_last_write(dump: Dump, when: str) -> str:
-    """Say how long before the last look the job wrote into its log, "" where that is not known."""
+    """Say how long before the last look the job wrote into its log, "" where that is not known.
+
+    What was written after the first look says that not all of the job stands, whatever its stacks look like.
+    """
     if not is_known(dump.last_write):
         return ""
     age_s = max(0.0, (dump.taken - dump.last_write).total_seconds())
-    return f"last log write {when}, {format_seconds(age_s)} before"
+    between = ": between the looks, the job still writes" if age_s < dump.seconds else ""
+    return f"last log write {when}, {format_seconds(age_s)} before{between}"
 
 
 def say_cpu(group: StackGroup) -> str:
