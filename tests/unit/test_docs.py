@@ -133,7 +133,7 @@ def test_the_price_of_the_hook_is_all_of_its_last_table_and_names_each_miss() ->
     run = (ROOT / "docs" / "measured" / "hook.md").read_text().rpartition("\n# `make bench-hook`")[2]
     said = section((ROOT / "docs" / "overhead.md").read_text(), "The hook: `make bench-hook`")
     measured = re.findall(
-        r"^\| (.+): (\d+) us of CPU a step \| .+ \| (([\d.]+) us \([\d.]+ to [\d.]+\)), ", run, re.MULTILINE
+        r"^\| (.+): (\d+) us of CPU a step \| .+ \| (([\d.]+) us \([-\d.]+ to [\d.]+\)), ", run, re.MULTILINE
     )
     assert [name for name, *_ in measured] == list(LOOPS)
     for name, step, figure, added in measured:
