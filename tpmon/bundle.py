@@ -302,7 +302,7 @@ def open_in_time(job: Job, out: str = "", tar: str = "") -> Sink:
     """
     sink = read_within(OPEN_S, lambda: open_sink(job, out, tar))
     if isinstance(sink, Missing):
-        raise UsageError(f"the folder for it: {sink.reason}", "--out /tmp/NAME")
+        raise UsageError(f"{sink.reason} from the folder for the bundle", "--out /tmp/NAME")
     return sink
 
 

@@ -17,7 +17,7 @@ from tests.programs.conftest import run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample, spies_of
 from tests.waiting import wait_until
-from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.known import is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackCount, StackSlice
 from tpmon.probe.main_threads import MainThreadProbe
@@ -96,7 +96,6 @@ def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fet
         identity = Identity(pid, read_stat(pid).start_ticks)
         sampler, looks = StackSampler(), MainThreadProbe()
         slices: list[StackSlice] = []
-        failures: list[str] = []
         found = {"looks": 0, "batch_wait": 0}
         sampler.watch([Subject(identity, 0)])
         looks.watch([(identity, 0)])
@@ -107,16 +106,15 @@ def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fet
 
             def has_enough() -> bool:
                 taken, looked = sampler.take(), looks.take()
-                # A process that runs changes its stack while it is read: a py-spy may fail, and the next one works.
-                failures.extend([taken.reason] if isinstance(taken, Missing) else [])
-                slices.extend(one for one in known_or(taken, ()) if one.seconds)
+                assert is_known(taken), taken
+                slices.extend(one for one in taken if one.seconds)
                 for sample in looked if is_known(looked) else ():
                     found["looks"] += sample.looks
                     found["batch_wait"] += sample.batch_wait
                 seconds = sum(one.seconds for one in slices)
                 return seconds > SLICES_S and sum(one.samples for one in slices) > SAMPLES
 
-            assert wait_until(has_enough, PATIENCE_S), (slices, failures)
+            assert wait_until(has_enough, PATIENCE_S), slices
             ended_ns = time.monotonic_ns()
             sampler.stop()
             looks.stop()

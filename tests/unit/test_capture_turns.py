@@ -367,6 +367,14 @@ def test_a_cancel_that_another_request_took_away_is_written_again(hook: Hook) ->
     assert hook.lead(over.is_set) == [("cancelled", "tpmon asked for it")]
 
 
+def refuse_first(hook: Hook, kinds: list[int]) -> None:
+    """Note the options of the first request, and refuse it."""
+    asked = hook.bus.read_asked()
+    if asked is not None and not kinds:
+        kinds.append(asked.words[w.ASK_OPTIONS])
+        hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+
 def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) -> None:
     hook.live(wire.LIVE_BACKWARD_ENDED, 5)
     kinds: list[int] = []
@@ -374,10 +382,7 @@ def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) 
     def go_on() -> None:
         if hook.asleep == 80:  # 8 s
             hook.step()
-        asked = hook.bus.read_asked()
-        if asked is not None and not kinds:
-            kinds.append(asked.words[w.ASK_OPTIONS])
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+        refuse_first(hook, kinds)
 
     hook.each = go_on
     assert hook.lead() == [("refused", "enough")]
@@ -395,10 +400,7 @@ def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hoo
             hook.live(wire.LIVE_BACKWARD_ENDED, parts)
             hook.steps = int(parts == 32)
             hook.record(BATCHES=parts, BACKWARDS=parts)
-        asked = hook.bus.read_asked()
-        if asked is not None and not kinds:
-            kinds.append(asked.words[w.ASK_OPTIONS])
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+        refuse_first(hook, kinds)
 
     hook.each = go_on
     assert hook.lead() == [("refused", "enough")]
@@ -426,10 +428,7 @@ def test_backwards_of_one_batch_without_end_are_taken_by_time(
     def go_on() -> None:
         hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
         hook.record(BATCHES=1, BACKWARDS=hook.asleep)
-        asked = hook.bus.read_asked()
-        if asked is not None and not kinds:
-            kinds.append(asked.words[w.ASK_OPTIONS])
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+        refuse_first(hook, kinds)
 
     hook.each = go_on
     assert hook.lead() == [("refused", "enough")]
