@@ -14,7 +14,7 @@ import pytest
 from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import device, watch, wire_settings
 from tpmon.hook.settings import Settings
-from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
+from tpmon.model.hook_settings import NO_DEVICE, TOO_LONG, DeviceTimes
 from tpmon.model.known import is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
 
@@ -35,8 +35,13 @@ class Card:
     def is_initialized(self) -> bool:
         return True
 
-    def device_count(self) -> int:
-        return len(self.reserved)
+    def compiled(self) -> types.SimpleNamespace:
+        """Return torch._C, as far as it has to do with the card."""
+        return types.SimpleNamespace(
+            _cuda_getDevice=lambda: 0,
+            _cuda_getDeviceCount=lambda: len(self.reserved),
+            _cuda_memoryStats=self.memory_stats,
+        )
 
     def memory_stats(self, device: int) -> dict[str, dict[str, dict[str, int]]]:
         return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
@@ -101,7 +106,7 @@ def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
     torch = types.ModuleType("torch")
     torch.__file__ = __file__  # an error of this card is one of torch
     torch.cuda = card
-    torch._C = types.SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_memoryStats=card.memory_stats)
+    torch._C = card.compiled()
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
     return card
@@ -180,15 +185,19 @@ def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loo
     assert loop.steps.problem == ""
 
 
-def test_an_accumulation_of_more_parts_than_events_is_not_measured(loop: Loop, card: Card) -> None:
+def test_an_accumulation_of_more_parts_than_events_is_not_measured_and_says_so(
+    loop: Loop, card: Card
+) -> None:
     for _ in range(20):
         for _ in range(40):
             loop.batch()
             loop.backward()
         loop.update()
     loop.stop()
-    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert parse_device(loop.steps.page, loop.now) == TOO_LONG
     assert (loop.steps.problem, loop.steps.steps) == ("", 20)
+    loop.train(40, other_ms=1)
+    assert read(loop).dropped >= 1
 
 
 def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop: Loop, card: Card) -> None:
@@ -314,17 +323,50 @@ def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(
     assert timer.words[wire_settings.DEV_DROPPED] == 0
 
 
-def test_what_waits_for_the_device_waits_for_the_one_in_use(card: Card) -> None:
-    entered = []
+def test_what_waits_waits_for_each_device_in_use_and_goes_on_on_the_first(card: Card) -> None:
+    entered, waited = [], []
 
     @contextmanager
     def switch(number: int) -> Iterator[None]:
         entered.append(number)
         yield
 
-    card.__dict__["device"] = switch
-    for reserved, expected in (([0, 9], [1]), ([9, 9], [0]), ([0, 0], [])):
+    card.__dict__.update(device=switch, synchronize=waited.append)
+    for reserved, expected in (([0, 9], [1]), ([9, 9], [0]), ([9, 0], [0]), ([0, 0], [])):
         entered.clear()
+        waited.clear()
         card.reserved = reserved
         with device.on_device(sys.modules["torch"]):
             assert entered == expected
+        assert waited == ([1] if reserved == [9, 9] else [])
+
+
+def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_nothing(card: Card) -> None:
+    """And never by torch.cuda.device_count(), which in some torches waits for NVML."""
+    torch = sys.modules["torch"]
+    counted: list[int] = []
+    torch._C._cuda_getDeviceCount = lambda: counted.append(1) or 2
+    assert device.find_device(torch) == 0
+    assert not counted
+    card.reserved = [0, 9]
+    assert device.find_device(torch) == 1
+    assert counted == [1]
+
+
+def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_is(
+    loop: Loop, card: Card
+) -> None:
+    """cudaMallocAsync does; the program works on device 1, device 0 is the current one of four."""
+    contexts = {1}
+
+    def ask(number: int) -> dict[str, dict[str, dict[str, int]]]:
+        contexts.add(number)
+        return card.memory_stats(number)
+
+    card.reserved = [0, 1 << 30, 0, 0]
+    torch = sys.modules["torch"]
+    torch._C._cuda_memoryStats = ask
+    torch._C._cuda_hasPrimaryContext = contexts.__contains__
+    loop.train(60, other_ms=1)
+    assert device.list_devices(torch) == [1]
+    assert contexts == {1}

@@ -8,9 +8,14 @@ from tpmon.capture.files import locate, read_free_bytes
 from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count, say_length
 from tpmon.hook import wire_capture
 from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
-from tpmon.model.known import Known, is_known
-from tpmon.model.units import clean_text, format_bytes
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import clean_text, format_bytes, format_seconds
 
+_FIRST_START = (
+    "the first profile of a process on CUDA takes seconds to begin, in which Python stands still; the other"
+    " ranks wait in their collectives, and NCCL ends the run where that exceeds the timeout of their group"
+)
+_ALONE = Missing("no other rank waits")
 _NO_PROBE = f"{UNKNOWN}how long the loop stands still"
 
 STAYS_SLOWER = (
@@ -28,6 +33,7 @@ def say_plan(
     ranks: int = 1,
     *,
     stays_slower: bool = False,
+    timeout_s: Known[int] = _ALONE,
 ) -> tuple[str, ...]:
     """Say which steps the hook would record and where to, before anything is asked of the run.
 
@@ -59,6 +65,9 @@ def say_plan(
         " longer the first time, on a GPU up to seconds"
     )
     stays = (STAYS_SLOWER,) if stays_slower else ()
+    if is_known(timeout_s):
+        limit = format_seconds(timeout_s) if timeout_s else "10 min, unless the program sets another one"
+        stays = (*stays, f"{_FIRST_START} ({limit})")
     return what, pace, _say_room(asked, pid, each), *stays, unknown
 
 

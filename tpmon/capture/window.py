@@ -157,6 +157,7 @@ class Window:
             steps_ms[0],
             ranks,
             stays_slower=self._stays_slower,
+            timeout_s=first.read_timeout_s(),
         )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined

@@ -40,7 +40,11 @@ SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 """The same; its backwards call the engine itself, past the entry of torch."""
 DEEPSPEED = "deepspeed.runtime.engine"
 """The same; it leaves updates out by a scaler of its own."""
-LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED)
+MEGATRON = "megatron.core.optimizer.grad_scaler"
+"""The same; its scalers are told before an update whether it is left out."""
+GRAPHS = "torch.cuda.graphs"
+"""Comes with torch; only which CUDA graphs are being captured is wanted, in whatever thread."""
+LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED, MEGATRON)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -71,11 +75,13 @@ class Patches:
             (FSDP, self._patch_fsdp),
             (SCHEDULES, self._patch_schedules),
             (DEEPSPEED, self._patch_deepspeed),
+            (MEGATRON, self._patch_megatron),
+            (GRAPHS, self._patch_graphs),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name == DDP or name in LATER:
+                if bit or name in (DDP, GRAPHS, *LATER):
                     self._done.update((name, SCALER) if name == SCALER_BEFORE else (name,))
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -177,6 +183,20 @@ class Patches:
         )
         return wire.PATCH_SCALER
 
+    def _patch_megatron(self, module: ModuleType) -> int:
+        for scaler in (module.__dict__.get("ConstantGradScaler"), module.__dict__.get("DynamicGradScaler")):
+            if scaler is not None and "update" in scaler.__dict__:
+                self._replace(scaler, "update", _wrap_found(scaler.__dict__["update"], self._steps))
+        return wire.PATCH_SCALER
+
+    def _patch_graphs(self, module: ModuleType) -> int:
+        told = getattr(module.__dict__.get("CUDAGraph"), "__dict__", {})
+        for name in ("capture_begin", "capture_end"):
+            if name in told:
+                ours = _wrap_capture(told[name], self._steps, begins=name == "capture_begin")
+                self._replace(module.__dict__["CUDAGraph"], name, ours)
+        return 0  # nothing is counted by it
+
     def _patch_ddp(self, module: ModuleType) -> int:
         wrapper = module.__dict__.get("DistributedDataParallel")
         if wrapper is not None and "__init__" in wrapper.__dict__:
@@ -258,6 +278,33 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
         return result
 
     return update
+
+
+def _wrap_found(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    @_like(original)
+    def update(self: Any, found_inf: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, found_inf, *args, **kwargs)
+        if found_inf:
+            steps.scaler_updated()
+        return result
+
+    return update
+
+
+def _wrap_capture(original: Callable[..., None], steps: Steps, *, begins: bool) -> Callable[..., None]:
+    @_like(original)
+    def capture(self: Any, *args: Any, **kwargs: Any) -> None:
+        if begins:
+            steps.graph_begins(id(self))
+        over = True
+        try:
+            original(self, *args, **kwargs)
+            over = not begins
+        finally:
+            if over:
+                steps.graph_ended(id(self))
+
+    return capture
 
 
 def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) -> Callable[..., None]:

@@ -29,6 +29,9 @@ _WITHIN = 3
 _VARIABLE = 4
 """Of a code's flags: it takes ``*args``."""
 
+GRAPHS: dict[int, int] = {}
+"""CUDA graphs that are captured just now, in whatever thread: to ask a device for anything breaks them."""
+
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
@@ -126,6 +129,15 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
             return False
         trace = trace.tb_next
     return True
+
+
+def is_of_torch(error: BaseException) -> bool:
+    """Tell whether an error came up within torch, or where a recorder of ours calls its C functions."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = os.path.abspath(trace.tb_frame.f_code.co_filename) if trace is not None else ""
+    return file.startswith((torch_folder(), f"{_HERE}recorder", f"{_HERE}device."))
 
 
 def is_from_handler(error: BaseException) -> bool:

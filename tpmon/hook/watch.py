@@ -152,6 +152,8 @@ class Watcher:
             return
         try:
             self._timer.end(now, self._steps.steps)
+            if self._timer.words[wire_settings.DEV_TOO_LONG]:
+                wire_settings.write_device(self._steps.page, self._timer.words)
         except Exception as error:
             self._leave_device(error)
 
