@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from tests.hook_loop import MS, Batches, Loop
-from tpmon.hook import device, watch, wire_settings
+from tpmon.hook import capture_begin, device, watch, wire, wire_settings
+from tpmon.hook.patches import DDP, LATER, PLACES, SCALER_BEFORE, Patches
 from tpmon.hook.settings import Settings
 from tpmon.model.hook_settings import NO_DEVICE, TOO_LONG, DeviceTimes
 from tpmon.model.known import is_known
@@ -175,6 +177,126 @@ def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop: Loop, card
     loop.train(30, other_ms=1)
     assert read(loop).steps >= 1
     assert read(loop).dropped >= 1
+
+
+class Graph:
+    """Play torch.cuda.CUDAGraph: ``within`` says which thread's capture is under way."""
+
+    within: int = 0
+
+    def capture_begin(self, mode: str = "global") -> None:
+        if mode == "refused":
+            raise RuntimeError("CUDA error: operation not permitted")
+        Graph.within = threading.get_ident()
+
+    def capture_end(self) -> None:
+        Graph.within = 0
+
+
+@pytest.fixture
+def graphs(loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Graph]]:
+    """Have the hook follow this class, and an event fail that is asked while another thread captures."""
+    monkeypatch.setattr(Graph, "within", 0)
+    ask = Event.query
+
+    def query(self: Event) -> bool:
+        assert Graph.within in (0, threading.get_ident()), "breaks the capture of another thread"
+        return ask(self)
+
+    monkeypatch.setattr(Event, "query", query)
+    patches = Patches(loop.steps)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.cuda.graphs", types.SimpleNamespace(CUDAGraph=Graph))
+        for name in (*PLACES, *LATER, SCALER_BEFORE, DDP):
+            patch.delitem(sys.modules, name, raising=False)
+        patches.apply()
+    yield Graph
+    patches.take_back()
+    assert not hasattr(Graph.capture_begin, "__wrapped__"), "it is put back"
+
+
+def in_another_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_while_another_thread_captures_a_graph_no_event_is_asked(
+    loop: Loop, card: Card, graphs: type[Graph]
+) -> None:
+    """In CUDA's global mode that would break the capture, though none is of this thread's stream."""
+    loop.train(8, other_ms=1)
+    before = read(loop).steps
+    graph = graphs()
+    in_another_thread(graph.capture_begin)
+    loop.train(60, other_ms=1)
+    assert capture_begin.is_graph_captured()
+    assert (loop.steps.problem, read(loop).steps) == ("", before)
+    assert loop.steps.watcher._timer is not None
+    in_another_thread(graph.capture_end)
+    loop.train(60, other_ms=1)
+    assert not capture_begin.is_graph_captured()
+    assert read(loop).steps > before
+
+
+def test_a_capture_that_torch_refuses_is_none(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs().capture_begin("refused")
+    assert not capture_begin.is_graph_captured()
+
+
+def state(loop: Loop) -> tuple[int, str]:
+    assert loop.steps.pages is not None
+    told, _, text = wire.parse_status(loop.steps.pages.page)
+    return told, text
+
+
+def test_a_graph_that_holds_a_whole_step_is_said_to_hide_the_steps_and_what_to_call(
+    loop: Loop, card: Card, graphs: type[Graph]
+) -> None:
+    loop.train(3)
+    graph = graphs()
+    graph.capture_begin()
+    loop.train(1)
+    graph.capture_end()
+    for _ in range(40):
+        loop.batch()  # what it replays nobody sees
+        loop.spend(5)
+    assert state(loop)[0] == wire.STATE_UNSEEN
+    assert "call tpmon.hook.step()" in state(loop)[1]
+    for _ in range(40):
+        loop.steps.step_called(4, True)
+        loop.spend(5)
+    assert state(loop) == (wire.STATE_RUNNING, "")
+
+
+@pytest.mark.parametrize("part", ["forward", "of another thread", "said by the program"])
+def test_a_graph_that_hides_no_step_is_not_mentioned(
+    loop: Loop, card: Card, graphs: type[Graph], part: str
+) -> None:
+    loop.train(3)
+    graph = graphs()
+    if part == "of another thread":
+        in_another_thread(lambda: (graph.capture_begin(), graph.capture_end()))
+    else:
+        graph.capture_begin()
+        if part == "said by the program":
+            loop.steps.step_called(4, True)
+            loop.train(1)
+        graph.capture_end()
+    assert state(loop) == (wire.STATE_RUNNING, "")
+
+
+def test_a_graph_beside_which_steps_go_on_is_forgotten(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    """Of one network of two, say."""
+    loop.train(3)
+    graph = graphs()
+    graph.capture_begin()
+    loop.train(1)
+    graph.capture_end()
+    assert state(loop)[0] == wire.STATE_UNSEEN
+    loop.train(20, other_ms=1)
+    assert state(loop) == (wire.STATE_RUNNING, "")
 
 
 def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loop, card: Card) -> None:
@@ -368,5 +490,5 @@ def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_
     torch._C._cuda_memoryStats = ask
     torch._C._cuda_hasPrimaryContext = contexts.__contains__
     loop.train(60, other_ms=1)
-    assert device.list_devices(torch) == [1]
+    assert device.find_device(torch) == 1
     assert contexts == {1}

@@ -101,7 +101,9 @@ def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart() -> No
 
 
 def test_a_process_without_a_hook_explains_nothing(tmp_path: Path) -> None:
-    assert explain_absence(os.getpid()) == ""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert explain_absence(process.pid) == ""
+        process.kill()
     assert explain_absence(1, str(tmp_path)) == ""
 
 

@@ -38,7 +38,7 @@ def say_plan(
     """Say which steps the hook would record and where to, before anything is asked of the run.
 
     ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: a profile leaves launches
-    so.
+    so. ``timeout_s``: so long the other ranks wait, 0 where that is not known.
     """
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
@@ -64,11 +64,16 @@ def say_plan(
         f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
         " longer the first time, on a GPU up to seconds"
     )
+    return what, pace, _say_room(asked, pid, each), *say_of_cuda(stays_slower, timeout_s), unknown
+
+
+def say_of_cuda(stays_slower: bool, timeout_s: Known[int] = _ALONE) -> tuple[str, ...]:
+    """Say what a profile costs on CUDA beside what is measured; ``timeout_s`` as in ``say_plan``."""
     stays = (STAYS_SLOWER,) if stays_slower else ()
-    if is_known(timeout_s):
-        limit = format_seconds(timeout_s) if timeout_s else "10 min, unless the program sets another one"
-        stays = (*stays, f"{_FIRST_START} ({limit})")
-    return what, pace, _say_room(asked, pid, each), *stays, unknown
+    if not is_known(timeout_s):
+        return stays
+    limit = format_seconds(timeout_s) if timeout_s else "10 min, unless the program sets another one"
+    return *stays, f"{_FIRST_START}: {limit}"
 
 
 def say_plan_of_kineto(
@@ -91,7 +96,7 @@ def say_plan_of_kineto(
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
         " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
     )
-    stays = (STAYS_SLOWER,) if stays_slower else ()
+    stays = say_of_cuda(stays_slower)
     return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
 
 

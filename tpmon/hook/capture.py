@@ -372,7 +372,6 @@ class Capture:
             if not is_of_torch(second) or is_recording():
                 self._broken = reason
             with suppress(Exception):  # not to be told either
-                self._recorder = None
                 self._end(wire_capture.STATE_FAILED, reason)
             self._forget()
             self._steps.answered = self._steps.requests[0]

@@ -9,7 +9,7 @@ process whose device has failed. Not tested on a card.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from tpmon.hook import wire_settings as wire
 from tpmon.hook.kept import keep_for_ever
@@ -61,26 +61,21 @@ def _list_working(torch: Any) -> Iterator[int]:
     yield from (one for one in others if holds_work(torch, one))
 
 
-def list_devices(torch: Any) -> list[int]:
-    """List the same; none where CUDA is not in use, or an allocator of the program's own refuses to say."""
+@contextmanager
+def on_device(torch: Any) -> Iterator[None]:
+    """Make the first of these devices the current one, once the others are done, where CUDA is in use.
+
+    Without any it stays, and where an allocator of the program's own refuses to say what it holds.
+    """
+    devices: list[int] = []
     try:
-        return list(_list_working(torch)) if torch.cuda.is_initialized() else []
+        devices.extend(_list_working(torch) if torch.cuda.is_initialized() else ())
     except Exception as error:
         if not is_ours(error, torch_folder()):
             raise
-        return []
-
-
-@contextmanager
-def on_device(torch: Any) -> Iterator[None]:
-    """Make the first of these devices the current one, once the others are done; without any it stays."""
-    devices = list_devices(torch)
     for one in devices[1:]:
         torch.cuda.synchronize(one)
-    if not devices:
-        yield
-        return
-    with torch.cuda.device(devices[0]):
+    with torch.cuda.device(devices[0]) if devices else nullcontext():
         yield
 
 
@@ -141,8 +136,8 @@ class DeviceTimer:
         """Measure this step no more: it holds what is no part of it."""
         self._measuring = False
 
-    def end(self, now: int, step: int) -> None:
-        """End the step that is measured; ``step`` is its number."""
+    def end(self, now: int, step: int) -> bool:
+        """End the step that is measured, the ``step``-th; tell whether any was too long so far."""
         self.note(OTHER)
         if self._measuring:
             self._measuring = False
@@ -150,6 +145,7 @@ class DeviceTimer:
             self._ended_ns = now
             self.words[wire.DEV_EVERY] = step - self._step
             self._step = step
+        return bool(self.words[wire.DEV_TOO_LONG])
 
     def poll(self, now: int) -> bool:
         """Tell whether a measured step came in; ``words`` hold it then."""

@@ -13,7 +13,7 @@ from tpmon.hook.wire import UNKNOWN_RANK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import FrameType, TracebackType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -133,9 +133,7 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
 
 def is_of_torch(error: BaseException) -> bool:
     """Tell whether an error came up within torch, or where a recorder of ours calls its C functions."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
+    trace = _find_origin(error)
     file = os.path.abspath(trace.tb_frame.f_code.co_filename) if trace is not None else ""
     return file.startswith((torch_folder(), f"{_HERE}recorder", f"{_HERE}device."))
 
@@ -188,11 +186,16 @@ def _find_code(handler: object) -> object:
 
 def describe(error: BaseException) -> str:
     """Say what an error is and where it came up."""
+    trace = _find_origin(error)
+    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _find_origin(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return trace
 
 
 def _read_number(name: str) -> int:
