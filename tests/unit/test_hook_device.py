@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.hook_loop import MS, Batches, Loop
-from tpmon.hook import capture_begin, device, watch, wire, wire_settings
+from tpmon.hook import capture_begin, conditions, device, watch, wire, wire_capture, wire_settings
+from tpmon.hook.guard import Guard
 from tpmon.hook.patches import DDP, LATER, PLACES, SCALER_BEFORE, Patches
 from tpmon.hook.settings import Settings
 from tpmon.model.hook_settings import NO_DEVICE, TOO_LONG, DeviceTimes
@@ -237,6 +238,14 @@ def test_while_another_thread_captures_a_graph_no_event_is_asked(
     loop.train(60, other_ms=1)
     assert not capture_begin.is_graph_captured()
     assert read(loop).steps > before
+
+
+def test_a_graph_that_is_gone_is_captured_no_more(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    graph = graphs()
+    graph.capture_begin()
+    assert capture_begin.is_graph_captured()
+    del graph
+    assert not capture_begin.is_graph_captured()
 
 
 def test_a_capture_that_torch_refuses_is_none(loop: Loop, card: Card, graphs: type[Graph]) -> None:
@@ -473,6 +482,29 @@ def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_
     card.reserved = [0, 9]
     assert device.find_device(torch) == 1
     assert counted == [1]
+
+
+def test_a_driver_that_the_program_has_not_initialised_is_asked_for_nothing(loop: Loop, card: Card) -> None:
+    """Also in a forked child, where torch says so, and any call would fail or begin the driver anew."""
+    asked: list[str] = []
+
+    class Driver:
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_cuda"):
+                asked.append(name)
+            raise AttributeError(name)
+
+    torch = sys.modules["torch"]
+    torch._C = Driver()
+    torch.__version__ = "2.13.0"
+    card.__dict__["is_initialized"] = lambda: False
+    loop.train(60, other_ms=1)
+    assert "model" in conditions.read_conditions(loop.steps)
+    with device.on_device(torch):
+        assert not capture_begin.is_graph_captured()
+    for kind in (wire_capture.KIND_SNAPSHOT, wire_capture.KIND_RANGE):
+        assert Guard(print, print).refuse(kind) == "this process does not use CUDA"
+    assert (asked, loop.steps.problem) == ([], "")
 
 
 def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_is(

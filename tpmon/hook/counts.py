@@ -373,17 +373,22 @@ class Counts:
             self.watcher = Watcher(self)
         self.watch_at = self.watcher.at_step(now)
 
-    def graph_begins(self, graph: int) -> None:
-        """Note that a CUDA graph is being captured, in whatever thread."""
-        GRAPHS[graph] = self.optimizer_calls + self.backwards
+    def graph_noted(self, graph: object, begins: bool) -> None:
+        """Note that the capture of a CUDA graph begins or is over, in whatever thread.
 
-    def graph_ended(self, graph: int) -> None:
-        """Note that one no longer is; replays of one that holds an update or a backward end no step."""
-        seen = self.optimizer_calls + self.backwards
-        holds = GRAPHS.pop(graph, seen) != seen and get_ident() == self.owner
-        if holds and self.rule != wire.RULE_CALL and self.pages is not None:
-            self.graphed_at = self.steps + 1
-            self.pages.set_status(wire.STATE_UNSEEN, self.patches, _REPLAYS)
+        Replays of one that holds an update or a backward end no step that is seen.
+        """
+        try:
+            seen = self.optimizer_calls + self.backwards
+            if begins:
+                GRAPHS[graph] = seen
+            elif GRAPHS.pop(graph, seen) != seen and get_ident() == self.owner and self.pages is not None:
+                self.graphed_at = 0 if self.rule == wire.RULE_CALL else self.steps + 1
+                if self.graphed_at:
+                    self.pages.set_status(wire.STATE_UNSEEN, self.patches, _REPLAYS)
+        except Exception as error:
+            if not self.fail(error):
+                raise
 
     def ddp_made(self, module: object) -> None:
         """Note a DistributedDataParallel, whose settings are read while it lives."""

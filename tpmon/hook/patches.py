@@ -280,14 +280,14 @@ def _wrap_capture(original: Callable[..., None], steps: Steps, begins: bool) -> 
     @_like(original)
     def capture(self: Any, *args: Any, **kwargs: Any) -> None:
         if begins:
-            steps.graph_begins(id(self))
+            steps.graph_noted(self, True)
         over = True
         try:
             original(self, *args, **kwargs)
             over = not begins
         finally:
             if over:
-                steps.graph_ended(id(self))
+                steps.graph_noted(self, False)
 
     return capture
 

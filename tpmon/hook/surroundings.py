@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from operator import index
+from weakref import WeakKeyDictionary
 
 from tpmon.hook.wire import UNKNOWN_RANK
 
@@ -29,7 +30,7 @@ _WITHIN = 3
 _VARIABLE = 4
 """Of a code's flags: it takes ``*args``."""
 
-GRAPHS: dict[int, int] = {}
+GRAPHS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """CUDA graphs that are captured just now, in whatever thread: to ask a device for anything breaks them."""
 
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
