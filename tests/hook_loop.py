@@ -27,6 +27,8 @@ class Loop:
         self.now = 10**12
         monkeypatch.setattr(steps, "monotonic_ns", lambda: self.now)
         monkeypatch.setattr(counts, "monotonic_ns", lambda: self.now)
+        # It would stay in this process, which other tests read.
+        monkeypatch.setattr(counts, "leave_word", lambda _: None)
         self.turned_off = 0
         self.steps = Steps(self._turned_off)
         self.iterator = Batches(4)

@@ -31,6 +31,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
+from tpmon.probe.hook import explain_absence
 from tpmon.probe.in_front import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
 from tpmon.probe.job import Job, Member
 from tpmon.probe.memory_left import read_memory_left
@@ -338,6 +339,12 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
 def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
     pid = process.pid
+    why = explain_absence(pid)
+    if why:
+        return UsageError(
+            f"{error.what} that can be asked: {why}",
+            f"tpmon sample {pid}, which needs none; or remove what stands in its way and start the run again",
+        )
     if is_armed(pid):
         return UsageError(
             f"{error.what} yet: it was started with one, which begins with the loop's first batch or step",

@@ -206,6 +206,11 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
 
 def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
     every = say_plan(asked(tmp_path), 7, 0, 12.0, 4)
+    for timeout_s, limit in ((1800, "30m00s"), (0, "10 min, unless the program sets another one")):
+        waited = say_plan(asked(tmp_path), 7, 0, 12.0, timeout_s=timeout_s)
+        assert len(waited) == len(every) + 1
+        assert "the other ranks wait in their collectives" in waited[-2]
+        assert waited[-2].endswith(f"the timeout of their group: {limit}")
     assert every[0] == "5 steps of all 4 ranks here, by torch.profiler from their step hook"
     assert "512M of each, packed" in every[2]
     assert "One step of each is profiled" in every[3]

@@ -25,7 +25,7 @@ from tpmon.capture.talk import NO_ANSWER, Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
-from tpmon.hook import ends, wire
+from tpmon.hook import ends, wire, wire_settings
 from tpmon.hook import wire_capture as w
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import Missing
@@ -133,6 +133,21 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
     made = Hook(monkeypatch)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(("world", "cuda", "told"), [(8, 1, True), (8, 0, False), (1, 1, False)])
+def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_other_ranks(
+    hook: Hook, world: int, cuda: int, told: bool
+) -> None:
+    words = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
+    words[wire_settings.SET_NUMBER] = words[wire_settings.SET_NUMBER_AGAIN] = 1
+    words[wire_settings.SET_CUDA], words[wire_settings.SET_TIMEOUT_S] = cuda, 600
+    wire_settings.write_settings(hook.page, words)
+    hook.bus.header.world_size = world
+    hook.step(100)
+    hook.lead(stopped=lambda: hook.asleep > 3)
+    lines = [line for line in hook.said if line.startswith("the first profile of a process on CUDA")]
+    assert [line.endswith("the timeout of their group: 10m00s") for line in lines] == [True] * told
 
 
 def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(hook: Hook) -> None:

@@ -162,6 +162,6 @@ def test_every_document_that_a_module_names_exists() -> None:
             assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), f"{path.name}: {name}"
 
 
-def test_no_module_is_longer_than_400_lines() -> None:
+def test_no_module_is_longer_than_600_lines() -> None:
     for path in (ROOT / "tpmon").rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 400, path
+        assert len(path.read_text().splitlines()) <= 600, path

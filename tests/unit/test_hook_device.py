@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from tests.hook_loop import MS, Batches, Loop
-from tpmon.hook import device, watch, wire_settings
+from tpmon.hook import capture_begin, conditions, device, watch, wire, wire_capture, wire_settings
+from tpmon.hook.guard import Guard
+from tpmon.hook.patches import DDP, LATER, PLACES, SCALER_BEFORE, Patches
 from tpmon.hook.settings import Settings
-from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
+from tpmon.model.hook_settings import NO_DEVICE, TOO_LONG, DeviceTimes
 from tpmon.model.known import is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
 
@@ -35,8 +38,13 @@ class Card:
     def is_initialized(self) -> bool:
         return True
 
-    def device_count(self) -> int:
-        return len(self.reserved)
+    def compiled(self) -> types.SimpleNamespace:
+        """Return torch._C, as far as it has to do with the card."""
+        return types.SimpleNamespace(
+            _cuda_getDevice=lambda: 0,
+            _cuda_getDeviceCount=lambda: len(self.reserved),
+            _cuda_memoryStats=self.memory_stats,
+        )
 
     def memory_stats(self, device: int) -> dict[str, dict[str, dict[str, int]]]:
         return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
@@ -101,7 +109,7 @@ def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
     torch = types.ModuleType("torch")
     torch.__file__ = __file__  # an error of this card is one of torch
     torch.cuda = card
-    torch._C = types.SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_memoryStats=card.memory_stats)
+    torch._C = card.compiled()
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
     return card
@@ -172,6 +180,134 @@ def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop: Loop, card
     assert read(loop).dropped >= 1
 
 
+class Graph:
+    """Play torch.cuda.CUDAGraph: ``within`` says which thread's capture is under way."""
+
+    within: int = 0
+
+    def capture_begin(self, mode: str = "global") -> None:
+        if mode == "refused":
+            raise RuntimeError("CUDA error: operation not permitted")
+        Graph.within = threading.get_ident()
+
+    def capture_end(self) -> None:
+        Graph.within = 0
+
+
+@pytest.fixture
+def graphs(loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Graph]]:
+    """Have the hook follow this class, and an event fail that is asked while another thread captures."""
+    monkeypatch.setattr(Graph, "within", 0)
+    ask = Event.query
+
+    def query(self: Event) -> bool:
+        assert Graph.within in (0, threading.get_ident()), "breaks the capture of another thread"
+        return ask(self)
+
+    monkeypatch.setattr(Event, "query", query)
+    patches = Patches(loop.steps)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.cuda.graphs", types.SimpleNamespace(CUDAGraph=Graph))
+        for name in (*PLACES, *LATER, SCALER_BEFORE, DDP):
+            patch.delitem(sys.modules, name, raising=False)
+        patches.apply()
+    yield Graph
+    patches.take_back()
+    assert not hasattr(Graph.capture_begin, "__wrapped__"), "it is put back"
+
+
+def in_another_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_while_another_thread_captures_a_graph_no_event_is_asked(
+    loop: Loop, card: Card, graphs: type[Graph]
+) -> None:
+    """In CUDA's global mode that would break the capture, though none is of this thread's stream."""
+    loop.train(8, other_ms=1)
+    before = read(loop).steps
+    graph = graphs()
+    in_another_thread(graph.capture_begin)
+    loop.train(60, other_ms=1)
+    assert capture_begin.is_graph_captured()
+    assert (loop.steps.problem, read(loop).steps) == ("", before)
+    assert loop.steps.watcher._timer is not None
+    in_another_thread(graph.capture_end)
+    loop.train(60, other_ms=1)
+    assert not capture_begin.is_graph_captured()
+    assert read(loop).steps > before
+
+
+def test_a_graph_that_is_gone_is_captured_no_more(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    graph = graphs()
+    graph.capture_begin()
+    assert capture_begin.is_graph_captured()
+    del graph
+    assert not capture_begin.is_graph_captured()
+
+
+def test_a_capture_that_torch_refuses_is_none(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs().capture_begin("refused")
+    assert not capture_begin.is_graph_captured()
+
+
+def state(loop: Loop) -> tuple[int, str]:
+    assert loop.steps.pages is not None
+    told, _, text = wire.parse_status(loop.steps.pages.page)
+    return told, text
+
+
+def test_a_graph_that_holds_a_whole_step_is_said_to_hide_the_steps_and_what_to_call(
+    loop: Loop, card: Card, graphs: type[Graph]
+) -> None:
+    loop.train(3)
+    graph = graphs()
+    graph.capture_begin()
+    loop.train(1)
+    graph.capture_end()
+    for _ in range(40):
+        loop.batch()  # what it replays nobody sees
+        loop.spend(5)
+    assert state(loop)[0] == wire.STATE_UNSEEN
+    assert "call tpmon.hook.step()" in state(loop)[1]
+    for _ in range(40):
+        loop.steps.step_called(4, True)
+        loop.spend(5)
+    assert state(loop) == (wire.STATE_RUNNING, "")
+
+
+@pytest.mark.parametrize("part", ["forward", "of another thread", "said by the program"])
+def test_a_graph_that_hides_no_step_is_not_mentioned(
+    loop: Loop, card: Card, graphs: type[Graph], part: str
+) -> None:
+    loop.train(3)
+    graph = graphs()
+    if part == "of another thread":
+        in_another_thread(lambda: (graph.capture_begin(), graph.capture_end()))
+    else:
+        graph.capture_begin()
+        if part == "said by the program":
+            loop.steps.step_called(4, True)
+            loop.train(1)
+        graph.capture_end()
+    assert state(loop) == (wire.STATE_RUNNING, "")
+
+
+def test_a_graph_beside_which_steps_go_on_is_forgotten(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+    """Of one network of two, say."""
+    loop.train(3)
+    graph = graphs()
+    graph.capture_begin()
+    loop.train(1)
+    graph.capture_end()
+    assert state(loop)[0] == wire.STATE_UNSEEN
+    loop.train(20, other_ms=1)
+    assert state(loop) == (wire.STATE_RUNNING, "")
+
+
 def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loop, card: Card) -> None:
     card.late_ms = 10**9
     loop.train(6000, other_ms=10)
@@ -180,15 +316,19 @@ def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loo
     assert loop.steps.problem == ""
 
 
-def test_an_accumulation_of_more_parts_than_events_is_not_measured(loop: Loop, card: Card) -> None:
+def test_an_accumulation_of_more_parts_than_events_is_not_measured_and_says_so(
+    loop: Loop, card: Card
+) -> None:
     for _ in range(20):
         for _ in range(40):
             loop.batch()
             loop.backward()
         loop.update()
     loop.stop()
-    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert parse_device(loop.steps.page, loop.now) == TOO_LONG
     assert (loop.steps.problem, loop.steps.steps) == ("", 20)
+    loop.train(40, other_ms=1)
+    assert read(loop).dropped >= 1
 
 
 def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop: Loop, card: Card) -> None:
@@ -314,17 +454,73 @@ def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(
     assert timer.words[wire_settings.DEV_DROPPED] == 0
 
 
-def test_what_waits_for_the_device_waits_for_the_one_in_use(card: Card) -> None:
-    entered = []
+def test_what_waits_waits_for_each_device_in_use_and_goes_on_on_the_first(card: Card) -> None:
+    entered, waited = [], []
 
     @contextmanager
     def switch(number: int) -> Iterator[None]:
         entered.append(number)
         yield
 
-    card.__dict__["device"] = switch
-    for reserved, expected in (([0, 9], [1]), ([9, 9], [0]), ([0, 0], [])):
+    card.__dict__.update(device=switch, synchronize=waited.append)
+    for reserved, expected in (([0, 9], [1]), ([9, 9], [0]), ([9, 0], [0]), ([0, 0], [])):
         entered.clear()
+        waited.clear()
         card.reserved = reserved
         with device.on_device(sys.modules["torch"]):
             assert entered == expected
+        assert waited == ([1] if reserved == [9, 9] else [])
+
+
+def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_nothing(card: Card) -> None:
+    """And never by torch.cuda.device_count(), which in some torches waits for NVML."""
+    torch = sys.modules["torch"]
+    counted: list[int] = []
+    torch._C._cuda_getDeviceCount = lambda: counted.append(1) or 2
+    assert device.find_device(torch) == 0
+    assert not counted
+    card.reserved = [0, 9]
+    assert device.find_device(torch) == 1
+    assert counted == [1]
+
+
+def test_a_driver_that_the_program_has_not_initialised_is_asked_for_nothing(loop: Loop, card: Card) -> None:
+    """Also in a forked child, where torch says so, and any call would fail or begin the driver anew."""
+    asked: list[str] = []
+
+    class Driver:
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_cuda"):
+                asked.append(name)
+            raise AttributeError(name)
+
+    torch = sys.modules["torch"]
+    torch._C = Driver()
+    torch.__version__ = "2.13.0"
+    card.__dict__["is_initialized"] = lambda: False
+    loop.train(60, other_ms=1)
+    assert "model" in conditions.read_conditions(loop.steps)
+    with device.on_device(torch):
+        assert not capture_begin.is_graph_captured()
+    for kind in (wire_capture.KIND_SNAPSHOT, wire_capture.KIND_RANGE):
+        assert Guard(print, print).refuse(kind) == "this process does not use CUDA"
+    assert (asked, loop.steps.problem) == ([], "")
+
+
+def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_is(
+    loop: Loop, card: Card
+) -> None:
+    """cudaMallocAsync does; the program works on device 1, device 0 is the current one of four."""
+    contexts = {1}
+
+    def ask(number: int) -> dict[str, dict[str, dict[str, int]]]:
+        contexts.add(number)
+        return card.memory_stats(number)
+
+    card.reserved = [0, 1 << 30, 0, 0]
+    torch = sys.modules["torch"]
+    torch._C._cuda_memoryStats = ask
+    torch._C._cuda_hasPrimaryContext = contexts.__contains__
+    loop.train(60, other_ms=1)
+    assert device.find_device(torch) == 1
+    assert contexts == {1}

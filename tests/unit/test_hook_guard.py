@@ -16,6 +16,8 @@ from tpmon.hook.guard import Guard, find_cupti_user
 TORCH = "7f10a4000000-7f10a5000000 r-xp 00000000 08:01 4211                       /opt/venv/lib/python3.11/site-packages"
 OWN = f"{TORCH}/torch/lib/libtorch_cuda.so\n{TORCH}/nvidia/cuda_cupti/lib/libcupti.so.12\n"
 AT = "7f20a4000000-7f20a5000000 r-xp 00000000 08:01 17                         "
+NCU = "/opt/nvidia/nsight-compute/2025.1.1/target/linux-desktop-glibc_2_11_3-x64"
+SANITIZER = "/usr/local/cuda/compute-sanitizer"
 NSYS = "/opt/nvidia/nsight-systems/2025.1.1/target-linux-x64"
 
 
@@ -26,6 +28,21 @@ NSYS = "/opt/nvidia/nsight-systems/2025.1.1/target-linux-x64"
         (f"{AT}/tmp/nvidia/libToolsInjection64.so (deleted)\n", "libToolsInjection64.so (deleted)"),
         (f"{AT}/usr/lib/libnsys-mpi.so\n", "libnsys-mpi.so"),
         (f"{AT}/usr/local/cuda/lib64/libcupti_injection.so\n", "libcupti_injection.so"),
+        (f"{AT}{NCU}/libcuda-injection.so\n", "libcuda-injection.so"),
+        (f"{AT}/tmp/x/libTreeLauncherTargetInjection.so\n", "libTreeLauncherTargetInjection.so"),
+        (f"{AT}{NCU}/libnvperf_target.so\n", "libnvperf_target.so"),
+        (f"{AT}{SANITIZER}/libsanitizer-collection.so\n", "libsanitizer-collection.so"),
+        (f"{AT}{SANITIZER}/libInterceptorInjectionTarget.so\n", "libInterceptorInjectionTarget.so"),
+        (f"{AT}/usr/local/cuda/lib64/libcuinj64.so.11.8\n", "libcuinj64.so.11.8"),
+        (f"{AT}/opt/samples/libcupti_trace_injection.so\n", "libcupti_trace_injection.so"),
+        (f"{AT}/opt/venv/lib/triton/_C/libproton.so\n", "libproton.so"),
+        (f"{AT}/usr/lib/libparcagpucupti.so\n", "libparcagpucupti.so"),
+        (f"{AT}/opt/mperf/libmperf_cupti.so\n", "libmperf_cupti.so"),
+        (f"{AT}/opt/scorep/lib/libscorep_adapter_cuda_event.so.0\n", "libscorep_adapter_cuda_event.so.0"),
+        (f"{AT}/opt/tau/x86_64/lib/libTAU-CUPTI.so\n", "libTAU-CUPTI.so"),
+        (f"{AT}/opt/hpctoolkit/ext-libs/libhpcrun.so\n", "libhpcrun.so"),
+        (f"{AT}/opt/venv/lib/python3.11/site-packages/torch/lib/libcupti-2d0b8a.so.11.8\n", ""),
+        (f"{AT}/usr/local/cuda/extras/CUPTI/lib64/libnvperf_host.so\n", ""),
         (f"{AT}{NSYS}/libInterceptorInjection\udcff.so\n", "libInterceptorInjection\ufffd.so"),
         (f"{AT}/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.12\n", ""),
         ("7fff00000000-7fff00021000 rw-p 00000000 00:00 0                          [stack]\n", ""),
@@ -39,6 +56,17 @@ def test_the_tool_in_front_of_a_run_is_known_by_its_library_and_torchs_own_is_no
     for text in (f"{line}{OWN}", f"{OWN}{line}"):
         maps.write_text(text, encoding="utf-8", errors="surrogateescape")
         assert find_cupti_user(str(maps)) == name
+
+
+def test_a_library_that_the_driver_was_told_to_load_is_named(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/odd tool/lib/libwatches.so")
+    assert find_cupti_user(str(tmp_path / "gone")) == "libwatches.so"
+    assert refuse() == "another tool holds the GPU's profiling slot: libwatches.so"
+    assert refuse(w.KIND_RANGE) == "nsys is not in front of this run, and cannot be put there now"
+    torch.cuda.is_initialized = lambda: False
+    assert refuse() == ""
 
 
 def test_maps_that_cannot_be_read_name_nobody(tmp_path: Path) -> None:

@@ -246,6 +246,47 @@ print(json.dumps(told))
     assert run(python, torch_like, program) == [20, 4, 32 if seen else 0, "", False]
 
 
+SCALERS = """
+class ConstantGradScaler:
+    def update(self, found_inf):
+        pass
+class DynamicGradScaler(ConstantGradScaler):
+    def update(self, found_inf):
+        self.found = found_inf
+"""
+
+
+@pytest.mark.parametrize("scaler", ["ConstantGradScaler", "DynamicGradScaler"])
+def test_the_updates_that_megatron_leaves_out_are_seen(
+    python: str, torch_like: Path, tmp_path: Path, scaler: str
+) -> None:
+    """Its scaler is told before the update; of two optimizers of one step, each has one."""
+    module = tmp_path / "megatron" / "core" / "optimizer" / "grad_scaler.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(SCALERS)
+    program = f"""
+import sys, types, torch, json
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+import tpmon.hook
+from megatron.core.optimizer import grad_scaler
+from tpmon.hook.installation import HOOK
+scalers = [grad_scaler.{scaler}(), grad_scaler.{scaler}()]
+for number in torch.utils.data.dataloader._BaseDataLoaderIter(range(20)):
+    torch.autograd.backward()
+    overflow = number % 5 == 0
+    for one in scalers:
+        one.update(overflow)
+    if not overflow:
+        torch.optim.optimizer.Optimizer().step()
+told = [HOOK.steps.steps, HOOK.steps.skipped, HOOK.steps.updates, HOOK.steps.optimizer_calls, HOOK.problem]
+tpmon.hook.uninstall()
+told.append(hasattr(grad_scaler.{scaler}.update, "__wrapped__"))
+print(json.dumps(told))
+"""
+    assert run(python, torch_like, program) == [20, 4, 20, 16, "", False]
+
+
 def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
     report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
     assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")

@@ -59,7 +59,7 @@ def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Allocator:
     torch = types.ModuleType("torch")
     torch.__file__ = __file__
     torch.cuda = card
-    torch._C = types.SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_memoryStats=card.memory_stats)
+    torch._C = card.compiled()
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
     return card

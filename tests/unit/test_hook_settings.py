@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from weakref import ref
 
@@ -44,6 +45,19 @@ def settings_with(page: memoryview, **words: int):
     settings = parse_settings(page, 9 * S)
     assert is_known(settings)
     return settings
+
+
+def test_the_timeout_of_the_default_process_group_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(_timeout=timedelta(minutes=30))
+    group = SimpleNamespace(_get_backend=lambda _device: SimpleNamespace(options=options))
+    world = SimpleNamespace(default_pg=None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=str))
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
+    settings = Settings()
+    settings.begin()
+    assert settings.read(1)[wire.SET_TIMEOUT_S] == wire.UNKNOWN
+    world.default_pg = group
+    assert settings.read(2)[wire.SET_TIMEOUT_S] == 1800
 
 
 def test_a_page_without_settings_says_so(page: memoryview) -> None:

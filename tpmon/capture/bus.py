@@ -15,6 +15,7 @@ from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.units import clean_text
 from tpmon.own_command import call_as_root
@@ -123,6 +124,13 @@ class Bus:
         """Return how many steps the hook has timed on a CUDA device that the process works on."""
         words = wire_settings.parse_device(self.page)
         return words[wire_settings.DEV_STEPS] if words else 0
+
+    def read_timeout_s(self) -> Known[int]:
+        """Return how long the other ranks wait for this one, 0 for unknown; Missing where none is to wait."""
+        words = wire_settings.parse_settings(self.page)
+        if self.header.world_size < 2 or not words or words[wire_settings.SET_CUDA] <= 0:
+            return Missing("it trains alone, or not on CUDA")
+        return max(words[wire_settings.SET_TIMEOUT_S], 0)
 
     def post(self, request: wire_capture.Request) -> None:
         """Write a request; the hook reads it at the end of the step."""

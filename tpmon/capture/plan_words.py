@@ -8,9 +8,14 @@ from tpmon.capture.files import locate, read_free_bytes
 from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count, say_length
 from tpmon.hook import wire_capture
 from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
-from tpmon.model.known import Known, is_known
-from tpmon.model.units import clean_text, format_bytes
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import clean_text, format_bytes, format_seconds
 
+_FIRST_START = (
+    "the first profile of a process on CUDA takes seconds to begin, in which Python stands still; the other"
+    " ranks wait in their collectives, and NCCL ends the run where that exceeds the timeout of their group"
+)
+_ALONE = Missing("no other rank waits")
 _NO_PROBE = f"{UNKNOWN}how long the loop stands still"
 
 STAYS_SLOWER = (
@@ -28,11 +33,12 @@ def say_plan(
     ranks: int = 1,
     *,
     stays_slower: bool = False,
+    timeout_s: Known[int] = _ALONE,
 ) -> tuple[str, ...]:
     """Say which steps the hook would record and where to, before anything is asked of the run.
 
     ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: a profile leaves launches
-    so.
+    so. ``timeout_s``: so long the other ranks wait, 0 where that is not known.
     """
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
@@ -58,8 +64,16 @@ def say_plan(
         f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
         " longer the first time, on a GPU up to seconds"
     )
+    return what, pace, _say_room(asked, pid, each), *say_of_cuda(stays_slower, timeout_s), unknown
+
+
+def say_of_cuda(stays_slower: bool, timeout_s: Known[int] = _ALONE) -> tuple[str, ...]:
+    """Say what a profile costs on CUDA beside what is measured; ``timeout_s`` as in ``say_plan``."""
     stays = (STAYS_SLOWER,) if stays_slower else ()
-    return what, pace, _say_room(asked, pid, each), *stays, unknown
+    if not is_known(timeout_s):
+        return stays
+    limit = format_seconds(timeout_s) if timeout_s else "10 min, unless the program sets another one"
+    return *stays, f"{_FIRST_START}: {limit}"
 
 
 def say_plan_of_kineto(
@@ -82,7 +96,7 @@ def say_plan_of_kineto(
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
         " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
     )
-    stays = (STAYS_SLOWER,) if stays_slower else ()
+    stays = say_of_cuda(stays_slower)
     return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
 
 

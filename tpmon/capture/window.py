@@ -41,7 +41,7 @@ from tpmon.capture.plan import (
     size_window,
     stretch_seconds,
 )
-from tpmon.capture.plan_words import STAYS_SLOWER, say_cut, say_plan
+from tpmon.capture.plan_words import say_cut, say_of_cuda, say_plan
 from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
@@ -157,6 +157,7 @@ class Window:
             steps_ms[0],
             ranks,
             stays_slower=self._stays_slower,
+            timeout_s=first.read_timeout_s(),
         )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
@@ -169,8 +170,8 @@ class Window:
             self._say(f"{self.asked.kind.value} of {say_length(self.asked, self.asked.steps)}")
             paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
             return self._fire(paces, self.asked.steps, self.asked.seconds)
-        if self._stays_slower:
-            self._say(STAYS_SLOWER)
+        for line in say_of_cuda(self._stays_slower, first.read_timeout_s()):
+            self._say(line)
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
             " the loop stands still for some milliseconds, longer the first time"

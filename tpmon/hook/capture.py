@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
+from contextlib import suppress
 from time import monotonic_ns
 
 from tpmon.hook import wire, wire_capture
@@ -20,8 +21,9 @@ from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording, judge_
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
-from tpmon.hook.guard import Guard
-from tpmon.hook.surroundings import describe, is_ours, torch_folder
+from tpmon.hook.guard import Guard, is_recording
+from tpmon.hook.kept import keep_for_ever
+from tpmon.hook.surroundings import describe, is_of_torch, is_ours, torch_folder
 from tpmon.hook.wire_capture import Request
 
 TYPE_CHECKING = False
@@ -116,7 +118,7 @@ class Capture:
     def forked(self) -> None:
         """Leave the recording to the parent: in this child nothing is recorded any more."""
         if self._recorder is not None:
-            _KEPT.append(self._recorder)  # its end would end what the parent records
+            keep_for_ever(self._recorder)  # its end would end what the parent records
             disable: Any = getattr(sys.modules["torch"]._C._autograd, "_enable_record_function", None)  # noqa: SLF001
             if disable is not None:
                 disable(False)
@@ -355,17 +357,22 @@ class Capture:
             self._end(state, reason)
 
     def break_off(self, error: BaseException, ours: bool) -> None:
-        """End a request after an error, and after one of our own all capturing."""
-        self._broken = describe(error) if ours else self._broken
-        reason = self._broken if ours else f"interrupted by {type(error).__name__}"
+        """End a request after an error, and all capturing after one of our own that torch did not raise."""
+        reason = describe(error) if ours else f"interrupted by {type(error).__name__}"
+        if ours and not is_of_torch(error):
+            self._broken = reason
         recorder = self._recorder
         try:
             self._drop_out(wire_capture.STATE_FAILED, reason)
         except Exception as second:
-            self._broken = f"{reason}; then {second}"
+            reason = f"{reason}; then {second}"
             if recorder is not None:
                 recorder.abandon()
-            _KEPT.append(recorder)
+            keep_for_ever(recorder)
+            if not is_of_torch(second) or is_recording():
+                self._broken = reason
+            with suppress(Exception):  # not to be told either
+                self._end(wire_capture.STATE_FAILED, reason)
             self._forget()
             self._steps.answered = self._steps.requests[0]
 
@@ -395,6 +402,3 @@ class Capture:
         self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
         self._reason = ""
-
-
-_KEPT: list[object] = []  # recordings whose end belongs to another process, or failed

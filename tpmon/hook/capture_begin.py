@@ -8,6 +8,7 @@ from tpmon.hook import wire_capture
 from tpmon.hook.headroom import read_resident
 from tpmon.hook.recorder import Recorder
 from tpmon.hook.recorder_cuda import Range, Snapshot
+from tpmon.hook.surroundings import GRAPHS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def begin_words(words: list[int], request: Request, following: int) -> None:
 def is_graph_captured() -> bool:
     """Tell whether a CUDA graph is being captured: to wait for the device, as ends do, would break it."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return bool(GRAPHS) or (
+        cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    )
 
 
 def name_obstacle(request: Request, guard: Guard) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 
 from tpmon.hook import wire_capture
-from tpmon.hook.headroom import read_disk_left, read_memory_left
+from tpmon.hook.headroom import ends_at_limit, read_disk_left, read_file_limit, read_memory_left
 from tpmon.hook.recorder import PART, TEMPORARY, Recorder, count_events, rename_cut
 
 TYPE_CHECKING = False
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _DISK_SPARE = 64 << 20
 """Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
+
+_LARGEST = 4 << 30
+"""Larger than any file that bounds of time and memory leave room for: a probe knows no size before."""
 
 _MIB = 1 << 20
 _ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
@@ -80,6 +83,10 @@ class CaptureFile:
             left = read_disk_left(folder)
         except OSError as error:
             return f"{folder}: {error.strerror or error}"
+        most, deadly = read_file_limit(), ends_at_limit()
+        if (_LARGEST if deadly else size) > most:
+            end = ", and the kernel would end the program at it (SIGXFSZ)" if deadly else ""
+            return f"the training may write files of {most / _MIB:.1f} MiB at most (ulimit -f){end}"
         if size + _DISK_SPARE > left:
             return f"needs {(size + _DISK_SPARE) // _MIB} MiB of disk, {left // _MIB} are left in {folder}"
         return ""

@@ -157,7 +157,8 @@ def _read_ranks() -> dict[str, Any]:
 def _read_device(torch: Any) -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         return {"gpu": ""}
-    told = torch.cuda.get_device_properties(max(0, find_device(torch)))
+    # Past get_device_properties(), which counts the devices first: that may go to NVML.
+    told = torch.cuda._get_device_properties(max(0, find_device(torch)))  # noqa: SLF001 there once CUDA is
     return {
         "gpu": told.name,
         "gpu_uuid": str(getattr(told, "uuid", "")),

@@ -11,7 +11,9 @@ from time import monotonic_ns
 
 from tpmon import __version__
 from tpmon.hook import wire
+from tpmon.hook.kept import leave_word
 from tpmon.hook.surroundings import (
+    GRAPHS,
     describe,
     is_loader_worker,
     is_of_python,
@@ -52,6 +54,9 @@ _MOST_AHEAD = 32
 """The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
 
 
+_REPLAYS = "a CUDA graph holds whole steps, and nobody sees its replays: call tpmon.hook.step() after each"
+
+
 class Counts:
     """Hold counters and times; ``owner`` is the training thread, ``problem`` what went wrong."""
 
@@ -89,6 +94,7 @@ class Counts:
         "forward_ns",
         "fsdp",
         "graded",
+        "graphed_at",
         "guessed",
         "in_data",
         "kind",
@@ -160,7 +166,7 @@ class Counts:
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = self.differentiated = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
         self.between_ns = 0
-        self.guessed = 0
+        self.guessed = self.graphed_at = 0
         self.rule = wire.RULE_NONE
         self.votes = 0
         self.steps = self.eval_steps = self.batches = self.backwards = 0
@@ -207,6 +213,7 @@ class Counts:
                 self.pages.set_status(wire.STATE_DISABLED, 0, problem)
         except Exception as error:
             self.problem = f"{problem}; then {error}"
+            leave_word(problem)
 
     def turn_off_later(self, problem: str) -> None:
         """Count nothing for good, and say why at the first event, which a worker has none of."""
@@ -303,6 +310,9 @@ class Counts:
             self.publish(now)
         if may_look and now >= self.watch_at:
             self.look(now)
+        if self.graphed_at and self.steps > self.graphed_at and self.pages is not None:
+            self.graphed_at = 0  # steps end beside it all the same
+            self.pages.set_status(wire.STATE_RUNNING, self.patches, "")
         if self.requests[0] != self.answered:
             self.answer()
         self.due_ns = now + SHORT_NS if self.watch is None and self.answered != WATCHED else 0
@@ -362,6 +372,23 @@ class Counts:
 
             self.watcher = Watcher(self)
         self.watch_at = self.watcher.at_step(now)
+
+    def graph_noted(self, graph: object, begins: bool) -> None:
+        """Note that the capture of a CUDA graph begins or is over, in whatever thread.
+
+        Replays of one that holds an update or a backward end no step that is seen.
+        """
+        try:
+            seen = self.optimizer_calls + self.backwards
+            if begins:
+                GRAPHS[graph] = seen
+            elif GRAPHS.pop(graph, seen) != seen and get_ident() == self.owner and self.pages is not None:
+                self.graphed_at = 0 if self.rule == wire.RULE_CALL else self.steps + 1
+                if self.graphed_at:
+                    self.pages.set_status(wire.STATE_UNSEEN, self.patches, _REPLAYS)
+        except Exception as error:
+            if not self.fail(error):
+                raise
 
     def ddp_made(self, module: object) -> None:
         """Note a DistributedDataParallel, whose settings are read while it lives."""

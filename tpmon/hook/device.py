@@ -3,15 +3,17 @@
 An event is recorded at each turn of the step: boundary, batch, backward, its end, update; all on the stream
 on which backwards begin, for a batch may be asked for on another one. Later boundaries ask the last event
 whether it is done; only then the times between them are read. Nothing is recorded or asked while a CUDA
-graph is captured. Not tested on a card.
+graph is captured. No event is ever freed: its end reaches for the driver, which ends a forked child, and a
+process whose device has failed. Not tested on a card.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from tpmon.hook import wire_settings as wire
-from tpmon.hook.surroundings import is_ours, torch_folder
+from tpmon.hook.kept import keep_for_ever
+from tpmon.hook.surroundings import GRAPHS, is_ours, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +30,13 @@ _WORDS = {FORWARD: wire.DEV_FORWARD_NS, BACKWARD: wire.DEV_BACKWARD_NS, OPTIMIZE
 
 
 def holds_work(torch: Any, device: int) -> bool:
-    """Tell whether the caching allocator holds memory of a device; to ask it makes no context there."""
+    """Tell whether the caching allocator holds memory of a device, where that has a context.
+
+    To ask cudaMallocAsync makes a context there, of half a GiB.
+    """
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001
+    if has_context is not None and not has_context(device):
+        return False
     return bool(torch._C._cuda_memoryStats(device)["reserved_bytes"]["all"]["current"])  # noqa: SLF001
 
 
@@ -38,27 +46,36 @@ def find_device(torch: Any) -> int:
     A program that says ``.to("cuda:3")`` and no more has device 0 as its current one. Whatever is recorded,
     or waited for, on a device without a context makes one there, of half a GiB.
     """
+    return next(_list_working(torch), -1)
+
+
+def _list_working(torch: Any) -> Iterator[int]:
+    """Yield the devices that the program works on, the current one first.
+
+    Of the C functions alone: torch.cuda.device_count() may go to NVML, which may never return.
+    """
     here = int(torch._C._cuda_getDevice())  # noqa: SLF001
-    others = (one for one in range(torch.cuda.device_count()) if one != here)
-    return next((one for one in (here, *others) if holds_work(torch, one)), -1)
+    if holds_work(torch, here):
+        yield here
+    others = (one for one in range(torch._C._cuda_getDeviceCount()) if one != here)  # noqa: SLF001
+    yield from (one for one in others if holds_work(torch, one))
 
 
 @contextmanager
 def on_device(torch: Any) -> Iterator[None]:
-    """Make the device that the program works on the current one, where CUDA is in use and another is it.
+    """Make the first of these devices the current one, once the others are done, where CUDA is in use.
 
-    An allocator of the program's own may refuse to say what it holds: then the current one stays.
+    Without any it stays, and where an allocator of the program's own refuses to say what it holds.
     """
+    devices: list[int] = []
     try:
-        device = find_device(torch) if torch.cuda.is_initialized() else -1
+        devices.extend(_list_working(torch) if torch.cuda.is_initialized() else ())
     except Exception as error:
         if not is_ours(error, torch_folder()):
             raise
-        device = -1
-    if device < 0:
-        yield
-        return
-    with torch.cuda.device(device):
+    for one in devices[1:]:
+        torch.cuda.synchronize(one)
+    with torch.cuda.device(devices[0]) if devices else nullcontext():
         yield
 
 
@@ -80,6 +97,7 @@ class DeviceTimer:
 
     def __init__(self, cuda: Any) -> None:
         """Make the events; ``cuda`` is torch.cuda, initialized."""
+        keep_for_ever(self)
         self._cuda = cuda
         self._events = [cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
         self._stream: Any = None
@@ -103,7 +121,9 @@ class DeviceTimer:
         """Record an event where this part of the step ends."""
         if not self._measuring:
             return
-        if len(self._turns) == _EVENTS or self._cuda.is_current_stream_capturing():
+        if len(self._turns) == _EVENTS:
+            self.words[wire.DEV_TOO_LONG] += 1
+        if len(self._turns) == _EVENTS or GRAPHS or self._cuda.is_current_stream_capturing():
             self._drop()
             return
         if ended == FORWARD and self._cuda.current_stream() != self._stream:
@@ -116,8 +136,8 @@ class DeviceTimer:
         """Measure this step no more: it holds what is no part of it."""
         self._measuring = False
 
-    def end(self, now: int, step: int) -> None:
-        """End the step that is measured; ``step`` is its number."""
+    def end(self, now: int, step: int) -> bool:
+        """End the step that is measured, the ``step``-th; tell whether any was too long so far."""
         self.note(OTHER)
         if self._measuring:
             self._measuring = False
@@ -125,10 +145,11 @@ class DeviceTimer:
             self._ended_ns = now
             self.words[wire.DEV_EVERY] = step - self._step
             self._step = step
+        return bool(self.words[wire.DEV_TOO_LONG])
 
     def poll(self, now: int) -> bool:
         """Tell whether a measured step came in; ``words`` hold it then."""
-        if not self.pending or self._cuda.is_current_stream_capturing():
+        if not self.pending or GRAPHS or self._cuda.is_current_stream_capturing():
             return False
         if not self._events[len(self._turns) - 1].query():
             if now - self._ended_ns > _GIVE_UP_NS:
@@ -144,8 +165,7 @@ class DeviceTimer:
         words[wire.DEV_STEPS] += 1
         words[wire.DEV_HOST_NS] += self._ended_ns - self._began_ns
         words[wire.DEV_TIME_NS] = now
-        words[wire.DEV_NUMBER] += 1
-        words[wire.DEV_NUMBER_AGAIN] = words[wire.DEV_NUMBER]
+        self._number()
         return True
 
     def _move(self, stream: Any) -> None:
@@ -157,3 +177,8 @@ class DeviceTimer:
     def _drop(self) -> None:
         self._measuring = self.pending = False
         self.words[wire.DEV_DROPPED] += 1
+        self._number()
+
+    def _number(self) -> None:
+        self.words[wire.DEV_NUMBER] += 1
+        self.words[wire.DEV_NUMBER_AGAIN] = self.words[wire.DEV_NUMBER]

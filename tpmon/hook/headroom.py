@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+_FILE_SIGNAL = 25
+"""SIGXFSZ: ends a program that neither ignores nor handles it. Python ignores it."""
+
 _CGROUP = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 62
 
@@ -28,6 +31,29 @@ def read_disk_left(folder: str) -> int:
     """
     told = os.statvfs(folder)
     return told.f_bavail * told.f_frsize
+
+
+def read_file_limit() -> int:
+    """Return how many bytes a file of this process may have (RLIMIT_FSIZE), of memory too."""
+    import resource  # noqa: PLC0415
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return _UNLIMITED if most == resource.RLIM_INFINITY else most
+
+
+def ends_at_limit(proc: str = "/proc") -> bool:
+    """Tell whether the kernel ends this process where a file would pass that limit; True where unknown."""
+    return not is_set(_FILE_SIGNAL, b"SigIgn:", b"SigCgt:", unknown=False, proc=proc)
+
+
+def is_set(number: int, *masks: bytes, unknown: bool, proc: str = "/proc") -> bool:
+    """Tell whether a signal is in one of the masks of this process; ``unknown`` where they cannot be read."""
+    try:
+        with open(f"{proc}/self/status", "rb") as file:
+            found = [int(line.split()[1], 16) for line in file if line.startswith(masks)]
+    except (OSError, ValueError, IndexError):
+        return unknown
+    return any(mask >> (number - 1) & 1 for mask in found)
 
 
 def read_resident(proc: str = "/proc") -> int:

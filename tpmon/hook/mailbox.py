@@ -12,6 +12,8 @@ import time
 from _thread import allocate_lock, get_ident
 
 from tpmon.hook import wire
+from tpmon.hook.headroom import is_set
+from tpmon.hook.kept import keep_for_ever
 from tpmon.hook.surroundings import describe, is_ours
 
 TYPE_CHECKING = False
@@ -58,7 +60,7 @@ class Mailbox:
             return
         before = signal.getsignal(signal.SIGURG)
         # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
-        if before is None or (not callable(before) and _is_caught(signal.SIGURG)):
+        if before is None or (not callable(before) and is_set(signal.SIGURG, b"SigCgt:", unknown=True)):
             return
         try:
             signal.signal(signal.SIGURG, self._woken)
@@ -123,7 +125,7 @@ class Mailbox:
 
     def leave(self) -> None:
         """Know nothing more of what captures in a forked child, and end nothing: that is the parent's."""
-        _KEPT.append(self.capture)
+        keep_for_ever(self.capture)  # its end is not this child's to make
         self.capture = self._timer = self._over = None
         self._handling = False
 
@@ -273,16 +275,3 @@ class Mailbox:
                 raise
         if callable(self._before):
             self._before(number, frame)
-
-
-def _is_caught(number: int) -> bool:
-    """Tell whether this process handles a signal, by whatever code; True where that cannot be read."""
-    try:
-        with open("/proc/self/status", "rb") as file:
-            caught = next(line for line in file if line.startswith(b"SigCgt:"))
-        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError, IndexError, StopIteration):
-        return True
-
-
-_KEPT: list[object] = []  # of a parent, whose end is not this child's to make

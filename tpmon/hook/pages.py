@@ -14,6 +14,8 @@ import sys
 import time
 
 from tpmon.hook import wire
+from tpmon.hook.headroom import read_file_limit
+from tpmon.hook.kept import keep_for_ever
 
 _ADD_SEALS = 1033
 _SEAL_SEAL = 0x1
@@ -57,6 +59,9 @@ class Pages:
             raise
 
     def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+        most = read_file_limit()
+        if most < wire.TELEMETRY_BYTES:  # the kernel may end a program that tries
+            raise OSError(errno.EFBIG, f"a page has {wire.TELEMETRY_BYTES} bytes, ulimit -f allows {most}")
         page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
         mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
         self._files = [_read_file(descriptor) for descriptor in self._descriptors]
@@ -127,7 +132,7 @@ class Pages:
             mapped = mmap.mmap(high, size, flags)
         self._maps.append(mapped)
         if not _KEEPS_NONE:
-            _keep_for_ever(mapped)
+            keep_for_ever(mapped)  # at the interpreter's end nobody looks whose descriptor it would close
         return mapped
 
     def _seal(self) -> bool:
@@ -154,13 +159,6 @@ class Pages:
 
 _KEEPS_NONE = sys.version_info >= (3, 13)
 """Before, a map keeps a second descriptor, of the lowest free number, and closes it, whosever it is then."""
-
-
-def _keep_for_ever(mapped: mmap.mmap) -> None:
-    """Keep a map from being closed at the interpreter's end, when nobody looks whose descriptor it is."""
-    import ctypes  # noqa: PLC0415 torch imported it already
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
 _LINK = f"/memfd:{wire.TELEMETRY_NAME}"

@@ -40,7 +40,11 @@ SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 """The same; its backwards call the engine itself, past the entry of torch."""
 DEEPSPEED = "deepspeed.runtime.engine"
 """The same; it leaves updates out by a scaler of its own."""
-LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED)
+MEGATRON = "megatron.core.optimizer.grad_scaler"
+"""The same; its scalers are told before an update whether it is left out."""
+GRAPHS = "torch.cuda.graphs"
+"""Comes with torch; only which CUDA graphs are being captured is wanted, in whatever thread."""
+LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED, MEGATRON)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -71,11 +75,13 @@ class Patches:
             (FSDP, self._patch_fsdp),
             (SCHEDULES, self._patch_schedules),
             (DEEPSPEED, self._patch_deepspeed),
+            (MEGATRON, self._patch_megatron),
+            (GRAPHS, self._patch_graphs),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name == DDP or name in LATER:
+                if bit or name in (DDP, GRAPHS, *LATER):
                     self._done.update((name, SCALER) if name == SCALER_BEFORE else (name,))
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -131,12 +137,16 @@ class Patches:
             return 0
         return wire.PATCH_OPTIMIZER
 
+    def _wrap(self, place: Any, name: str, wrap: Callable[..., Any], *told: Any) -> bool:
+        """Replace what a class or a module has of this name by its wrapper; tell whether it was there."""
+        found = getattr(place, "__dict__", {}).get(name)
+        if found is not None:
+            self._replace(place, name, wrap(found, *told))
+        return found is not None
+
     def _patch_loaders(self, module: ModuleType) -> int:
         iterator = module.__dict__.get("_BaseDataLoaderIter")
-        if iterator is None or "__next__" not in iterator.__dict__:
-            return 0
-        self._replace(iterator, "__next__", _wrap_next(iterator.__dict__["__next__"], self._steps))
-        return wire.PATCH_DATA
+        return wire.PATCH_DATA * self._wrap(iterator, "__next__", _wrap_next, self._steps)
 
     def _patch_engine(self, module: ModuleType) -> int:
         autograd = sys.modules["torch.autograd"]
@@ -154,41 +164,36 @@ class Patches:
         return wire.PATCH_BACKWARD
 
     def _patch_schedules(self, module: ModuleType) -> int:
-        backward = module.__dict__.get("custom_backward")
-        if backward is None:
-            return 0
-        self._replace(module, "custom_backward", _wrap_engine(backward, self._steps))
-        return wire.PATCH_BACKWARD
+        return wire.PATCH_BACKWARD * self._wrap(module, "custom_backward", _wrap_engine, self._steps)
 
     def _patch_scaler(self, module: ModuleType) -> int:
         scaler = module.__dict__.get("ShardedGradScaler" if module.__name__ == SHARDED else "GradScaler")
-        if scaler is None or "update" not in scaler.__dict__:
-            return 0
-        self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
-        return wire.PATCH_SCALER
+        return wire.PATCH_SCALER * self._wrap(scaler, "update", _wrap_update, self._steps)
 
     def _patch_deepspeed(self, module: ModuleType) -> int:
         engine = module.__dict__.get("DeepSpeedEngine")
-        if engine is None or "_take_model_step" not in engine.__dict__:
-            return 0
         # Called at the end of an accumulation alone, whether it comes to an update or not.
-        self._replace(
-            engine, "_take_model_step", _wrap_update(engine.__dict__["_take_model_step"], self._steps)
-        )
+        return wire.PATCH_SCALER * self._wrap(engine, "_take_model_step", _wrap_update, self._steps)
+
+    def _patch_megatron(self, module: ModuleType) -> int:
+        for name in ("ConstantGradScaler", "DynamicGradScaler"):
+            self._wrap(module.__dict__.get(name), "update", _wrap_found, self._steps)
         return wire.PATCH_SCALER
+
+    def _patch_graphs(self, module: ModuleType) -> int:
+        graph = module.__dict__.get("CUDAGraph")
+        self._wrap(graph, "capture_begin", _wrap_capture, self._steps, True)
+        self._wrap(graph, "capture_end", _wrap_capture, self._steps, False)
+        return 0  # nothing is counted by it
 
     def _patch_ddp(self, module: ModuleType) -> int:
         wrapper = module.__dict__.get("DistributedDataParallel")
-        if wrapper is not None and "__init__" in wrapper.__dict__:
-            ours = _wrap_init(wrapper.__dict__["__init__"], self._steps.ddp_made)
-            self._replace(wrapper, "__init__", ours)
-        return 0  # nothing is counted by it
+        self._wrap(wrapper, "__init__", _wrap_init, self._steps.ddp_made)
+        return 0
 
     def _patch_fsdp(self, module: ModuleType) -> int:
         wrapper = module.__dict__.get("FullyShardedDataParallel")
-        if wrapper is not None and "__init__" in wrapper.__dict__:
-            ours = _wrap_init(wrapper.__dict__["__init__"], self._steps.fsdp_made)
-            self._replace(wrapper, "__init__", ours)
+        self._wrap(wrapper, "__init__", _wrap_init, self._steps.fsdp_made)
         return 0
 
 
@@ -258,6 +263,33 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
         return result
 
     return update
+
+
+def _wrap_found(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    @_like(original)
+    def update(self: Any, found_inf: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, found_inf, *args, **kwargs)
+        if found_inf:
+            steps.scaler_updated()
+        return result
+
+    return update
+
+
+def _wrap_capture(original: Callable[..., None], steps: Steps, begins: bool) -> Callable[..., None]:
+    @_like(original)
+    def capture(self: Any, *args: Any, **kwargs: Any) -> None:
+        if begins:
+            steps.graph_noted(self, True)
+        over = True
+        try:
+            original(self, *args, **kwargs)
+            over = not begins
+        finally:
+            if over:
+                steps.graph_noted(self, False)
+
+    return capture
 
 
 def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) -> Callable[..., None]:

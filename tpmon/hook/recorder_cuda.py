@@ -35,9 +35,7 @@ class Snapshot:
 
     def prepare(self) -> None:
         """See whether the program keeps a history itself: then it is left as it is."""
-        torch: Any = sys.modules["torch"]
-        is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001
-        self._ours = not (is_on is not None and is_on())
+        self._ours = not _keeps_history(unknown=False)
 
     def start(self, metadata: dict[str, str]) -> None:  # noqa: ARG002
         """Begin to keep the history."""
@@ -74,9 +72,15 @@ class Snapshot:
     def drop(self) -> None:
         """Stop keeping the history, if we began it."""
         running, self._running = self._running, False
-        if running and self._ours:
+        if running and self._ours and _keeps_history(unknown=True):  # torch may have refused to begin
             memory: Any = sys.modules["torch.cuda.memory"]
             memory._record_memory_history(enabled=None)  # noqa: SLF001
+
+
+def _keeps_history(*, unknown: bool) -> bool:
+    """Ask torch whether the allocator keeps its history; ``unknown`` where it does not say."""
+    ask: Any = getattr(sys.modules["torch"]._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001
+    return unknown if ask is None else bool(ask())
 
 
 class Range:
@@ -104,7 +108,9 @@ class Range:
         torch: Any = sys.modules["torch"]
         with on_device(torch):
             torch.cuda.synchronize()
-            torch.cuda.cudart().cudaProfilerStart()
+            refused = int(torch.cuda.cudart().cudaProfilerStart() or 0)
+        if refused:
+            raise RuntimeError(f"cudaProfilerStart was refused: CUDA error {refused}")
         self._running = True
 
     def mark(self, step: int) -> None:

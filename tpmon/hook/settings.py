@@ -124,7 +124,7 @@ class Settings:
         self.see_turn(OTHER)
         for part in (self._read_switches, self._read_precision, self._read_autocast):
             self._attempt(part)
-        for part in (self._read_dynamo, self._read_memory, self._read_ddp, self._read_fsdp):
+        for part in (self._read_dynamo, self._read_memory, self._read_ddp, self._read_fsdp, self._read_group):
             self._attempt(part)
         self._readings += 1
         words = [one if one.__class__ is int and abs(one) < _MOST else wire.UNKNOWN for one in self.words]
@@ -253,6 +253,12 @@ class Settings:
         self.words[wire.SET_DDP_FIND_UNUSED] = int(bool(module.find_unused_parameters))
         self.words[wire.SET_DDP_STATIC_GRAPH] = int(bool(getattr(module, "static_graph", False)))
 
+    def _read_group(self) -> None:
+        group = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+        if group is not None and group.default_pg is not None and self.words[wire.SET_TIMEOUT_S] < 0:
+            backend = group.default_pg._get_backend(sys.modules["torch"].device("cuda"))  # noqa: SLF001
+            self.words[wire.SET_TIMEOUT_S] = int(backend.options._timeout.total_seconds())  # noqa: SLF001
+
     def _read_fsdp(self) -> None:
         if self._readings % _SIZES_EVERY > 1:
             return  # it walks through modules, and changes seldom
@@ -293,4 +299,5 @@ def _read_allocator() -> Any:
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
-    return torch._C._cuda_memoryStats(max(0, find_device(torch)))  # noqa: SLF001
+    device = find_device(torch)
+    return torch._C._cuda_memoryStats(device) if device >= 0 else None  # noqa: SLF001

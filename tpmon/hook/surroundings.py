@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from operator import index
+from weakref import WeakKeyDictionary
 
 from tpmon.hook.wire import UNKNOWN_RANK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import FrameType, TracebackType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -28,6 +29,9 @@ _WITHIN = 3
 
 _VARIABLE = 4
 """Of a code's flags: it takes ``*args``."""
+
+GRAPHS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""CUDA graphs that are captured just now, in whatever thread: to ask a device for anything breaks them."""
 
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
@@ -128,6 +132,13 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
     return True
 
 
+def is_of_torch(error: BaseException) -> bool:
+    """Tell whether an error came up within torch, or where a recorder of ours calls its C functions."""
+    trace = _find_origin(error)
+    file = os.path.abspath(trace.tb_frame.f_code.co_filename) if trace is not None else ""
+    return file.startswith((torch_folder(), f"{_HERE}recorder", f"{_HERE}device."))
+
+
 def is_from_handler(error: BaseException) -> bool:
     """Tell whether an error that came up where code of the program may run came from a signal handler.
 
@@ -176,11 +187,16 @@ def _find_code(handler: object) -> object:
 
 def describe(error: BaseException) -> str:
     """Say what an error is and where it came up."""
+    trace = _find_origin(error)
+    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _find_origin(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return trace
 
 
 def _read_number(name: str) -> int:

@@ -16,6 +16,7 @@ from tpmon.hook.surroundings import is_ours, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _EVERY_NS = 5_000_000_000
@@ -59,14 +60,15 @@ class Watcher:
         if steps.watch is None:
             timer = self._timer
             if timer is not None and timer.pending:
-                self._poll(timer, now)
+                self._ask(timer.poll, now)
                 if timer.pending:
                     return now + _POLL_NS
                 if now < self._began_ns + _EVERY_ON_CUDA_NS:
                     return self._began_ns + _EVERY_ON_CUDA_NS
             return self._begin(now)
         steps.watch = None
-        self._end_device(now)
+        if self._timer is not None:
+            self._ask(self._timer.end, now, steps.steps)
         self._settings.note_wrappers(steps.ddp, steps.fsdp, self.optimizer)
         self._settings.guard = getattr(getattr(steps.mailbox, "capture", None), "guard", None)
         wire_settings.write_settings(steps.page, self._settings.read(now))
@@ -140,25 +142,14 @@ class Watcher:
         return 0
 
     def _note(self, ended: int) -> None:
-        if self._timer is None:
-            return
-        try:
-            self._timer.note(ended)
-        except Exception as error:
-            self._leave_device(error)
+        if self._timer is not None:
+            self._ask(self._timer.note, ended)
 
-    def _end_device(self, now: int) -> None:
-        if self._timer is None:
-            return
+    def _ask(self, timer: Callable[..., object], *told: int) -> None:
+        """Ask the timer, and write its words where it says that they are to be told."""
         try:
-            self._timer.end(now, self._steps.steps)
-        except Exception as error:
-            self._leave_device(error)
-
-    def _poll(self, timer: device.DeviceTimer, now: int) -> None:
-        try:
-            if timer.poll(now):
-                wire_settings.write_device(self._steps.page, timer.words)
+            if timer(*told) and self._timer is not None:
+                wire_settings.write_device(self._steps.page, self._timer.words)
         except Exception as error:
             self._leave_device(error)
 

@@ -19,6 +19,8 @@ only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-e
 ``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64
 the request: its number (written last), its kind, then what ``wire_capture`` says. Nothing in it is trusted.
 
+Where neither can be made, a word why may lie at WORD_ADDRESS of the process's own memory: a magic, then text.
+
 Every value is cumulative, so a reader that comes late or skips records loses no total. **Records**
 are the sequence lock: each carries its number as first and as last word, is written whole, and the
 count of records (LIVE_RECORDS) is stored after it. A reader copies, then reads the count again, and
@@ -44,6 +46,9 @@ TELEMETRY_NAME = "tpmon"
 MAILBOX_NAME = "tpmon-ctl"
 
 MAGIC = b"tpmonbus"
+WORD_MAGIC = b"tpmonoff"
+WORD_ADDRESS = 0x7470_6D6F_0000
+WORD_BYTES = 256
 MAILBOX_MAGIC = b"tpmonctl"
 
 RECORD_WORDS = 24
@@ -126,7 +131,7 @@ BACKWARDS_WITHOUT_UPDATE = 64
 
 STATE_RUNNING = 1
 STATE_DISABLED = 2
-STATE_UNINSTALLED = 3
+STATE_UNSEEN, STATE_UNINSTALLED = 4, 3
 
 # What is patched, as bits.
 PATCH_DATA = 1

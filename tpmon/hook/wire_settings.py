@@ -82,6 +82,8 @@ SET_PEAK_IN_OTHER = 51
 SET_PEAK_PHASE = 52
 # An estimate of bytes, or ELSEWHERE.
 SET_ACTIVATIONS = 53
+# Of the default process group, in seconds: so long its ranks wait for each other.
+SET_TIMEOUT_S = 54
 SET_NUMBER_AGAIN = 63
 
 UNKNOWN = -1
@@ -121,6 +123,7 @@ DEV_OPTIMIZER_NS = 6
 DEV_HOST_NS = 7
 DEV_EVERY = 8
 DEV_DROPPED = 9
+DEV_TOO_LONG = 10  # of those, with more turns than there are events
 DEV_NUMBER_AGAIN = 15
 
 

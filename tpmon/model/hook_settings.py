@@ -161,3 +161,4 @@ class DeviceTimes:
 
 NO_SETTINGS = Missing("the hook has not told its settings yet")
 NO_DEVICE = Missing("the hook has measured no step on a CUDA device")
+TOO_LONG = Missing("steps of more than some 30 parts (accumulation) are not timed on the device")

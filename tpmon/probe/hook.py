@@ -203,7 +203,8 @@ class StepReader:
             if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
                 return self._confirm(process, page)
             page.close()
-        return Missing(reason)
+        word = _read_word(process.pid, self._proc) if reason == NO_HOOK else ""
+        return Missing(f"the hook turned itself off: {word}" if word else reason)
 
     def _confirm(self, process: Identity, page: _Open) -> _Open | Missing:
         """Make sure that the PID was not reused while its descriptors were read."""
@@ -212,6 +213,34 @@ class StepReader:
                 return page
         page.close()
         return Missing("the process is gone")
+
+
+def explain_absence(pid: int, proc: str = PROC) -> str:
+    """Say why a process that has a hook has no page of it, "" where nothing says so.
+
+    By the word that the hook left, or by a page that is mapped and has no descriptor any more.
+    """
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in file]
+    except OSError:
+        return ""
+    if any(at == f"{wire.WORD_ADDRESS:x}" for at, _ in mapped):
+        return f"its hook turned itself off: {_read_word(pid, proc) or 'why may not be read (ptrace_scope)'}"
+    if any(path == [f"{_LINK}\n"] for _, path in mapped):
+        return "the program closed the descriptors of its hook, by which alone tpmon finds it"
+    return ""
+
+
+def _read_word(pid: int, proc: str) -> str:
+    """Return what a hook left where it could make no page: of its own page alone, and without a stop."""
+    try:
+        with open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), wire.WORD_BYTES, wire.WORD_ADDRESS)
+    except OSError:
+        return ""  # there is none, or it may not be read
+    magic, text = data[: len(wire.WORD_MAGIC)], data[len(wire.WORD_MAGIC) :].rstrip(b"\0")
+    return clean_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
 
 
 def _list_links(folder: str) -> list[str]:

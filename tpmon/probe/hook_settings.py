@@ -8,6 +8,7 @@ from tpmon.hook import wire_settings as wire
 from tpmon.model.hook_settings import (
     NO_DEVICE,
     NO_SETTINGS,
+    TOO_LONG,
     AllocatorFigures,
     CompileCounts,
     DdpSettings,
@@ -88,7 +89,7 @@ def parse_device(page: memoryview, taken_ns: int) -> Known[DeviceTimes]:
     """Parse the device times of a page whose header is believed."""
     words = wire.parse_device(page)
     if not words or not words[wire.DEV_STEPS]:
-        return NO_DEVICE
+        return TOO_LONG if words and words[wire.DEV_TOO_LONG] else NO_DEVICE
     return DeviceTimes(
         age_s=_age_s(words[wire.DEV_TIME_NS], taken_ns),
         steps=words[wire.DEV_STEPS],
