@@ -1,5 +1,6 @@
 """Secrets of many kinds in lines, command lines and paths; ordinary logs that stay as they are."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tpmon
 from tests.unit.secrets import HEX32, HEX40, HEX64, KINDS, OTHERS, PEM, READABLE, S, Secret
 from tpmon.model.redaction import (
     HIDDEN,
@@ -220,6 +222,18 @@ def test_hostile_lines_take_no_longer_than_they_are_long(unit: str) -> None:
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,|>%(){}\x1f\n", max_size=60))
 def test_any_text_is_taken(text: str) -> None:
     assert isinstance(hide(text), str)
+
+
+def test_text_of_others_enters_through_one_border() -> None:
+    """These clean what is hidden before: words of a command line, lines of a log, a path; or a card's own names."""
+    rooms = Path(tpmon.__file__).parent
+    bare = {
+        path.stem
+        for room in ("probe", "capture")
+        for path in (rooms / room).glob("*.py")
+        if re.search(r"import .*\bclean_text\b", path.read_text())
+    }
+    assert bare == {"bundle_sources", "gpu_rates", "jobs", "output", "plan_words", "stack_text", "tracer"}
 
 
 def test_no_pattern_is_compiled_before_it_is_needed() -> None:

@@ -27,7 +27,7 @@ from tpmon.model.units import clean_text
 HIDDEN = "***"
 _GAP = "\x1f"
 """Between the words of a command line; white space for every pattern."""
-_KEPT_TEXTS, _MOST_KEPT = 4096, 300
+_KEPT_TEXTS, _MOST_KEPT = 2048, 300
 _MOST_NAME, _MOST_OPEN = 130, 600
 _MOST_LINES, _MOST_QUOTED = 200, 6
 """Of a key, and of a quote, whose end does not come."""
