@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpmon
-from tests.unit.secrets import HEX32, HEX40, HEX64, KINDS, OTHERS, PEM, READABLE, S, Secret
+from tests.unit.secrets import HEX32, HEX40, HEX64, KINDS, MORE, OTHERS, PEM, READABLE, S, Secret
 from tpmon.model.redaction import (
     HIDDEN,
     Redactor,
@@ -25,14 +25,15 @@ from tpmon.probe.dump_text import _parse_local
 from tpmon.probe.output import parse_tail
 
 ORDINARY = (Path(__file__).parent / "data" / "ordinary_log.txt").read_text().splitlines()
-ONE_LINE = tuple(secret for secret in (*KINDS, *OTHERS) if "\n" not in secret.text)
+EVERY = (*KINDS, *OTHERS, *MORE)
+ONE_LINE = tuple(secret for secret in EVERY if "\n" not in secret.text)
 
 
 def named(secret: Secret) -> str:
     return secret.kind
 
 
-@pytest.mark.parametrize("secret", [*KINDS, *OTHERS], ids=named)
+@pytest.mark.parametrize("secret", EVERY, ids=named)
 def test_a_secret_of_each_kind_is_hidden(secret: Secret) -> None:
     shown = hide(secret.text)
     assert [part for part in secret.parts if part in shown] == []
@@ -54,7 +55,7 @@ def test_a_secret_is_hidden_as_one_word_of_a_command_line(secret: Secret) -> Non
     assert shown.endswith("--lr 3")
 
 
-@pytest.mark.parametrize("secret", [*KINDS, *OTHERS], ids=named)
+@pytest.mark.parametrize("secret", EVERY, ids=named)
 def test_a_secret_is_hidden_in_the_tail_of_a_log(secret: Secret) -> None:
     tail = parse_tail(f"step 1\n{secret.text}\nstep 2\n".encode(), cut=False, most=20, length=4000)
     assert [part for part in secret.parts if any(part in line for line in tail)] == []

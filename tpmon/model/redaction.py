@@ -47,7 +47,7 @@ _UNSEEN = late(
 )
 
 _NAME = r"[\w.$@-]{1,100}"
-_SIGN = late(r"\s{0,3}(?:=>|->|:=|[=:]|%3[AaDd])\s{0,3}|\s{0,2}>")
+_SIGN = late(r"\s{0,3}(?:=>|->|:=|[=:]|%3[AaDd]|&#61;)\s{0,3}|\s{0,2}>")
 _NAME_BACK = late(r"[\"'\])\\]{0,6}([\w.$@/-]{1,100})")
 _QUOTES = r"[\"'\\]"
 _OPTION = late(
@@ -62,7 +62,7 @@ _CALLED = late(
     rf"\b(?:name|key|id|k|field|header|var|variable|property|param)[\"']?\s?[=:]?\s?\\?[\"']?({_NAME})\\?[\"']?"
     r"[^\n]{0,60}?\b(?:value|val|v|content|text|default)\\?[\"']?\s?[=:]\s?"
 )
-_ELEMENT = late(r"<(?P<name>[\w:.-]{1,60})(?:\s[^<>]{0,200})?>(?P<value>[^<]{1,2000})")
+_ELEMENT = late(r"<(?P<name>[\w:.-]{1,60})(?:\s[^<>]{0,200})?>(?P<value>[^<\x1f]{1,2000})(?=</)")
 _WORD = late(r"(?<![\w.-])[A-Za-z_][\w.-]{2,60}(?=[\"']?\s)")
 _SAID = late(r"[\"']?\s{1,3}(?:(?:\||(?:is|was|are|set to|to|as|of|for \S{1,60} is):?)\s{1,3})?")
 _SETS = late(
@@ -87,8 +87,7 @@ _BRACKET = late(r"[{}\[\]()]")
 _LEAF = late(r"[^\s\"',:{}\[\]()]+")
 _TO_SPACE = late(r"(?:\\ |[^\s\x1f])+")
 _TO_SIGN = late(r"[^\s,;&)}\]]+")
-_HEX = late(r"(?:%|\\x|\\u00)([0-7][0-9A-Fa-f])")
-_ENCODED = late(r"\S+")
+_HEX = late(r"(?:%|\\x|\\u00)([2-7][0-9A-Fa-f])")
 _ENDS_OPEN = tuple("=:,>|+-\\([{\"'")
 _NAMING = late(r"\s*-?\s*(?:name|key)\s*:")
 _UNCLOSED = late(rf"({_NAME})[\"'\])]{{0,3}}\s?[=:]\s?[bru]?(\"\"\"|\'\'\'|[\"'])(?=[^\"']*$)")
@@ -129,7 +128,8 @@ def hide_lines(lines: Sequence[str], most: int = 0) -> list[str]:
     elif most and marks:
         for line in lines[:-most]:
             redactor.feed(line)
-    return [redactor.feed(line) for line in lines[-most:]]
+    last = lines[-most:]
+    return [redactor.feed(line, last[at + 1 : at + 1 + _MOST_QUOTED]) for at, line in enumerate(last)]
 
 
 def hide_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -149,11 +149,11 @@ class Redactor:
         self._named = Rating.NONE
         self._indent = 0
 
-    def feed(self, line: str) -> str:
-        """Return the next line without its secrets."""
+    def feed(self, line: str, following: Sequence[str] = ()) -> str:
+        """Return the next line without its secrets; ``following`` are some lines behind it."""
         seen = line if line.isprintable() else _UNSEEN().sub("", line)
         found = _find_kept(seen) if len(seen) <= _MOST_KEPT else _find_spans(seen)
-        spans = [*self._go_on(seen), *found, *self._begin(seen)]
+        spans = [*self._go_on(seen), *found, *self._begin(seen, following)]
         shown = _cover(seen, spans)
         shown = _hide_quoted(shown) if any(one in shown for one in ("%", "\\x", "\\u")) else shown
         return line if shown == seen else shown
@@ -197,7 +197,7 @@ class Redactor:
             return _NO_SPAN
         return (one.start("value"), len(line))
 
-    def _begin(self, line: str) -> Iterator[_Span]:
+    def _begin(self, line: str, following: Sequence[str]) -> Iterator[_Span]:
         """Find what a line begins and does not end: a key, a block, a quote, a name without its value."""
         if begin := _BEGIN().search(line) if "-----" in line or line.startswith("Private-") else None:
             end = _END().search(line, begin.end())
@@ -208,7 +208,7 @@ class Redactor:
         if not any(hint in low for hint in _HINTS):
             return
         quoted = _UNCLOSED().search(line, max(0, len(line) - _MOST_OPEN))
-        if quoted and rate_name(quoted[1]) > Rating.WEAK:
+        if quoted and rate_name(quoted[1]) > Rating.WEAK and any(quoted[2] in one for one in following):
             self._until = (quoted[2], 0)
         words = line.strip().removeprefix("- ")
         called = _NAMING().match(line) is not None
@@ -263,7 +263,9 @@ def _find_assigned(line: str) -> Iterator[_Span]:
         rating = rate_name(name)
         if sign[0].strip() == ">":
             rating = Rating.NONE if not line[: begin - len(name)].endswith("<") else rating
-        if not rating or (rating is Rating.BRIEF and sign[0].strip() == ":" and not quoted):
+        if not rating or (
+            rating is Rating.BRIEF and sign[0].strip() == ":" and not quoted and name[0] != "/"
+        ):
             continue
         before = begin - len(back[0])
         if _HEADER().fullmatch(name) and ":" in sign[0]:
@@ -289,7 +291,7 @@ def _span_value(line: str, begin: int, rating: Rating, *, whole: bool = False) -
     opened = _OPENING().match(line, begin)
     if opened:
         close = _closing(opened[1])().search(line, opened.end())
-        end = close.start() if close else len(line)
+        end = close.start() if close else _end_of_word(line, opened.end())
         if is_harmless(rating, line[opened.end() : end], quoted=True):
             return _NO_SPAN
         goes_on = close and (line[close.end() :][:1].isalnum() or line[close.end() :][:1] in tuple("\"'"))
@@ -370,11 +372,7 @@ def _cover(line: str, spans: Iterable[_Span]) -> str:
 
 
 def _hide_quoted(line: str) -> str:
-    """Hide what percent signs write otherwise; such a word is shown as it reads."""
-
-    def read(found: re.Match[str]) -> str:
-        plain = _HEX().sub(lambda one: chr(int(one[1], 16)), found[0])
-        shown = plain if plain == found[0] else _cover(plain, _find_spans(plain))
-        return shown if shown != plain else found[0]
-
-    return _ENCODED().sub(read, line)
+    """Hide what percent signs and escapes write otherwise; a line with a secret is then shown as it reads."""
+    plain = _HEX().sub(lambda one: chr(int(one[1], 16)), line)
+    shown = _cover(plain, _find_spans(plain)) if plain != line else plain
+    return shown if shown != plain else line

@@ -189,7 +189,7 @@ _PLACES = (
     (("://",), late(r"://(?:(?!/)[^/\s?#@:]{0,100}:)?([^/\s?#]{1,300})@")),
     (
         ("@",),
-        late(r"(?<![\w./@-])[\w.+-]{1,60}:([^\s@:/\"'=,]{3,100})@(?=[\w-]{1,60}(?:\.[\w.-]|:[0-9]|$|/))"),
+        late(r"(?<![\w./@-])[\w.+-]{1,60}:([^\s@:/\"'=,]{3,100})@(?=[\w-]{1,60}(?:\.[\w.-]|:[0-9]|$|[/(]))"),
     ),
     (
         ("hooks", "api.", ".org/t"),
@@ -199,6 +199,7 @@ _PLACES = (
         ),
     ),
     (("=",), late(r"(?i)[?&;](?:sig|code|access|t|k|pw?|st|auth|hash|hmac|key|sign)=([^\s&\"'<>#]{8,})")),
+    ((":5432:", ":*:"), late(r"(?<!\S)[\w.*-]+:(?:\d+|\*):[^:\s]*:[^:\s]+:(\S+)")),
     (("identified",), late(r"(?i)\bidentified\s(?:with\s\S{1,40}\s)?by\s{1,3}([^\s;]{1,200})")),
     (
         ("echo", "printf"),
@@ -302,7 +303,7 @@ def _widen(text: str, whole: tuple[int, int], solid: tuple[int, int]) -> tuple[i
 
 _PROGRAMS = (
     ("sshpass mysql mysqldump mysqladmin mariadb 7z 7za rar unrar mongo mongosh mongodump", "-p"),
-    ("helm skopeo az oc docker podman cqlsh ncftp", "-p"),
+    ("helm skopeo az oc docker podman cqlsh ncftp psexec", "-p"),
     ("curl wget http https xh lftp", "-u|-U|-a|--user|--auth|--proxy-user"),
     ("snmpget snmpwalk snmpset", "-A|-X"),
     ("redis-cli valkey-cli", "-a"),
