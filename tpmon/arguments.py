@@ -46,6 +46,10 @@ diagnose, and attach with check, end with the verdict (docs/verdicts.md):
   0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung
   of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
 
+PROMISE = """\
+Secrets are hidden in every output by name, form and randomness; one that looks like an ordinary word
+stays readable: read what you send before you send it."""
+
 DEMO_FRAMES = 3
 _PID_DIGITS = 10
 OWN_PARSERS = ("run", "hook")  # what follows is a program's, or nearly nothing (``starting``)
@@ -120,7 +124,10 @@ def build_parser(demo_epilog: str = "") -> Parser:
     attach = commands.add_parser(
         "attach",
         usage="tpmon attach PID | --job [options]",
-        description="Watch a training job. PID may be any process of it. Without an output flag: the screen.",
+        description=(
+            "Watch a training job. PID may be any process of it. Without an output flag: the screen.\n"
+            f"{PROMISE}"
+        ),
         epilog=VERDICT_CODES,
         formatter_class=plain,
         allow_abbrev=False,
@@ -247,6 +254,7 @@ def build_parser(demo_epilog: str = "") -> Parser:
             _add_setting(command, setting)
     for command in (ps, attach, diagnose, dump, fold, sample, capture, doctor, bundle, trace, demo):
         _add_common(command)
+        _add_setting(command, settings.SHOW_SETTING)
     parser.command_names = tuple(commands.choices)
     return parser
 
@@ -288,7 +296,8 @@ def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:
         description=(
             "Watch a job for some seconds and write what a ticket asks for into a private folder: Frames,\n"
             "verdict, three looks at the stacks and their fold, what may be read, logs, versions.\n"
-            "Passwords, tokens and keys become ***. Nothing is stopped, and nothing is written over."
+            "Nothing is stopped, and nothing is written over.\n"
+            f"{PROMISE}"
         ),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

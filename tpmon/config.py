@@ -14,6 +14,7 @@ from typing import Any
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.redaction import keep_random
 from tpmon.model.units import clean_text
 from tpmon.settings import CATALOGUE, DECIDED_LATER, SETTINGS, Value, check_value, parse_text
 
@@ -222,13 +223,14 @@ def _name_place(key: str, choices: Mapping[str, Choice]) -> str:
 
 
 def settle(choices: Mapping[str, Choice]) -> Options:
-    """Turn choices into options.
+    """Turn choices into options, and set what every output hides.
 
     Raises:
         UsageError: when one source asks for json and plain.
     """
     values: dict[str, Any] = {key: choice.value for key, choice in choices.items()}
     json, plain = _settle_output(choices)
+    keep_random(values["show"])
     return Options(
         interval_s=values["interval"],
         ascii_only=values["ascii"],

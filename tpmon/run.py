@@ -347,10 +347,10 @@ def _refuse(request: Request, error: OSError) -> UsageError:
     name = request.command[0]
     variable, sets, value = name.partition("=")
     if sets and variable.isidentifier():
-        from tpmon.probe.redaction import redact_words  # noqa: PLC0415
+        from tpmon.model.redaction import hide, hide_words  # noqa: PLC0415
 
-        told = shlex.quote(value) if redact_words([name]) == (name,) else "..."
-        rest = shlex.join(redact_words(request.command[1:])) or "PROGRAM"
+        told = shlex.quote(value) if hide(name) == name else "..."
+        rest = shlex.join(hide_words(request.command[1:])) or "PROGRAM"
         return UsageError(
             f"{variable}=... sets a variable and is no program", f"{variable}={told} tpmon run -- {rest}"
         )

@@ -111,6 +111,9 @@ HANG_AFTER_SETTING = Setting(
 WATCH_SETTINGS = (READONLY_SETTING, HANG_AFTER_SETTING)
 """What a session that judges may do, and when it takes a run for hung."""
 
+SHOW_SETTING = Setting(
+    "show", Kind.SWITCH, False, "keep long random words readable (hashes), where no name hides them"
+)
 JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
 
 LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
@@ -266,6 +269,7 @@ SETTINGS = (
     *OUTPUT_SETTINGS,
     STACKS_SETTING,
     *WATCH_SETTINGS,
+    SHOW_SETTING,
     JOB_SETTING,
     CHECK_SETTING,
     BELL_SETTING,

@@ -22,6 +22,7 @@ from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import NOW, make_frame
 from tests.looks import RECORDS, Look, update
 from tests.spying import may_sample
+from tests.unit.secrets import HEX40, KINDS, OTHERS, S
 from tests.waiting import wait_until
 from tpmon import bundle
 from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
@@ -68,16 +69,25 @@ PARTS = {
 
 
 @contextmanager
-def training(folder: Path) -> Iterator[int]:
+def training(folder: Path, *words: str, written: str = "", **environment: str) -> Iterator[int]:
     """Run a process with torch that waits, with a secret in its arguments, environment and log."""
     ready = folder / "ready"
+    folder.mkdir(exist_ok=True)
     with (folder / "train.log").open("wb") as log:
+        log.write(written.encode())
+        log.flush()
         process = subprocess.Popen(
-            [sys.executable, "-c", TRAINING, "--token", SECRET, str(ready)],
+            [sys.executable, "-c", TRAINING, "--token", SECRET, str(ready), *words],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "3", "WANDB_API_KEY": SECRET, "MASTER_ADDR": "127.0.0.1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "3",
+                "WANDB_API_KEY": SECRET,
+                "MASTER_ADDR": "127.0.0.1",
+                **environment,
+            },
         )
         try:
             assert wait_until(ready.exists, SECONDS)
@@ -142,6 +152,30 @@ def test_a_bundle_is_a_private_folder_without_secrets(job_pid: int, tmp_path):
     assert "torch of the job" in (folder / "versions.txt").read_text()
     assert json.loads((folder / "verdict.json").read_text())
     assert wait_until(lambda: job_pid not in find_spies())
+
+
+@pytest.mark.torch
+def test_bundle_json_and_text_hide_the_same_secrets_of_every_kind(tmp_path):
+    """In arguments, environment, log, and the folder of the log."""
+    if reason := may_sample():
+        pytest.skip(reason)
+    secrets = (*KINDS, *OTHERS)
+    words = [one.text for one in secrets if "\n" not in one.text]
+    conf = {"NCCL_DEBUG_FILE": "/tmp/token=" + S, "NCCL_SOCKET_IFNAME": f"password:{S}"}
+    log = "\n".join(f"step {number}\n{one.text}" for number, one in enumerate(secrets))
+    with training(tmp_path / f"runs-{HEX40}", *words, written=f"{log}\n", **conf) as pid:
+        said = [
+            call("attach", str(pid), "--once", "--json"),
+            call("attach", str(pid), "--once"),
+            call("bundle", str(pid), "--seconds", "2", "--out", str(tmp_path / "out")),
+        ]
+    texts = {f"command {at}": done.stdout for at, done in enumerate(said)}
+    texts |= {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert [done.returncode for done in said] == [0, 0, 0]
+    assert "/***/train.log" in texts["command 0"]
+    assert "NCCL_DEBUG_FILE=/tmp/token=***" in texts["processes.txt"]
+    parts = {part for one in secrets for part in one.parts if len(part) >= 9 and not part.isalpha()}
+    assert [(name, part) for name, text in texts.items() for part in parts if part in text] == []
 
 
 @pytest.mark.torch

@@ -105,7 +105,7 @@ def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: 
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
     named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
     assert ("--no-stacks" in flags) == ("--stacks" in flags)
-    assert positive == named | {"--help", "--print-config"} | OWN_FLAGS.get(command, set())
+    assert positive == named | {"--help", "--print-config", "--show"} | OWN_FLAGS.get(command, set())
 
 
 def test_help_of_demo_names_each_bottleneck():

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing
+from tpmon.model.redaction import HIDDEN, hide, hide_words
 from tpmon.probe import output
 from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stamp, parse_tail, read_more
-from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 # -- redaction -----------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
     ],
 )
 def test_secrets_are_hidden(line: str, secret: str) -> None:
-    shown = redact_secrets(line)
+    shown = hide(line)
     assert secret not in shown
     assert HIDDEN in shown
 
@@ -95,13 +95,13 @@ def test_secrets_are_hidden(line: str, secret: str) -> None:
     ],
 )
 def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
-    assert redact_secrets(line) == line
+    assert hide(line) == line
 
 
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,", max_size=80))
 def test_redaction_takes_any_text_and_settles(text: str) -> None:
-    once = redact_secrets(text)
-    assert redact_secrets(once) == once
+    once = hide(text)
+    assert hide(once) == once
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_redaction_takes_any_text_and_settles(text: str) -> None:
     ],
 )
 def test_in_a_command_line_a_value_ends_with_its_word(words: tuple[str, ...], shown: str) -> None:
-    assert " ".join(redact_words(words)) == shown
+    assert " ".join(hide_words(words)) == shown
 
 
 # -- the tail ------------------------------------------------------------------------------------

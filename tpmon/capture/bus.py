@@ -17,7 +17,7 @@ from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.own_command import call_as_root
 
 _SEALS = 1034
@@ -82,7 +82,7 @@ class Bus:
         state, _, error = wire.parse_status(self.page)
         if state != wire.STATE_RUNNING:
             why = (
-                f"the hook turned itself off: {clean_text(error, 200)}" if error else "the hook was taken out"
+                f"the hook turned itself off: {admit_text(error, 200)}" if error else "the hook was taken out"
             )
             return CaptureState.FAILED, why
         # exec keeps PID and start time, and takes every page; a loop that closes descriptors leaves the maps.
@@ -95,7 +95,7 @@ class Bus:
         told = wire_capture.parse_capture(self.page)
         if told is None or told[0][wire_capture.CAP_REQUEST] != number:
             return None
-        return Progress(told[0], clean_text(told[1], wire_capture.REASON_BYTES))
+        return Progress(told[0], admit_text(told[1], wire_capture.REASON_BYTES))
 
     def tells_of_another(self, number: int) -> bool:
         """Tell whether what the hook says is whole, and not of this request."""
@@ -201,7 +201,7 @@ def open_bus(process: Identity) -> Bus:
     elif not header.flags & wire.FLAG_CAPTURES:
         reason = f"the hook of process {pid} is of a tpmon that could not capture yet"
     elif state != wire.STATE_RUNNING:
-        why = clean_text(error_text, 200) or "it was taken out"
+        why = admit_text(error_text, 200) or "it was taken out"
         reason = f"the hook of process {pid} is off: {why}"
     if reason:
         page.close()

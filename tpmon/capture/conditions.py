@@ -14,7 +14,7 @@ from tpmon.model.capture import Conditions, GpuClocks
 from tpmon.model.codec import to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 _CONDITIONS = b'"tpmon":'
 _EDGE = 1 << 16
@@ -105,18 +105,18 @@ def to_conditions(told: dict[str, Any]) -> Conditions:
 
 def _why(value: object) -> Missing:
     if isinstance(value, dict) and isinstance(value.get("missing"), str):
-        return Missing(clean_text(value["missing"], 120))
+        return Missing(admit_text(value["missing"], 120))
     return _NOT_THERE
 
 
 def _text(value: object) -> Known[str]:
-    return clean_text(value, 120) if isinstance(value, str) else _why(value)
+    return admit_text(value, 120) if isinstance(value, str) else _why(value)
 
 
 def _texts(value: object) -> Known[tuple[str, ...]]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         return _why(value)
-    return tuple(clean_text(one, 120) for one in value[:_MOST_INPUTS])
+    return tuple(admit_text(one, 120) for one in value[:_MOST_INPUTS])
 
 
 def _int(value: object) -> Known[int]:

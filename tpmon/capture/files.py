@@ -15,8 +15,8 @@ from tpmon.hook import wire_capture
 from tpmon.model.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.redaction import admit_text
 from tpmon.model.trace import TraceSummary
-from tpmon.model.units import clean_text
 
 _CHUNK = 1 << 20
 
@@ -94,7 +94,7 @@ def clear_parts(place: Place, name: str, rank: int) -> list[str]:
         for entry in os.listdir(place.here):
             if entry.startswith(start) and entry.endswith((".part", ".part.tmp")):
                 os.unlink(place.reach(entry))
-                removed.append(clean_text(entry, 255))
+                removed.append(admit_text(entry, 255))
     return removed
 
 

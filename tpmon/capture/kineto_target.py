@@ -14,7 +14,7 @@ from tpmon.capture.kineto import CLIENT, DAEMON
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 OURS = "tpmon-kineto-"
 """How the folders begin that ``tpmon run --kineto`` makes."""
@@ -121,7 +121,7 @@ def _list_inodes(folder: str) -> Iterator[int]:
 def _read_name(pid: int, proc: str) -> str:
     try:
         with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return clean_text(file.read().strip(), 40)
+            return admit_text(file.read().strip(), 40)
     except OSError:
         return "ended"
 

@@ -6,7 +6,7 @@ import dataclasses
 from enum import Enum
 from typing import TypeVar, cast
 
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def _clean(value: object) -> object:
     if isinstance(value, Enum):
         return value
     if isinstance(value, str):
-        return clean_text(value, TEXT_CHARS)
+        return admit_text(value, TEXT_CHARS)
     if isinstance(value, tuple):
         return tuple(map(_clean, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

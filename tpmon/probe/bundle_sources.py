@@ -1,6 +1,6 @@
 """Read what a ticket asks for beside Frames and stacks: versions, processes, the job's log, the cards.
 
-Command lines and logs are redacted here, where they are read (``redaction``); of the
+Command lines and logs are redacted here, where they are read (``model.redaction``); of the
 environment only the variables that change training speed are known at all (``procread``).
 """
 
@@ -18,13 +18,13 @@ from tpmon import __version__
 from tpmon.model.doctor import point_to
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
+from tpmon.model.redaction import HIDDEN, admit_text, hide_lines, hide_words
 from tpmon.model.units import clean_text
 from tpmon.probe.background import read_within
 from tpmon.probe.job import Job, Member
 from tpmon.probe.kernel_log import pick_lines, read_log
 from tpmon.probe.output import OutputReader, read_more
 from tpmon.probe.procread import PROC, read_file
-from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 LOG_LINES = 400
 _COMMAND_CHARS = 2000
@@ -53,7 +53,7 @@ def _read_line(path: str, otherwise: str) -> Known[str]:
         first = read_file(path, 4096).decode("utf-8", "replace").partition("\n")[0]
     except OSError:
         return Missing(otherwise)
-    return clean_text(first.strip(), 200)
+    return admit_text(first.strip(), 200)
 
 
 def _read_system() -> Known[str]:
@@ -61,7 +61,7 @@ def _read_system() -> Known[str]:
         names = platform.freedesktop_os_release()
     except OSError:
         return Missing("no os-release file")
-    return clean_text(names.get("PRETTY_NAME", "?"), 100)
+    return admit_text(names.get("PRETTY_NAME", "?"), 100)
 
 
 def describe_processes(job: Job) -> Iterator[str]:
@@ -69,12 +69,12 @@ def describe_processes(job: Job) -> Iterator[str]:
     for member in job.members[:_MOST_PROCESSES]:
         yield f"{member.identity.pid} {_name(member)}, started {member.started.isoformat(timespec='seconds')}"
         fact = job.facts.get(member.identity.pid)
-        command = " ".join(map(_quote, redact_words(fact.argv))) if fact else ""
+        command = " ".join(map(_quote, hide_words(fact.argv))) if fact else ""
         yield f"  command: {clean_text(command, _COMMAND_CHARS) or 'not readable'}"
         if isinstance(member.environment, Missing):
             yield f"  environment: {member.environment.reason}"
         elif member.environment:
-            settings = redact_words([f"{one.name}={one.value}" for one in member.environment])
+            settings = [f"{one.name}={one.value}" for one in member.environment]
             yield f"  environment: {clean_text(' '.join(settings), _COMMAND_CHARS)}"
     if len(job.members) > _MOST_PROCESSES:
         more = len(job.members) - _MOST_PROCESSES
@@ -148,4 +148,4 @@ def read_cards() -> tuple[str, ...]:
     text = read_within(_SMI_S + 1.0, lambda: _call_smi(program))
     if isinstance(text, Missing):
         raise TimeoutError(110, text.reason)
-    return tuple(clean_text(redact_secrets(line), _COMMAND_CHARS) for line in text.splitlines())
+    return tuple(clean_text(line, _COMMAND_CHARS) for line in hide_lines(text.splitlines()))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 OUTSIDE_VIEW = Missing("its control group is outside this container's view")
 NOT_MOUNTED = Missing("no control groups are mounted here")
@@ -74,7 +74,7 @@ class Group:
         """Name the group for a person: its path, cut at the left, or the container's own."""
         if self.path == "/":
             return "this machine" if self.is_root() else "this container"
-        path = clean_text(self.path, 4 * PATH_LENGTH)
+        path = admit_text(self.path, 4 * PATH_LENGTH)
         return path if len(path) <= PATH_LENGTH else "…" + path[1 - PATH_LENGTH :]
 
 

@@ -24,7 +24,7 @@ from tpmon.model.frame import (
 from tpmon.model.host import NetworkSample, OutputSample, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.assemble import (
     age_by,
     age_output,
@@ -334,7 +334,7 @@ class Collector:
             start=job.start,
             script=job.script,
             user=job.user,
-            host=clean_text(os.uname().nodename, 64),
+            host=admit_text(os.uname().nodename, 64),
             state=TargetState.STOPPED if are_all_held(processes) else TargetState.RUNNING,
             world_size=steps.size_job(job.world_size, roles.count(Role.RANK)),
             local_ranks=roles.count(Role.RANK),

@@ -27,7 +27,7 @@ from tpmon.model.collectives import (
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.model.unpickle_shape import PlainError
 from tpmon.probe.background import read_within
 from tpmon.probe.debug_server import ask_records, find_door
@@ -156,9 +156,9 @@ def _try(read: Callable[[], Known[T]]) -> Known[T]:
         return read()
     except (OSError, PlainError, RecordError) as error:
         words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return Missing(clean_text(words or type(error).__name__, _REASON_CHARS))
+        return Missing(admit_text(words or type(error).__name__, _REASON_CHARS))
     except Exception as error:  # noqa: BLE001  # the reason stands where the record would be
-        return Missing(clean_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
+        return Missing(admit_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
 
 
 def _environment(one: _Rank) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tpmon.model.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.job import Job
 
 _SOURCES = (RecordSource.SERVER, RecordSource.FILE, RecordSource.RAS)
@@ -77,7 +77,7 @@ class CollectivesService:
         try:
             reading = self._read(self._job(), someone_waits=True)
         except Exception as error:  # noqa: BLE001  # shown where the records would be
-            host, reason = os.uname().nodename, clean_text(f"{type(error).__name__}: {error}", _REASON_CHARS)
+            host, reason = os.uname().nodename, admit_text(f"{type(error).__name__}: {error}", _REASON_CHARS)
             notes = tuple(SourceNote(host, source, reason) for source in _SOURCES)
             reading = CollectivesReading((), (), notes)
         with self._lock:

@@ -17,6 +17,7 @@ from tpmon.model.collectives import GroupRecord, RankRecord
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.model.redaction import hide
 from tpmon.probe.flight_recorder import Origin, parse_json
 from tpmon.probe.listeners import Listener, read_listeners
 from tpmon.probe.procread import PROC, read_thread_names
@@ -70,7 +71,7 @@ def find_door(
             if stat.S_ISSOCK(os.stat(seen).st_mode):
                 return Door(0, seen)
         except OSError as error:
-            return Missing(f"{path}: {say_refusal(error, 'environ')}")
+            return Missing(f"{hide(path)}: {say_refusal(error, 'environ')}")
     listeners = read_listeners(pid, everything, proc)
     return listeners if isinstance(listeners, Missing) else pick_door(listeners)
 

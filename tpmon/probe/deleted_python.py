@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import PROC, read_file
 
 _DELETED = " (deleted)"
@@ -49,4 +49,4 @@ def explain_deleted(pid: int, proc: str = PROC) -> str:
     gone = f"{name.removesuffix(_DELETED)} was deleted or replaced while it runs"
     whole = f"{gone}; as root: {copy}"
     # A command that is cut, or has other characters than the name, would do something else.
-    return whole if clean_text(whole, _REASON_CHARS) == whole else clean_text(gone, _REASON_CHARS)
+    return whole if admit_text(whole, _REASON_CHARS) == whole else admit_text(gone, _REASON_CHARS)

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from tpmon.model.dump import FrameLocals, Local
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.redaction import HIDDEN, admit_text, hide
+from tpmon.model.secrets import Rating, rate_name
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.model.units import clean_text
-from tpmon.probe.procread import SECRET_NAME
-from tpmon.probe.redaction import HIDDEN, names_secret, redact_secrets
 from tpmon.probe.stack_text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sampled, make_frame, settle
 
 T = TypeVar("T")
@@ -38,7 +37,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _UNNAMED = re.compile(r"0x[0-9a-f]+")
 _TEMPLATE = re.compile(r"<[^<>]*>")
 _NUMBER = re.compile(r"-?[0-9][0-9._]*(?:e[-+]?[0-9]+)?")
-_ALWAYS = re.compile("PASSW|PASSPHRASE|SECRET|CREDENTIAL", re.IGNORECASE)
 _MOST_NESTED = 12
 
 
@@ -73,7 +71,7 @@ def shorten_native(name: str) -> str:
         name, count = _TEMPLATE.subn("", name)
         if not count:
             break
-    return clean_text(name.partition("(")[0].strip() or name, NATIVE_CHARS)
+    return admit_text(name.partition("(")[0].strip() or name, NATIVE_CHARS)
 
 
 def _parse_frame(frame: dict[str, Any]) -> StackFrame:
@@ -94,18 +92,20 @@ def _parse_locals(frame: dict[str, Any]) -> tuple[Local, ...]:
 
 def _parse_local(name: str, value: str) -> Local:
     """Clean one variable and hide what may be a secret, by its name and by how it looks."""
-    secret = SECRET_NAME.search(name) is not None or names_secret(name)
-    hidden = secret and not _is_plain(name, value)
-    shown = HIDDEN if hidden else redact_secrets(value)
+    rating = rate_name(name)
+    if rating > Rating.WEAK:
+        shown = value if _is_plain(rating, value) else HIDDEN
+    else:
+        shown = hide(f"{name}={value}").removeprefix(f"{name}=")
     # Where an object lies differs from rank to rank and tells nobody anything.
-    return Local(clean_text(name, _NAME_CHARS), clean_text(_ADDRESS.sub("", shown), VALUE_CHARS))
+    return Local(admit_text(name, _NAME_CHARS), admit_text(_ADDRESS.sub("", shown), VALUE_CHARS))
 
 
-def _is_plain(name: str, value: str) -> bool:
-    """Tell whether a value is no secret: an object, None, a truth value, or a number such as max_tokens."""
+def _is_plain(rating: Rating, value: str) -> bool:
+    """Tell whether the value of a secret's name is none: an object, None, a truth value, a number."""
     if value.startswith("<") or value in ("None", "True", "False"):
         return True
-    return _NUMBER.fullmatch(value) is not None and _ALWAYS.search(name) is None
+    return rating is Rating.BRIEF and _NUMBER.fullmatch(value) is not None
 
 
 def _parse_thread(thread: Any) -> DumpedStack | None:
@@ -114,7 +114,7 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
     raw = [one for one in reversed(thread["frames"]) if isinstance(one, dict)]
     frames = tuple(map(_parse_frame, raw))
     tid = _number(thread.get("os_thread_id"), _MAX_TID) or _number(thread.get("thread_id"), _MAX_TID)
-    name = clean_text(_text(thread.get("thread_name")), _THREAD_CHARS)
+    name = admit_text(_text(thread.get("thread_name")), _THREAD_CHARS)
     found: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     if any(one.get("locals") is not None for one in raw):
         kept = _cut_middle(tuple(raw), {})

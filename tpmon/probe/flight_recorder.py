@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from tpmon.model.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
+from tpmon.model.redaction import admit_text
 from tpmon.model.stacks import StackFrame
-from tpmon.model.units import clean_text
 from tpmon.model.unpickle import load_plain
 from tpmon.model.unpickle_shape import Limits
 from tpmon.probe.flight_recorder_batches import Entry, Settled, settle_batches
@@ -237,4 +237,4 @@ def _integer(value: object) -> int | None:
 def _text(value: object, limit: int = 120) -> str:
     if isinstance(value, int):
         return str(value)
-    return clean_text(value, limit) if isinstance(value, str) else ""
+    return admit_text(value, limit) if isinstance(value, str) else ""

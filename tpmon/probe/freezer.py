@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, NotApplicable, is_known
+from tpmon.model.redaction import admit_text
 from tpmon.model.stops import Freezer
-from tpmon.model.units import clean_text
 from tpmon.probe.cgroup_tree import (
     NOT_USED,
     V2,
@@ -60,7 +60,7 @@ def read_group(group: Group) -> Applicable[Freezer]:
     last = group
     for one in group.lineage():
         if _read(f"{one.directory}/{knob}").strip() == b"1":
-            return Freezer(group.version, one.label(), clean_text(one.directory, _DIRECTORY_CHARS))
+            return Freezer(group.version, one.label(), admit_text(one.directory, _DIRECTORY_CHARS))
         last = one
     return Freezer(
         group.version,

@@ -13,7 +13,7 @@ from tpmon.model.doctor import drop_pointers, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known, map_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.gpu_mapping import Card, Held, find_unread, held_minors, map_to_job, unlisted_minors
 from tpmon.probe.gpu_rates import CardTrack, make_silent_sample, without_live
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
@@ -109,7 +109,7 @@ class Board:
         elif is_known(line.xid):
             self._on_xid(line.xid.uuid, line.xid.xid)
         elif is_known(line.note):
-            self._add_note(clean_text(line.note.text), now_ns if line.note.passing else None)
+            self._add_note(admit_text(line.note.text), now_ns if line.note.passing else None)
 
     def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
         """Note how the child ended, and that the next one starts in ``retry_s``."""
@@ -186,12 +186,12 @@ class Board:
         self._expected = max(0, min(line.cards, MAX_CARDS))
         self._driver_ns = now_ns
         self._driver = Driver(
-            driver_version=map_known(lambda text: clean_text(text, 40), line.driver_version),
-            cuda_version=map_known(lambda text: clean_text(text, 40), line.cuda_version),
+            driver_version=map_known(lambda text: admit_text(text, 40), line.driver_version),
+            cuda_version=map_known(lambda text: admit_text(text, 40), line.cuda_version),
         )
 
     def _on_failure(self, line: FailureLine) -> None:
-        reason = _FAILURES.get(line.code) or point_to(drop_pointers(clean_text(line.reason)), "nvml")
+        reason = _FAILURES.get(line.code) or point_to(drop_pointers(admit_text(line.reason)), "nvml")
         if self.answered:
             self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
@@ -218,7 +218,7 @@ class Board:
         self._seen.add(key)
         if sample.state is not before:
             what = f"is lost: {line.lost}" if is_known(line.lost) else "answers again"
-            self._events.append(clean_text(f"GPU {line.index} ({sample.name}) {what}"))
+            self._events.append(admit_text(f"GPU {line.index} ({sample.name}) {what}"))
 
     def _key_of(self, index: int) -> str:
         """Name a card that gave no UUID: the one last seen under this index is most likely it."""
@@ -232,7 +232,7 @@ class Board:
     def _on_xid(self, uuid: str, xid: int) -> None:
         slot = self._slots.get(uuid)
         if slot is None:
-            self._events.append(clean_text(f"Xid {xid} on GPU {uuid}"))
+            self._events.append(admit_text(f"Xid {xid} on GPU {uuid}"))
             return
         slot.track.add_xid(xid)
         slot.sample = replace(slot.sample, xids=slot.track.xids)

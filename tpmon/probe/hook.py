@@ -17,6 +17,7 @@ from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
+from tpmon.model.redaction import admit_text
 from tpmon.model.steps import (
     HookPatch,
     HookState,
@@ -29,7 +30,6 @@ from tpmon.model.steps import (
     StepRule,
     StepSpan,
 )
-from tpmon.model.units import clean_text
 from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
@@ -313,11 +313,11 @@ def parse_reading(
         rank=_parse_rank(header.rank),
         world_size=_parse_rank(header.world_size),
         local_rank=_parse_rank(header.local_rank),
-        hook_version=clean_text(header.hook_version, 16),
-        torch_version=clean_text(header.torch_version, 24),
-        python_version=clean_text(header.python_version, 16),
+        hook_version=admit_text(header.hook_version, 16),
+        torch_version=admit_text(header.torch_version, 24),
+        python_version=admit_text(header.python_version, 16),
         state=_STATES.get(state, HookState.DISABLED),
-        error=clean_text(error, wire.ERROR_BYTES),
+        error=admit_text(error, wire.ERROR_BYTES),
         patches=tuple(patch for bit, patch in _PATCHES if patches & bit),
         rule=_RULES.get(last[wire.REC_RULE], StepRule.NONE),
         counts=_parse_counts(last, patches),
@@ -326,7 +326,7 @@ def parse_reading(
         spans=spans,
         lost_records=max(count - seen.count - len(new) + len(ends) - len(spans), 0),
         now=_parse_now(wire.parse_live(page), taken_ns),
-        marks=tuple(NamedTime(clean_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
+        marks=tuple(NamedTime(admit_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
         taken_ns=taken_ns,
         settings=parse_settings(page, taken_ns),
         device=parse_device(page, taken_ns),

@@ -14,13 +14,13 @@ from functools import lru_cache, partial
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, LoopThread, Role, Setting
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import HIDDEN, admit_text
+from tpmon.model.secrets import rate_name
 from tpmon.probe.background import read_within
 from tpmon.probe.facts import WORKER_UNREAD, Facts
 from tpmon.probe.left_threads import read_facts_of
 from tpmon.probe.procread import (
     PROC,
-    SECRET_NAME,
     SHOWN_NAME,
     TICKS_PER_S,
     Mapped,
@@ -184,7 +184,7 @@ def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[Setting, ...
     if isinstance(environ, Missing):
         return environ
     return tuple(
-        Setting(name, "(hidden)" if SECRET_NAME.search(name) else clean_text(value))
+        Setting(name, HIDDEN if rate_name(name) else admit_text(value))
         for name, value in sorted(environ.items())
         if SHOWN_NAME.fullmatch(name)
     )
@@ -232,7 +232,7 @@ def read_torch_version(facts: Iterable[Facts], proc: str = PROC) -> Known[str]:
                 return Missing("the mapped torch does not lie in a Python package")
             package = os.path.dirname(fact.mapped.torch)
             answer = read_within(_FILE_S, partial(_read_version, f"{proc}/{fact.stat.pid}/root{package}"))
-            return answer if isinstance(answer, Missing) else clean_text(answer, 64)
+            return answer if isinstance(answer, Missing) else admit_text(answer, 64)
     unread = [fact.mapped for fact in facts if fact.python and isinstance(fact.mapped, Missing)]
     return next((why for why in unread if why != WORKER_UNREAD), NO_TORCH)
 
@@ -264,7 +264,7 @@ def user_name(uid: int) -> str:
         entry = read_within(_NAME_S, partial(pwd.getpwuid, uid))
     except KeyError:
         return str(uid)
-    return str(uid) if isinstance(entry, Missing) else clean_text(entry.pw_name, 64)
+    return str(uid) if isinstance(entry, Missing) else admit_text(entry.pw_name, 64)
 
 
 def now_ticks() -> int:

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from tpmon.model.doctor import say_refusal
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Role
+from tpmon.model.redaction import hide_words
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
 from tpmon.model.units import clean_text
 from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, assemble_job
 from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
 from tpmon.probe.programs import parse_command
-from tpmon.probe.redaction import redact_words
 from tpmon.probe.strays import LAUNCHER_GONE
 from tpmon.probe.survey import Sight, survey
 
@@ -94,7 +94,7 @@ def tell_arguments(job: Job) -> Known[str]:
         return Missing("the command line could not be read")
     command = parse_command(argv)
     words = (command.name, *command.arguments) if command.how == "code" else command.arguments
-    shown = redact_words([word[:_READ_CHARS] for word in words[:_READ_CHARS]])
+    shown = hide_words([word[:_READ_CHARS] for word in words[:_READ_CHARS]])
     return clean_text(" ".join(" ".join(shown).split()), ARGUMENT_CHARS)
 
 

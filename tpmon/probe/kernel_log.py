@@ -7,7 +7,7 @@ import os
 import re
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 _READ_ALL, _SIZE = 3, 10  # syslog(2)
 _MOST_BYTES = 4 << 20
@@ -54,5 +54,5 @@ def read_log() -> Known[str]:
 def pick_lines(log: str) -> tuple[str, ...]:
     """Return the lines that tell of GPUs, killed processes, hung tasks, storage and broken hardware; pure."""
     lines = [_LEVEL.sub("", line) for line in log.splitlines()]
-    found = [clean_text(line, _LINE_CHARS) for line in lines if _CONCERNS.search(line)]
-    return tuple(found[-MOST_LINES:])
+    found = [line for line in lines if _CONCERNS.search(line)]
+    return tuple(admit_text(line, _LINE_CHARS) for line in found[-MOST_LINES:])

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.procread import PROC, Stat, has_ended, parse_stat, read_file, read_stat
 
@@ -131,7 +131,7 @@ def _read_status(folder: str) -> bytes:
 
 def _say_stuck(how: str, tid: int, wchan: Known[bytes], folder: str) -> str:
     """Say which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
-    named = clean_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
+    named = admit_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
     verb = "still" if how == MAY_END else "stuck"
     cards = " and holds its cards" if _holds_cards(folder) else ""
     return f"{how}{CANNOT_END}{tid} is {verb} in {named or 'the kernel'} (D){cards}"

@@ -14,7 +14,7 @@ from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import LOOPBACK, NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.rates import Rates
 
 LOOK_EVERY_NS = 10_000_000_000
@@ -140,7 +140,7 @@ class NetworkReader:
     def _sample(
         self, name: str, kind: str, counters: Counters, used: Known[bool], now_ns: int
     ) -> NetworkSample:
-        label = clean_text(name, NAME_LENGTH)
+        label = admit_text(name, NAME_LENGTH)
         return NetworkSample(
             interface=label,
             kind=kind,

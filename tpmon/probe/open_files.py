@@ -14,7 +14,7 @@ from datetime import datetime
 
 from tpmon.model.host import FileWrite
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.background import Background
 from tpmon.probe.output import DESCRIPTORS, PATH_LENGTH
 from tpmon.probe.procread import PROC, read_file
@@ -100,7 +100,7 @@ def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileW
             # An empty one may be meant for errors that never came.
             journal = journal or (found.st_size > 0 and is_journal(pid, fd, path, proc))
             if not is_known(newest) or written > newest.last_write:
-                newest = FileWrite(pid, clean_text(path, PATH_LENGTH), written)
+                newest = FileWrite(pid, admit_text(path, PATH_LENGTH), written)
     return replace(newest, journal=journal) if is_known(newest) else newest
 
 

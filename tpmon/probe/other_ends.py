@@ -21,7 +21,7 @@ from tpmon.model.doctor import point_to, say_refusal
 from tpmon.model.dump import OtherEnd
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import PROC, list_pids, read_file
 
 MOST_ENDS = 3
@@ -190,7 +190,7 @@ class OtherEnds:
             return Missing(f"sockets: {error}")
         if not peer:
             return Connection(unix=True, peer=Missing("not connected"), others=NOT_APPLICABLE)
-        shown: Applicable[str] = clean_text(path, _NAME_CHARS) if path else NOT_APPLICABLE
+        shown: Applicable[str] = admit_text(path, _NAME_CHARS) if path else NOT_APPLICABLE
         return Connection(unix=True, peer=shown, others=self._find((f"socket:[{peer}]",), 0, 0))
 
     def _find(self, links: Iterable[str], mode: int, but: int) -> Known[tuple[OtherEnd, ...]]:
@@ -226,7 +226,7 @@ class OtherEnds:
             raw = read_file(f"{self._proc}/{pid}/comm", _NAME_CHARS)
         except OSError:
             return "ended"
-        return clean_text(raw.decode("utf-8", "replace").strip(), _NAME_CHARS)
+        return admit_text(raw.decode("utf-8", "replace").strip(), _NAME_CHARS)
 
     def _read_open(self, pids: Iterable[int], limit_s: float) -> tuple[_Table, bool]:
         """Read who has which pipe, FIFO and socket open; also whether somebody was left out."""

@@ -20,13 +20,15 @@ from tpmon.model.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
+from tpmon.model.redaction import admit_text, hide_lines
 from tpmon.model.units import clean_text
-from tpmon.probe.redaction import redact_secrets
 
 TAIL_BYTES = 4096
 MORE_BYTES = 128 << 10
 """For a bundle; the tail above is read every second."""
 LINES = 3
+_FOLLOWED_LINES = 24
+"""So far back a line may begin what makes a secret of one that is shown."""
 LINE_LENGTH = 200
 MORE_LENGTH = 1000
 PATH_LENGTH = 300
@@ -55,18 +57,17 @@ def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENG
     if cut and len(lines) > 1:
         del lines[0]
         cut = False
-    shown: list[str] = []
-    for line in reversed(lines):
+    texts: list[str] = []
+    for line in lines:
         parts = [part for part in _ESCAPES.sub("", line).replace("\b", "").split("\r") if part.strip()]
-        text = parts[-1].strip() if parts else ""
+        text = parts[-1].rstrip() if parts else ""
         if cut and len(parts) == 1:
             # Half a word could be half a secret that no pattern knows.
-            text = text.partition(" ")[2]
-        if any(map(str.isalnum, text)):  # no rulers of ==== or ****
-            shown.append(clean_text(redact_secrets(text), length))
-        if len(shown) == most:
-            break
-    return tuple(reversed(shown))
+            text = text.strip().partition(" ")[2]
+        texts.append(text)
+    shown = [text.strip() for text in hide_lines(texts, max(most, _FOLLOWED_LINES))]
+    wanted = [text for text in shown if any(map(str.isalnum, text))]  # no rulers of ==== or ****
+    return tuple(clean_text(text, length) for text in wanted[-most:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _read_output(
     sample = OutputSample(
         pid=pid,
         fd=fd,
-        path=clean_text(path, PATH_LENGTH),
+        path=admit_text(path, PATH_LENGTH),
         size_bytes=size,
         last_write=datetime.fromtimestamp(dated_s).astimezone(),
         last_write_age_s=_age_s(stamp, now_s),

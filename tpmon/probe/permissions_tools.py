@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.own_command import call_as_root
 from tpmon.probe.kernel_log import try_log
 from tpmon.probe.permissions_rules import make_check
@@ -38,10 +38,10 @@ def judge_spy(path: Known[str], outcome: Known[Outcome], privileges: str, instal
     if outcome.late:
         why = f"{path} --version gave no answer within {SPY_S:g} s"
         return make_check("py-spy", Access.UNKNOWN, why, f"{path} --version", needed=True)
-    said = clean_text(outcome.output.decode("utf-8", "replace").strip(), 80)
+    said = admit_text(outcome.output.decode("utf-8", "replace").strip(), 80)
     found = _VERSION.match(said)
     if outcome.status or found is None:
-        told = clean_text(outcome.errors.decode("utf-8", "replace").strip().partition("\n")[0], 120)
+        told = admit_text(outcome.errors.decode("utf-8", "replace").strip().partition("\n")[0], 120)
         why = f"{path} does not work: {told or said or f'status {outcome.status}'}"
         return make_check("py-spy", Access.DENIED, why, reinstall, needed=True)
     words = f"{found.group()} at {path}{f' ({privileges})' if privileges else ''}"
@@ -122,7 +122,7 @@ def check_clipboard(environment: Mapping[str, str]) -> Check:
                 timeout=_TMUX_S,
                 check=False,
             )
-            text = clean_text(done.stdout.decode("utf-8", "replace").strip(), 40)
+            text = admit_text(done.stdout.decode("utf-8", "replace").strip(), 40)
             answer = text or Missing(f"it refused ({done.returncode})")
         except subprocess.TimeoutExpired:
             answer = Missing(f"no answer within {_TMUX_S:g} s")

@@ -13,7 +13,7 @@ from tpmon.model.doctor import CheckName, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.left_threads import LeftThread, find_left
 from tpmon.probe.procfs import (
     NO_DESCRIPTOR,
@@ -183,7 +183,7 @@ def _parse_wait(
     if isinstance(raw, Missing):
         wchan = raw
     else:
-        wchan = _HIDDEN if raw in (b"0", b"") else clean_text(raw.decode("ascii", "replace"), 64)
+        wchan = _HIDDEN if raw in (b"0", b"") else admit_text(raw.decode("ascii", "replace"), 64)
     call: Known[Syscall]
     if isinstance(raw_call, Missing):
         call = raw_call

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROC = "/proc"
@@ -41,7 +41,6 @@ _RANKING = (
 )
 _ENVIRON = re.compile(rf"(?:\A|\0)({_SHOWN}|{_RANKING})=([^\0]*)".encode())
 SHOWN_NAME = re.compile(_SHOWN)
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 _TORCH = re.compile(rb" (/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n")
 _PYTHON = re.compile(
@@ -251,7 +250,7 @@ def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
 def parse_name(data: bytes) -> str:
     """Parse a comm: at most 15 bytes, of any kind, and a line feed."""
     name = data.rstrip(b"\n").decode(errors="replace")
-    return name if name.isascii() and name.isprintable() else clean_text(name, 64)
+    return name if name.isascii() and name.isprintable() else admit_text(name, 64)
 
 
 def in_first_pid_namespace() -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import is_python_name
 
 LABEL_LIMIT = 80
@@ -191,4 +191,4 @@ def _label(name: str, command: Command) -> str:
         label = f"{os.path.basename(command.name)} (no script)"
     else:
         label = os.path.basename(command.name.split(" ", 1)[0].rstrip(":")) or name
-    return clean_text(label, LABEL_LIMIT)
+    return admit_text(label, LABEL_LIMIT)

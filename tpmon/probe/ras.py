@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tpmon.model.collectives import RasProcess, RasRank, RasReport
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.talk import LOOPBACK, Talk
 
 PORT = 28028
@@ -120,7 +120,7 @@ def parse_ras(text: str) -> RasReport:
         elif (
             (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS
         ):
-            node, problem = clean_text(process[2], 80), _PROBLEMS[place.problem]
+            node, problem = admit_text(process[2], 80), _PROBLEMS[place.problem]
             found.lost.append(RasProcess(int(process[1]), node, problem))
     if not found.version:
         raise OSError("its answer is no report of NCCL")
@@ -173,7 +173,7 @@ def _name_processes(found: _Found) -> list[RasRank]:
 
 def _read_head(line: str, found: _Found) -> None:
     if not found.version and (version := _VERSION.match(line)):
-        found.version = clean_text(version[1], 40)
+        found.version = admit_text(version[1], 40)
     if not is_known(found.gpus) and _TOTAL.fullmatch(line):
         numbers = [int(word) for word in line.split()]
         found.processes, found.gpus = numbers[3], numbers[4]
@@ -228,7 +228,7 @@ def _read_rank(line: str, rank: int, place: _Place, found: _Found) -> RasRank:
         launched=launched,
         most_launched=NOT_APPLICABLE,
         process=int(managed[1]) if managed else NOT_APPLICABLE,
-        node=clean_text(managed[2], 80) if managed else NOT_APPLICABLE,
+        node=admit_text(managed[2], 80) if managed else NOT_APPLICABLE,
     )
 
 
@@ -240,7 +240,7 @@ def _say_problem(line: str, place: _Place) -> str:
     if place.status:
         return f"status {place.status}"
     if reported := _REPORTED.search(line):
-        return clean_text(f"reported {reported[1]}", 80)
+        return admit_text(f"reported {reported[1]}", 80)
     return "no answer" if place.problem == "INCOMPLETE" else place.problem.lower()
 
 

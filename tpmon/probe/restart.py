@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Sequence
 
-from tpmon.probe.redaction import redact_words
+from tpmon.model.redaction import hide, hide_words
 
 _ANY_RESTART = "tpmon run -- COMMAND"
 _RESTART_CHARS = 2000
@@ -55,7 +55,7 @@ def write_restart(pid: int, proc: str = "/proc") -> str:
         return _ANY_RESTART
     fits = sum(map(len, words)) <= _RESTART_CHARS
     plain = all(word.isprintable() for word in (folder, *words))
-    if not (fits and plain) or redact_words(words) != tuple(words):
+    if not (fits and plain) or hide_words(words) != tuple(words) or hide(folder) != folder:
         return _ANY_RESTART
     if not (_is_executable(words[0], folder, f"{proc}/{pid}") and can_start_again(words)):
         return _ANY_RESTART

@@ -11,7 +11,7 @@ import os
 from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.own_command import own_program
 from tpmon.probe.around import read_place
 from tpmon.probe.memory_trial import try_memory
@@ -100,7 +100,7 @@ def parse_tracer(status: bytes) -> int:
 
 def parse_profile(attribute: bytes) -> str:
     """Return the AppArmor or SELinux name of /proc/PID/attr/current; "" for one that forbids nothing."""
-    text = clean_text(attribute.rstrip(b"\0\n ").decode("utf-8", "replace"), 100)
+    text = admit_text(attribute.rstrip(b"\0\n ").decode("utf-8", "replace"), 100)
     harmless = text in ("unconfined", "kernel") or "unconfined_t" in text or text.endswith(_FORBIDS_NOTHING)
     return "" if harmless else text
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.redaction import admit_text, hide
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
 
@@ -67,13 +68,14 @@ class Sampled:
 
 def _clean_path(path: str) -> str:
     """Clean a path and keep its end, which names the file."""
-    return clean_text(path if len(path) <= _PATH_CHARS else "…" + path[1 - _PATH_CHARS :], _PATH_CHARS)
+    shown = hide(path)
+    return clean_text(shown if len(shown) <= _PATH_CHARS else "…" + shown[1 - _PATH_CHARS :], _PATH_CHARS)
 
 
 @lru_cache(maxsize=4096)
 def make_frame(function: str, path: str, line: int) -> StackFrame:
     """Make a frame of cleaned and capped text."""
-    return StackFrame(clean_text(function, _NAME_CHARS), _clean_path(path), min(max(line, 0), _MAX_LINE))
+    return StackFrame(admit_text(function, _NAME_CHARS), _clean_path(path), min(max(line, 0), _MAX_LINE))
 
 
 def _parse_frame(text: str) -> StackFrame | None:
@@ -158,7 +160,7 @@ def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
             continue
         name, stack = frames.split(parts[1:])
         tid = int(header[1], 0)
-        thread = clean_text((header[2] or "") + name, _THREAD_CHARS)
+        thread = admit_text((header[2] or "") + name, _THREAD_CHARS)
         counts[tid, thread, cut_frames(stack)] += int(number[1])
     stacks = [StackCount(tid, thread, stack, count) for (tid, thread, stack), count in counts.items()]
     return settle(stacks, pid, lost, loop_tid=loop_tid)
@@ -191,7 +193,7 @@ def parse_complaint(errors: bytes) -> tuple[Refusal, str]:
     """Tell why py-spy gave up from what it wrote on stderr; the text is its first line, cleaned."""
     text = errors.decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = clean_text(lines[0].removeprefix("Error: ") if lines else "no reason given", 160)
+    first = admit_text(lines[0].removeprefix("Error: ") if lines else "no reason given", 160)
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered or "os error 1)" in lowered:
         return Refusal.PERMISSION, first

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tpmon.model.known import Known, Missing
+from tpmon.model.redaction import admit_text, hide_words
 from tpmon.model.stops import Tracer
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import PROC, read_file
-from tpmon.probe.redaction import redact_words
 from tpmon.probe.stack_refusal import parse_tracer
 
 _COMMAND_CHARS = 160
@@ -26,7 +26,7 @@ def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:
 def name_tracer(pid: int, proc: str = PROC) -> Tracer:
     """Name a tracer by its PID, its name and its command line."""
     try:
-        name = clean_text(read_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").strip(), 32)
+        name = admit_text(read_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").strip(), 32)
     except OSError:
         name = "?"  # it has just let go
     return Tracer(pid, name or "?", _read_command(pid, proc))
@@ -40,4 +40,4 @@ def _read_command(pid: int, proc: str) -> Known[str]:
     words = [word.decode("utf-8", "replace") for word in raw.rstrip(b"\0").split(b"\0") if word]
     if not words:
         return Missing("it has no command line")
-    return clean_text(" ".join(redact_words(words)), _COMMAND_CHARS)
+    return clean_text(" ".join(hide_words(words)), _COMMAND_CHARS)

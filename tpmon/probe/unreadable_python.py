@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import PROC, read_file
 
 _PYTHON = re.compile(r"/(?:libpython3[\d.]*t?\.so[\d.]*|python[\d.]*t?)$")
@@ -30,7 +30,7 @@ def find_unreadable(pid: int, proc: str = PROC) -> str:
     except OSError:
         return ""
     refused = (path for path in found if _is_refused(f"{proc}/{pid}/root{path}"))
-    return clean_text(next(refused, ""), _PATH_CHARS)
+    return admit_text(next(refused, ""), _PATH_CHARS)
 
 
 def _is_refused(path: str) -> bool:

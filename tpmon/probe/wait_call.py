@@ -12,7 +12,7 @@ import struct
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.waits import Syscall
 
@@ -166,7 +166,7 @@ def read_path(pid: int, call: Syscall, machine: str, proc: str) -> Known[str] | 
     if isinstance(data, Missing):
         return data
     path = data.partition(b"\0")[0]
-    return clean_text(path.decode("utf-8", "replace"), PATH_CHARS) if path else None
+    return admit_text(path.decode("utf-8", "replace"), PATH_CHARS) if path else None
 
 
 def find_child(call: Syscall, machine: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tpmon.model.known import Applicable, Missing
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.procread import read_file
 from tpmon.probe.wait_call import PATH_CHARS
 
@@ -45,7 +45,7 @@ def parse_mount_of(mountinfo: bytes, path: str) -> tuple[str, str] | None:
 
 def _unescape(raw: bytes) -> str:
     plain = re.sub(rb"\\([0-7]{3})", lambda found: bytes((int(found[1], 8) & 0xFF,)), raw)
-    return clean_text(plain.decode("utf-8", "replace"), PATH_CHARS)
+    return admit_text(plain.decode("utf-8", "replace"), PATH_CHARS)
 
 
 def read_mount(pid: int, fd: int, proc: str) -> tuple[Applicable[str], Applicable[str]]:

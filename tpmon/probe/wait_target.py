@@ -13,7 +13,7 @@ from tpmon.model.doctor import say_refusal
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.units import clean_text
+from tpmon.model.redaction import admit_text
 from tpmon.probe.file_locks import LOCK_CALLS, find_lock_holders
 from tpmon.probe.other_ends import MOST_ENDS, OtherEnds
 from tpmon.probe.procread import PROC, read_file
@@ -93,7 +93,7 @@ def _make_target(
         call=waiter.name,
         fd=fd,
         kind=kind,
-        name=clean_text(name, PATH_CHARS),
+        name=admit_text(name, PATH_CHARS),
         mount=NOT_APPLICABLE,
         file_system=NOT_APPLICABLE,
         peer=peer,
@@ -111,7 +111,7 @@ def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitT
     if kind is WaitKind.FILE:
         mount, system = read_mount(waiter.pid, fd, waiter.proc)
         others = _find_others_of_file(waiter, ends, fd, link)
-        name = clean_text(link, PATH_CHARS)
+        name = admit_text(link, PATH_CHARS)
         return WaitTarget(waiter.name, fd, kind, name, mount, system, NOT_APPLICABLE, others=others)
     kind, peer, others = _follow(waiter, ends, fd, link)
     return _make_target(waiter, fd, kind, link, peer=peer, others=others)
@@ -214,7 +214,7 @@ def _target_of_lock(waiter: Waiter, call: Syscall) -> Applicable[WaitTarget]:
         raw = read_file(f"{waiter.proc}/{waiter.pid}/task/{holder.tid}/comm", 64)
     except OSError:
         return NOT_APPLICABLE  # it ended meanwhile, and with it the wait
-    name = clean_text(raw.decode("utf-8", "replace").strip(), 64)
+    name = admit_text(raw.decode("utf-8", "replace").strip(), 64)
     kind = WaitKind.THREAD if holder.joined else WaitKind.LOCK
     end = OtherEnd(waiter.pid, holder.tid, name)
     return _make_target(waiter, NOT_APPLICABLE, kind, f"thread {holder.tid} ({name})", others=(end,))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpmon.model.known import Known, Missing
+from tpmon.model.redaction import hide
 from tpmon.model.trace import Condition, Conditions
 from tpmon.trace.classes import flag, is_optimizer, runs_compiled
 from tpmon.trace.columns import distinct
@@ -84,7 +85,9 @@ def _read_told(trace: Trace) -> tuple[Condition, ...]:
     told = read_told(trace)
     plain = {name: told[name] for name in TOLD if isinstance(told.get(name), (str, int, bool, list))}
     return tuple(
-        Condition(words, clean_name(str(plain[name]), 200)) for name, words in TOLD.items() if name in plain
+        Condition(words, clean_name(hide(str(plain[name])), 200))
+        for name, words in TOLD.items()
+        if name in plain
     )
 
 

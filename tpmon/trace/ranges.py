@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.redaction import hide
 from tpmon.model.trace_tables import RangeRow
 from tpmon.trace.classes import flag, is_comm_host, is_loader, is_step
 from tpmon.trace.columns import Ints
@@ -62,7 +63,7 @@ def _sum_host(trace: Trace, rows: Ints, launched_by: Ints) -> list[RangeRow]:
     for at in np.argsort(-sums[0], kind="stable").tolist():
         total, alone, device = (float(one[at]) for one in sums)
         on_device: Applicable[float] = device if has_device else NOT_APPLICABLE
-        name = clean_name(trace.names[numbers[at]])
+        name = clean_name(hide(trace.names[numbers[at]]))
         found.append(RangeRow(name, int(counts[at]), total, alone, total / int(counts[at]), on_device))
     return found
 
@@ -77,6 +78,8 @@ def _sum_device(trace: Trace, rows: Ints) -> list[RangeRow]:
     counts = np.bincount(place_of, minlength=len(numbers))
     none = NOT_APPLICABLE
     return [
-        RangeRow(clean_name(trace.names[numbers[at]]), int(counts[at]), none, none, none, float(sums[at]))
+        RangeRow(
+            clean_name(hide(trace.names[numbers[at]])), int(counts[at]), none, none, none, float(sums[at])
+        )
         for at in np.argsort(-sums, kind="stable").tolist()
     ]

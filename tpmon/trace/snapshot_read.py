@@ -12,8 +12,8 @@ from itertools import islice
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.redaction import admit_text
 from tpmon.model.snapshot import SnapshotLost
-from tpmon.model.units import clean_text
 from tpmon.model.unpickle import load_plain
 from tpmon.model.unpickle_shape import Limits, PlainError
 from tpmon.trace.places import open_bytes
@@ -234,8 +234,8 @@ class _Reader:
             place = file if isinstance(file, str) else "??"
             number = line if isinstance(line, int) and not isinstance(line, bool) else 0
             called = function if isinstance(function, str) else "??"
-            known = f"{clean_text(place, 300)}:{number} " if place not in ("", "??") else ""
-            name = self._frames[id(raw)] = known + clean_text(called, 200)
+            known = f"{admit_text(place, 300)}:{number} " if place not in ("", "??") else ""
+            name = self._frames[id(raw)] = known + admit_text(called, 200)
         return name
 
 
