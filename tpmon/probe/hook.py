@@ -240,7 +240,7 @@ def _read_word(pid: int, proc: str) -> str:
     except OSError:
         return ""  # there is none, or it may not be read
     magic, text = data[: len(wire.WORD_MAGIC)], data[len(wire.WORD_MAGIC) :].rstrip(b"\0")
-    return clean_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
+    return admit_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
 
 
 def _list_links(folder: str) -> list[str]:
