@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model.gpu import GpuProcess, GpuSample
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe import gpu_mapping
 from tpmon.probe.gpu_mapping import (
@@ -33,7 +33,7 @@ def make_card(index: int, pids: Known[tuple[int, ...]], minor: Known[int]) -> Ca
     if is_known(pids):
         processes = tuple(GpuProcess(pid, 5, 1.0, False) for pid in pids)
     sample = make_silent_sample(index, f"GPU-{index}", 0.0, "not in this test")
-    listed = replace(sample, processes=processes, pids=() if is_known(pids) else pids)
+    listed = replace(sample, state=GpuState.OK, processes=processes, pids=() if is_known(pids) else pids)
     return Card(listed, minor)
 
 

@@ -58,7 +58,7 @@ def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
     warm = on(make_gpu(**held("SW thermal", 6.0), sm_clock_mhz=1965.0))
     assert "costs card 0 0.7 %" in judge_thermal(warm).text
     assert said(judge_gpu_compute(warm)) == (Kind.COMPUTE_BOUND, "gpu-compute")
-    assert note_held(warm) == "held: heat held card 0 for 6.0 % of 10 s; it costs about 0.7 %"
+    assert note_held(warm) == "held: a thermal reason held card 0 for 6.0 % of 10 s; it costs about 0.7 %"
     assert note_held(on(make_gpu(**held("power brake", 8.0)))).startswith("held: the power brake held card 0")
     assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=1300.0))) == ""
     assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=UNREAD))) == ""
@@ -72,7 +72,7 @@ def test_heat_does_not_answer_for_what_the_power_limit_took():
     long = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 60.0, "counter"))
     answer = judge_thermal(on(replace(small, throttle_shares=long)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1010 / 1980) * 0.6)
-    assert answer.summary == "card 0 is held: it is hot"
+    assert answer.summary.startswith("card 0 is held: a thermal reason, though the core has 29 C left")
 
 
 def test_heat_beside_the_usual_application_clocks_is_heat():

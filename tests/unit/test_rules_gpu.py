@@ -47,7 +47,6 @@ NOT_FULL = [
     ("starved", {"sm_pct": 41.0}, Cleared),
     ("hollow", HOLLOW, Cleared),
     ("hot", held("HW thermal", 40.0), Cleared),
-    ("no figure of work", {**NO_GPM, "power_w": UNREAD}, Unsure),
     ("utilisation not read", {"sm_pct": UNREAD}, Unsure),
 ]
 

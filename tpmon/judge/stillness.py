@@ -11,8 +11,10 @@ import statistics
 from tpmon.judge.batch_waits import see_pins
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.hook_signs import event_age_s
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.scene_gpu import is_silent
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -76,6 +78,12 @@ def fresh_phase(phases: RankPhases) -> Phase | None:
     first = phases.where.split(":")[0]
     words = (first, first.rsplit(" ", 1)[0])
     return next((phase for phase in Phase if phase.value in words and phases.ratio(phase) > 0), None)
+
+
+def find_excuse(rank: RankScene) -> str:
+    """Return which slow thing a rank does on purpose, "" for none."""
+    newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
+    return f"{name_rank(rank)} is in {newest.value}" if newest in PATIENT and newest is not None else ""
 
 
 def stack_moves(rank: RankScene) -> Known[bool]:
@@ -175,6 +183,8 @@ def _log_age_s(scene: Scene) -> Known[float]:
 def gpus_move(scene: Scene) -> Known[str]:
     """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
     for card in scene.gpus:
+        if is_silent(card):
+            continue  # its silence is no work
         if is_sliced(card.last) and is_known(card.sm_active_pct):
             if card.sm_active_pct >= IDLE_SLICE_PCT:
                 return f"the MIG slice of card {card.index} is active {card.sm_active_pct:.0f} %"
