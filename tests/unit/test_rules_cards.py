@@ -381,3 +381,31 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
         if isinstance(before, Suspicion) and isinstance(after, Suspicion):
             assert after.sources <= before.sources
             assert after.margin <= before.margin * 1.001 or after.cause != before.cause
+
+
+@pytest.mark.parametrize(
+    ("margin_c", "reason", "why"),
+    [
+        (
+            29.0,
+            "SW thermal",
+            "a thermal reason, though the core has 29 C left: memory, hot spot or power stage",
+        ),
+        (29.0, "HW thermal", "hardware protection against heat, though the core has 29 C left"),
+        (2.0, "SW thermal", "it is hot"),
+        (2.0, "HW thermal", "hardware protection against heat"),
+        (UNREAD, "SW thermal", "it is hot"),
+    ],
+)
+def test_a_cool_card_is_not_called_hot(margin_c, reason, why):
+    answer = judge_thermal(
+        on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c))
+    )
+    assert answer.summary.partition(": ")[2].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")]
+)
+def test_what_a_card_asks_for_is_named(action, words):
+    assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"

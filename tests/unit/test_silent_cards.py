@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from tests.dumps import make_rank
-from tests.frames import make_frame, make_gpu, make_output, make_process, make_target
+from tests.frames import make_frame, make_gpu, make_output, make_process, make_target, make_view
+from tests.frames import make_rank as make_row
 from tests.hanging import run, sample, stand
 from tests.judging import hold
 from tests.unit.test_hang_cards import ITEM
 from tpmon.diagnose import pick_exit_code
 from tpmon.model.facts import state_facts
 from tpmon.model.frame import Frame
-from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.verdict import Finding, Kind
+from tpmon.report.once import write_once
+from tpmon.ui.panes import paint_screen
+from tpmon.ui.view import Size
 
 RANKS = (make_process(4211), make_process(4212, rank=1, local_rank=1))
 FIGURES = ("sm_pct", "sm_active_pct", "tensor_pct", "dram_pct", "power_w", "sm_clock_mhz", "throttle_known")
@@ -158,3 +162,24 @@ def test_a_rank_does_not_wait_five_minutes_for_a_silent_card():
     finding = conclude(frames)[0]
     assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-lost")
     assert "may work" not in finding.summary
+
+
+def paint(frame: Frame, width: int, height: int) -> str:
+    lines = paint_screen(make_view(frame), Size(width, height))
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def test_a_verdict_about_a_card_keeps_the_cards_on_a_small_screen():
+    finding, frame = conclude(watch(40, 24, 0, STANDING))
+    assert finding.cause == "gpu-lost"
+    assert "4 GPUs" in paint(frame, 40, 24)
+    assert "GPU 1 STALE: last" in paint(frame, 80, 24)
+
+
+def test_a_rank_on_several_cards_shows_them():
+    both = Missing("it uses several cards: 0, 1")
+    listed = (GpuProcess(4211, 1 << 30, 90.0, True),)
+    cards = (make_gpu(0, processes=listed), make_gpu(1, processes=listed))
+    frame = make_frame(gpus=cards, ranks=(make_row(gpu=both),))
+    assert " 0,1 " in paint(frame, 120, 40)
+    assert "0,1" in "\n".join(write_once(frame))

@@ -279,7 +279,7 @@ def _mark_visible(
     # A list that is believed and does not name the job says that it is not on the card.
     told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
-        return card.sample if told else _say_unread(card.sample, minor)
+        return card.sample if told or is_unlisted(card.sample) else _say_unread(card.sample, minor)
     holders = []
     for pid in sorted(job):
         minors = held.get(pid)
