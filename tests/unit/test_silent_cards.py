@@ -18,7 +18,7 @@ from tpmon.model.facts import state_facts
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.verdict import Finding, Kind
+from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.report.once import write_once
 from tpmon.ui.panes import paint_screen
 from tpmon.ui.view import Size
@@ -116,6 +116,12 @@ def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
     assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
 
 
+def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_the_card_lost():
+    assert conclude(watch(40, 35, 0, STANDING))[0].confidence is Confidence.MEDIUM
+    assert conclude(watch(40, 35, 0, ONE_STANDS, **HELD))[0].confidence is not Confidence.HIGH
+    assert conclude(watch(40, 35, 0, STANDING, state=GpuState.LOST))[0].confidence is Confidence.HIGH
+
+
 def test_names_that_users_give_change_nothing():
     for script in ("train.py", "gpu_lost_hung.py"):
         frames = [replace(one, target=make_target(script=script)) for one in watch(40, 24, 0, STANDING)]
@@ -127,6 +133,8 @@ def test_an_open_silence_is_a_note_and_the_headline_where_nothing_else_is_found(
     said = "card 1 has not answered the driver for 1m00s; whether it is the job's is not known"
     assert (finding.summary, finding.card) == (said, 1)
     assert f"silent: {said}" in frame.notes
+    assert is_known(finding.try_)
+    assert "dmesg" in finding.try_
     held = conclude(watch(40, 60, 2, ONE, **HELD))[0]
     assert held.summary.endswith("; the job holds it open, but whether it computes there is not known")
 

@@ -16,7 +16,7 @@ from tpmon.judge.io_waits import is_io_wait
 from tpmon.judge.meant_waits import HANG_AFTER_S
 from tpmon.judge.once import Once
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, ranks_on
-from tpmon.judge.silent_cards import HUNG_S, SILENT_S, find_silences, hangs_on, stands_s
+from tpmon.judge.silent_cards import HUNG_S, SILENT_S, Silence, find_silences, hangs_on, stands_s
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,
     STILL_S,
@@ -27,6 +27,7 @@ from tpmon.judge.stillness import (
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.judge.watched_time import STOPPED_S, is_stopped
+from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
 from tpmon.model.stop_words import say_stop
@@ -35,6 +36,8 @@ from tpmon.model.verdict import Evidence, Kind
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 
+_NO_CARD = ("lock", "dead-worker", "lost-batch")
+"""Causes that stacks show and that no card has: they tell more than one that the job only holds open."""
 _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
@@ -324,11 +327,20 @@ def judge_dead_worker(scene: Scene) -> Answer:
     return Cleared("dead workers (no rank waits for one)")
 
 
+def _say_doubt(silence: Silence) -> tuple[str, ...]:
+    index = silence.sample.index
+    if not silence.sure:
+        return (f"whether the job computes on card {index}, or only holds it open",)
+    return () if silence.sample.state is GpuState.LOST else (f"whether card {index} works in its silence",)
+
+
 def judge_gpu_lost(scene: Scene) -> Answer:
     """Suspect a card that the driver no longer reaches, or that does not answer it, where the run stands."""
     silences = find_silences(scene)
     silence = next((one for one in silences if hangs_on(one, scene)), None)
-    if silence is None:
+    found = judge_hang(scene)
+    told = isinstance(found, Suspicion) and found.cause in _NO_CARD
+    if silence is None or (told and not silence.sure):
         return Cleared(f"lost cards ({'it is not seen that the run stands' if silences else 'none'})")
     index, silent_s = silence.sample.index, silence.sample.age_s
     card = next((one for one in scene.gpus if one.last.uuid == silence.sample.uuid), None)
@@ -345,7 +357,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
         sources=frozenset(("NVML", *stands)),
         summary=silence.words,
         evidence=tuple(rows),
-        unread=() if silence.sure else (f"whether the job computes on card {index}, or only holds it open",),
+        unread=_say_doubt(silence),
         observed=frozenset((Need.CARD_LOST,)),
         pid=ranks[0].pid if ranks else NOT_APPLICABLE,
         rank=ranks[0].rank if ranks else NOT_APPLICABLE,

@@ -326,6 +326,8 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
 def _say_next(scene: Scene) -> str:
     """Say what tells more where no rule fits."""
     pid = scene.frame.target.pid
+    if find_silences(scene):
+        return "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
     if still_s(scene) >= STILL_S:
         return say_longer(scene, find_need_s(scene))
     stacks = scene.frame.stacks
