@@ -145,6 +145,7 @@ def test_an_open_silence_is_a_note_and_the_headline_where_nothing_else_is_found(
         ((make_gpu(0), silence(1, 5.0)), "1 of 2 cards answers · GPU 96 % busy"),
         ((make_gpu(0), silence(1, 5.0, pids=OPEN)), "1 of 2 cards answers · GPU 96 % busy"),
         ((make_gpu(0), make_gpu(1), silence(2, 5.0)), "2 of 3 cards answer · 2 GPUs 96 % busy"),
+        ((silence(0, 5.0),), "the card does not answer"),
         ((silence(0, 5.0), silence(1, 5.0)), "none of 2 cards answers"),
         ((make_gpu(0), silence(1, 5.0, pids=())), "GPU 96 % busy"),
     ],

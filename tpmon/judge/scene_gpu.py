@@ -162,16 +162,10 @@ def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     others = find_others(samples, card.busy_pct)
     if not others.named or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
-    shared: dict[str, Any] = dict.fromkeys(
-        _OF_ALL, Missing(f"card {card.index} is shared with {others.named}")
-    )
-    return replace(
-        card,
-        others=others.pids,
-        shares_unlisted=not others.pids,
-        busy_pct=_own_busy_pct(card.index, others),
-        **shared,
-    )
+    shared = Missing(f"card {card.index} is shared with {others.named}")
+    figures: dict[str, Any] = dict.fromkeys(_OF_ALL, shared)
+    figures["busy_pct"] = _own_busy_pct(card.index, others)
+    return replace(card, others=others.pids, shares_unlisted=not others.pids, **figures)
 
 
 def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
@@ -283,7 +277,7 @@ def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ..
     """
     if len(cards) > max(ranks, 1):
         # A card that is only held open and does not answer may be any that CUDA may see.
-        cards = tuple(card for card in cards if not (card.visible_only and is_silent(card))) or cards
+        cards = tuple(one for one in cards if not one.visible_only or one.last.state is GpuState.OK) or cards
     doubted = [card for card in cards if card.visible_only]
     if not ranks or len(doubted) <= ranks:
         return cards
@@ -312,11 +306,6 @@ def _without_strays(card: CardScene, uuid: str, strays: frozenset[tuple[str, int
 
 def _is_unused(card: CardScene) -> bool:
     return is_known(card.busy_pct) and card.busy_pct < 1.0
-
-
-def is_silent(card: CardScene) -> bool:
-    """Tell whether a card does not answer the driver now."""
-    return card.last.state is not GpuState.OK
 
 
 def held_pct(card: CardScene, reason: str) -> float:

@@ -14,7 +14,6 @@ from tpmon.judge.hook_signs import event_age_s
 from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.scene_gpu import is_silent
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -183,8 +182,6 @@ def _log_age_s(scene: Scene) -> Known[float]:
 def gpus_move(scene: Scene) -> Known[str]:
     """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
     for card in scene.gpus:
-        if is_silent(card):
-            continue  # its silence is no work
         if is_sliced(card.last) and is_known(card.sm_active_pct):
             if card.sm_active_pct >= IDLE_SLICE_PCT:
                 return f"the MIG slice of card {card.index} is active {card.sm_active_pct:.0f} %"

@@ -27,7 +27,9 @@ def _silence_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
     if not silent:
         return ""
     answer = len(cards) - silent
-    return f"{answer or 'none'} of {_count(len(cards), 'card')} answer{'s' if answer < 2 else ''}"
+    if len(cards) == 1:
+        return "the card does not answer"
+    return f"{answer or 'none'} of {len(cards)} cards answer{'s' if answer < 2 else ''}"
 
 
 def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
