@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tpmon.errors import UsageError
+from tpmon.model.card_use import list_silent
 from tpmon.model.codec import encode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import is_known, known_or
@@ -216,11 +217,16 @@ class Watch:
 
 
 def pick_exit_code(frame: Frame) -> int:
-    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended."""
+    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended.
+
+    None is well while a card that the job is on, or may be, does not answer.
+    """
     target = frame.target
     if target.state is TargetState.ENDED:
         return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
     finding = frame.verdict
     if not is_known(finding):
         return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
-    return pick_code(finding.kind, finding.cause)
+    code = pick_code(finding.kind, finding.cause)
+    silent = list_silent(known_or(frame.gpus, ()))
+    return code if code or not silent else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]

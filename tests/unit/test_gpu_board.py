@@ -10,6 +10,7 @@ from tests.unit.test_gpu_rates import FAST, make_line
 from tpmon.model.gpu import Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu_board import NOT_VISIBLE, PASSING_S, Board, GpuReading
+from tpmon.probe.gpu_driver import DriverCard, Listed
 from tpmon.probe.gpu_wire import (
     CardLine,
     DriverLine,
@@ -57,9 +58,12 @@ class Story:
         self.board.on_start(self._now())
 
     def read(
-        self, job: dict[int, int] | None = None, held: dict[int, Known[tuple[int, ...]]] | None = None
+        self,
+        job: dict[int, int] | None = None,
+        held: dict[int, Known[tuple[int, ...]]] | None = None,
+        driver_cards: Listed = (),
     ) -> GpuReading:
-        return self.board.read(job or {}, held or {}, True, self._now())
+        return self.board.read(job or {}, held or {}, True, self._now(), driver_cards=driver_cards)
 
     def cards(self) -> tuple[GpuSample, ...]:
         gpus = self.read().gpus
@@ -399,3 +403,71 @@ def test_a_child_that_repeats_a_moment_does_not_grow_the_window() -> None:
     for _ in range(1000):
         story.card(0)
     assert len(story.board._slots["GPU-0"].track.window) == 64
+
+
+def hang(story: Story) -> None:
+    story.second = 12
+
+
+def crash(story: Story) -> None:
+    for second in (1.0, 4.0, 12.0):
+        story.second = second
+        story.end("SIGSEGV")
+        story.start()
+
+
+@pytest.mark.parametrize("wedge", [hang, crash])
+def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(wedge) -> None:
+    story = Story()
+    wedge(story)
+    named = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
+    reading = story.read({10: 1}, {10: (1,)}, named)
+    assert is_known(reading.gpus)
+    told = [(one.index, one.uuid, one.name, one.state, one.age_s, one.pids) for one in reading.gpus]
+    assert told == [
+        (0, "GPU-a", "H100", GpuState.STALE, 12.0, ()),
+        (1, "GPU-b", "H100", GpuState.STALE, 12.0, (10,)),
+    ]
+    assert all(is_known(one.unheard) for one in reading.gpus)
+    held = story.read({10: 1}, {10: (1,)}, Missing("not read")).gpus
+    assert is_known(held)
+    assert [one.pids for one in held] == [(10,)]
+    for nothing in ({10: ()}, {}):
+        assert isinstance(story.read({10: 1}, nothing).gpus, Missing)
+
+
+def test_no_card_is_silent_where_nvml_says_why_it_does_not_answer() -> None:
+    story = Story()
+    story.failure(9)
+    story.end("exit 1", 30.0)
+    story.second = 12
+    assert isinstance(story.read({10: 1}, {10: (1,)}).gpus, Missing)
+
+
+def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers() -> None:
+    story = Story()
+    story.driver(1)
+    story.card(0)
+    story.second = 9
+    assert not is_known(story.cards()[0].unheard)
+    story.end()
+    assert is_known(story.cards()[0].unheard)
+
+
+def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_of_nobody_known() -> None:
+    story = Story()
+    story.driver(1)
+    story.card(0)
+    story.second = 1
+    named = (DriverCard(0, "GPU-0", "H100"), DriverCard(1, "GPU-b", "H100"))
+    reading = story.read({10: 1}, {10: (0, 1)}, named)
+    assert is_known(reading.gpus)
+    assert [(one.index, one.uuid, one.state) for one in reading.gpus] == [
+        (0, "GPU-0", GpuState.OK),
+        (1, "GPU-b", GpuState.STALE),
+    ]
+    assert isinstance(reading.gpus[1].pids, Missing)
+    assert reading.notes == (f"{NOT_VISIBLE}: the job holds /dev/nvidia1",)
+    seen = story.read({10: 1}, {10: (0, 1)}).gpus
+    assert is_known(seen)
+    assert len(seen) == 1

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model.gpu import GpuProcess, GpuSample
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe import gpu_mapping
+from tpmon.probe.gpu_driver import DriverCard, Listed, read_driver_cards
 from tpmon.probe.gpu_mapping import (
     ON_DXG,
     OWN_NAMESPACE,
@@ -20,6 +21,7 @@ from tpmon.probe.gpu_mapping import (
     kernel_has_driver,
     map_to_job,
     open_device_indices,
+    place_silent,
     read_has_driver,
     unlisted_minors,
 )
@@ -33,7 +35,7 @@ def make_card(index: int, pids: Known[tuple[int, ...]], minor: Known[int]) -> Ca
     if is_known(pids):
         processes = tuple(GpuProcess(pid, 5, 1.0, False) for pid in pids)
     sample = make_silent_sample(index, f"GPU-{index}", 0.0, "not in this test")
-    listed = replace(sample, processes=processes, pids=() if is_known(pids) else pids)
+    listed = replace(sample, state=GpuState.OK, processes=processes, pids=() if is_known(pids) else pids)
     return Card(listed, minor)
 
 
@@ -243,3 +245,87 @@ def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(
     assert files.scan() == {1: (), 2: (0,)}
     monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
     assert files.scan() == {1: (3,), 2: (0,)}
+
+
+UNKNOWN = Missing("the card has not answered yet")
+OPEN = Missing("which /dev/nvidiaN it is is not known")
+UNREAD_DRIVER = Missing("the driver's files were not read")
+TWO = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
+
+
+def make_silent(index: int) -> Card:
+    return Card(make_silent_sample(index, f"card-{index}", 9.0, UNKNOWN.reason), UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("driver", "silent", "held", "pids"),
+    [
+        (UNREAD_DRIVER, (1,), {10: (0, 1), 11: (1,)}, [(10, 11)]),
+        (UNREAD_DRIVER, (1,), {10: (0,), 11: ()}, [()]),
+        (UNREAD_DRIVER, (1,), {10: (0,), 11: REFUSED}, [OPEN]),
+        (UNREAD_DRIVER, (1,), {10: (0, 1, 2), 11: ()}, [OPEN]),
+        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: ()}, [OPEN, OPEN]),
+        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: (2,)}, [(10,), (11,)]),
+        (TWO, (1,), {10: (0, 1, 2), 11: ()}, [(10,)]),
+        (TWO, (1,), {10: (0,), 11: ()}, [()]),
+        (TWO, (1,), {10: (0,), 11: REFUSED}, [UNKNOWN]),
+    ],
+    ids=[
+        "the one that is held and none of the others",
+        "none is held",
+        "a process was not read",
+        "two are held and one is silent",
+        "one is held and two are silent",
+        "two and two",
+        "named by the driver",
+        "named and not held",
+        "named and not read",
+    ],
+)
+def test_a_card_that_never_answered_is_the_one_that_is_left(
+    driver: Listed,
+    silent: tuple[int, ...],
+    held: dict[int, Known[tuple[int, ...]]],
+    pids: list[object],
+) -> None:
+    cards = (make_card(0, (10,), 0), *map(make_silent, silent))
+    found = map_to_job(place_silent(cards, driver, JOB, held), JOB, held, pids_are_ours=True)
+    assert pids_of(found[1:]) == pids
+    assert pids_of(found[:1]) == [(10,)]
+    assert all(card.pids_are_visible_only for card in found[1:] if is_known(card.pids) and card.pids)
+
+
+def test_a_card_that_the_driver_names_has_its_name_and_uuid() -> None:
+    placed = place_silent((make_card(0, (10,), 0), make_silent(1)), TWO, JOB, {10: (0, 1), 11: ()})
+    assert (placed[1].sample.name, placed[1].sample.uuid, placed[1].minor) == ("H100", "GPU-b", 1)
+
+
+INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 130
+GPU UUID: \t {uuid}
+Bus Type: \t PCIe
+Bus Location: \t 0000:{bus}:00.0
+Device Minor: \t {minor}
+GPU Excluded:\t {excluded}
+"""
+
+
+def test_the_kernels_driver_names_its_cards_without_nvml(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gpus"):
+        read_driver_cards(str(tmp_path))
+    cards = (("4b", "GPU-b", "1", "No"), ("19", "GPU-a", "0", "No"), ("5d", "GPU-c", "2", "Yes"))
+    for bus, uuid, minor, excluded in (
+        *cards,
+        ("9a", "GPU-????????-????", "3", "No"),
+        ("ba", "GPU-d", "?", "No"),
+    ):
+        folder = tmp_path / "driver/nvidia/gpus" / f"0000:{bus}:00.0"
+        folder.mkdir(parents=True)
+        text = INFORMATION.format(bus=bus, uuid=uuid, minor=minor, excluded=excluded)
+        (folder / "information").write_text(text)
+    name = "NVIDIA H100 80GB HBM3"
+    assert read_driver_cards(str(tmp_path)) == (
+        DriverCard(0, "GPU-a", name),
+        DriverCard(1, "GPU-b", name),
+        DriverCard(3, "", name),
+    )

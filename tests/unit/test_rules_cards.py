@@ -58,7 +58,7 @@ def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
     warm = on(make_gpu(**held("SW thermal", 6.0), sm_clock_mhz=1965.0))
     assert "costs card 0 0.7 %" in judge_thermal(warm).text
     assert said(judge_gpu_compute(warm)) == (Kind.COMPUTE_BOUND, "gpu-compute")
-    assert note_held(warm) == "held: heat held card 0 for 6.0 % of 10 s; it costs about 0.7 %"
+    assert note_held(warm) == "held: a thermal reason held card 0 for 6.0 % of 10 s; it costs about 0.7 %"
     assert note_held(on(make_gpu(**held("power brake", 8.0)))).startswith("held: the power brake held card 0")
     assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=1300.0))) == ""
     assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=UNREAD))) == ""
@@ -72,7 +72,7 @@ def test_heat_does_not_answer_for_what_the_power_limit_took():
     long = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 60.0, "counter"))
     answer = judge_thermal(on(replace(small, throttle_shares=long)))
     assert answer.weight == pytest.approx(0.96 * (1 - 1010 / 1980) * 0.6)
-    assert answer.summary == "card 0 is held: it is hot"
+    assert answer.summary.startswith("card 0 is held: a thermal reason, though the core has 29 C left")
 
 
 def test_heat_beside_the_usual_application_clocks_is_heat():
@@ -381,3 +381,31 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
         if isinstance(before, Suspicion) and isinstance(after, Suspicion):
             assert after.sources <= before.sources
             assert after.margin <= before.margin * 1.001 or after.cause != before.cause
+
+
+@pytest.mark.parametrize(
+    ("margin_c", "reason", "why"),
+    [
+        (
+            29.0,
+            "SW thermal",
+            "a thermal reason, though the core has 29 C left: memory, hot spot or power stage",
+        ),
+        (29.0, "HW thermal", "hardware protection against heat, though the core has 29 C left"),
+        (2.0, "SW thermal", "it is hot"),
+        (2.0, "HW thermal", "hardware protection against heat"),
+        (UNREAD, "SW thermal", "it is hot"),
+    ],
+)
+def test_a_cool_card_is_not_called_hot(margin_c, reason, why):
+    answer = judge_thermal(
+        on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c))
+    )
+    assert answer.summary.partition(": ")[2].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")]
+)
+def test_what_a_card_asks_for_is_named(action, words):
+    assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"

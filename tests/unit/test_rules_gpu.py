@@ -21,9 +21,13 @@ from tpmon.judge.rules_launch import (
     judge_launch_bound,
 )
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.judge.verdict import rate_confidence
+from tpmon.model.gpu import MigInstance
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Confidence, Kind
+
+MIG = MigInstance("MIG-1", 1, 1 << 30, 10 << 30, UNREAD, (4211,))
 
 FULL = [
     ("the H100 of the note", {"sm_active_pct": 92.0, "tensor_pct": 28.0, "dram_pct": 20.0}, "gpu-compute"),
@@ -47,7 +51,6 @@ NOT_FULL = [
     ("starved", {"sm_pct": 41.0}, Cleared),
     ("hollow", HOLLOW, Cleared),
     ("hot", held("HW thermal", 40.0), Cleared),
-    ("no figure of work", {**NO_GPM, "power_w": UNREAD}, Unsure),
     ("utilisation not read", {"sm_pct": UNREAD}, Unsure),
 ]
 
@@ -284,3 +287,51 @@ def test_copies_and_the_allocator_are_told_from_explicit_synchronising():
     assert said(judge_allocator_sync(frees)) == (Kind.SYNC_BOUND, "allocator")
     assert type(judge_explicit_sync(frees)) is Cleared
     assert type(judge_allocator_sync(copies)) is Cleared
+
+
+def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confidence():
+    for unread in (
+        {"power_w": UNREAD},
+        {"power_limit_w": UNREAD},
+        {"power_w": 300.0, "sm_clock_mhz": UNREAD},
+    ):
+        answer = judge_gpu_compute(on(make_gpu(**{**NO_GPM, **unread})))
+        assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
+        assert "never empty; how full they are is not measured: 96 % busy" in answer.summary
+        assert ": not supported)" in answer.unread[0]
+        assert rate_confidence(answer, 60.0) is Confidence.LOW
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        (
+            {**NO_GPM, "power_w": 100.0, "sm_clock_mhz": UNREAD},
+            "GPU compute (card 0: SM clock: not supported)",
+        ),
+        (
+            {**NO_GPM, "mig": True, "mig_instances": (MIG,)},
+            "GPU compute (card 0: MIG slices have no utilisation; SM activity: not supported)",
+        ),
+        ({**NO_GPM, "sm_pct": UNREAD}, "GPU compute (card 0: not supported; SM activity: not supported)"),
+    ],
+    ids=["little power at an unknown clock", "a slice of an A100", "a vGPU"],
+)
+def test_what_is_missing_is_named(card, words):
+    assert judge_gpu_compute(on(make_gpu(**card))) == Unsure(words)
+
+
+def test_kernels_run_on_a_slice_that_its_host_waits_for():
+    scene = on(
+        make_gpu(**NO_GPM, mig=True, mig_instances=(MIG,)), phases={Phase.SYNC: 0.7, Phase.BACKWARD: 0.3}
+    )
+    answer = judge_gpu_compute(scene)
+    assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
+    assert "their hosts wait for them" in answer.summary
+
+
+def test_a_busy_card_of_a_run_that_gives_no_sign_of_life_is_not_called_full():
+    frame = make_frame(
+        gpus=(make_gpu(**NO_GPM, power_w=UNREAD),), processes=(make_process(),), loader=(), output=()
+    )
+    assert type(judge_gpu_compute(scene_of(frame))) is Unsure

@@ -146,6 +146,13 @@ def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
     assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
 
 
+def test_a_driver_that_gives_nobody_a_share_of_a_busy_card_tells_of_no_others():
+    alone = (GpuProcess(OURS, 8 * GIB, 0.0, True),)
+    scene = on(make_gpu(sm_pct=98.0, processes=alone, lists_only=OWN_NAMESPACE))
+    assert (scene.gpus[0].busy_pct, note_shared(scene)) == (98.0, "")
+    assert is_known(scene.gpus[0].power_ratio)
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [(45.0, 50.0), (70.0, 25.0), (UNREAD, UNREAD)])
 def test_on_a_card_that_two_fill_nothing_is_decided(ours, theirs):
     scene = on(listing(ours, theirs, sm_pct=97.0), phases=WAITS)

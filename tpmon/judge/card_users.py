@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpmon.judge.medians import mean_known
 from tpmon.model.card_use import (
     EXPLAINED_RATIO,
+    USED_PCT,
     bytes_on,
     is_listed,
     list_processes,
@@ -71,7 +72,8 @@ def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
     told = own + sum(theirs.values())
     if not is_known(last.lists_only) or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
         return NOBODY
-    if told >= EXPLAINED_RATIO * busy_pct:
+    # Some drivers give 0 % to every process in a container: that is no reading beside a busy card.
+    if told < USED_PCT or told >= EXPLAINED_RATIO * busy_pct:
         return NOBODY
     # How many they are is not told: the job may have waited for all that they did.
     return Others(UNLISTED, (), own, own + busy_pct - told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.judge.standing import URGENT, Key, Standing
+from tpmon.judge.standing import AT_ONCE, Key, Standing
 
 FLICKER_S = 30.0
 """A verdict that took the place of another one, and gave it back sooner, was flicker."""
@@ -49,4 +49,4 @@ def damp(before: Standing, after: Standing, now_ns: int) -> Standing:
 
 
 def _is_urgent(key: Key | None) -> bool:
-    return key is not None and key[0] in URGENT
+    return key is not None and key[0] in AT_ONCE

@@ -26,7 +26,9 @@ EXPLANATIONS = (
         "gpu",
         "The cards are busy and draw power; without GPM it is not known what they are busy with.",
         "Utilisation of 90 % or more, power well above idle. At medium power the cards never run empty and "
-        "are not full either: that is said at low confidence, and not of ranks that exchange data meanwhile.",
+        "are not full either: that is said at low confidence, and not of ranks that exchange data meanwhile. "
+        "So it is of a laptop, a vGPU or a MIG slice that does not tell its power or SM activity, while the "
+        "run is seen to get on.",
         "hollow utilisation; collectives, whose kernels count as busy while they wait.",
     ),
     Explanation(
@@ -171,8 +173,9 @@ EXPLANATIONS = (
     Explanation(
         Kind.GPU_THROTTLED,
         "thermal",
-        "A card lowers its clocks because of heat.",
-        "Thermal slowdown reasons or their counters.",
+        "A card lowers its clocks for a thermal reason.",
+        "Thermal slowdown reasons or their counters. Where the core has 10 C and more left it is not what is "
+        "hot: its memory, a hot spot or the power stage are.",
         "the power limit, which is information and no fault.",
     ),
     Explanation(
@@ -200,8 +203,9 @@ EXPLANATIONS = (
     Explanation(
         Kind.GPU_UNHEALTHY,
         NOT_APPLICABLE,
-        "A card reports errors that want a reset or a replacement.",
-        "Remapped rows pending or failed, uncorrected memory errors, Xid events, a recovery action.",
+        "A card reports errors that want a reset or a replacement, or does not answer while the run goes on.",
+        "Remapped rows pending or failed, uncorrected memory errors, Xid events, a recovery action; no "
+        "answer for 10 s of a card that the job computes on.",
         "Xid events that a bug of the program causes (13, 31, 32, 43), or that tell of no fault (92, 137).",
     ),
     Explanation(
@@ -300,8 +304,10 @@ EXPLANATIONS = (
     Explanation(
         Kind.HUNG,
         "gpu-lost",
-        "A card no longer answers the driver.",
-        "NVML says that the card is lost.",
+        "A card of the job no longer answers the driver, and the run stands.",
+        "NVML says that the card is lost, or gets no answer of it for 20 s, and neither hook, log, stacks, "
+        "waits nor workers gave a sign of life since. Also of a card that never answered, by the process "
+        "list, by /proc/driver/nvidia, or as the one that the job holds open and that is none of the others.",
         "a driver upgrade under way.",
     ),
     Explanation(

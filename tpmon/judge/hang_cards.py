@@ -18,6 +18,7 @@ from tpmon.judge.phase_kinds import TRAINING, Phase
 from tpmon.judge.phase_stack import is_users, package_of
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of
+from tpmon.judge.silent_cards import find_silence
 from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
 from tpmon.model.dump_words import name_rank
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -41,7 +42,7 @@ def may_card_spin(seen: Seen, scene: Scene) -> bool:
 def say_card_works(seen: Seen, scene: Scene) -> str:
     """Say that a card of a rank works, or may, "" where all of them are known not to."""
     for card in cards_of(seen.thread.pid, scene.gpus):
-        state = _say_state(card)
+        state = _say_state(card, scene)
         if isinstance(state, Missing):
             return f"card {card.index} of it may work ({state.reason})"
         if state == _WORKS:
@@ -55,8 +56,11 @@ def is_network_busy(scene: Scene, picture: Picture) -> bool:
     return picture.scene.remote > 0 and is_known(rate) and rate >= QUIET_LINK_BYTES_S
 
 
-def _say_state(card: CardScene) -> Known[str]:
+def _say_state(card: CardScene, scene: Scene) -> Known[str]:
     """Say what a card does that is at no work, "" for one that works; Missing where that is not told."""
+    silence = find_silence(card, scene)
+    if silence is not None:
+        return silence.words.removeprefix(f"card {card.index} ")
     if is_sliced(card.last) and is_known(card.sm_active_pct):
         return _WORKS if card.sm_active_pct >= IDLE_SLICE_PCT else "is idle"
     if not is_known(card.busy_pct):
@@ -70,8 +74,8 @@ def _say_state(card: CardScene) -> Known[str]:
     return map_known(lambda empty: _HOLLOW if empty else _WORKS, hollow)
 
 
-def _is_hollow_by_power(card: CardScene) -> bool:
-    return _say_state(card) == _HOLLOW and not is_known(card.sm_active_pct)
+def _is_hollow_by_power(card: CardScene, state: Known[str]) -> bool:
+    return state == _HOLLOW and not is_known(card.sm_active_pct)
 
 
 def _is_alone(picture: Picture) -> bool:
@@ -97,7 +101,7 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     """
     name = name_rank(seen.thread)
     cards = cards_of(seen.thread.pid, scene.gpus)
-    states = [(card, _say_state(card)) for card in cards]
+    states = [(card, _say_state(card, scene)) for card in cards]
     for card, state in states:
         if state == _HOLLOW and _is_exchange_seen(card, picture):
             return f"{name} waits for card {card.index}, whose links move data"
@@ -111,7 +115,7 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         patience = Patience.FLOWS
     elif untold:
         patience = Patience.WORKS
-    elif _is_alone(picture) and any(map(_is_hollow_by_power, cards)):
+    elif _is_alone(picture) and any(_is_hollow_by_power(*one) for one in states):
         # A slow kernel of few blocks draws as little as one that does not end.
         patience = Patience.NAPS
     elif any(_may_exchange(one, scene, picture) for one in cards):

@@ -27,12 +27,11 @@ from tpmon.judge.hang_signs import (
     see_quiet,
 )
 from tpmon.judge.hang_stances import SLEEP
-from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.stillness import fresh_phase, name_rank, waits_for_batch
+from tpmon.judge.stillness import find_excuse, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
 from tpmon.model.dump import Asker, DumpRequest
@@ -93,12 +92,6 @@ def need_s(watch: Watch, patience: Patience) -> float:
         return max(FLOWS_S, need_s(watch, Patience.WORKS))
     # No time-out of a collective bounds what is meant: a checkpoint, a service that is asked.
     return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
-
-
-def find_excuse(rank: RankScene) -> str:
-    """Return which slow thing a rank does on purpose, "" for none."""
-    newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
-    return f"{name_rank(rank)} is in {newest.value}" if newest in PATIENT and newest is not None else ""
 
 
 def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:

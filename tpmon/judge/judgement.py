@@ -29,6 +29,7 @@ from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.rules_hook import with_hooks
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
 from tpmon.judge.shaken import is_shaken
+from tpmon.judge.silent_cards import find_silences
 from tpmon.judge.standing import (
     Key,
     Standing,
@@ -77,6 +78,8 @@ RULES: tuple[Rule, ...] = with_hooks(
     )
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
+GPU_LOST: Key = (Kind.HUNG, "gpu-lost")
+"""It is over with the first sign of life."""
 LARGE_JOB_S = 2.5
 """With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 6 ms (ADR 0016)."""
 SETTLED_JUDGED_S = 1.5
@@ -148,11 +151,25 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
 
 
 def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: Scene) -> Standing:
-    """Drop a start or pause whose steps go on by now, and the speed of a run that stands still."""
+    """Drop a start or pause whose steps go on by now, and the speed of a run that stands still.
+
+    So goes what was well of a run of which a card does not answer now.
+    """
     suspected = {key_of(one) for one in suspicions}
     past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
-    over = {key for key in keys if key is not None and (key in past or (stands and key[0] in SPEEDS))}
+    silent = bool(find_silences(scene))
+    over = {
+        key
+        for key in keys
+        if key is not None
+        and (
+            key in past
+            or key == GPU_LOST
+            or (stands and key[0] in SPEEDS)
+            or (silent and pick_code(*key) == 0)
+        )
+    }
     return drop(followed, over - suspected, scene.frame.taken_ns)
 
 

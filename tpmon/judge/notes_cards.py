@@ -20,6 +20,7 @@ from tpmon.judge.rules_cards import (
 )
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct
+from tpmon.judge.silent_cards import find_silences, say_open
 from tpmon.model.gpu import RESTART_XIDS
 from tpmon.model.known import is_known
 from tpmon.model.units import format_pct
@@ -54,7 +55,7 @@ def note_power_limited(scene: Scene) -> str:
 
 def note_held(scene: Scene) -> str:
     """Return the note that heat or the power brake lowers a card's clocks and costs little, "" for none."""
-    for words, reasons in (("heat", THERMAL), ("the power brake", BRAKE)):
+    for words, reasons in (("a thermal reason", THERMAL), ("the power brake", BRAKE)):
         for card in scene.gpus:
             lost = lost_to(card, reasons, scene)
             touched = is_loaded(card, LOADED_PCT) and is_touched(card, reasons)
@@ -122,4 +123,10 @@ def note_shared(scene: Scene) -> str:
     return ""
 
 
-NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared, note_xids)
+def note_silent(scene: Scene) -> str:
+    """Return the note that a card does not answer which the job may compute on, "" for none."""
+    said = say_open(find_silences(scene))
+    return f"silent: {said}" if said else ""
+
+
+NOTES = (note_silent, note_power_limited, note_held, note_memory_full, note_hollow, note_shared, note_xids)

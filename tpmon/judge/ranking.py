@@ -27,6 +27,8 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
     {
         # A job that stands still waits for something; what it waits for is part of the hang.
         (Kind.HUNG, _ANY): (*_WAITING_FOR_A_RANK, *_SPEED_OF_ONE, (Kind.DATA_BOUND, _ANY)),
+        # A call into a driver that does not answer does not return.
+        (Kind.HUNG, "gpu-lost"): ((Kind.HUNG, "blocked-io"), (Kind.HUNG, "no-progress")),
         # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
         (Kind.CPU_THROTTLED, "quota"): (
             (Kind.OVERSUBSCRIBED, _ANY),

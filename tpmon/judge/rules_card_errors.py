@@ -6,11 +6,14 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.rules_cards import answer_without_cards, rank_on
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene
+from tpmon.judge.silent_cards import find_silence, goes_on, hangs_on
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
-from tpmon.model.gpu import is_card_fault
+from tpmon.model.gpu import is_card_fault, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.verdict import Evidence, Kind
 
+SILENCE = "NVML"
+"""Source of the silence of a card, which it does not report itself."""
 _LATER = 0.2
 _SERIOUS = 0.5
 
@@ -58,8 +61,12 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
     """Return what the card reports: words, weight, source."""
     last = card.last
     found = []
+    silence = find_silence(card, scene)
+    if silence is not None and not hangs_on(silence, scene):
+        goes = ", and the run goes on" if goes_on(scene, silence.pids, silence.sample.age_s) else ""
+        found.append((f"{silence.words}{goes}", _SERIOUS, SILENCE))
     if is_known(last.recovery_action) and last.recovery_action != 0:
-        found.append((f"recovery action {last.recovery_action} wanted", _SERIOUS, "NVML recovery action"))
+        found.append((f"{name_recovery(last.recovery_action)} wanted", _SERIOUS, "NVML recovery action"))
     if is_known(last.remapped_rows_failed) and last.remapped_rows_failed:
         found.append(("row remapping failed", _SERIOUS, "NVML remapped rows"))
     if is_known(last.remapped_rows_pending) and last.remapped_rows_pending:
@@ -74,7 +81,7 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
 
 
 def judge_unhealthy(scene: Scene) -> Answer:
-    """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid."""
+    """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid; or is silent."""
     if not scene.gpus:
         return answer_without_cards(scene)
     told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
@@ -87,13 +94,15 @@ def judge_unhealthy(scene: Scene) -> Answer:
         )
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
     age = scene.frame.ages_s.gpu
+    silent = [text for text, _, source in words if source == SILENCE]
+    reports = "; ".join(text for text, _, source in words if source != SILENCE)
     return Suspicion(
         kind=Kind.GPU_UNHEALTHY,
         cause=NOT_APPLICABLE,
         weight=max(weight for _, weight, _ in words),
         margin=float(1 + len(words)),
         sources=frozenset(source for _, _, source in words),
-        summary=f"card {card.index} reports: {'; '.join(text for text, _, _ in words)}",
+        summary="; ".join((*silent, f"card {card.index} reports: {reports}") if reports else silent),
         evidence=tuple(
             Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
             for text, _, source in words

@@ -38,6 +38,8 @@ CAPPED_POWER_RATIO = 0.8
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 HOT_MARGIN_C = 3.0
+COOL_MARGIN_C = 10.0
+"""Margin from which the core itself is not what is hot: the reason is also that of other sensors."""
 SET_CLOCKS = ("application clocks", "display clocks")
 """What somebody set, and can set back."""
 CAP_REASONS = (*SET_CLOCKS, "board limit", "reliability")
@@ -261,6 +263,15 @@ def _margin(card: CardScene, reasons: tuple[str, ...], lost: Known[float]) -> fl
     return min(held, lost / LEAST_LOSS if is_known(lost) else 1.0)
 
 
+def _say_heat(card: CardScene) -> str:
+    hardware = held_pct(card, "HW thermal") > 0
+    margin_c = card.last.temperature_margin_c
+    if is_known(margin_c) and margin_c >= COOL_MARGIN_C:
+        reason = "hardware protection against heat" if hardware else "a thermal reason"
+        return f"{reason}, though the core has {margin_c:.0f} C left: memory, hot spot or power stage"
+    return "hardware protection against heat" if hardware else "it is hot"
+
+
 def judge_thermal(scene: Scene) -> Answer:
     """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
     found = _find_held(scene, THERMAL, "heat of the cards", "no thermal reason")
@@ -269,13 +280,12 @@ def judge_thermal(scene: Scene) -> Answer:
     card, lost = found
     evidence = _shares(card, THERMAL, scene.frame)
     evidence += (reading("temperature", card.last.temperature_c, "C", "NVML", scene.frame.ages_s.gpu),)
-    hardware = held_pct(card, "HW thermal") > 0
     suspicion = _throttled(
         scene,
         card,
         "thermal",
         lost=lost,
-        why="hardware protection against heat" if hardware else "it is hot",
+        why=_say_heat(card),
         evidence=evidence,
         margin=_margin(card, THERMAL, lost),
         alone=not _held_by_others(card, THERMAL),

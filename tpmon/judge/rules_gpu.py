@@ -9,11 +9,12 @@ from __future__ import annotations
 from tpmon.judge import rules_card_errors, rules_cards, rules_launch, rules_link
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.comms_traffic import exchange_unread, find_exchange
-from tpmon.judge.hollow import FULL_SM_PCT, HOLLOW_SM_PCT, full_power_ratio, judge_hollow
+from tpmon.judge.hollow import FULL_SM_PCT, HOLLOW_POWER_RATIO, HOLLOW_SM_PCT, full_power_ratio, judge_hollow
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, CardScene, mean_busy_pct
+from tpmon.judge.silent_cards import goes_on
 from tpmon.judge.slack import gpu_figures, median_over, works_all_the_time
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -25,6 +26,8 @@ DRAM_BOUND_PCT = 50.0
 TENSOR_WORKS_PCT = 25.0
 """Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28."""
 HIDDEN_WAIT_RATIO = 0.1
+SLICE_SYNC = 0.5
+"""Share of time that a host waits for its slice from which that is busy, where neither U nor SMs are read."""
 
 
 def is_starved(scene: Scene) -> Known[bool]:
@@ -78,21 +81,40 @@ def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
     return (Evidence("hidden data wait", 100 * max(waits), "%", text, "stack samples", age),)
 
 
-def _weigh_card(card: CardScene, scene: Scene) -> Answer | float:
-    """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not."""
+def _say_unread(card: CardScene) -> str:
+    """Name what tells how full a card is and was not read: "power: not supported by this card"."""
+    figures = {"power": card.power_ratio, "SM clock": card.clock_ratio, "SM activity": card.sm_active_pct}
+    return next((f"{name}: {one.reason}" for name, one in figures.items() if isinstance(one, Missing)), "")
+
+
+def _is_awaited(card: CardScene, scene: Scene) -> bool:
+    """Tell whether the host of a slice mostly waits for it, so that kernels run there."""
+    shares = [rank.phases for rank in scene.ranks if rank.process.pid in card.pids]
+    waits = all(is_known(one) and one.ratio(Phase.SYNC) >= SLICE_SYNC for one in shares)
+    return is_sliced(card.last) and bool(shares) and waits
+
+
+def _weigh_card(card: CardScene, scene: Scene) -> Answer | float | Missing:
+    """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not.
+
+    Missing of one that is busy where nothing was read of how full it is.
+    """
     name = f"GPU compute (card {card.index}"
     margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
-        # A slice of a card has no utilisation; active SMs are kernels that run.
-        active = is_sliced(card.last) and is_known(card.sm_active_pct) and card.sm_active_pct >= FULL_SM_PCT
-        return margin if active and is_known(margin) else Unsure(f"{name}: {card.busy_pct.reason})")
+        if is_known(active):  # those of a slice, which has no utilisation, are kernels that run
+            full = is_sliced(card.last) and active >= FULL_SM_PCT and is_known(margin)
+            return margin if full else Unsure(f"{name}: {card.busy_pct.reason})")
+        reason = f"{card.busy_pct.reason}; SM activity: {active.reason}"
+        return Missing(reason) if _is_awaited(card, scene) else Unsure(f"{name}: {reason})")
     if card.busy_pct < BUSY_PCT:
         return Cleared(f"{name} is busy {format_pct(card.busy_pct)} %)")
     if is_hot(card, scene) or is_braked(card, scene):
         return Cleared(f"{name} is held below its clocks)")
-    if not is_known(margin):
-        return Unsure(f"{name}: {margin.reason})")
     hollow = judge_hollow(card)
+    if not is_known(margin) or (margin < 1 and not is_known(card.clock_ratio)):
+        low = known_or(card.power_ratio, 1.0) < HOLLOW_POWER_RATIO or known_or(active, 100.0) < HOLLOW_SM_PCT
+        return Unsure(f"{name}: {_say_unread(card)})") if low else Missing(_say_unread(card))
     doubted = margin < 1 or (is_known(active) and active < HOLLOW_SM_PCT)
     if doubted and isinstance(hollow, Missing):
         return Unsure(f"{name}: {hollow.reason})")
@@ -121,20 +143,25 @@ def judge_gpu_compute(scene: Scene) -> Answer:
     """Suspect, in the good sense, that the GPUs are full: every card busy, working, and not held.
 
     Cards that never run empty and are neither full nor hollow are bound by their kernels, too; that is
-    all that is said of them.
+    all that is said of them, and of those of which nothing was read that tells how full they are.
     """
     if not scene.gpus:
         return answer_without_cards(scene)
-    margins = []
+    margins, missing = [], ""
     for card in scene.gpus:
         margin = _weigh_card(card, scene)
-        if not isinstance(margin, float):
+        if isinstance(margin, (Cleared, Unsure, Suspicion)):
             return margin
+        if isinstance(margin, Missing):
+            missing, margin = f"card {card.index}: {margin.reason}", 0.0
         margins.append(margin)
     exchanged, unread = _exchanged(scene)
     full = min(margins) >= 1
     if not full and exchanged:
-        return Unsure("GPU compute (busy at medium power: the ranks may wait for each other meanwhile)")
+        busy_at = missing or "busy at medium power"
+        return Unsure(f"GPU compute ({busy_at}: the ranks may wait for each other meanwhile)")
+    if missing and not goes_on(scene):  # a kernel that does not end looks the same
+        return Unsure(f"GPU compute ({missing}; that the run gets on is not seen)")
     cause = _choose_compute(scene) if full else "gpu"
     active = median_over(card.sm_active_pct for card in scene.gpus)
     power = median_over(card.work_ratio for card in scene.gpus)
@@ -150,22 +177,23 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         "gpu": "full; whether with computing or memory traffic is not measured",
     }
     said = words[cause] if full else "never empty, and their kernels use a part of them"
-    shown = f"{format_pct(busy)} % busy" if is_known(busy) else f"{_say_active(active)} of their SMs active"
+    if missing:
+        said, unread = "never empty; how full they are is not measured", (f"how full ({missing})", *unread)
+    shown = f"{format_pct(active)} % of their SMs active" if is_known(active) else "their hosts wait for them"
+    shown = f"{format_pct(busy)} % busy" if is_known(busy) else shown
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause=cause,
         weight=min(1.0, known_or(busy, known_or(active, BUSY_PCT)) / 100),
         margin=min(margins) if full else 1.0,
-        sources=frozenset(sources) if full else frozenset(("NVML utilisation",)),
+        sources=frozenset(sources)
+        if full
+        else frozenset(("NVML utilisation" if is_known(busy) else "stacks",)),
         summary=f"the GPUs are {said}: {shown}",
         evidence=(*gpu_figures(scene), *_hidden_wait(scene)),
         against=exchanged,
         unread=unread,
     )
-
-
-def _say_active(active: Known[float]) -> str:
-    return f"{format_pct(active)} %" if is_known(active) else "some"
 
 
 RULES: tuple[Rule, ...] = (

@@ -10,21 +10,24 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_causes import needs_of_words
-from tpmon.judge.hang_memory import MOST_AGE_S
-from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
+from tpmon.judge.hang_memory import MOST_AGE_S, age_ns
+from tpmon.judge.hang_watch import PATIENCE_S, is_looking, judge_hang
 from tpmon.judge.io_waits import is_io_wait
 from tpmon.judge.meant_waits import HANG_AFTER_S
 from tpmon.judge.once import Once
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, ranks_on
+from tpmon.judge.silent_cards import HUNG_S, SILENT_S, Silence, find_silences, hangs_on, stands_s
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,
     STILL_S,
+    find_excuse,
     name_rank,
     waits_for_batch,
     waits_for_workers,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.judge.watched_time import STOPPED_S, is_stopped
+from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
 from tpmon.model.stop_words import say_stop
@@ -32,9 +35,9 @@ from tpmon.model.verdict import Evidence, Kind
 
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
-LOST_READINGS = 3
-"""Readings in a row that found a card lost."""
 
+_NO_CARD = ("lock", "dead-worker", "lost-batch")
+"""Causes that stacks show and that no card has: they tell more than one that the job only holds open."""
 _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
@@ -324,24 +327,42 @@ def judge_dead_worker(scene: Scene) -> Answer:
     return Cleared("dead workers (no rank waits for one)")
 
 
+def _say_doubt(silence: Silence) -> tuple[str, ...]:
+    index = silence.sample.index
+    if not silence.sure:
+        return (f"whether the job computes on card {index}, or only holds it open",)
+    return () if silence.sample.state is GpuState.LOST else (f"whether card {index} works in its silence",)
+
+
 def judge_gpu_lost(scene: Scene) -> Answer:
-    """Suspect a card that the driver no longer reaches."""
-    card = next((one for one in scene.gpus if one.lost_readings >= LOST_READINGS), None)
-    if card is None:
-        return Cleared("lost cards (none)")
-    ranks = ranks_on(card, scene)
+    """Suspect a card that the driver no longer reaches, or that does not answer it, where the run stands."""
+    silences = find_silences(scene)
+    silence = next((one for one in silences if hangs_on(one, scene)), None)
+    found = judge_hang(scene)
+    told = isinstance(found, Suspicion) and found.cause in _NO_CARD
+    if silence is None or (told and not silence.sure):
+        return Cleared(f"lost cards ({'it is not seen that the run stands' if silences else 'none'})")
+    index, silent_s = silence.sample.index, silence.sample.age_s
+    card = next((one for one in scene.gpus if one.last.uuid == silence.sample.uuid), None)
+    ranks = ranks_on(card, scene) if card is not None else ()
+    stands = ("kernel wait and stacks",) if stands_s(scene) >= SILENT_S else ()
+    age = scene.frame.ages_s.gpu
+    rows = [reading(f"card {index} silent", silent_s, "s", "NVML", age)]
+    rows += [reading("nothing moved", stands_s(scene), "s", source, age) for source in stands]
     return Suspicion(
         kind=Kind.HUNG,
         cause="gpu-lost",
         weight=1.0,
-        margin=card.lost_readings / LOST_READINGS,
-        sources=frozenset(("NVML",)),
-        summary=f"card {card.index} does not answer the driver any more",
-        evidence=(reading(f"card {card.index} lost", card.last.age_s, "s", "NVML", scene.frame.ages_s.gpu),),
+        margin=max(1.0, silent_s / HUNG_S),
+        sources=frozenset(("NVML", *stands)),
+        summary=silence.words,
+        evidence=tuple(rows),
+        unread=_say_doubt(silence),
         observed=frozenset((Need.CARD_LOST,)),
         pid=ranks[0].pid if ranks else NOT_APPLICABLE,
         rank=ranks[0].rank if ranks else NOT_APPLICABLE,
-        card=card.index,
+        card=index,
+        held_ns=scene.frame.taken_ns - age_ns(silent_s),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tpmon.judge.card_slices import NO_UTILISATION, WHOLE_CARD, find_slice, is_sliced
 from tpmon.judge.card_users import Others, find_others, find_strays
 from tpmon.judge.medians import mean_known, median_known
+from tpmon.model.card_use import list_silent
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, GpuSample, GpuState
@@ -152,24 +153,19 @@ def _own_busy_pct(index: int, others: Others) -> Known[float]:
     return Missing(f"{shared}: {others.least_pct.reason}")
 
 
+_OF_ALL = ("power_ratio", "sm_active_pct", "tensor_pct", "dram_pct", "pcie_bytes_s", "link_bytes_s")
+"""Figures to which all who use a card add."""
+
+
 def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     """Leave out what is read of the whole card where others compute on it, too."""
     others = find_others(samples, card.busy_pct)
     if not others.named or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
     shared = Missing(f"card {card.index} is shared with {others.named}")
-    return replace(
-        card,
-        others=others.pids,
-        shares_unlisted=not others.pids,
-        busy_pct=_own_busy_pct(card.index, others),
-        power_ratio=shared,
-        sm_active_pct=shared,
-        tensor_pct=shared,
-        dram_pct=shared,
-        pcie_bytes_s=shared,
-        link_bytes_s=shared,
-    )
+    figures: dict[str, Any] = dict.fromkeys(_OF_ALL, shared)
+    figures["busy_pct"] = _own_busy_pct(card.index, others)
+    return replace(card, others=others.pids, shares_unlisted=not others.pids, **figures)
 
 
 def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
@@ -178,17 +174,8 @@ def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     last = replace(
         card.last, memory_used_bytes=own.memory_used_bytes, memory_total_bytes=own.memory_total_bytes
     )
-    return replace(
-        card,
-        last=last,
-        busy_pct=NO_UTILISATION,
-        power_ratio=WHOLE_CARD,
-        sm_active_pct=own.sm_active_pct,
-        tensor_pct=WHOLE_CARD,
-        dram_pct=WHOLE_CARD,
-        pcie_bytes_s=WHOLE_CARD,
-        link_bytes_s=WHOLE_CARD,
-    )
+    figures: dict[str, Any] = dict.fromkeys(_OF_ALL, WHOLE_CARD) | {"sm_active_pct": own.sm_active_pct}
+    return replace(card, last=last, busy_pct=NO_UTILISATION, **figures)
 
 
 def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
@@ -246,17 +233,16 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
 
     A card that works and rests in turn, as with steps of some seconds, is seen over a longer one.
     CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
-    is taken for unused, and so is one on which a process has a context only. A lost card lists no
-    process: it is the job's if it was within ``history``.
+    is taken for unused, and so is one on which a process has a context only. A card that does not answer
+    may list no process: it is the job's if it was within ``history``.
     """
     gpus = frames[-1].gpus
     if not is_known(gpus):
         return ()
     holders = _holders(gpus)
-    if any(one.state is GpuState.LOST and one.uuid not in holders for one in gpus):
-        lost = {one.uuid for one in gpus if one.state is GpuState.LOST}
-        for frame in history:
-            holders |= {uuid: one for uuid, one in _holders(frame.gpus).items() if uuid in lost}
+    silent = {one.uuid for one in list_silent(gpus)} - holders.keys()
+    for frame in history if silent else ():
+        holders |= {uuid: one for uuid, one in _holders(frame.gpus).items() if uuid in silent}
     uuids = [one.uuid for one in gpus if one.uuid in holders]
     mine, longer = _by_card(frames, uuids), _by_card(_newest(history, STEPS_SPAN_S), uuids)
     seen = {uuid: longer[uuid] if _takes_turns(longer[uuid]) else mine[uuid] for uuid in uuids}
@@ -281,16 +267,6 @@ _OF_THE_CARD = (
     "pcie_generation",
     "pcie_width",
 )
-_FIGURES = (
-    "busy_pct",
-    "power_ratio",
-    "clock_ratio",
-    "sm_active_pct",
-    "tensor_pct",
-    "dram_pct",
-    "pcie_bytes_s",
-    "link_bytes_s",
-)
 
 
 def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ...]:
@@ -299,13 +275,16 @@ def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ..
     That is so where only open device files tell and more cards work than there are ranks: another job's
     heat is no fault of this one.
     """
+    if len(cards) > max(ranks, 1):
+        # A card that is only held open and does not answer may be any that CUDA may see.
+        cards = tuple(one for one in cards if not one.visible_only or one.last.state is GpuState.OK) or cards
     doubted = [card for card in cards if card.visible_only]
     if not ranks or len(doubted) <= ranks:
         return cards
     which = ", ".join(str(card.index) for card in doubted)
     unknown = Missing(f"which of the cards {which} the job uses is not known: only open device files tell")
     readings: dict[str, Any] = dict.fromkeys(_OF_THE_CARD, unknown)
-    figures: dict[str, Any] = dict.fromkeys(_FIGURES, unknown)
+    figures: dict[str, Any] = dict.fromkeys(("busy_pct", "clock_ratio", *_OF_ALL), unknown)
     return tuple(
         replace(
             card,

@@ -34,6 +34,8 @@ SETTLED_S = 60.0
 """A verdict that has stood for so long, and that nothing begins to contradict, needs fewer looks."""
 
 URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
+AT_ONCE = URGENT | {Kind.GPU_UNHEALTHY}
+"""With what a driver states of a card: no median makes an error surer, and none is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
     now = found.get(key_of(track.suspicion))
     if now is None:
         return replace(track, score=max(0.0, track.score - dt_s / FALL_S))
-    rise_s = URGENT_RISE_S if now.kind in URGENT else RISE_S
+    rise_s = URGENT_RISE_S if now.kind in AT_ONCE else RISE_S
     before = track.suspicion.since_ns
     if is_known(before):
         # The history that showed the onset is forgotten in time; the onset stays.
@@ -169,7 +171,7 @@ def follow(
     tracks += [
         Track(
             one,
-            1.0 if one.kind in URGENT else 0.0,
+            1.0 if one.kind in AT_ONCE else 0.0,
             now_ns,
             now_ns - begun_ns,
             now_ns - cleared_ns[key] if key in cleared_ns else 0,
@@ -213,7 +215,7 @@ def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float
         return replace(standing, stated=best, challenger=None)
     if best == standing.stated or weigh[best] <= INCUMBENT * weigh[standing.stated]:
         return replace(standing, challenger=None)
-    if best[0] is Kind.HUNG and standing.stated[0] is not Kind.HUNG:
+    if best[0] in (Kind.HUNG, Kind.GPU_UNHEALTHY) and standing.stated[0] is not best[0]:
         return replace(standing, stated=best, challenger=None)  # it was looked at for long enough
     if best != standing.challenger:
         return replace(standing, challenger=best, challenged_ns=now_ns)

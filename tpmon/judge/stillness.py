@@ -11,6 +11,7 @@ import statistics
 from tpmon.judge.batch_waits import see_pins
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.hook_signs import event_age_s
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.model.frame import Frame
@@ -76,6 +77,12 @@ def fresh_phase(phases: RankPhases) -> Phase | None:
     first = phases.where.split(":")[0]
     words = (first, first.rsplit(" ", 1)[0])
     return next((phase for phase in Phase if phase.value in words and phases.ratio(phase) > 0), None)
+
+
+def find_excuse(rank: RankScene) -> str:
+    """Return which slow thing a rank does on purpose, "" for none."""
+    newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
+    return f"{name_rank(rank)} is in {newest.value}" if newest in PATIENT and newest is not None else ""
 
 
 def stack_moves(rank: RankScene) -> Known[bool]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.scene import Scene
+from tpmon.judge.silent_cards import find_silences
 from tpmon.judge.stillness import FIRST_WAIT_S, find_mover, gpus_move
 from tpmon.judge.suspicion import Answer, Suspicion, Unsure
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.units import format_seconds
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, pick_code
 
 MORE_S = 10.0
 """How much longer than a hang takes the command looks that is advised: until looks have come."""
@@ -108,6 +109,20 @@ def say_longer(scene: Scene, need: float) -> str:
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
+    """Take what was said of a run that cannot be known for what it is: not known.
+
+    No run is called well while a card that it is on, or may be, does not answer.
+    """
+    why = next((one.words for one in find_silences(scene)), "")
+    return [
+        Unsure(f"{_name(one.kind, one.cause)} ({why})")
+        if why and isinstance(one, Suspicion) and not one.seen and pick_code(one.kind, one.cause) == 0
+        else one
+        for one in _hold_back_unmoved(answers, scene)
+    ]
+
+
+def _hold_back_unmoved(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
     """Take what was said of the speed of a run that has not been seen to move for what it is: not known.
 
     Ranks that wait for each other do so in each step, or for ever: of those that have stopped moving it is

@@ -22,6 +22,7 @@ from tpmon.judge.hang_watch import find_need_s, logs_here
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
+from tpmon.judge.silent_cards import find_silences, say_open
 from tpmon.judge.standing import Standing, Track
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.unmoved import STILL_S, say_longer, say_still, still_s
@@ -287,7 +288,11 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
     looked_s = (standing.judged_ns - standing.begun_ns) / 1e9
     ruled_out, unknown = _texts(answers)
     begun = scene.now - timedelta(seconds=looked_s)
-    if looked_s < LOOKING_S:
+    silences = find_silences(scene)
+    silent = say_open(silences)
+    if silent:
+        summary = silent
+    elif looked_s < LOOKING_S:
         summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
     elif still_s(scene) >= STILL_S:
         summary = say_still(scene)
@@ -313,7 +318,7 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         unknown=unknown,
         pid=NOT_APPLICABLE,
         rank=NOT_APPLICABLE,
-        card=NOT_APPLICABLE,
+        card=silences[0].sample.index if silences else NOT_APPLICABLE,
         where=NOT_APPLICABLE,
     )
 
@@ -321,6 +326,8 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
 def _say_next(scene: Scene) -> str:
     """Say what tells more where no rule fits."""
     pid = scene.frame.target.pid
+    if find_silences(scene):
+        return "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
     if still_s(scene) >= STILL_S:
         return say_longer(scene, find_need_s(scene))
     stacks = scene.frame.stacks

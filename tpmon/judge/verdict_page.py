@@ -22,7 +22,8 @@ _INTRODUCTION = """\
 Written by `make docs` from the tables of the program.
 
 The first line of the screen is a verdict: a kind, a cause, how sure, since when. `tpmon attach PID
---check` and `tpmon diagnose PID` print it and end with the exit code of its kind.
+--check` and `tpmon diagnose PID` print it and end with the exit code of its kind; with 11 in the place of 0
+while a card that the job is on, or may be, does not answer.
 
 * **Confidence** grows with independent sources, time and distance from the threshold. One source alone
   is never high. What speaks against a verdict takes a level, and so does what might and was not read, which
@@ -43,10 +44,10 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
 What the rules compare with, and where each number comes from, is in [thresholds.md](thresholds.md).
 
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
-`hollow`, `memory-full`, `shared` (others compute on a card), `held` (heat or the power brake that costs
-less than 5 %), `xid` (a fault of the program that a card told of, or one that it contained), debug settings
-that slow the run, the second cause that was seen (`also ...`), and what it `may be ...` while no verdict
-stands.
+`hollow`, `memory-full`, `shared` (others compute on a card), `held` (a thermal reason or the power brake that
+costs less than 5 %), `xid` (a fault of the program that a card told of, or one that it contained), `silent`
+(a card does not answer that the job may be on: no run is called well beside it), debug settings that slow the
+run, the second cause that was seen (`also ...`), and what it `may be ...` while no verdict stands.
 """
 
 

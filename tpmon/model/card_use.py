@@ -83,6 +83,13 @@ def find_used(cards: Sequence[GpuSample]) -> Mapping[int, tuple[GpuSample, ...]]
     return {pid: _without_contexts(pid, mine) for pid, mine in on.items()}
 
 
+def name_several(pid: int, cards: Sequence[GpuSample]) -> str:
+    """Name the cards that the driver lists a process to work on, "" where it is one or only held open."""
+    mine = find_used(cards).get(pid, ())
+    told = len(mine) > 1 and all(map(is_listed, mine))
+    return ",".join(str(one.index) for one in mine) if told else ""
+
+
 def _without_contexts(pid: int, mine: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
     listed = [one for one in mine if is_listed(one) and one.state is not GpuState.LOST]
     if len(listed) < 2:
@@ -96,6 +103,16 @@ def _without_contexts(pid: int, mine: Sequence[GpuSample]) -> tuple[GpuSample, .
 def _busy_pct(pid: int, card: GpuSample) -> Known[float]:
     shares = share_card(card)
     return shares.get(pid, 0.0) if is_known(shares) else shares
+
+
+def list_silent(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
+    """Return the cards that do not answer and that the job is on, or may be."""
+    return tuple(one for one in cards if one.state is not GpuState.OK and may_be_on(one))
+
+
+def may_be_on(card: GpuSample) -> bool:
+    """Tell whether the job is on a card, or nothing says that it is not."""
+    return not is_known(card.pids) or bool(card.pids)
 
 
 def list_used(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:

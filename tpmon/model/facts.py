@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.card_use import list_used
+from tpmon.model.card_use import list_silent, list_used, may_be_on
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.pace import StepPace
 from tpmon.model.pace_words import say_steps_fact
 from tpmon.model.process import Setting
@@ -18,6 +18,18 @@ NO_RANK_LEFT = "no rank left"
 NO_STEPS = Missing("no hook in the training process")
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
+
+
+def _silence_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
+    """Say how many of the cards that the job is on, or may be, answer: "1 of 2 cards answers"."""
+    cards = list(filter(may_be_on, known_or(gpus, ())))
+    silent = len(list_silent(cards))
+    if not silent:
+        return ""
+    answer = len(cards) - silent
+    if len(cards) == 1:
+        return "the card does not answer"
+    return f"{answer or 'none'} of {len(cards)} cards answer{'s' if answer < 2 else ''}"
 
 
 def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
@@ -76,7 +88,7 @@ def state_facts(
     ``ranks`` and ``workers`` are the living ones of this machine; ``had_ranks`` tells whether
     there were ranks before. ``steps`` are those that a hook told.
     """
-    facts = [*say_steps_fact(steps), _gpu_fact(gpus)]
+    facts = [*say_steps_fact(steps), _silence_fact(gpus), _gpu_fact(gpus)]
     if not ranks:
         facts.insert(0, NO_RANK_LEFT if had_ranks else "no rank yet")
     if ranks > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
 NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
@@ -31,6 +31,19 @@ program, or an error that the card contained (94, of which the remap reading tel
 def is_card_fault(xid: int) -> bool:
     """Tell whether an Xid tells of a card that is not well; one that the catalogue does not name does."""
     return xid not in APPLICATION_XIDS and xid not in HARMLESS_XIDS and xid not in RESTART_XIDS
+
+
+RECOVERY_ACTIONS = (
+    *("nothing", "reset the GPU", "reboot the node", "drain P2P traffic"),
+    "drain P2P traffic and reset the GPU",
+)
+"""What a card asks for, by its number (nvml.h, nvmlDeviceGpuRecoveryAction_t)."""
+
+
+def name_recovery(action: int) -> str:
+    """Say what a card asks for: "reboot the node"."""
+    known = 0 <= action < len(RECOVERY_ACTIONS)
+    return RECOVERY_ACTIONS[action] if known else f"recovery action {action}"
 
 
 def is_no_card(reason: str) -> bool:
@@ -147,6 +160,8 @@ class GpuSample:
     """True when the mapping comes from open /dev/nvidiaN files: an upper bound."""
     lists_only: Applicable[str]
     """What the driver's list is limited to where that is not the machine: others may share the card."""
+    unheard: Applicable[str] = NOT_APPLICABLE
+    """Why NVML as a whole does not answer, or does not list the card: then it is not silent by itself."""
 
 
 @dataclass(frozen=True, slots=True)

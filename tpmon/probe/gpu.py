@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tpmon.model.codec import CodecError
 from tpmon.model.known import Known, is_known
 from tpmon.probe.background import Background
 from tpmon.probe.gpu_board import Board, GpuReading
+from tpmon.probe.gpu_driver import read_driver_cards
 from tpmon.probe.gpu_link import BACKOFF_S, ChildLink, Listener, child_command
 from tpmon.probe.gpu_mapping import DeviceFiles, in_first_pid_namespace, open_device_indices
 from tpmon.probe.gpu_wire import decode_line
@@ -22,6 +24,8 @@ from tpmon.probe.gpu_wire import decode_line
 __all__ = ["GpuProbe", "GpuReading", "open_device_indices"]
 
 SCAN_EVERY_S = 0.9
+LIST_EVERY_S = 30.0
+"""Cards of the kernel's driver seldom change; those of one that is wedged were read before."""
 ABSENT_RETRY_S = 30.0
 MAX_ABSENT_RETRY_S = 300.0
 """Where there is no driver, one will not come within seconds. A try costs 0.1 s of CPU: each 30 s
@@ -47,6 +51,7 @@ class GpuProbe:
         self._pids_are_ours = in_first_pid_namespace(proc)
         self._files = DeviceFiles(proc)
         self._held = Background("open device files", self._files.scan, SCAN_EVERY_S)
+        self._listed = Background("cards of the driver", partial(read_driver_cards, proc), LIST_EVERY_S)
         listener = Listener(self._on_start, self._on_lines, self._on_end)
         self._link = ChildLink(command or child_command(), listener)
 
@@ -54,6 +59,7 @@ class GpuProbe:
         """Start the child; never blocks."""
         self._link.start()
         self._held.start()
+        self._listed.start()
 
     def read(self, job_pids: Mapping[int, int]) -> GpuReading:
         """Return what is known now; ``job_pids`` maps the job's PIDs to their start ticks."""
@@ -66,12 +72,14 @@ class GpuProbe:
                 self._pids_are_ours,
                 time.monotonic_ns(),
                 self._files.has_driver,
+                driver_cards=self._listed.latest()[0],
             )
             return self._with_losses(reading)
 
     def stop(self) -> None:
         """End the child and return, at the latest after half a second."""
         self._held.stop()
+        self._listed.stop()
         self._link.stop()
 
     def child_pid(self) -> Known[int]:

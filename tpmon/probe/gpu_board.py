@@ -14,7 +14,17 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.redaction import admit_text
-from tpmon.probe.gpu_mapping import Card, Held, find_unread, held_minors, map_to_job, unlisted_minors
+from tpmon.probe.gpu_driver import Listed
+from tpmon.probe.gpu_mapping import (
+    Card,
+    Held,
+    find_unread,
+    held_minors,
+    list_unheard,
+    map_to_job,
+    place_silent,
+    unlisted_minors,
+)
 from tpmon.probe.gpu_rates import CardTrack, make_silent_sample, without_live
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
 
@@ -46,6 +56,7 @@ _FAILURES = {
 
 _LIBRARY_MISSING = point_to("libnvidia-ml.so.1 not found, though the kernel has a driver", "nvml")
 _NOT_LOOKED = Missing("drivers not looked for")
+_NOT_LISTED = "NVML does not list it: it is lost, or of another container or Slurm step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,8 @@ class Board:
         self._driver: Known[Driver] = Missing("NVML has not answered yet")
         self._failure = ""
         self._refused = False
+        self._crashed = False
+        """Whether the child that ended last did so without a word."""
         self._hidden = False
         self._expected: int | None = None
         self._seen: set[str] = set()
@@ -117,7 +130,7 @@ class Board:
             self._ended = (how, now_ns)
             self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
         elif not self._refused:
-            self._hidden = False
+            self._hidden, self._crashed = False, True
             self._failure = point_to(f"the GPU child ended before it answered ({how})", "nvml")
         self._expected = None
 
@@ -138,13 +151,19 @@ class Board:
         pids_are_ours: bool,
         now_ns: int,
         has_driver: Known[bool] = _NOT_LOOKED,
+        *,
+        driver_cards: Listed = (),
     ) -> GpuReading:
         """Answer with every card's age, and the job's processes on each.
 
-        ``has_driver`` says whether the kernel, or WSL, has a driver for cards at all.
+        ``has_driver`` says whether the kernel, or WSL, has a driver for cards at all, ``driver_cards`` which.
         """
-        cards = self._cards(now_ns)
         held_by_job = held_minors(job, held)
+        silent_s = (now_ns - self._driver_ns) / 1e9
+        cards = place_silent(self._cards(now_ns), driver_cards, job, held)
+        if not cards and self._is_wedged(now_ns) and (held_by_job or find_unread(job, held) is not None):
+            why = self._failure if self._crashed else self._waiting(now_ns)
+            cards = list_unheard(driver_cards, held_by_job, 0, silent_s, why)
         self._drop_old_notes(now_ns)
         notes = tuple(self._notes)
         gpus: Known[tuple[GpuSample, ...]]
@@ -154,6 +173,9 @@ class Board:
             if unlisted:
                 names = ", ".join(f"/dev/nvidia{minor}" for minor in unlisted)
                 notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
+                there = map_known(lambda all_: tuple(c for c in all_ if c.minor in unlisted), driver_cards)
+                lost = list_unheard(there, (), 1 + gpus[-1].index, silent_s, _NOT_LISTED)
+                gpus += tuple(card.sample for card in lost)
         elif held_by_job and (self._hidden or self._expected == 0):
             gpus = Missing(point_to(NOT_VISIBLE, "cards"))
         elif self._expected == 0:
@@ -180,6 +202,7 @@ class Board:
         elif self._failure:
             self._events.append("NVIDIA driver answers")
         self._ended = None
+        self._crashed = False
         self._failure = ""
         self._hidden = False
         self._notes.clear()  # a new child says anew what it cannot do
@@ -196,7 +219,7 @@ class Board:
             self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
             self._refused = True
-        self._failure = reason
+        self._failure, self._crashed = reason, False
         self._hidden = line.code in _MAY_HIDE
         self._driver = Missing(reason)
 
@@ -275,6 +298,8 @@ class Board:
             sample = replace(without_live(sample, gone), state=GpuState.LOST)
         elif sample.state is GpuState.OK and late_s > GRACE_S:
             sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
+            if not self.answered:
+                sample = replace(sample, unheard="NVML does not answer")
         return Card(replace(sample, age_s=age_s), slot.track.identity.minor)
 
     def _say_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
@@ -290,6 +315,11 @@ class Board:
         if find_unread(job, held) is not None:
             return why
         return f"{NO_CARD_OPEN} ({drop_pointers(why)})"
+
+    def _is_wedged(self, now_ns: int) -> bool:
+        """Tell whether NVML says nothing at all: its child ended without a word, or waits in the driver."""
+        waits = (now_ns - self._asked_ns) / 1e9 > PATIENCE_S
+        return not self.answered and not self._refused and (self._crashed or waits)
 
     def _waiting(self, now_ns: int) -> str:
         waited_s = (now_ns - self._asked_ns) / 1e9

@@ -11,13 +11,15 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuProcess, GpuSample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.probe.gpu_driver import DriverCard, Listed
+from tpmon.probe.gpu_rates import make_silent_sample
 
 Held = Mapping[int, Known[tuple[int, ...]]]
 """Minor numbers of the device files that each process holds open."""
@@ -155,26 +157,79 @@ def map_to_job(
 ) -> tuple[GpuSample, ...]:
     """Mark the job's processes on each card; ``pids_are_ours``: we are in the first PID namespace.
 
-    As soon as one card lists a process of the job, the lists are the truth for all cards. Where no list
-    names it and lists are not to be believed, only open files tell; those that were not read tell nothing.
+    As soon as one card lists a process of the job, the lists are the truth for all cards that answer. Where
+    no list names it and lists are not to be believed, and of a card that does not answer, only open files
+    tell; those that were not read tell nothing.
     """
     if not pids_are_ours:
         cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
     confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
     listed = [_listed(card.sample, confirmed) for card in cards]
-    if any(listed):
-        return tuple(_mark(card.sample, ours) for card, ours in zip(cards, listed, strict=True))
     unread = find_unread(job, held)
     believed = pids_are_ours and unread != ON_DXG
+    if any(listed):
+        return tuple(
+            _mark_visible(card, job, held, unread, believed)
+            if is_unlisted(card.sample)
+            else _mark(card.sample, ours)
+            for card, ours in zip(cards, listed, strict=True)
+        )
     return tuple(_mark_visible(card, job, held, unread, believed) for card in cards)
+
+
+def is_unlisted(sample: GpuSample) -> bool:
+    """Tell whether a card does not answer and has told of no process before."""
+    return sample.state is not GpuState.OK and not is_known(sample.processes)
+
+
+def place_silent(
+    cards: tuple[Card, ...], driver: Listed, job: Mapping[int, int], held: Held
+) -> tuple[Card, ...]:
+    """Find the N of /dev/nvidiaN of cards that never answered: by the kernel's driver, else by exclusion.
+
+    Exclusion: the job holds as many open that are none of the others as there are cards that do not answer.
+    """
+    silent = [card for card in cards if not is_known(card.minor) and is_unlisted(card.sample)]
+    taken = {card.minor for card in cards if is_known(card.minor)}
+    rest = [one for one in known_or(driver, ()) if one.minor not in taken]
+    minors = sorted(held_minors(job, held) - taken)
+    if len(rest) != len(silent):
+        rest = [DriverCard(minor) for minor in minors]
+    if len(rest) == len(silent):
+        named = dict(zip(map(id, silent), rest, strict=True))
+        return tuple(_name_silent(card, named[id(card)]) if id(card) in named else card for card in cards)
+    open_ = bool(minors) or find_unread(job, held) is not None
+    pids: Known[tuple[int, ...]] = Missing("which /dev/nvidiaN it is is not known") if open_ else ()
+    return tuple(
+        replace(card, sample=replace(card.sample, pids=pids)) if card in silent else card for card in cards
+    )
+
+
+def list_unheard(
+    driver: Listed, minors: Collection[int], first: int, age_s: float, why: str
+) -> tuple[Card, ...]:
+    """List cards of which NVML says nothing, numbered from ``first``: those of the kernel's driver.
+
+    ``minors`` are those that the job holds open, and all that is known where the driver's files are not read.
+    """
+    named = known_or(driver, ()) or tuple(map(DriverCard, sorted(minors)))
+    samples = (
+        replace(make_silent_sample(index, f"minor-{one.minor}", age_s, why), unheard=why)
+        for index, one in enumerate(named, first)
+    )
+    return tuple(_name_silent(Card(sample, 0), one) for sample, one in zip(samples, named, strict=True))
+
+
+def _name_silent(card: Card, named: DriverCard) -> Card:
+    return Card(replace(card.sample, name=named.name, uuid=named.uuid or card.sample.uuid), named.minor)
 
 
 def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
     """Return the minors that the job holds open and that none of the cards has, ascending."""
-    minors = [card.minor for card in cards]
-    if not all(is_known(minor) for minor in minors):
-        return ()
-    return tuple(sorted(held_minors(job, held) - {minor for minor in minors if is_known(minor)}))
+    known = {card.minor for card in cards if is_known(card.minor)}
+    rest = held_minors(job, held) - known
+    # Some of them may be those of the cards whose number is not known.
+    return tuple(sorted(rest)) if len(rest) > sum(not is_known(card.minor) for card in cards) else ()
 
 
 def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
@@ -224,7 +279,7 @@ def _mark_visible(
     # A list that is believed and does not name the job says that it is not on the card.
     told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
-        return card.sample if told else _say_unread(card.sample, minor)
+        return card.sample if told or is_unlisted(card.sample) else _say_unread(card.sample, minor)
     holders = []
     for pid in sorted(job):
         minors = held.get(pid)
@@ -232,6 +287,8 @@ def _mark_visible(
             holders.append(pid)
     if holders:
         return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
+    if unread is None and is_unlisted(card.sample):
+        return replace(card.sample, pids=())
     return card.sample if told or unread is None else _say_unread(card.sample, unread)
 
 

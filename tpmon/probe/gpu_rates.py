@@ -334,4 +334,5 @@ def make_silent_sample(index: int, uuid: str, age_s: float, reason: str) -> GpuS
     values |= {"index": index, "uuid": uuid, "name": "unknown card", "state": GpuState.STALE}
     values |= {"age_s": age_s, "sm_samples": 0, "throttle": (), "throttle_shares": (), "xids": ()}
     values |= {"mig_instances": (), "pids_are_visible_only": False, "lists_only": NOT_APPLICABLE}
+    values |= {"unheard": NOT_APPLICABLE}
     return GpuSample(**values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
-from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.gpu import GpuSample, GpuState, name_recovery
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.report.table import (
@@ -195,7 +195,7 @@ def _list_remarks(card: GpuSample) -> list[str]:
     if is_known(card.ecc_uncorrected) and card.ecc_uncorrected:
         remarks.append(f"{card.ecc_uncorrected} uncorrected memory errors")
     if is_known(card.recovery_action) and card.recovery_action:
-        remarks.append(f"asks for recovery action {card.recovery_action}")
+        remarks.append(f"asks to {name_recovery(card.recovery_action)}")
     if card.mig_instances:
         remarks.append(count_of(len(card.mig_instances), "MIG instance"))
     return remarks

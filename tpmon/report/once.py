@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tpmon.model.card_use import name_several
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
 from tpmon.model.hook_words import say_device, say_settings
@@ -103,7 +104,8 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
         cells = [reading.show("rank", row.rank), str(row.pid), *_process_cells(process, reading)]
         if cards:
             card = cards.get(row.gpu) if is_known(row.gpu) else None
-            cells.append(reading.show("GPU of the rank", row.gpu))
+            several = name_several(row.pid, tuple(cards.values()))
+            cells.append(several or reading.show("GPU of the rank", row.gpu))
             cells += write_card_cells(card, reading) if card else ["-", "-", "-"]
         if has_steps:
             cells += [

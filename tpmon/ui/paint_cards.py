@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
+from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance, name_recovery
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut
@@ -69,7 +69,7 @@ def describe_card(view: ViewState, card: GpuSample) -> list[tuple[str, str]]:
         ("ECC uncorrected", explain(card.ecc_uncorrected, str)),
         ("rows to remap", explain(card.remapped_rows_pending, _yes)),
         ("remapping failed", explain(card.remapped_rows_failed, _yes)),
-        ("recovery action", explain(card.recovery_action, str)),
+        ("recovery action", explain(card.recovery_action, name_recovery)),
         ("Xids", " ".join(str(code) for code in card.xids) or "none since attaching"),
         ("MIG", explain(card.mig, lambda on: "on" if on else "off")),
         *((f"  instance {one.gpu_instance}", _instance(one)) for one in card.mig_instances),

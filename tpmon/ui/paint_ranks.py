@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
+from tpmon.model.card_use import name_several
 from tpmon.model.facts import NO_RANK_LEFT, WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -214,8 +215,10 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
         Column("PID", 7, 6, lambda r: str(r.row.pid)),
     ]
     if is_known(frame.gpus) and frame.gpus:
+        several = {rank.row.pid: name_several(rank.row.pid, frame.gpus) for rank in ranks}
+        wide = min(15, max([3, *map(len, several.values())]))
         columns += [
-            Column("GPU", 3, 8, lambda r: show(r.row.gpu, str)),
+            Column("GPU", wide, 8, lambda r: several.get(r.row.pid) or show(r.row.gpu, str)),
             Column("SM %", 4, 3, lambda r: show(_of_card(r, "sm_pct"), format_pct)),
             Column("W/limit", 8, 11, _watts),
             Column("MHz/max", 10, 14, _clock),

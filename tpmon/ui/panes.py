@@ -301,13 +301,16 @@ def list_wishes(view: ViewState, body: Size) -> list[Wish]:
     third = max(3, body.height // 3)
     ranks, workers, cards = count_ranks(view), count_workers(view), count_cards(view)
     events = 1 + count_events(view)
-    return [
+    wishes = [
         Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),
         Wish(Pane.CPU, 2, 7, 10),
         Wish(Pane.WORKERS, min(3, 2 + workers), min(6, 2 + workers), 2 + workers),
         Wish(Pane.EVENTS, 2, min(4, events), max(2, events)),
         Wish(Pane.GPUS, 1, 1, 2 + cards if cards else 1),
     ]
+    frame = view.frame
+    accused = is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.card)
+    return [*wishes[-1:], *wishes[:-1]] if accused else wishes
 
 
 def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
