@@ -9,6 +9,7 @@ HANGS ?=
 SHARE ?=
 SWITCH ?=
 TRACE ?=
+HARM ?=
 FRAMEWORKS ?=
 PYTHONS ?=
 FRAMEWORKS_PYTHON ?=
@@ -113,8 +114,8 @@ bench-judge: setup ## what one verdict costs, by the processes of the job (docs/
 bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 	@$(BIN)/python -m tests.budget.bench_stacks
 
-bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
-	@$(BIN)/python -m tests.budget.bench_harm
+bench-harm: torch-for-tests ## whether a watched training loses steps, half an hour on an idle machine; HARM="--mode screen"
+	@$(BIN)/python -m tests.budget.bench_harm $(HARM)
 
 bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, in real loops (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_hook
