@@ -88,7 +88,7 @@ def test_a_source_that_hangs_ages_and_neither_it_nor_stop_holds_anybody_up():
     assert source.latest()[1] >= 0.1
     before = time.monotonic()
     source.stop()
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5
     hold.set()
     assert wait_until(lambda: not is_running("tpmon-hanging"))
 
