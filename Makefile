@@ -97,7 +97,7 @@ types: setup ## mypy --strict
 docs-tests: setup
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/unit/test_docs.py tests/unit/test_layers.py
 
-docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the picture in README.md anew
+docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the pictures of README.md and docs anew
 	@$(BIN)/python -m tpmon.ui.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
 	@$(BIN)/python -c 'from tpmon.judge.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
 	@$(BIN)/python -m tests.readme
