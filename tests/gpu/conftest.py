@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.gpu.gpu_results import DEVICE, IS_REHEARSED
+
 HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 """Asked in another process: pytest with torch in it would be the job around every program it starts."""
 
@@ -17,6 +19,14 @@ def card() -> None:
     """Skip where torch has no card."""
     if subprocess.run([sys.executable, "-c", HAS_CUDA], capture_output=True, check=False).returncode:
         pytest.skip("torch finds no CUDA device, or is not installed")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Return the device to train on; skip where that is a card and there is none."""
+    if not IS_REHEARSED:
+        request.getfixturevalue("card")
+    return DEVICE
 
 
 @pytest.fixture(scope="session")
