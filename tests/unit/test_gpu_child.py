@@ -98,7 +98,7 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
     assert is_known(pid)
     started = time.monotonic()
     probe.stop()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert is_gone(pid)
 
 
