@@ -132,7 +132,8 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         assert "dynolog" not in os.listdir(read_folder(job.pid))
         job.kill()
         assert job.stderr is not None
-        assert len(job.stderr.read().splitlines()) == 1  # the price, before the program began
+        # The price, before the program began; a torch for CUDA may complain of the machine itself.
+        assert [line[:6] for line in job.stderr.read().splitlines() if "torch/" not in line] == ["tpmon:"]
 
 
 @pytest.mark.long

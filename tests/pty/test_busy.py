@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path: Path, 
     command = (sys.executable, "-W", "ignore", "many_hang.py", "--ready", "{ready}", *sizes)
     with run_program(command, tmp_path / "job", RANKS) as program:
         python = put_python(tmp_path / "bin", find_worker(find_job(program.pid)))
-        paths = os.pathsep.join((str(ROOT), sysconfig.get_path("purelib")))
+        paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
         attach = [python, "-m", "tpmon", "attach", str(program.pid)]
         terminal = open_terminal(command=attach, PYTHONPATH=paths)
 
