@@ -9,6 +9,13 @@ HANGS ?=
 SHARE ?=
 SWITCH ?=
 TRACE ?=
+HARM ?=
+WHEELS ?=
+GPU_PART ?=
+GPU_DEVICE ?= cuda
+GPU_RESULTS ?= gpu-results
+GPU_PYTHONS ?= 3.10 3.11 3.12 3.13
+GPU_ARCH ?= x86_64
 FRAMEWORKS ?=
 PYTHONS ?=
 FRAMEWORKS_PYTHON ?=
@@ -19,8 +26,8 @@ READY := .venv/.ready
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons test-tensorboard
+.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens \
+        bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +72,9 @@ demo: torch-for-demo ## start a small real training and watch it; three readings
 test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m 'not long' $(PYTEST)
 
+test-fast: setup ## the tests that start no training, drive no terminal and measure nothing: about two minutes
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m 'not (long or torch or pty or budget)' tests/unit tests/ui $(PYTEST)
+
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
 
@@ -80,8 +90,32 @@ $(TENSORBOARD_READY):
 test-tensorboard: torch-for-tests $(TENSORBOARD_READY) ## whether TensorBoard's profiler plugin reads what both back ends captured
 	@TENSORBOARD_PYTHON='$(abspath $(TENSORBOARD_BIN)/python)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -s tests/programs/test_capture_tensorboard.py $(PYTEST)
 
-test-gpu: torch-of-python ## the tests that need an NVIDIA GPU; skipped without one
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest tests/gpu $(PYTEST)
+WHEELS_FOLDER := $(or $(WHEELS),wheels)
+GPU_BIN := $(if $(WHEELS),.venv-gpu/bin,$(BIN))
+PLATFORMS := $(foreach one,manylinux2014 manylinux_2_17 manylinux_2_28,--platform $(one)_$(GPU_ARCH))
+
+wheels: setup ## a folder of wheels for make test-gpu on a machine without a network: WHEELS=DIR GPU_PYTHONS="3.12"
+	@mkdir -p '$(WHEELS_FOLDER)'
+	@$(BIN)/python -m tests.gpu.requirements > '$(WHEELS_FOLDER)/requirements.txt'
+	@for version in $(GPU_PYTHONS); do \
+		echo "wheels: for Python $$version, into $(WHEELS_FOLDER)"; \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest '$(WHEELS_FOLDER)' --only-binary :all: \
+			--python-version $$version $(PLATFORMS) pip -r '$(WHEELS_FOLDER)/requirements.txt' || exit 1; \
+	done
+
+# A lent machine has a card and a torch, but perhaps no network, no pip and no ensurepip: pip runs out of its wheel,
+# and path files show the checkout and the packages of PYTHON, after those of the environment.
+.venv-gpu/.ready: pyproject.toml $(wildcard $(WHEELS_FOLDER)/requirements.txt)
+	@test -f '$(WHEELS)/requirements.txt' || { echo "test-gpu: $(WHEELS) has no requirements.txt; make wheels WHEELS=DIR builds the folder"; exit 1; }
+	@rm -rf .venv-gpu && $(PYTHON) -m venv --without-pip .venv-gpu
+	@.venv-gpu/bin/python '$(lastword $(sort $(wildcard $(WHEELS)/pip-*.whl)))/pip' install --quiet --disable-pip-version-check --no-index --find-links '$(WHEELS)' -r '$(WHEELS)/requirements.txt'
+	@packages=$$(.venv-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && echo '$(CURDIR)' > $$packages/checkout.pth && \
+		$(PYTHON) -c 'import sys; print(*(one for one in sys.path if one.endswith("-packages")), sep="\n")' > $$packages/packages-of-python.pth
+	@.venv-gpu/bin/python $(HAS_TORCH) || echo "test-gpu: $(PYTHON) has no torch, so every test that trains is skipped"
+	@touch $@
+
+test-gpu: $(if $(WHEELS),.venv-gpu/.ready,torch-of-python) ## the tests that need an NVIDIA GPU, skipped without one; GPU_PART=1..5 WHEELS=DIR GPU_DEVICE=cpu
+	@TPMON_GPU_RESULTS='$(GPU_RESULTS)' TPMON_GPU_DEVICE='$(GPU_DEVICE)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(if $(GPU_PART),timeout 540) $(GPU_BIN)/python -m pytest -p no:cacheprovider $$($(GPU_BIN)/python -m tests.gpu.parts $(GPU_PART)) $(PYTEST)
 
 check: lint types docs-tests ## lint, types, layers and docs: what a change must pass besides the tests
 
@@ -96,7 +130,7 @@ types: setup ## mypy --strict
 docs-tests: setup
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/unit/test_docs.py tests/unit/test_layers.py
 
-docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the picture in README.md anew
+docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the pictures of README.md and docs anew
 	@$(BIN)/python -m tpmon.ui.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
 	@$(BIN)/python -c 'from tpmon.judge.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
 	@$(BIN)/python -m tests.readme
@@ -113,8 +147,8 @@ bench-judge: setup ## what one verdict costs, by the processes of the job (docs/
 bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 	@$(BIN)/python -m tests.budget.bench_stacks
 
-bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
-	@$(BIN)/python -m tests.budget.bench_harm
+bench-harm: torch-for-tests ## whether a watched training loses steps, half an hour on an idle machine; HARM="--mode screen"
+	@$(BIN)/python -m tests.budget.bench_harm $(HARM)
 
 bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, in real loops (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_hook

@@ -38,6 +38,16 @@ def plain_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """Put back what a command that ran in this process changed: after ``tpmon run`` a broken pipe would end pytest."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 def pytest_configure() -> None:
     """Draw the same examples each time, and ask of none how long it took: a loaded machine has no bugs more.
 

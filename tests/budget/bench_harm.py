@@ -1,25 +1,22 @@
-"""Print whether a training loses speed while tpmon watches it: interleaved pairs in one process.
+"""Print whether a training loses speed while tpmon watches it, and beside it what a placebo does.
 
-One real training runs all the time, with ``tpmon attach`` at 1 Hz beside it. Every few seconds tpmon with
-all its children is stopped (SIGSTOP) or goes on: the speed of a shared host drifts by more than a
-watcher takes within a minute, and turns this short share its drift. The first second of each turn is not
-counted: whoever was stopped makes up for what he missed, py-spy with all the looks of that time at once.
-A pair is many such turns. Its figure is the median ratio of steps/s of neighbouring turns: a burst of another
-tenant then costs one turn; the ratio of all steps is printed, too. Two neighbours are left out when the
-hypervisor took more than 2 % of the CPUs' time from this machine in one of them ("steal" in /proc/stat): that is
-no doing of tpmon's. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
+One real training runs all the time and counts its steps in a shared page, with one attached tpmon beside it,
+and a ``sleep``. Each window begins with a signal to each of the two: SIGCONT, or SIGSTOP to all of its processes.
+Who runs is drawn at random (``harm_estimate.py``); what the training does just after the signals does not count.
+Pairs with a window in which the hypervisor took more than 2 % of the CPUs' time do not count either. The bench
+ends when both intervals are as narrow as is promised, or after ``--pairs``.
 
-Each step waits 10 ms as behind a GPU: the usual training. With ``--device-ms 0`` the thread computes all the
-time, and its speed on a shared host is the host's: two neighbouring turns of 2 s differed by 12 % (standard
-deviation), with tpmon stopped or not, of which no bench of half an hour makes 1 %.
+Modes: ``json`` is ``attach --json``, ``screen`` is ``attach`` in a terminal of 120x40, ``hooked`` is
+``attach --json`` of a run that ``tpmon run`` put the hook into. Run: ``make bench-harm`` on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import mmap
 import os
+import secrets
 import signal
 import statistics
 import struct
@@ -27,37 +24,52 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
+from tests.budget.harm_estimate import (
+    Interval,
+    Measured,
+    Pair,
+    Window,
+    draw_pairs,
+    estimate,
+    is_counted,
+    list_placebo,
+    list_tpmon,
+)
 from tests.budget.measure import Screen, children_of, read_stolen_s, say_neighbours
 
-HERE = Path(__file__).parent
+PROGRAM = str(Path(__file__).with_name("harm_program.py"))
 TPMON = str(Path(sys.executable).with_name("tpmon"))
-MOST_STOLEN = 0.02
-"""Share (0-1) of all CPUs' time in a turn; above it the turn tells of the host."""
+MODES = ("json", "screen", "hooked")
 CPUS = os.cpu_count() or 1
+PROMISED = 0.01
+"""Half the width of an interval that says something about 1 %."""
+FEWEST_PAIRS = 60
+LOOK_EVERY = 10
+SETTLE_S = 30.0
+"""Until tpmon has a verdict and looks as it does for the rest of a run."""
+STARTED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Hold one turn: finished steps, the ns they took, and the stolen share of all CPUs' time in it."""
+class Watcher:
+    """Hold an attached tpmon: its process, how to wait while it draws, and how to ask what it wrote."""
 
-    steps: int
-    ns: int
-    stolen: float
-
-    @property
-    def rate(self) -> float:
-        """Return steps a second."""
-        return self.steps / (self.ns / 1e9)
+    pid: int
+    wait: Callable[[float], object]
+    check: Callable[[], str]
 
 
 class Steps:
-    """Read the step counter that the training keeps in a shared file."""
+    """Read the steps that the training counts in a shared page."""
 
-    def __init__(self, path: str) -> None:
-        with open(path, "r+b") as file:
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 16)
 
     def read(self) -> tuple[int, int]:
@@ -68,126 +80,176 @@ class Steps:
                 return first[0], first[1]
 
 
-def count_tracers(pid: int) -> int:
-    """Return how many processes of the job have a tracer right now."""
-    traced = 0
-    for one in [pid, *children_of(pid)]:
-        try:
-            with open(f"/proc/{one}/status") as file:
-                traced += any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
-        except OSError:
-            continue
-    return traced
-
-
 def freeze(pid: int, number: signal.Signals) -> None:
-    """Stop tpmon and its children, NVML child and py-spy among them, or let them go on."""
-    for one in [pid, *children_of(pid)]:
+    """Send a signal to a process and all below it: NVML's child and py-spy among them."""
+    for one in (pid, *children_of(pid)):
+        if one != pid:
+            freeze(one, number)
+            continue
         try:
             os.kill(one, number)
         except ProcessLookupError:
             continue
 
 
-def rate_of(turns: list[Turn]) -> float:
-    """Return steps a second of all the turns together."""
-    return sum(one.steps for one in turns) / (sum(one.ns for one in turns) / 1e9)
+@contextmanager
+def training(path: Path, is_hooked: bool) -> Iterator[int]:
+    """Start the training and wait for its first steps."""
+    path.write_bytes(bytes(16))
+    before = [TPMON, "run", "--"] if is_hooked else []
+    job = subprocess.Popen([*before, sys.executable, PROGRAM, str(path)], stdout=subprocess.DEVNULL)
+    try:
+        steps, until = Steps(path), time.monotonic() + STARTED_S
+        while steps.read()[0] < 50:
+            if job.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("the training does not get on")
+            time.sleep(0.1)
+        yield job.pid
+    finally:
+        job.kill()
+        job.wait()
+
+
+@contextmanager
+def placebo() -> Iterator[int]:
+    """Start what does nothing."""
+    with subprocess.Popen(["sleep", "infinity"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@contextmanager
+def watching(mode: str, pid: int, folder: Path) -> Iterator[Watcher]:
+    """Attach tpmon to the training."""
+    if mode == "screen":
+        screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
+        screen.until(b"runnable", STARTED_S)
+        try:
+            yield Watcher(screen.pid, screen.drain, lambda: f"{screen.received} bytes drawn")
+        finally:
+            freeze(screen.pid, signal.SIGCONT)
+            screen.close()
+        return
+    out = folder / "frames.jsonl"
+    with out.open("wb") as file:
+        process = subprocess.Popen([TPMON, "attach", str(pid), "--json"], stdout=file)
+    try:
+        yield Watcher(process.pid, time.sleep, lambda: count_frames(out, mode == "hooked"))
+    finally:
+        freeze(process.pid, signal.SIGCONT)
+        process.terminate()
+        process.wait()
+
+
+def count_frames(path: Path, is_hooked: bool) -> str:
+    """Say how many Frames were written; of a hooked run the last must have the steps of its hook."""
+    lines = path.read_text().splitlines()
+    if not lines:
+        raise RuntimeError("tpmon wrote no Frame")
+    steps = json.loads(lines[-1]).get("steps", {}).get("count")
+    if isinstance(steps, int) is not is_hooked:
+        raise RuntimeError(
+            f"the steps of the hook are {steps}, and the run is {'' if is_hooked else 'not '}hooked"
+        )
+    return f"{len(lines)} Frames written"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measure windows of one training."""
+
+    steps: Steps
+    watcher: Watcher
+    placebo: int
+    window_s: float
+    left_out_s: float
+
+    def measure(self, window: Window) -> Measured:
+        """Switch tpmon and the placebo, and count the steps of a window."""
+        for pid, runs in ((self.watcher.pid, window.tpmon), (self.placebo, window.placebo)):
+            freeze(pid, signal.SIGCONT if runs else signal.SIGSTOP)
+        self.watcher.wait(self.left_out_s)
+        stolen_s, begun_s, before = read_stolen_s(), time.monotonic(), self.steps.read()
+        self.watcher.wait(self.window_s - self.left_out_s)
+        after, taken_s = self.steps.read(), time.monotonic() - begun_s
+        rate = (after[0] - before[0]) / max(1, after[1] - before[1]) * 1e9
+        return Measured(window, rate, (read_stolen_s() - stolen_s) / (taken_s * CPUS))
+
+    def run(self, most: int, seed: int) -> tuple[list[Pair], int]:
+        """Measure pairs until both intervals are narrow; return those that count, and how many do not."""
+        pairs, left_out = list[Pair](), 0
+        for drawn in draw_pairs(Random(seed)):
+            pair = self.measure(drawn[0]), self.measure(drawn[1])
+            if is_counted(pair):
+                pairs.append(pair)
+            else:
+                left_out += 1
+            done = len(pairs) + left_out
+            if done % LOOK_EVERY == 0 and len(pairs) > 1:
+                both = judge(pairs, seed)
+                print(f"  {done:3d} pairs: tpmon {both[0]}, placebo {both[1]}", flush=True)
+                if done >= FEWEST_PAIRS and all(one.half <= PROMISED for one in both):
+                    break
+            if done >= most:
+                break
+        return pairs, left_out
+
+
+def judge(pairs: list[Pair], seed: int) -> tuple[Interval, Interval]:
+    """Return what tpmon and what the placebo did to the steps."""
+    return estimate(list_tpmon(pairs), seed), estimate(list_placebo(pairs), seed)
+
+
+def print_mode(mode: str, options: argparse.Namespace) -> None:
+    """Measure one mode and print its row."""
+    print(f"{mode}: seed {options.seed}", flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        page = folder / "steps"
+        pid = stack.enter_context(training(page, mode == "hooked"))
+        watcher = stack.enter_context(watching(mode, pid, folder))
+        idle = stack.enter_context(placebo())
+        watcher.wait(options.settle)
+        bench = Bench(Steps(page), watcher, idle, options.window, options.left_out)
+        pairs, left_out = bench.run(options.pairs, options.seed)
+        freeze(watcher.pid, signal.SIGCONT)
+        watcher.wait(2.0)
+        said = watcher.check()
+    tpmon, nothing = judge(pairs, options.seed)
+    rates = [
+        statistics.median(one.rate for pair in pairs for one in pair if one.window.tpmon is runs)
+        for runs in (False, True)
+    ]
+    kept = tpmon.low <= 1 <= tpmon.high and tpmon.half <= PROMISED
+    print(f"  {said}; the promise is {'kept' if kept else 'not shown'}")
+    print("| mode | pairs (left out) | steps/s without | with | tpmon, ratio | placebo, ratio |")
+    print("|---|---|---|---|---|---|")
+    print(
+        f"| {mode} | {len(pairs)} ({left_out}) | {rates[0]:.1f} | {rates[1]:.1f} | {tpmon} | {nothing} |",
+        flush=True,
+    )
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=21.0, help="counted of each kind in a pair")
-    parser.add_argument("--turn", type=float, default=3.0, help="seconds of one turn that count")
-    parser.add_argument("--settle", type=float, default=1.0, help="seconds before them that do not")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--device-ms", type=float, default=10.0, help="of each step that pass without a CPU")
-    parser.add_argument("--null", action="store_true", help="keep tpmon stopped: what the host does alone")
+    """Print a table for each mode."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mode", choices=MODES, help="one of them; all three without it")
+    parser.add_argument("--pairs", type=int, default=220, help="at most; 220 take 12 minutes")
+    parser.add_argument("--window", type=float, default=1.5, help="seconds")
+    parser.add_argument("--left-out", type=float, default=0.25, help="seconds after the signals")
+    parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before the first window")
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbits(32), help="of the order and the bootstrap"
+    )
     options = parser.parse_args()
     print(say_neighbours(), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training ends, too
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "steps")
-        Path(path).write_bytes(bytes(16))
-        program = [str(HERE / "harm_program.py"), path, str(options.workers), str(options.device_ms)]
-        command = [sys.executable, *program]
-        training = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            print_pairs(training.pid, Steps(path), options)
-        finally:
-            training.kill()
-            training.wait()
-
-
-def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
-    """Measure and print each pair, then the ratio's mean with its 95 % interval."""
-    while steps.read()[0] < 50:
-        time.sleep(0.1)
-    screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
-    screen.until(b"runnable", 20.0)
-    screen.drain(10.0)
-    ratios, sums, traced, samples, left_out = list[float](), list[float](), 0, 0, 0
-    for pair in range(options.pairs):
-        alone, watched = list[Turn](), list[Turn]()
-        for turn in range(2 * round(options.seconds / options.turn)):
-            # The order alternates: ab ba ab ba.
-            arm = watched if (turn + turn // 2 + pair) % 2 else alone
-            freeze(screen.pid, signal.SIGCONT if arm is watched and not options.null else signal.SIGSTOP)
-            screen.drain(options.settle)
-            stolen_s, begun_s, before = read_stolen_s(), time.monotonic(), steps.read()
-            # The bench itself does the same in both kinds: its own load must not tell them apart.
-            screen.drain(options.turn)
-            after, taken_s = steps.read(), time.monotonic() - begun_s
-            stolen = (read_stolen_s() - stolen_s) / (taken_s * CPUS)
-            arm.append(Turn(after[0] - before[0], after[1] - before[1], stolen))
-            traced += count_tracers(pid)
-            samples += 1
-        # The turns of one number are neighbours: each kind has every second turn or the one beside it.
-        kept = [
-            (one, other)
-            for one, other in zip(watched, alone, strict=True)
-            if max(one.stolen, other.stolen) <= MOST_STOLEN
-        ]
-        left_out += len(watched) - len(kept)
-        if len(kept) < len(watched) / 2:
-            print(
-                f"pair {pair + 1:2d}: not counted, the hypervisor took CPUs in {len(watched) - len(kept)} turns",
-                flush=True,
-            )
-            continue
-        ratios.append(statistics.median(one.rate / other.rate for one, other in kept))
-        speeds = rate_of([other for _, other in kept]), rate_of([one for one, _ in kept])
-        sums.append(speeds[1] / speeds[0])
-        print(
-            f"pair {pair + 1:2d}: {speeds[0]:8.2f} steps/s alone, {speeds[1]:8.2f} watched, "
-            f"{sums[-1]:.4f}; median of {len(kept)} turns {ratios[-1]:.4f}",
-            flush=True,
-        )
-    freeze(screen.pid, signal.SIGCONT)
-    screen.close()
-    print_interval("median of turns", ratios)
-    print_interval("all steps", sums)
-    print(f"turns left out for stolen time: {left_out} of {samples // 2}")
-    print(f"processes seen with a tracer: {traced} in {samples} samples")
-
-
-def students_t(freedom: int) -> float:
-    """Return the 97.5 % point of Student's t (Cornish-Fisher expansion; within 0.004 from 9 degrees on)."""
-    z = statistics.NormalDist().inv_cdf(0.975)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
-def print_interval(name: str, ratios: list[float]) -> None:
-    """Print the mean ratio of the pairs with its 95 % interval (Student's t of the logarithms)."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    half = students_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    low, high = math.exp(mean - half), math.exp(mean + half)
-    print(
-        f"ratio watched/alone, {name}: {math.exp(mean):.4f}, 95 % interval {low:.4f} to {high:.4f}, "
-        f"{len(ratios)} pairs"
-    )
+    for mode in (options.mode,) if options.mode else MODES:
+        print_mode(mode, options)
 
 
 if __name__ == "__main__":

@@ -1,216 +1,282 @@
-"""Jobs with a verdict: data-bound, hung, compute-bound, undecided, starting."""
+"""Jobs with a verdict: data-bound, hung, compute-bound, undecided, starting, oversubscribed.
+
+Each is a run of Frames that ``playing.play`` has judged, as a session does; nothing of a verdict stands here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from functools import cache
 
-from tests.frames import (
-    NOW,
-    make_ages,
-    make_cpu,
-    make_event,
-    make_evidence,
-    make_finding,
-    make_loader,
-    make_output,
-)
+from tests.any_windows import make_slice
+from tests.frames import NOW_NS, make_ages, make_event, make_loader, make_output, make_worker
+from tests.goldens import dump_views
 from tests.goldens.gpu_node import eight_gpus
-from tests.goldens.small_jobs import two_ranks, with_facts
+from tests.goldens.playing import Played, hold, play
+from tests.goldens.small_jobs import make_compiler, oversubscribed_readings, two_ranks, with_facts
+from tests.hanging import LOOKS_AT_S
+from tests.judging import SECOND, make_looks
+from tests.phase_stacks import SITE, stack
 from tpmon.model.frame import Event, EventKind, Frame
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import Confidence, Kind, SinceIs
+from tpmon.model.host import OutputSample
+from tpmon.model.known import Missing, known_or
+from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
 
-_NO_SHARE = {
-    "share_pct": NOT_APPLICABLE,
-    "share_low_pct": NOT_APPLICABLE,
-    "share_high_pct": NOT_APPLICABLE,
+COMPUTES = {stack("main train step call linear"): 10, stack("main train backward engine"): 28}
+_MAIN = (
+    StackFrame("main", "/home/usr/train/train.py", 131),
+    StackFrame("train_one_epoch", "/home/usr/train/engine.py", 88),
+)
+_LOADER = f"{SITE}torch/utils/data/dataloader.py"
+NEXT_BATCH = (
+    *_MAIN,
+    StackFrame("_BaseDataLoaderIter.__next__", _LOADER, 733),
+    StackFrame("_next_data", _LOADER, 1482),
+    StackFrame("_get_data", _LOADER, 1444),
+    StackFrame("Queue.get", "/usr/lib/python3.11/multiprocessing/queues.py", 103),
+)
+FORWARD = (
+    *_MAIN,
+    StackFrame("Net.forward", "/home/usr/train/net.py", 52),
+    StackFrame("Linear.forward", f"{SITE}torch/nn/modules/linear.py", 134),
+)
+BACKWARD = (
+    *_MAIN,
+    StackFrame("Tensor.backward", f"{SITE}torch/_tensor.py", 625),
+    StackFrame("_engine_run_backward", f"{SITE}torch/autograd/graph.py", 841),
+)
+FED = {FORWARD: 10, BACKWARD: 28}
+STARVES = {NEXT_BATCH: 23, FORWARD: 5, BACKWARD: 12}
+START_TICKS = 100
+"""Of every process in the looks at the node that hangs."""
+LOG_AGE_S = 1574.0
+"""Of the node that hangs: its log was written last before tpmon came."""
+HANGS_S = 35
+"""How long tpmon sees it."""
+_NO_BYTES = dict.fromkeys(
+    ("pcie_tx_bytes_s", "pcie_rx_bytes_s", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), 0.0
+)
+SPINS = {
+    "sm_pct": 100.0,
+    "sm_active_pct": 6.0,
+    "tensor_pct": 0.0,
+    "dram_pct": 0.0,
+    "occupancy_pct": 3.0,
+    "memory_busy_pct": 0.0,
+    "sm_clock_mhz": 1980.0,
+    "temperature_c": 46.0,
+    "throttle": (),
+    "throttle_shares": (),
+    **_NO_BYTES,
 }
+"""A card on which a kernel of NCCL waits for the others."""
+
+
+def fed() -> Frame:
+    """Return the two ranks while their loader keeps up."""
+    plain = two_ranks()
+    cpu = replace(
+        plain.cpu, used_cores=1.7, runnable=1.9, waiting=0.1, demand_ratio=0.95, run_delay_ratio=0.05
+    )
+    looks = tuple(replace(make_looks(4211 + n), rank=n) for n in (0, 1))
+    return with_facts(replace(plain, cpu=cpu, main_threads=looks, ages_s=make_ages(stacks=0.8)))
+
+
+def starved() -> Frame:
+    """Return the two ranks while four workers compute transforms that take both CPUs."""
+    plain = two_ranks()
+    cpu = replace(
+        plain.cpu,
+        used_cores=1.96,
+        runnable=4.6,
+        waiting=1.5,
+        demand_ratio=2.3,
+        run_delay_ratio=0.36,
+        psi_some_pct=34.0,
+    )
+    return with_facts(
+        replace(
+            plain,
+            processes=tuple(_starve(one) for one in plain.processes),
+            cpu=cpu,
+            main_threads=tuple(replace(make_looks(4211 + n, batch_wait=6), rank=n) for n in (0, 1)),
+            loader=(
+                make_loader(4211, ready_batches=0.2, empty_ratio=0.82),
+                make_loader(4212, rank=1, ready_batches=0.3, empty_ratio=0.74),
+            ),
+            ages_s=make_ages(stacks=0.8),
+        )
+    )
+
+
+def _starve(one: ProcessSample) -> ProcessSample:
+    if one.role is Role.RANK:
+        groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.42), ThreadGroup(ThreadKind.POOL, 8, 0.0))
+        return replace(
+            one,
+            state="S",
+            cpu_pct=41.0 - 2 * (one.pid - 4211),
+            runnable=0.45,
+            waiting=0.05,
+            waits_for="a batch (loader queue)",
+            waits_unchanged_s=0.1,
+            thread_groups=groups,
+        )
+    if one.role is Role.WORKER:
+        return make_worker(
+            one.pid,
+            known_or(one.worker, 0),
+            known_or(one.rank_pid, 0),
+            rank=one.rank,
+            state="R",
+            cpu_pct=56.0 + known_or(one.worker, 0),
+            runnable=0.92,
+            waiting=0.36,
+            busy_threads=1,
+            waits_for="running",
+            waits_unchanged_s=0.0,
+        )
+    return one
+
+
+@cache
+def _data_bound() -> Played:
+    before = hold(fed(), 110, [make_slice(4211 + n, n, FED) for n in (0, 1)])
+    return play(before + hold(starved(), 100, [make_slice(4211 + n, n, STARVES) for n in (0, 1)]))
 
 
 def data_bound() -> Frame:
-    """Two ranks wait for transforms that four workers compute on two CPUs; every part is there."""
-    plain = two_ranks()
-    rows = tuple(
-        replace(row, where=where, where_unchanged_s=0.0)
-        for row, where in zip(
-            plain.ranks, ("data wait dataloader.py:1458", "forward model.py:88"), strict=True
-        )
-    )
-    finding = make_finding(
-        summary="the ranks wait for a batch 58 % of the time while 4 workers compute transforms on 2 CPUs "
-        "that are full",
-        try_="cap the threads of each worker: torch.set_num_threads(1); cv2.setNumThreads(0)  # in "
-        "worker_init_fn",
-        evidence=(
-            make_evidence(
-                "waiting for a batch", value=58.0, source="stacks of 2 ranks, 310 samples", age_s=0.8
-            ),
-            make_evidence("queue empty", value=82.0, source="loader pipes, 200 looks"),
-            make_evidence(
-                "workers in transforms",
-                value=Missing(""),
-                text="14 of 16 samples",
-                source="stacks of 4 workers",
-                age_s=4.0,
-            ),
-            make_evidence("CPUs used", value=1.94, unit="CPUs", source="/proc stat"),
-            make_evidence("runnable", value=2.2, unit="threads", source="/proc schedstat"),
-        ),
-        against=(make_evidence("workers without work", value=4.0, source="wchan"),),
-        ruled_out=(
-            "CPU quota (0 % of periods throttled)",
-            "thread pools (0.0x the budget, waiting 14 %)",
-            "storage (0 B/s from disks)",
-            "swap (0 B)",
-            "/dev/shm (3 % full)",
-            "one slow worker (4 alike)",
-        ),
-        unknown=("copy to the device (no hook in the training process)", "steps (no hook)"),
-    )
-    return replace(
-        plain,
-        ranks=rows,
-        ages_s=make_ages(stacks=0.8),
-        loader=(
-            make_loader(4211, ready_batches=0.2, empty_ratio=0.82),
-            make_loader(4212, rank=1, ready_batches=0.3, empty_ratio=0.74),
-        ),
-        verdict=finding,
-        notes=("workers-beyond-budget: 4 workers want 3.6 CPUs; more will not help",),
-    )
+    """Two ranks wait for transforms that four workers compute on two CPUs; it began a while ago."""
+    return _data_bound().frame
 
 
 def data_bound_events() -> tuple[Event, ...]:
     """How the verdict came about."""
-    return (
-        make_event("attached to pid 4200: 2 ranks, 4 loader workers", 660, EventKind.ATTACH),
-        make_event("verdict: balanced", 650, EventKind.VERDICT),
-        make_event("4 workers ended, 4 started (4300 4301 4310 4311)", 331),
-        make_event("verdict: data-bound (cpu-transform), was balanced", 330, EventKind.VERDICT),
-    )
+    attached = make_event("attached to pid 4200: 2 ranks, 4 loader workers", 209, EventKind.ATTACH)
+    return (attached, *_data_bound().events)
 
 
-def hung() -> Frame:
-    """Seven ranks of a node wait in an all-reduce for rank 11, which sits in a lock."""
+@cache
+def _hung() -> Played:
     plain = eight_gpus()
-    rows = tuple(
+    stands = with_facts(
         replace(
-            row,
-            where="lock checkpoint.py:212" if row.rank == 11 else "all-reduce distributed_c10d.py:2806",
-            where_unchanged_s=1571.0,
+            plain,
+            gpus=tuple(
+                replace(card, power_w=171.0 + card.index, **SPINS) for card in known_or(plain.gpus, ())
+            ),
+            loader=tuple(replace(one, ready_batches=32.0) for one in plain.loader),
+            ages_s=make_ages(gpu=0.4, stacks=3.0),
+            stacks=(),
         )
-        for row in plain.ranks
     )
-    finding = make_finding(
-        kind=Kind.HUNG,
-        cause="missing-rank",
-        confidence=Confidence.MEDIUM,
-        since=NOW - timedelta(minutes=26, seconds=14),
-        since_is=SinceIs.LOWER_BOUND,
-        since_source="last log write 02:41:27",
-        summary="7 ranks wait in all-reduce; rank 11 (51203) is not there: it waits for a lock in "
-        "save_shard, checkpoint.py:212",
-        try_="dump the stacks of rank 11, then continue or restart from the last checkpoint:\n"
-        "tpmon dump 51203 --rank 11 --locals\n"
-        "kill -CONT 51203  # if it is stopped",
-        ceiling=Missing("the share of time that it costs is not known"),
-        evidence=(
-            make_evidence(
-                "ranks in all-reduce", value=7.0, unit="of 8", source="stacks of 8 ranks", age_s=3.0
-            ),
-            make_evidence(
-                "rank 11 unchanged", value=1571.0, unit="s", source="stacks and /proc schedstat", age_s=3.0
-            ),
-            make_evidence("GPU busy", value=100.0, source="NVML, 8 cards", age_s=0.4),
-            make_evidence("last log write", value=1574.0, unit="s", source="rank_8.out"),
-        ),
-        against=(),
-        ruled_out=("stopped process", "dead worker (128 of 128 alive)", "blocked I/O", "lost card"),
-        unknown=("56 ranks on other hosts", "device side of the wait (no hook)"),
-        **_NO_SHARE,
-    )
-    output = make_output(
+    slices = [
+        make_slice(
+            51_192 + rank,
+            rank,
+            {dump_views.IN_SAVE if rank == dump_views.ODD else dump_views.IN_ALL_REDUCE: 38},
+        )
+        for rank in dump_views.RANKS
+    ]
+    frames = [
+        replace(one, processes=tuple(_hang(each, at) for each in one.processes), output=(_old_log(at),))
+        for at, one in enumerate(hold(stands, HANGS_S, slices))
+    ]
+    for at_s in LOOKS_AT_S:
+        ago_s = LOOKS_AT_S[-1] - at_s + 3.0
+        look = dump_views.look_at(dump_views.spinning(dump_views.hung_processes(), at_s), ago_s)
+        at = len(frames) - 1 - round(ago_s)
+        frames[at] = replace(frames[at], rounds=(replace(look, taken_ns=NOW_NS - round(ago_s) * SECOND),))
+    return play(frames)
+
+
+def _old_log(at_s: int) -> OutputSample:
+    return make_output(
         51_200,
         path="/lustre/home/usr/runs/2026-03-12_vitl/log/rank_8.out",
         lines=("[02:41:27] step 91220 | loss 2.8102 | lr 4.1e-04 | 1.71 s/it",),
-        last_write=NOW - timedelta(minutes=26, seconds=14),
-        last_write_age_s=1574.0,
+        last_write=dump_views.LAST_WRITE,
+        last_write_age_s=LOG_AGE_S - HANGS_S + 1 + at_s,
     )
-    return replace(
-        plain, ranks=rows, verdict=finding, output=(output,), ages_s=make_ages(gpu=0.4, stacks=3.0)
-    )
+
+
+def _hang(one: ProcessSample, at_s: int) -> ProcessSample:
+    """Let a process stand as it does in the looks at the stacks, for as long as tpmon has seen it."""
+    rests = {
+        "runnable": 0.0,
+        "waiting": 0.0,
+        "busy_threads": 0,
+        "asked_read_bytes_s": 0.0,
+        "waits_unchanged_s": float(at_s),
+        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
+    }
+    if one.role is Role.RANK:
+        known = replace(one, start_ticks=START_TICKS)
+        if one.rank == dump_views.ODD:
+            return replace(known, state="D", cpu_pct=0.1, waits_for="NFS", **rests)
+        return replace(known, asked_read_bytes_s=0.0)
+    if one.role is Role.WORKER:
+        waits_for = "work from its rank (loader queue)"
+        return replace(one, state="S", cpu_pct=0.0, waits_for=waits_for, start_ticks=START_TICKS, **rests)
+    return one
+
+
+def hung() -> Frame:
+    """Seven ranks of a node wait in an all-reduce for rank 11, which cannot write its shard."""
+    return _hung().frame
 
 
 def hung_events() -> tuple[Event, ...]:
     """What tpmon saw after it was attached to the hang."""
     return (
         make_event("attached to pid 51100: 8 ranks, 128 loader workers", 34, EventKind.ATTACH),
-        make_event("verdict: hung (missing-rank)", 30, EventKind.VERDICT),
+        *_hung().events,
     )
 
 
 def compute_bound() -> Frame:
     """Eight cards at work: the healthy end."""
-    finding = make_finding(
-        kind=Kind.COMPUTE_BOUND,
-        cause="gpu-compute",
-        confidence=Confidence.HIGH,
-        since=NOW - timedelta(minutes=31),
-        since_is=SinceIs.LOWER_BOUND,
-        since_source="it was there at the first reading",
-        summary="8 cards are busy 96 % of the time with tensor cores at 47 %: nothing holds them back",
-        try_=NOT_APPLICABLE,
-        ceiling=NOT_APPLICABLE,
-        evidence=(
-            make_evidence("GPU busy", value=96.0, source="NVML, 8 cards", age_s=0.4),
-            make_evidence("tensor cores", value=47.0, source="NVML GPM", age_s=0.4),
-            make_evidence("batches ready", value=28.0, unit="batches", source="loader pipes"),
-        ),
-        ruled_out=("data wait (28 batches ready)", "straggler card (3 % slower)", "swap (0 B)"),
-        unknown=("steps (no hook in the training process)",),
-        **_NO_SHARE,
+    plain = replace(eight_gpus(), ages_s=make_ages(gpu=0.4, stacks=1.2))
+    cards = tuple(
+        replace(
+            card,
+            throttle=(),
+            throttle_shares=(),
+            sm_pct=96.0,
+            sm_active_pct=81.0,
+            power_w=596.0 + 7 * card.index,
+            sm_clock_mhz=1980.0,
+            temperature_c=56.0 + card.index,
+        )
+        for card in known_or(plain.gpus, ())
     )
-    return replace(eight_gpus(), verdict=finding)
+    slices = [make_slice(51_200 + n, 8 + n, COMPUTES) for n in range(8)]
+    return play(hold(with_facts(replace(plain, gpus=cards)), 60, slices)).frame
 
 
 def undecided() -> Frame:
     """Two ranks of which no stack may be read, after a while."""
-    finding = make_finding(
-        kind=Kind.NOT_ENOUGH_EVIDENCE,
-        cause=NOT_APPLICABLE,
-        confidence=Confidence.LOW,
-        since=NOW - timedelta(seconds=44),
-        since_is=SinceIs.LOWER_BOUND,
-        since_source="first reading",
-        summary="what could be read does not decide what holds the run",
-        try_="let tpmon see stacks (ptrace refused: yama ptrace_scope=1)",
-        ceiling=NOT_APPLICABLE,
-        evidence=(
-            make_evidence("CPUs used", value=1.94, unit="CPUs", source="/proc stat"),
-            make_evidence("runnable", value=2.2, unit="threads", source="/proc schedstat"),
-        ),
-        ruled_out=("CPU quota (0 % of periods throttled)", "thread pools (0.0x the budget, waiting 14 %)"),
-        unknown=("step phases (ptrace refused: yama ptrace_scope=1)", "data wait (no loader queue seen)"),
-        **_NO_SHARE,
+    refused = Missing("ptrace refused: yama ptrace_scope=1")
+    plain = replace(
+        two_ranks(), stacks=refused, main_threads=refused, loader=(), ages_s=make_ages(stacks=refused)
     )
-    return replace(two_ranks(), verdict=finding)
+    return play([replace(plain, events=())] * 45).frame
 
 
 def starting() -> Frame:
-    """Two ranks that still import and compile."""
-    finding = make_finding(
-        kind=Kind.STARTING,
-        cause="compile",
-        confidence=Confidence.MEDIUM,
-        since=NOW - timedelta(seconds=40),
-        summary="torch.compile builds kernels: no steady steps yet",
-        try_=NOT_APPLICABLE,
-        ceiling=NOT_APPLICABLE,
-        evidence=(make_evidence("compile workers", value=6.0, unit="processes", source="/proc"),),
-        ruled_out=(),
-        unknown=(),
-        **_NO_SHARE,
+    """Two ranks that still compile."""
+    compiles = {stack("main train compile_wrapper convert codecache"): 38}
+    plain = two_ranks()
+    cpu = replace(plain.cpu, used_cores=1.9, runnable=1.95, demand_ratio=0.98, run_delay_ratio=0.03)
+    compilers = tuple(make_compiler(4400 + n, 4211 + n % 2) for n in range(6))
+    frame = replace(
+        plain, cpu=cpu, processes=plain.processes + compilers, ages_s=make_ages(stacks=0.8), output=()
     )
-    cpu = make_cpu(budget_cores=2.0, budget_reason="affinity 0-1", used_cores=1.9, runnable=1.95)
-    return with_facts(replace(two_ranks(), verdict=finding, cpu=cpu))
+    return play(hold(with_facts(frame), 40, [make_slice(4211 + n, n, compiles) for n in (0, 1)])).frame
+
+
+def oversubscribed() -> Frame:
+    """Two ranks, each with 16 OpenMP threads, under a quota of two CPUs."""
+    slices = [make_slice(4211 + n, n, COMPUTES) for n in (0, 1)]
+    return play(hold(oversubscribed_readings(), 30, slices)).frame

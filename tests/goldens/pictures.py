@@ -268,11 +268,7 @@ _SHOWN = (
         "undecided.80x24",
         "What could be read does not decide; tpmon says so and claims nothing.",
     ),
-    (
-        "No verdict",
-        "oversubscribed.120x40",
-        "Until there is one the facts stand in its place.",
-    ),
+    ("A quota of CPUs", "oversubscribed.120x40", "Two ranks with 16 threads each may use two CPUs."),
     ("The keys", "help-judged.80x24", "`?`: what works now."),
     ("The job has ended", "ended.80x24", "The last picture stays, and says how it ended."),
     ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),

@@ -5,18 +5,14 @@ What a side pane of 40 columns makes of long true sentences is to be seen, so no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 from tests.any_windows import make_slice
 from tests.frames import GIB, make_ages, make_loader, make_memory
 from tests.goldens.gpu_node import eight_gpus
+from tests.goldens.playing import hold, play
 from tests.goldens.small_jobs import two_ranks, with_facts
-from tests.judging import SECOND
 from tests.phase_stacks import stack
-from tpmon.judge.judgement import judge
-from tpmon.judge.standing import Standing
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.known import known_or
@@ -25,38 +21,6 @@ from tpmon.model.process import ThreadGroup, ThreadKind
 COMPUTES = {stack("main train step call linear"): 10, stack("main train backward engine"): 28}
 WAITS = {stack("main train c10d all_reduce"): 24, stack("main train backward engine"): 14}
 LATE = {stack("main train step call linear"): 24, stack("main train backward engine"): 14}
-SLICE_EVERY_S = 4
-
-
-def _judge(frames: Sequence[Frame]) -> Frame:
-    """Judge Frames a second apart, the last of them as it is, and return that with its verdict."""
-    standing, last = Standing(), len(frames) - 1
-    placed = [
-        replace(
-            one, taken=one.taken - timedelta(seconds=last - at), taken_ns=one.taken_ns - (last - at) * SECOND
-        )
-        for at, one in enumerate(frames)
-    ]
-    for at, one in enumerate(placed):
-        slices = tuple(
-            replace(cut, ended=one.taken, ended_ns=one.taken_ns) for cut in known_or(one.stacks, ())
-        )
-        placed[at] = replace(one, stacks=slices)
-        judged = judge(placed[max(0, at - 59) : at + 1], standing)
-        standing = judged.standing
-    return replace(judged.frame, stacks=())
-
-
-def _play(
-    frame: Frame, slices: Sequence[object], seconds: int, change: Callable[[Frame, int], Frame]
-) -> Frame:
-    frames = [change(frame, at) for at in range(seconds)]
-    return _judge(
-        [
-            replace(one, stacks=tuple(slices) if at % SLICE_EVERY_S == 1 else (), events=())
-            for at, one in enumerate(frames)
-        ]
-    )
 
 
 def gpu_throttled() -> Frame:
@@ -71,7 +35,7 @@ def gpu_throttled() -> Frame:
         for card in known_or(plain.gpus, ())
     )
     slices = [make_slice(51_200 + n, 8 + n, COMPUTES) for n in range(8)]
-    return _play(replace(plain, gpus=cards), slices, 24, lambda frame, _: frame)
+    return play(hold(replace(plain, gpus=cards), 24, slices)).frame
 
 
 def straggler() -> Frame:
@@ -84,7 +48,7 @@ def straggler() -> Frame:
     cpu = replace(plain.cpu, budget_cores=4.0, budget_reason="affinity 0-3", host_cores=4)
     frame = replace(plain, processes=processes, cpu=cpu, ages_s=make_ages(stacks=0.9))
     slices = [make_slice(4211, 0, WAITS), make_slice(4212, 1, LATE)]
-    return _play(with_facts(frame), slices, 24, lambda frame, _: frame)
+    return play(hold(with_facts(frame), 24, slices)).frame
 
 
 def memory_growth() -> Frame:
@@ -106,4 +70,4 @@ def memory_growth() -> Frame:
         return replace(frame, memory=memory, processes=processes, loader=loader)
 
     slices = [make_slice(4211 + n, n, COMPUTES) for n in range(2)]
-    return _play(plain, slices, 75, grow)
+    return play([grow(frame, at) for at, frame in enumerate(hold(plain, 75, slices))]).frame

@@ -19,7 +19,7 @@ from tests.frames import (
     make_target,
     make_worker,
 )
-from tpmon.model.facts import state_facts
+from tpmon.model.facts import list_taxes, state_facts
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -145,7 +145,25 @@ def no_workers() -> Frame:
     )
 
 
-def oversubscribed() -> Frame:
+def make_compiler(pid: int, rank_pid: int) -> ProcessSample:
+    """Build one process that compiles kernels for a rank."""
+    return make_process(
+        pid,
+        parent=rank_pid,
+        role=Role.COMPILE,
+        rank=NOT_APPLICABLE,
+        local_rank=NOT_APPLICABLE,
+        rank_pid=rank_pid,
+        label="compile worker",
+        cpu_pct=31.0,
+        threads=1,
+        runnable=0.32,
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.32),),
+        rss_bytes=288 * MIB,
+    )
+
+
+def oversubscribed_readings() -> Frame:
     """Two ranks, each with a 16-thread OpenMP pool, on two cores; launch blocking left on."""
     settings = (
         Setting("CUDA_LAUNCH_BLOCKING", "1"),
@@ -226,10 +244,7 @@ def oversubscribed() -> Frame:
                 anon_growth_bytes_s=3.1e6,
                 shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB),
             ),
-            notes=(
-                "CUDA_LAUNCH_BLOCKING=1: every kernel launch waits for the GPU",
-                "OMP_NUM_THREADS=16 in each of 2 ranks on 2 CPUs",
-            ),
+            notes=list_taxes(settings),
             output=(make_output(4200, last_write_age_s=94.0, lines=("epoch 0 step 4 loss 6.921",)),),
             self_=make_own_cost(shedding=True, cpu_pct=2.9),
         )

@@ -12,23 +12,24 @@ from dataclasses import replace
 
 from tests.frames import make_pulses
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
-from tests.goldens.hooked_job import hooked, stall
+from tests.goldens.hooked_job import hooked, hooked_events, stall
 from tests.goldens.judged_jobs import (
     compute_bound,
     data_bound,
     data_bound_events,
     hung,
     hung_events,
+    oversubscribed,
     starting,
     undecided,
 )
+from tests.goldens.playing import hold, play
 from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
 from tests.goldens.small_jobs import (
     attach_event,
     ended,
     ended_events,
     no_workers,
-    oversubscribed,
     two_ranks,
     two_ranks_events,
 )
@@ -42,14 +43,14 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "eight-gpus": (eight_gpus, eight_gpus_events),
     "no-workers": (no_workers, attach_event),
     "oversubscribed": (oversubscribed, attach_event),
-    "ended": (ended, ended_events),
-    "other-user": (other_user, attach_event),
+    "ended": (lambda: play([*hold(two_ranks(), 30), ended()]).frame, ended_events),
+    "other-user": (lambda: play([other_user()]).frame, attach_event),
     "data-bound": (data_bound, data_bound_events),
     "hung": (hung, hung_events),
     "compute-bound": (compute_bound, eight_gpus_events),
     "undecided": (undecided, attach_event),
     "starting": (starting, attach_event),
-    "hooked": (hooked, data_bound_events),
+    "hooked": (hooked, hooked_events),
     "gpu-throttled": (gpu_throttled, eight_gpus_events),
     "straggler": (straggler, attach_event),
     "memory-growth": (memory_growth, attach_event),

@@ -8,15 +8,33 @@ import sys
 
 import pytest
 
-HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-"""Asked in another process: pytest with torch in it would be the job around every program it starts."""
+from tests.gpu.gpu_results import DEVICE, IS_REHEARSED
+
+FIND_CARD = """
+try:
+    import torch
+except ImportError as error:
+    print(f"torch does not load: {error}")
+else:
+    print("" if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device")
+"""
+"""Run in another process: pytest with torch in it would be the job around every program it starts."""
 
 
 @pytest.fixture(scope="session")
 def card() -> None:
     """Skip where torch has no card."""
-    if subprocess.run([sys.executable, "-c", HAS_CUDA], capture_output=True, check=False).returncode:
-        pytest.skip("torch finds no CUDA device, or is not installed")
+    found = subprocess.run([sys.executable, "-c", FIND_CARD], capture_output=True, text=True, check=False)
+    if found.returncode or found.stdout.strip():
+        pytest.skip(found.stdout.strip() or found.stderr.strip()[-300:])
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Return the device to train on; skip where that is a card and there is none."""
+    if not IS_REHEARSED:
+        request.getfixturevalue("card")
+    return DEVICE
 
 
 @pytest.fixture(scope="session")

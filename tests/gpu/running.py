@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,12 @@ def train(way: str, device: str = "cuda") -> Iterator[Training]:
     with start([sys.executable, str(HERE / "gpu_train.py"), way, "--device", device]) as one:
         time.sleep(SETTLE_S)
         yield one
+
+
+def list_ways() -> list[str]:
+    """Return the ways of ``gpu_train.py``, read from its text: to import it would load torch here."""
+    table = (HERE / "gpu_train.py").read_text().partition("\nWAYS: ")[2].partition("\n}\n")[0]
+    return re.findall(r'^    "([a-z-]+)": ', table, re.MULTILINE)
 
 
 @dataclass(frozen=True)

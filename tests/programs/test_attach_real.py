@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 
 from tests.programs.chaos_watch import Document, ask_once, by_pid, run_tpmon, watch
 from tests.programs.shell_jobs import LOAD, Started, jobs
+from tests.torch_build import read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
@@ -210,7 +210,7 @@ def test_a_torchrun_job_is_whole_whichever_member_is_asked(jobs: dict[str, Start
     by_number = {member.identity.pid: member for member in job.members}
     assert by_number[started.root].rank is NOT_APPLICABLE
     assert (job.world_size, job.rank_source, job.script) == (2, "environment", "chaos_train.py")
-    assert job.torch_version == importlib.metadata.version("torch")
+    assert job.torch_version == read_torch_version()
     assert job.python_version == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert abs(job.start.timestamp() - Path(f"/proc/{started.root}").stat().st_ctime) < 60
     settings = by_number[started.ranks[1]].environment

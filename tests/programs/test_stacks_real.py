@@ -156,7 +156,7 @@ def test_a_single_reading_knows_where_the_main_thread_is(trainer: int):
     main = next(stack for stack in dump["stacks"] if stack["tid"] == trainer)
     assert main["frames"][0]["function"] == "<module>"
     assert main["frames"][0]["file"].endswith("stack_train.py")
-    assert frame["ages_s"]["stacks"] < 2
+    assert frame["ages_s"]["stacks"] < 6
     assert frame["sources"]["stacks"].startswith("py-spy")
     assert frame["self"]["target_paused_ms"] == 0
     (looks,) = frame["main_threads"]

@@ -6,14 +6,13 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.programs.conftest import run_program
-from tests.programs.test_dump_many import BUSY_WALL_S, SLOWER, TRIES, busy_cores
+from tests.programs.test_dump_many import BUSY_WALL_S, SLOWER, busy_cores
 from tests.pty.conftest import ROOT
 from tests.spying import may_sample
 from tpmon.model.known import is_known
@@ -58,7 +57,7 @@ def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path: Path, 
     command = (sys.executable, "-W", "ignore", "many_hang.py", "--ready", "{ready}", *sizes)
     with run_program(command, tmp_path / "job", RANKS) as program:
         python = put_python(tmp_path / "bin", find_worker(find_job(program.pid)))
-        paths = os.pathsep.join((str(ROOT), sysconfig.get_path("purelib")))
+        paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
         attach = [python, "-m", "tpmon", "attach", str(program.pid)]
         terminal = open_terminal(command=attach, PYTHONPATH=paths)
 
@@ -76,14 +75,11 @@ def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path: Path, 
 
         terminal.until("q quit")
         with busy_cores():
-            walls_s: list[float] = []
-            while len(walls_s) < TRIES and min(walls_s, default=BUSY_WALL_S + 1) > BUSY_WALL_S:
-                terminal.press("d")
-                pressed_s = time.monotonic()
-                terminal.until(is_part)
-                terminal.until(is_whole)
-                walls_s.append(time.monotonic() - pressed_s)
-            assert min(walls_s) <= BUSY_WALL_S
+            terminal.press("d")
+            pressed_s = time.monotonic()
+            terminal.until(is_part)
+            terminal.until(is_whole)
+            assert time.monotonic() - pressed_s <= BUSY_WALL_S * SLOWER
             terminal.press("d")
             terminal.until(is_part)
             terminal.press("q")

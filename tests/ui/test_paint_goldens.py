@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.goldens import pictures
@@ -23,6 +25,15 @@ def test_the_frame_file_is_what_the_builder_builds(state):
 def test_the_picture_is_what_is_painted(picture):
     painted = pictures.write_text(pictures.paint_picture(picture))
     assert painted == pictures.picture_path(picture).read_text(encoding="utf-8")
+
+
+def test_no_golden_has_a_verdict_that_was_written_by_hand():
+    """The rules write every sentence of a picture: ``playing.play`` judges the Frames."""
+    for path in sorted(pictures.HERE.glob("*.py")):
+        written = re.findall(
+            r"\b(?:make_finding|make_evidence|Finding|Evidence)\(", path.read_text(encoding="utf-8")
+        )
+        assert not written, path.name
 
 
 def test_no_file_is_left_over():

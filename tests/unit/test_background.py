@@ -48,7 +48,7 @@ def test_a_read_that_hangs_is_left_behind(tmp_path):
     os.mkfifo(fifo)
     started = time.monotonic()
     assert read_within(0.1, fifo.read_bytes) == Missing("no answer within 0.1 s")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
     assert is_running("tpmon-read")
     os.close(os.open(fifo, os.O_WRONLY))
     assert wait_until(lambda: not is_running("tpmon-read"))
@@ -88,7 +88,7 @@ def test_a_source_that_hangs_ages_and_neither_it_nor_stop_holds_anybody_up():
     assert source.latest()[1] >= 0.1
     before = time.monotonic()
     source.stop()
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5
     hold.set()
     assert wait_until(lambda: not is_running("tpmon-hanging"))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +88,7 @@ def call(case: Case, tmp_path: Path) -> Call:
     if case.text is not None:
         (folder / "py-spy").write_text(f"#!/bin/sh\n{case.text}\n")
         (folder / "py-spy").chmod(0o755)
-    paths = os.pathsep.join((str(ROOT), sysconfig.get_path("purelib")))
+    paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -291,7 +291,7 @@ def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
     folder = tmp_path / "out"
     begun_s = time.monotonic()
     contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 15
     assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt"]
     assert "doctor.txt: tpmon was left before it was written" in (folder / README).read_text()
 

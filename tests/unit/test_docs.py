@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.budget.bench_hook import LOOPS, promise_us
-from tests.readme import write_readme
+from tests.readme import BLOCK, PAGES, PICTURES, write_page
 from tpmon import __version__
 from tpmon.errors import ExitCode
 from tpmon.launch import bottlenecks
@@ -22,6 +22,9 @@ README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^(?:[A-Z-]+ \([a-z-]+\) |[a-z]+ {3,}\S+ |[═─]{2}|[-+!] )", re.MULTILINE)
+"""How lines of tpmon's own begin: a verdict, a labelled row, a pane, evidence."""
 SHELL_BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 TARGET = re.compile(r"^([a-z][a-z-]*):.*## ", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
@@ -74,8 +77,23 @@ def test_the_guide_describes_every_bottleneck() -> None:
     assert described == [one.name for one in bottlenecks()]
 
 
-def test_the_readme_shows_the_screen_of_today() -> None:
-    assert write_readme() == README, "run: make docs"
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_each_picture_is_what_the_rules_and_the_painters_make_today(page: Path) -> None:
+    assert write_page(page) == page.read_text(), "run: make docs"
+
+
+def test_a_block_that_shows_what_tpmon_prints_is_one_of_those_pictures() -> None:
+    """docs/screens.md is written whole from the goldens; blocks without a language are diagrams and commands."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        found += [match[1] for match in BLOCK.finditer(text)]
+        if page.name != "screens.md":
+            assert len(BLOCK.findall(text)) == text.count("\n```text\n"), page.name
+            plain = [block for language, block in FENCE.findall(text) if not language]
+            assert not [block for block in plain if PRINTED.search(block)], page.name
+    assert sorted(found) == sorted(PICTURES)
+    assert BLOCK.search(README)
 
 
 def test_the_readme_begins_with_the_two_commands_and_the_menu_has_them() -> None:

@@ -78,7 +78,12 @@ def find_python(minor: int) -> str | None:
     """Find an interpreter of Python 3.``minor`` that runs."""
     name = f"python3.{minor}"
     root = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    found = [str(path) for path in sorted(root.glob(f"versions/3.{minor}.*/bin/{name}"))]
+    # Of another user's home nothing may be listed.
+    found = (
+        [str(path) for path in sorted(root.glob(f"versions/3.{minor}.*/bin/{name}"))]
+        if os.access(root, os.R_OK)
+        else []
+    )
     for path in (*found, shutil.which(name) or ""):
         if path and subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
             return path

@@ -98,7 +98,7 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
     assert is_known(pid)
     started = time.monotonic()
     probe.stop()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert is_gone(pid)
 
 
@@ -112,7 +112,7 @@ def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, Gpu
 def test_an_init_that_never_returns_blocks_nobody() -> None:
     started = time.monotonic()
     probe = start_child("FakeNvml.nvmlInit = lambda self: time.sleep(600)")
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
     assert wait_until(lambda: is_known(probe.child_pid()))
     assert probe.read({}).gpus == Missing("NVML has not answered yet")
     pid = probe.child_pid()

@@ -135,7 +135,7 @@ def test_stop_kills_a_child_that_ignores_everything() -> None:
     assert is_known(pid)
     started = time.monotonic()
     link.stop()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert is_gone(pid)
     assert ends == []
 

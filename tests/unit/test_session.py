@@ -209,7 +209,7 @@ def test_stop_does_not_wait_for_a_reading_that_hangs(run):
     assert wait_until(lambda: source.times)
     before = time.monotonic()
     session.stop()
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5
     source.open.set()
     assert wait_until(lambda: source.closed == 1)
     assert len(source.times) == 1

@@ -35,6 +35,8 @@ def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int 
         (spans(100, 110, 120), counted(99.99, 109.99, 119.99, at_update=True), 7),
         # The window began late: its first step is short.
         (spans(108, 110, 120), counted(100, 110.1, 120.1), 7),
+        # A program that sleeps asks for its batch only 0.8 ms before its update.
+        (spans(100, 111, 122), counted(99.2, 110.2, 121.2, 132.2), 8),
         # An evaluation between them, whose records count the same step.
         (spans(100, 110, 120), Counted([BASE + ms * MS for ms in (102, 104, 112, 122)], [7, 7, 8, 9], False), 7),
     ],

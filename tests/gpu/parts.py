@@ -1,0 +1,33 @@
+"""Divide the tests of a GPU into five parts of at most nine minutes: a card may be lent for half an hour.
+
+``python -m tests.gpu.parts 2`` prints the files of part 2; without a number those of all parts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PARTS: dict[int, tuple[str, ...]] = {
+    1: (
+        "test_machine_gpu.py",
+        "test_gpu_real.py",
+        "test_hook_gpu.py",
+        "test_capture_gpu.py",
+        "test_nsys_gpu.py",
+    ),
+    2: ("test_fork_gpu.py",),
+    3: ("test_verdicts_gpu.py",),
+    4: ("test_hangs_gpu.py", "test_slowdown_gpu.py"),
+    5: ("test_frames_gpu.py",),
+}
+
+
+def list_files(parts: list[int]) -> list[str]:
+    """Return the paths of the files of some parts, of all without one."""
+    return [str(HERE / name) for part in parts or sorted(PARTS) for name in PARTS[part]]
+
+
+if __name__ == "__main__":
+    print(*list_files([int(one) for one in sys.argv[1:]]))

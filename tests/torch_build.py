@@ -1,0 +1,15 @@
+"""Say which torch the trainings of the tests load, without loading it here."""
+
+from __future__ import annotations
+
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def read_torch_version() -> str:
+    """Return what ``torch.__version__`` is: pip's own record may lack the build, "+cu130" or "+cpu"."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
