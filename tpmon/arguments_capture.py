@@ -61,6 +61,7 @@ def add_capture(
         help="folder for the files (default: a new one here, named after the job)",
         **own,
     )
+    capture.add_argument("--yes", help="also where the loop stands still for more than 2 s", **switch)
     for setting in (settings.JOB_SETTING, settings.READONLY_SETTING):
         add_setting(capture, setting)
     for setting in settings.OUTPUT_SETTINGS:

@@ -150,6 +150,11 @@ def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
 
 
+def mark_files(source: Path, target: Path, most: int, beside: Told) -> Known[kineto_capture.Marked]:
+    with source.open("rb") as events, target.open("wb") as packed:
+        return mark_steps(events.fileno(), packed.fileno(), most, beside)
+
+
 def make_updates(updates: int) -> TraceBuilder:
     trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
     for at in range(updates):
@@ -161,7 +166,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
-    marked = mark_steps(str(source), str(target), 3, Told(json.dumps(told)))
+    marked = mark_files(source, target, 3, Told(json.dumps(told)))
     assert is_known(marked)
     assert (marked.marks, marked.why) == (3, "")
     assert isinstance(marked.first, Missing)
@@ -182,14 +187,14 @@ def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: 
     make_updates(3).step(0, 0, 100).write(path)
     summary = summarize(str(path))
     file = CapturedFile("/a", "/a", 0, Missing("x"), 1, 4, 0, 9, CaptureKind.TRACE)
-    whole, kept = Recorded(CaptureState.VERIFIED, "", "/a"), Kept(file, summary, ())
+    whole, kept = Recorded(CaptureState.VERIFIED, "", 9), Kept(file, summary, ())
     assert judge_recorded(whole, kept, 1, "") is CaptureState.DONE
     assert judge_recorded(whole, kept, 1, "NVML saw a GPU work for it") is CaptureState.PARTIAL
     with_kernels = Kept(replace(file, kernels=2), summary, ())
     assert judge_recorded(whole, with_kernels, 1, "NVML saw a GPU work for it") is CaptureState.DONE
     assert judge_recorded(whole, kept, 2, "") is CaptureState.PARTIAL
     assert judge_recorded(whole, Kept(None, Missing("x"), ()), 1, "") is CaptureState.FAILED
-    yielded = Recorded(CaptureState.YIELDED, "why", "")
+    yielded = Recorded(CaptureState.YIELDED, "why")
     assert judge_recorded(yielded, Kept(None, Missing("x"), ()), 1, "") is CaptureState.YIELDED
 
 
@@ -235,7 +240,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     source.write_text(json.dumps({**whole, "baseTimeNanoseconds": base}))
     ends = {"ends_ns": [base + us * 1000 for us in (3, 103, 203, 303)], "steps": [40, 41, 42, 43]}
     beside = Told(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
-    marked = mark_steps(str(source), str(target), 3, beside)
+    marked = mark_files(source, target, 3, beside)
     assert is_known(marked)
     assert (marked.marks, marked.first) == (3, 40)
     with gzip.open(target) as file:

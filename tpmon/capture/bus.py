@@ -10,14 +10,15 @@ import mmap
 import os
 import signal
 
-from tpmon.capture.running import is_running
+from tpmon.capture.running import is_running, name_end, read_image
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.model.units import clean_text
-from tpmon.own_command import call_as_root
+from tpmon.own_command import call_as_owner, call_as_root
 
 _SEALS = 1034
 _SEAL_SHRINK = 0x2
@@ -49,10 +50,19 @@ class Bus:
     """Hold the mapped pages of one process."""
 
     def __init__(
-        self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap, link: str = ""
+        self,
+        process: Identity,
+        header: wire.Header,
+        page: mmap.mmap,
+        box: mmap.mmap,
+        link: str = "",
+        *,
+        box_descriptor: int = -1,
     ) -> None:
         """Hold what ``open_bus`` found; ``link`` is the path that the page was mapped by."""
         self.process = process
+        self._image = read_image(process.pid)
+        self._box_descriptor = box_descriptor
         self.header = header
         self._link = link
         self._inode = _read_inode(link)
@@ -67,8 +77,9 @@ class Bus:
         self.mailbox.release()
         for mapped in self._maps:
             mapped.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        for descriptor in (self._descriptor, self._box_descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def is_alive(self) -> bool:
         """Tell whether the process is there, and is the one that was opened."""
@@ -76,15 +87,15 @@ class Bus:
 
     def find_end(self) -> tuple[CaptureState, str] | None:
         """Say how and why nothing is to be expected of this hook any more; None while it runs."""
-        if not self.is_alive():
-            return CaptureState.GONE, "the process ended"
+        if end := name_end(self.process, self._image):
+            return CaptureState.GONE, end
         state, _, error = wire.parse_status(self.page)
         if state != wire.STATE_RUNNING:
             why = (
                 f"the hook turned itself off: {clean_text(error, 200)}" if error else "the hook was taken out"
             )
             return CaptureState.FAILED, why
-        # exec keeps PID and start time, and takes every page; a loop that closes descriptors leaves the maps.
+        # Where the image may not be read; a loop that closes descriptors leaves the maps.
         if _read_inode(self._link) != self._inode and not _is_mapped(self.process.pid, self._inode):
             return CaptureState.GONE, "the process became another program"
         return None
@@ -125,8 +136,17 @@ class Bus:
         return words[wire_settings.DEV_STEPS] if words else 0
 
     def post(self, request: wire_capture.Request) -> None:
-        """Write a request; the hook reads it at the end of the step."""
-        wire_capture.write_request(self.mailbox, request)
+        """Write a request, which the hook reads at the end of a step; hold its lock until this bus closes."""
+        words = list(request.words)
+        held = wire_capture.hold_request(self._box_descriptor, words[wire_capture.ASK_NUMBER])
+        words[wire_capture.ASK_OWNED] = int(held)
+        owned = wire_capture.Request(tuple(words), request.folder, request.name)
+        wire_capture.write_request(self.mailbox, owned)
+
+    def is_left(self, request: wire_capture.Request) -> bool:
+        """Tell whether the tpmon that wrote a request has ended."""
+        number, owned = request.words[wire_capture.ASK_NUMBER], request.words[wire_capture.ASK_OWNED]
+        return bool(owned) and not wire_capture.is_held(self._box_descriptor, number)
 
     def wake(self) -> bool:
         """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
@@ -164,7 +184,7 @@ def open_bus(process: Identity) -> Bus:
     """
     pid = process.pid
     try:
-        links = _list_links(pid)
+        links, owner = _list_links(pid), read_owner(pid)
         inner = int(_read_status(pid).get("NSpid", str(pid)).split()[-1])
     except PermissionError as error:
         as_root = call_as_root(f"capture {pid}")
@@ -174,15 +194,10 @@ def open_bus(process: Identity) -> Bus:
         ) from error
     except OSError as error:
         raise _gone(pid) from error
-    found = [
-        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True),
-        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False),
-    ]
-    (box, _), (page, link) = found
+    box, _, descriptor = _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, owner, writable=True)
+    page, link, _ = _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, owner)
     if page is None or box is None:
-        for mapped, _ in found:
-            if mapped is not None:
-                mapped.close()
+        _close(page, box, descriptor)
         raise NoHookError(f"process {pid} has no hook", "")
     with memoryview(page) as view:
         header = wire.parse_header(view)
@@ -196,10 +211,17 @@ def open_bus(process: Identity) -> Bus:
         why = clean_text(error_text, 200) or "it was taken out"
         reason = f"the hook of process {pid} is off: {why}"
     if reason:
-        page.close()
-        box.close()
-        raise NoHookError(reason, "start the run again with this tpmon: tpmon run -- COMMAND")
-    return Bus(process, header, page, box, link)
+        _close(page, box, descriptor)
+        raise NoHookError(reason, f"start the run again with this tpmon: {call_as_owner(pid)}")
+    return Bus(process, header, page, box, link, box_descriptor=descriptor)
+
+
+def _close(page: mmap.mmap | None, box: mmap.mmap | None, descriptor: int) -> None:
+    for mapped in (page, box):
+        if mapped is not None:
+            mapped.close()
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 def _list_links(pid: int) -> list[tuple[str, str]]:
@@ -218,14 +240,17 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
 
 
 def _find(
-    links: list[tuple[str, str]], name: str, pid: int, size: int, *, writable: bool
-) -> tuple[mmap.mmap | None, str]:
-    """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
+    links: list[tuple[str, str]], name: str, pid: int, size: int, owner: Owner, *, writable: bool = False
+) -> tuple[mmap.mmap | None, str, int]:
+    """Map the page of this name that says it belongs to ``pid``, as the process sees itself.
+
+    Returns its path too, and of a writable one the descriptor, else -1.
+    """
     for path, target in links:
         if target != f"/memfd:{name} (deleted)":
             continue
         try:
-            mapped = _map(path, size, writable)
+            mapped, descriptor = _map(path, size, owner, writable)
         except PermissionError as error:
             raise NotPermittedError(
                 f"{path} may not be opened: it is another user's", "run tpmon as the user of the run"
@@ -236,18 +261,18 @@ def _find(
             continue
         try:
             with memoryview(mapped) as view:
-                owner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
+                found = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
         except wire.OtherLayoutError as error:
-            mapped.close()
+            _close(mapped, None, descriptor)
             raise NoHookError(
                 f"{error}: the hook is of another version of tpmon", "update one of the two"
             ) from error
         except ValueError:
-            owner = -1
-        if owner == pid:
-            return mapped, path
-        mapped.close()
-    return None, ""
+            found = -1
+        if found == pid:
+            return mapped, path, descriptor
+        _close(mapped, None, descriptor)
+    return None, "", -1
 
 
 def _read_inode(link: str) -> int:
@@ -268,19 +293,23 @@ def _is_mapped(pid: int, inode: int) -> bool:
         return True
 
 
-def _map(path: str, size: int, writable: bool) -> mmap.mmap | None:
+def _map(path: str, size: int, owner: Owner, writable: bool) -> tuple[mmap.mmap | None, int]:
+    """Map a page; the descriptor of a writable one stays open, for the locks of requests."""
     import fcntl  # noqa: PLC0415
 
-    flags = os.O_RDWR if writable else os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_foreign(path, owner, flags=os.O_RDWR if writable else os.O_RDONLY, follows=True)
+    kept = -1
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.
         if os.fstat(descriptor).st_size < size or not fcntl.fcntl(descriptor, _SEALS) & _SEAL_SHRINK:
-            return None
+            return None, -1
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
+        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
+        kept = descriptor if writable else -1
+        return mapped, kept
     finally:
-        os.close(descriptor)
+        if kept < 0:
+            os.close(descriptor)
 
 
 def _hold(pid: int) -> int:

@@ -27,6 +27,7 @@ from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError, UsageError
+from tpmon.foreign_file import NEW_FILE, hand_over
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
@@ -43,6 +44,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.trace import TraceSummary
+from tpmon.own_command import call_as_owner
 
 BACKEND = "kineto on demand, from a thread of its own"
 _UNPACED = 5
@@ -141,7 +143,7 @@ def try_kineto(
         if bus is None:
             raise UsageError(
                 "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
-                "start the run again with this tpmon: tpmon run -- COMMAND",
+                f"start the run again with this tpmon: {call_as_owner(process.pid)}",
             )
         tell(
             "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
@@ -213,7 +215,7 @@ def capture_by_kineto(
                     is_timed = bus is not None and bus.count_timed_steps() > timed
                     works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
             beside = Told(json.dumps(told) if told else "", counted)
-            kept = _keep(recorded, rank, asked, name, tell, beside=beside)
+            kept = _keep(window, recorded, rank, name, tell, beside=beside)
         after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
         if kept.file is not None and bus is not None:
             since = EndedWindow(bus, ended, before)
@@ -286,28 +288,33 @@ def _describe(bus: Bus | None, rank: Applicable[int], clocks: Known[tuple[GpuClo
 
 
 def _keep(
+    window: KinetoWindow,
     recorded: Recorded,
     rank: Applicable[int],
-    asked: CaptureAsked,
     name: str,
     tell: Callable[[str], None],
     *,
     beside: Told,
 ) -> Kept:
-    """Mark the steps of what kineto wrote, pack it under its name, and sum it up."""
+    """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone."""
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     tell("reading what was written")
     clock = time.strftime("%H%M%S")
-    part = os.path.join(asked.folder, f"{name_file(name, rank, _UNNUMBERED, clock)}.part")
-    marked = mark_steps(recorded.path, part, asked.steps, beside)
-    if isinstance(marked, Missing):
-        return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))
-    notes = [] if marked.marks else [f"no step could be marked in it: {marked.why}"]
-    file = name_file(name, rank, marked.first, clock)
-    path = os.path.join(asked.folder, file)
-    os.rename(part, path)
-    summary = read_summary(path)
+    part = f"{name_file(name, rank, _UNNUMBERED, clock)}.part"
+    folder = window.folder
+    with os.fdopen(os.open(part, NEW_FILE, 0o600, dir_fd=folder), "wb") as packed:
+        marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, beside)
+        if isinstance(marked, Missing):
+            os.unlink(part, dir_fd=folder)
+            return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))
+        notes = [] if marked.marks else [f"no step could be marked in it: {marked.why}"]
+        file = name_file(name, rank, marked.first, clock)
+        path = os.path.join(window.asked.folder, file)
+        summary = read_summary(path, packed.fileno(), rank)
+        size = os.fstat(packed.fileno()).st_size
+        hand_over(packed.fileno(), window.owner)
+        os.rename(part, file, src_dir_fd=folder, dst_dir_fd=folder)
     if isinstance(summary, Missing):
         notes.append(f"{file}: {summary.reason}")
     unread = Missing("it could not be read")
@@ -319,7 +326,7 @@ def _keep(
         steps=summary.steps if isinstance(summary, TraceSummary) else unread,
         events=summary.events if isinstance(summary, TraceSummary) else unread,
         kernels=summary.kernels if isinstance(summary, TraceSummary) else unread,
-        bytes=os.stat(path).st_size,
+        bytes=size,
         kind=CaptureKind.TRACE,
     )
     return Kept(captured, summary, tuple(notes), marked.first)
@@ -343,8 +350,8 @@ def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
     }
 
 
-def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marked]:
-    """Have a niced child mark and pack a trace; Missing says what went wrong."""
+def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marked]:
+    """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         "import sys; "
@@ -352,13 +359,15 @@ def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marke
         f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
         "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
     )
+    links = (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
     try:
         with subprocess.Popen(
-            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted),
+            (sys.executable, "-c", code, *links, str(most), beside.conditions, beside.counted),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the terminal may be the screen's
             start_new_session=True,
+            pass_fds=(source, target),
         ) as child:
             if child.stdout is None:
                 raise AssertionError("the child was started with a pipe")

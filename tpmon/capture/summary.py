@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 from tpmon.model.codec import CodecError, decode
-from tpmon.model.known import Missing
+from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.trace import SummaryReply, TraceSummary
 
 
@@ -23,15 +24,17 @@ def child_command(path: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code, path)
 
 
-def read_summary(path: str) -> TraceSummary | Missing:
-    """Return the summary of a trace, or why there is none."""
+def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:
+    """Return the summary of an open trace, or why there is none; ``path`` and ``rank`` are the file's."""
+    link = f"/proc/self/fd/{source}"
     try:
         with subprocess.Popen(
-            child_command(path),
+            child_command(link),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the terminal may be the screen's
             start_new_session=True,  # Ctrl-C is for tpmon, which then closes its standard input
+            pass_fds=(source,),
         ) as child:
             if child.stdout is None:
                 raise AssertionError("the child was started with a pipe")
@@ -41,6 +44,9 @@ def read_summary(path: str) -> TraceSummary | Missing:
     if child.returncode:
         return Missing(f"no summary: the process that read the trace ended with {child.returncode}")
     try:
-        return decode(SummaryReply, text.decode("utf-8", "replace")).summary
+        found = decode(SummaryReply, text.decode("utf-8", "replace")).summary
     except CodecError as error:
         return Missing(f"no summary: {error}")
+    if isinstance(found, Missing):
+        return Missing(found.reason.replace(link, path))
+    return replace(found, path=path, rank=rank if is_known(rank) else found.rank)

@@ -1,7 +1,7 @@
 """Lead one window from request to verified files: probe, plan, trigger, progress, end; on one rank or all.
 
-The hooks do the work and bound it themselves: when tpmon is killed in the middle, a capture ends as
-asked, and its file is whole. When a training ends in the middle, what is half written is removed.
+The hooks do the work and bound it themselves: when tpmon is killed in the middle, they cancel it. When a
+training ends in the middle, what is half written is removed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tpmon.capture.ends import (
     judge_turn,
     unfinish,
 )
+from tpmon.capture.files import make_anew
 from tpmon.capture.first_step import FirstStep
 from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
@@ -36,6 +37,7 @@ from tpmon.capture.plan import (
     make_request,
     mean_step,
     parse_pace,
+    say_dear,
     say_length,
     say_price,
     size_window,
@@ -160,6 +162,8 @@ class Window:
         )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
+        make_anew(self.asked, [bus.process.pid for bus in self.buses])
+        self._wished = replace(self._wished, anew=False)
         self._before = self._mean_steps()
         if cut := say_cut(self.asked, steps_ms[0]):
             self._say(cut)
@@ -190,6 +194,8 @@ class Window:
         said = say_price(price, replace(self.asked, seconds=seconds), ranks)
         self._say(said)
         if declined := self._await_yes(CaptureStage.PRICED, (said,)):
+            return declined
+        if (dear := say_dear(price)) and (declined := self._await_yes(CaptureStage.DEAR, (said, *dear))):
             return declined
         paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
         return self._fire(paces, price.steps or 1, seconds)
@@ -276,10 +282,7 @@ class Window:
             self.asked = replace(self.asked, timed=True, seconds=min(self.asked.seconds, 10.0))
             self._say("this loop ends no step that the hook sees: captured by time, woken by SIGURG")
         if len(known) > 1 and not count_alike(known):
-            raise UsageError(
-                COUNT_APART,
-                "tpmon capture --rank K takes one of them",
-            )
+            raise UsageError(COUNT_APART, "tpmon capture --rank K takes one of them")
         return known
 
     def _fire(self, paces: Sequence[Pace], steps: int, seconds: float) -> tuple[Outcome, ...]:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from tpmon.hook import wire
+from tpmon.hook import wire, wire_capture
 
 _ADD_SEALS = 1033
 _SEAL_SEAL = 0x1
@@ -90,6 +90,11 @@ class Pages:
         at = wire.STATUS_OFFSET
         self.page[at + 8 : at + len(status)] = status[8:]
         self.page[at : at + 8] = status[:8]
+
+    def is_wanted(self, number: int) -> bool:
+        """Tell whether who asked for a request still lives; True where the program closed our descriptor."""
+        mailbox = self._descriptors[-1] if self._descriptors else -1
+        return _read_file(mailbox) != self._files[1] or wire_capture.is_held(mailbox, number)
 
     def close(self) -> None:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
