@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,39 @@ def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
     fit, told = fit_updates(replace(ASKED, **asked), step_ms)
     assert (fit.steps, told[: len(said)]) == (updates, said)
     assert (told == "") is (said == "")
+
+
+@pytest.mark.parametrize(
+    ("calls", "evaluates", "asked", "alike"),
+    [
+        ((10, 11, 12), False, {}, True),
+        ((10, 12, 14), False, {}, False),  # two optimizers in a step
+        ((10, 10, 10), False, {}, False),  # no optimizer of torch
+        ((10, 11, 12), True, {}, False),
+        ((10, 11, 12), False, {"named_seconds": True}, False),
+        ((10,), False, {}, False),  # too early to tell
+    ],
+)
+def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_window(
+    monkeypatch: pytest.MonkeyPatch, *, calls: Sequence[int], evaluates: bool, asked: dict[str, Any],
+    alike: bool,
+) -> None:  # fmt: skip
+    records = [ended(step, step) for step in range(len(calls))]
+    for one, count in zip(records, calls, strict=True):
+        one[wire.REC_OPTIMIZER_CALLS] = count
+    if evaluates:
+        records = [ended(at, 0, wire.RULE_BATCH) for at in calls]
+        for at, one in enumerate(records):
+            one[wire.REC_EVAL_STEPS] = at
+    bus = SimpleNamespace(close=lambda: None, read_records=lambda: records)
+    me = Identity(7, 1)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=False))
+    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
+    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
+    around = Around(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
+    wanted = replace(ASKED, **{"named_seconds": False, **asked})
+    told = try_kineto(me, 0, wanted, "x", lambda _: None, stopped=lambda: False, around=around)
+    assert told == ("recorded" if alike else None)
 
 
 @pytest.mark.parametrize("of_11", [True, False])

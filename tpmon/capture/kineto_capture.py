@@ -21,7 +21,7 @@ from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
-from tpmon.capture.plan import mean_call, mean_step, say_count, stretch_seconds
+from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
@@ -123,8 +123,9 @@ def try_kineto(
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
-    With a hook kineto records where the run was started for it. It records traces alone, from the next update
-    on: it can be told no step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
+    It goes first where both would do: the loop does not stand still for it. That is where the run was started
+    for it, or each step is one update. It records traces alone, from the next update on: it can be told no
+    step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
     do not bear that the profiler comes up.
 
     Raises:
@@ -136,8 +137,9 @@ def try_kineto(
         return None
     bus = _find_bus(process)
     if bus is not None:
+        would_do = client.is_ours or counts_as_kineto(asked, bus.read_records())
         bus.close()
-        if not client.is_ours:
+        if not would_do:
             return None
     if around.runs_cuda_11(process.pid):
         if bus is None:
@@ -198,6 +200,7 @@ def capture_by_kineto(
             memory_left=lambda: around.memory_left(client.process.pid),
             agreed=agreed,
             stays_slower=around.stays_slower(client.process.pid),
+            hooked=bus is not None,
         )
         with contextlib.closing(window):
             if cut:

@@ -63,10 +63,11 @@ class KinetoWindow:
         memory_left: Callable[[], Known[int]],
         agreed: Agreed = agree_always,
         stays_slower: bool = False,
+        hooked: bool = False,
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
-        ``stays_slower``: a profile leaves launches on the GPU so.
+        ``stays_slower``: a profile leaves launches on the GPU so. ``hooked``: a hook tells its conditions.
 
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
@@ -79,6 +80,7 @@ class KinetoWindow:
         self._memory_left = memory_left
         self._agreed = agreed
         self._stays_slower = stays_slower
+        self._hooked = hooked
         self._said = ""
         self._image = read_image(client.process.pid)
         self._opened = contextlib.ExitStack()
@@ -104,7 +106,7 @@ class KinetoWindow:
             plan = say_plan_of_kineto(
                 self.asked,
                 self._client.process.pid,
-                hooked=self._client.is_ours,
+                hooked=self._hooked,
                 stays_slower=self._stays_slower,
             )
             if declined := self._await_yes(CaptureStage.PLANNED, plan):

@@ -234,6 +234,15 @@ def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
     return spent_ns / 1e6 / calls if calls > 0 and spent_ns >= 0 else Missing("no optimizer was called")
 
 
+def counts_as_kineto(asked: CaptureAsked, records: Sequence[Sequence[int]]) -> bool:
+    """Tell whether kineto, which counts updates and ends by their count, would record the same steps."""
+    ends = _ends_of_steps(records)
+    if asked.named_seconds or len(ends) < 2:
+        return False
+    calls, steps = (ends[-1][word] - ends[0][word] for word in (wire.REC_OPTIMIZER_CALLS, wire.REC_STEPS))
+    return bool(calls == steps > 0)
+
+
 def _steps_word(record: Sequence[int]) -> int:
     return wire.REC_EVAL_STEPS if record[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
 
