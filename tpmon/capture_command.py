@@ -190,13 +190,11 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
     """
     if stage is not CaptureStage.DEAR:
         return True
-    complain(f"tpmon: {said[1]}; {said[2]}")
     if sys.stdin.isatty() and sys.stderr.isatty():
-        sys.stderr.write("tpmon: record them all the same? [y/N] ")
-        sys.stderr.flush()
+        complain(f"tpmon: {said[1]}; {said[2]}. Record them all the same? [y/N]")
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True
-    raise UsageError(f"nothing was recorded: {said[1]}", "the same command with --yes records them")
+    raise UsageError(f"nothing was recorded: {said[1]}", f"the same with --yes; {said[2]}")
 
 
 def capture_job(
@@ -231,7 +229,7 @@ def capture_job(
         memory=asked.memory,
         at=asked.at,
         folder=folder,
-        anew=not asked.out,
+        anew=not asked.out and asked.kind is not CaptureKind.NSYS_RANGE,
         by_seconds=asked.by_seconds,
         named_seconds=asked.named_seconds,
     )

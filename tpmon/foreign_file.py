@@ -32,11 +32,7 @@ def own() -> Owner:
 
 
 def read_owner(pid: int, proc: str = "/proc") -> Owner:
-    """Read the user and group that a process acts as: the folder itself has them, also of an undumpable one.
-
-    Raises:
-        OSError: when there is no such process.
-    """
+    """Read the user and group that a process acts as: as /proc/PID itself, also of an undumpable one."""
     found = os.stat(f"{proc}/{pid}")
     return Owner(found.st_uid, found.st_gid)
 
@@ -51,10 +47,9 @@ def open_foreign(
     follows: bool = False,
     is_kind: Callable[[int], bool] = stat.S_ISREG,
 ) -> int:
-    """Open a file of ``owner``, or one for everybody to read; return its descriptor.
+    """Open a file of ``owner``, or one for everybody to read, in an open ``folder``; return its descriptor.
 
-    ``folder`` is the descriptor of the folder that ``path`` is in; ``follows`` is for the kernel's own links
-    in /proc/PID/fd alone.
+    ``follows`` is for the kernel's own links in /proc/PID/fd alone.
 
     Raises:
         OSError: when it is of another kind, somebody else's, or larger than ``most_bytes``.
@@ -76,16 +71,12 @@ def open_foreign(
 
 
 def hand_over(descriptor: int, owner: Owner) -> None:
-    """Give what this process made to the user that it was made for.
-
-    Raises:
-        OSError: when this user may not.
-    """
+    """Give what this process made to the user that it was made for."""
     if os.geteuid() != owner.uid:
         os.fchown(descriptor, owner.uid, owner.gid)
 
 
 def _is_public(found: os.stat_result) -> bool:
     """Tell whether a plain file may be read by everybody, or a folder is one like /tmp."""
-    everybodys = stat.S_ISVTX if stat.S_ISDIR(found.st_mode) else stat.S_IROTH
-    return bool(found.st_mode & everybodys) and not stat.S_ISFIFO(found.st_mode)
+    kind = stat.S_IFMT(found.st_mode)
+    return bool(found.st_mode & {stat.S_IFREG: stat.S_IROTH, stat.S_IFDIR: stat.S_ISVTX}.get(kind, 0))

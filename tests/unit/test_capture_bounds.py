@@ -154,7 +154,7 @@ def test_who_asked_and_died_takes_the_request_back(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, armed: bool
 ) -> None:
     alive = [True]
-    monkeypatch.setattr(Pages, "is_wanted", lambda _, number: alive[0] or number != captured.number)
+    monkeypatch.setattr(Pages, "is_left", lambda *_: not alive[0])
     if armed:
         captured.ask(OWNED=1, START=1000)
         captured.loop.train(1)

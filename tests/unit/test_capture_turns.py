@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.children import child
+from tests.hooks import list_pages
 from tests.unit.test_capture_plan import ASKED
 from tpmon import capture_command, config
 from tpmon.capture import kineto_capture, ranks, window
@@ -28,7 +29,6 @@ from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import ends, wire
 from tpmon.hook import wire_capture as w
-from tpmon.hook.capture_request import is_left
 from tpmon.hook.pages import Pages
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import Missing
@@ -538,6 +538,7 @@ class Order:
         memory_left: object,
         agreed: Agreed,
         stays_slower: bool,
+        hooked: bool,
     ) -> None:
         os.mkdir(asked.folder)
         self._stopped = stopped
@@ -623,15 +624,16 @@ def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
     asker, other = open_bus(bare.me), open_bus(bare.me)
     request = bare.ask(asker, 7)
     assert request.words[w.ASK_OWNED] == 1
-    assert not is_left(request, bare.pages)
+    assert not bare.pages.is_left(request)
     assert judge_turn(other, 0) is Turn.TAKEN
     asker.close()
-    assert is_left(request, bare.pages)
+    assert bare.pages.is_left(request)
     assert judge_turn(other, 0) is Turn.FREE, "it is in nobody's way"
     of_an_older_tpmon = w.Request((*request.words[:13], 0, *request.words[14:]), "/x", "x")
-    assert not is_left(of_an_older_tpmon, bare.pages)
-    os.close(bare.pages._descriptors.pop())
-    assert not is_left(request, bare.pages), "the program closed our descriptor: nobody can tell"
+    assert not bare.pages.is_left(of_an_older_tpmon)
+    ours, bare.pages._descriptors = bare.pages._descriptors, []
+    assert not bare.pages.is_left(request), "the program closed our descriptor: nobody can tell"
+    bare.pages._descriptors = ours
     other.close()
 
 
@@ -640,16 +642,17 @@ def test_a_request_dies_with_the_process_that_asked(bare: Bare) -> None:
 from tests.unit.test_capture_turns import *
 bus = open_bus(Identity({bare.me.pid}, {bare.me.start_ticks}))
 words = [0] * w.REQUEST_WORDS
-words[w.ASK_NUMBER] = 9
+words[w.ASK_NUMBER], words[w.ASK_KIND] = 9, w.KIND_PROBE
 bus.post(w.Request(tuple(words), "/x", "x"))
 say("asked"); hear()
 """
     with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as asker:
-        assert bare.pages.is_wanted(9)
-        assert not bare.pages.is_wanted(8)
+        request = w.parse_request(bare.pages.mailbox)
+        assert request is not None
+        assert not bare.pages.is_left(request)
         asker.process.kill()
         asker.process.wait(10)
-        assert not bare.pages.is_wanted(9)
+        assert bare.pages.is_left(request)
 
 
 def test_a_process_that_became_another_program_is_gone_though_it_kept_its_descriptors() -> None:
@@ -667,10 +670,11 @@ os.execv(sys.executable, [sys.executable, "-c", again])
 """
     with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as one:
         bus = open_bus(Identity(one.pid, read_stat(one.pid).start_ticks))
+        before = list_pages(one.pid, wire.TELEMETRY_NAME)
         assert bus.find_end() is None
         one.say("go")
         assert one.hear() == "again"
-        assert os.stat(bus._link).st_ino == bus._inode, "the page is still open there"
+        assert list_pages(one.pid, wire.TELEMETRY_NAME) == before != [], "the page is still open there"
         assert bus.find_end() == (CaptureState.GONE, "the process became another program")
         bus.close()
 
@@ -730,6 +734,6 @@ def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(
     assert hook.lead(folder=str(folder), anew=True) == [("verified", "")]
     assert folder.is_dir()
     found.clear()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="File exists"):
         hook.lead(folder=str(folder), anew=True)
     assert found == []

@@ -18,7 +18,7 @@ import pytest
 from tests.nobody import NOBODY
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
-from tpmon.capture.files import Place, look_at_snapshot, look_at_trace, make_folders
+from tpmon.capture.files import Place, look_at_snapshot, look_at_trace, make_anew
 from tpmon.capture.kineto_capture import Told
 from tpmon.capture.kineto_daemon import Daemon
 from tpmon.capture.kineto_target import KinetoClient
@@ -231,17 +231,16 @@ def test_what_root_packed_is_its_users(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_capture_is_made_anew_or_not_at_all(tmp_path: Path) -> None:
-    place = Place("/x", str(tmp_path / "new"))
-    make_folders((place, place))  # two ranks, one folder
-    assert stat.S_IMODE(os.stat(place.here).st_mode) == 0o700
-    with pytest.raises(UsageError, match="is there already"):
-        make_folders((place,))
+    me, new = os.getpid(), str(tmp_path / "new")
+    make_anew(new, (me, me))  # two ranks, one folder
+    assert stat.S_IMODE(os.stat(new).st_mode) == 0o700
+    with pytest.raises(UsageError, match="File exists"):
+        make_anew(new, (me,))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is there already"):
-        make_folders((Place("/x", str(tmp_path / "link")),))
-    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-        make_folders((Place("/x", str(tmp_path / "link" / "new")),))
+    for path in ("link", "link/new"):
+        with pytest.raises(UsageError, match=r"File exists|Not a directory|symbolic"):
+            make_anew(f"{tmp_path}/{path}", (me,))
     assert os.listdir(tmp_path / "elsewhere") == []
 
 

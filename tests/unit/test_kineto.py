@@ -312,7 +312,8 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
     out = tmp_path / "out"
     if there:
         out.mkdir()
-    monkeypatch.setattr(files, "read_owner", lambda _pid: Owner(os.getuid() + 1, os.getgid()))
+    for module in (files, kineto_window):
+        monkeypatch.setattr(module, "read_owner", lambda _pid: Owner(os.getuid() + 1, os.getgid()))
     monkeypatch.setattr(
         kineto_window.os,
         "fchown",

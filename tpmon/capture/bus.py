@@ -55,17 +55,13 @@ class Bus:
         header: wire.Header,
         page: mmap.mmap,
         box: mmap.mmap,
-        link: str = "",
-        *,
-        box_descriptor: int = -1,
+        asker: int = -1,
     ) -> None:
-        """Hold what ``open_bus`` found; ``link`` is the path that the page was mapped by."""
+        """Hold what ``open_bus`` found; ``asker`` is a descriptor of the mailbox."""
         self.process = process
         self._image = read_image(process.pid)
-        self._box_descriptor = box_descriptor
+        self._asker = asker
         self.header = header
-        self._link = link
-        self._inode = _read_inode(link)
         self._maps = (page, box)
         self.page = memoryview(page)
         self.mailbox = memoryview(box)
@@ -77,7 +73,7 @@ class Bus:
         self.mailbox.release()
         for mapped in self._maps:
             mapped.close()
-        for descriptor in (self._descriptor, self._box_descriptor):
+        for descriptor in (self._descriptor, self._asker):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -95,9 +91,6 @@ class Bus:
                 f"the hook turned itself off: {clean_text(error, 200)}" if error else "the hook was taken out"
             )
             return CaptureState.FAILED, why
-        # Where the image may not be read; a loop that closes descriptors leaves the maps.
-        if _read_inode(self._link) != self._inode and not _is_mapped(self.process.pid, self._inode):
-            return CaptureState.GONE, "the process became another program"
         return None
 
     def read_progress(self, number: int) -> Progress | None:
@@ -138,15 +131,14 @@ class Bus:
     def post(self, request: wire_capture.Request) -> None:
         """Write a request, which the hook reads at the end of a step; hold its lock until this bus closes."""
         words = list(request.words)
-        held = wire_capture.hold_request(self._box_descriptor, words[wire_capture.ASK_NUMBER])
+        held = wire_capture.hold_request(self._asker, words[wire_capture.ASK_NUMBER])
         words[wire_capture.ASK_OWNED] = int(held)
         owned = wire_capture.Request(tuple(words), request.folder, request.name)
         wire_capture.write_request(self.mailbox, owned)
 
     def is_left(self, request: wire_capture.Request) -> bool:
         """Tell whether the tpmon that wrote a request has ended."""
-        number, owned = request.words[wire_capture.ASK_NUMBER], request.words[wire_capture.ASK_OWNED]
-        return bool(owned) and not wire_capture.is_held(self._box_descriptor, number)
+        return wire_capture.is_left(self._asker, request)
 
     def wake(self) -> bool:
         """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
@@ -194,10 +186,15 @@ def open_bus(process: Identity) -> Bus:
         ) from error
     except OSError as error:
         raise _gone(pid) from error
-    box, _, descriptor = _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, owner, writable=True)
-    page, link, _ = _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, owner)
+    found = [
+        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, owner, writable=True),
+        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, owner, writable=False),
+    ]
+    (box, box_link), (page, _) = found
     if page is None or box is None:
-        _close(page, box, descriptor)
+        for mapped, _ in found:
+            if mapped is not None:
+                mapped.close()
         raise NoHookError(f"process {pid} has no hook", "")
     with memoryview(page) as view:
         header = wire.parse_header(view)
@@ -211,17 +208,12 @@ def open_bus(process: Identity) -> Bus:
         why = clean_text(error_text, 200) or "it was taken out"
         reason = f"the hook of process {pid} is off: {why}"
     if reason:
-        _close(page, box, descriptor)
+        page.close()
+        box.close()
         raise NoHookError(reason, f"start the run again with this tpmon: {call_as_owner(pid)}")
-    return Bus(process, header, page, box, link, box_descriptor=descriptor)
-
-
-def _close(page: mmap.mmap | None, box: mmap.mmap | None, descriptor: int) -> None:
-    for mapped in (page, box):
-        if mapped is not None:
-            mapped.close()
-    if descriptor >= 0:
-        os.close(descriptor)
+    # Its locks go with this descriptor; the one that a map keeps has no number that could be told.
+    asker = open_foreign(box_link, owner, flags=os.O_RDWR, follows=True)
+    return Bus(process, header, page, box, asker)
 
 
 def _list_links(pid: int) -> list[tuple[str, str]]:
@@ -240,17 +232,14 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
 
 
 def _find(
-    links: list[tuple[str, str]], name: str, pid: int, size: int, owner: Owner, *, writable: bool = False
-) -> tuple[mmap.mmap | None, str, int]:
-    """Map the page of this name that says it belongs to ``pid``, as the process sees itself.
-
-    Returns its path too, and of a writable one the descriptor, else -1.
-    """
+    links: list[tuple[str, str]], name: str, pid: int, size: int, owner: Owner, *, writable: bool
+) -> tuple[mmap.mmap | None, str]:
+    """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
     for path, target in links:
         if target != f"/memfd:{name} (deleted)":
             continue
         try:
-            mapped, descriptor = _map(path, size, owner, writable)
+            mapped = _map(path, size, owner, writable)
         except PermissionError as error:
             raise NotPermittedError(
                 f"{path} may not be opened: it is another user's", "run tpmon as the user of the run"
@@ -261,55 +250,32 @@ def _find(
             continue
         try:
             with memoryview(mapped) as view:
-                found = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
+                inner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
         except wire.OtherLayoutError as error:
-            _close(mapped, None, descriptor)
+            mapped.close()
             raise NoHookError(
                 f"{error}: the hook is of another version of tpmon", "update one of the two"
             ) from error
         except ValueError:
-            found = -1
-        if found == pid:
-            return mapped, path, descriptor
-        _close(mapped, None, descriptor)
-    return None, "", -1
+            inner = -1
+        if inner == pid:
+            return mapped, path
+        mapped.close()
+    return None, ""
 
 
-def _read_inode(link: str) -> int:
-    """Return the number of the page behind a descriptor of /proc, -1 where there is none any more."""
-    try:
-        return os.stat(link).st_ino
-    except OSError:
-        return -1
-
-
-def _is_mapped(pid: int, inode: int) -> bool:
-    """Tell whether a process still has a page among its maps; True where they may not be read."""
-    wanted = f"{inode} /memfd:{wire.TELEMETRY_NAME} (deleted)"
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            return any(" ".join(line.split()[4:]) == wanted for line in maps)
-    except OSError:
-        return True
-
-
-def _map(path: str, size: int, owner: Owner, writable: bool) -> tuple[mmap.mmap | None, int]:
-    """Map a page; the descriptor of a writable one stays open, for the locks of requests."""
+def _map(path: str, size: int, owner: Owner, writable: bool) -> mmap.mmap | None:
     import fcntl  # noqa: PLC0415
 
     descriptor = open_foreign(path, owner, flags=os.O_RDWR if writable else os.O_RDONLY, follows=True)
-    kept = -1
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.
         if os.fstat(descriptor).st_size < size or not fcntl.fcntl(descriptor, _SEALS) & _SEAL_SHRINK:
-            return None, -1
+            return None
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
-        kept = descriptor if writable else -1
-        return mapped, kept
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
     finally:
-        if kept < 0:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 def _hold(pid: int) -> int:

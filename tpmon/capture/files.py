@@ -15,7 +15,7 @@ from tpmon.capture.summary import read_summary
 from tpmon.errors import UsageError
 from tpmon.foreign_file import FOLDER, NEW_FILE, Owner, hand_over, open_foreign, own, read_owner
 from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, Conditions, GpuClocks
+from tpmon.model.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.trace import TraceSummary
@@ -53,36 +53,22 @@ def locate(pid: int, folder: str) -> Place:
     return Place(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
 
 
-def make_folders(places: Sequence[Place]) -> None:
-    """Make the folder of a capture anew at each place, for the user of the training; take none that is there.
+def make_anew(folder: str, pids: Sequence[int]) -> None:
+    """Make the folder of a capture of some processes, for their user; take none that is there.
 
     Raises:
-        UsageError: where something has its name.
-        OSError: where it cannot be made.
+        UsageError: where something has its name, or it cannot be made.
     """
     made: set[tuple[int, int]] = set()
-    for place in places:
+    for place in (locate(pid, folder) for pid in pids):
         try:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(place.here)
+                if (found.st_dev, found.st_ino) in made:
+                    continue  # two ranks see the same one
             made.add(_make_folder(place))
-        except FileExistsError as error:
-            found = os.lstat(place.here)
-            if (found.st_dev, found.st_ino) not in made:
-                raise UsageError(f"{place.here} is there already", "tpmon capture PID --out DIR") from error
-
-
-def make_anew(asked: CaptureAsked, pids: Sequence[int]) -> None:
-    """Make the folder that tpmon named for a capture of these processes, where files go into it.
-
-    Raises:
-        UsageError: where it cannot be.
-    """
-    if not asked.anew or asked.kind is CaptureKind.NSYS_RANGE:
-        return
-    try:
-        make_folders([locate(pid, asked.folder) for pid in pids])
-    except OSError as error:
-        why = f"{asked.folder}: {error.strerror or error}"
-        raise UsageError(why, "tpmon capture PID --out DIR") from error
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror or error}", "tpmon capture PID --out DIR") from error
 
 
 def _make_folder(place: Place) -> tuple[int, int]:
@@ -190,18 +176,18 @@ def look_at_trace(
         instead = (block, write_clocks(block, clocks)) if is_known(block) else None
         here = pack(source, file, folder, place.owner, instead)
         size = os.stat(here, dir_fd=folder, follow_symlinks=False).st_size
+    path, told = os.path.join(place.inside, here), count_trace(summary)
     found = CapturedFile(
-        path=os.path.join(place.inside, here),
-        host_path=place.reach(here),
-        rank=_rank(rank),
-        first_step=first_step,
-        steps=summary if isinstance(summary, Missing) else summary.steps,
-        events=summary if isinstance(summary, Missing) else summary.events,
-        kernels=summary if isinstance(summary, Missing) else summary.kernels,
-        bytes=size,
-        kind=CaptureKind.TRACE,
+        path, place.reach(here), _rank(rank), first_step, *told, bytes=size, kind=CaptureKind.TRACE
     )
     return found, summary, conditions
+
+
+def count_trace(summary: TraceSummary | Missing) -> tuple[Known[int], Known[int], Known[int]]:
+    """Return the steps, events and kernels of a trace."""
+    if isinstance(summary, Missing):
+        return summary, summary, summary
+    return summary.steps, summary.events, summary.kernels
 
 
 def look_at_snapshot(place: Place, name: str, rank: int, first_step: int) -> CapturedFile:

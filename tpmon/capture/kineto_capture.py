@@ -6,8 +6,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +14,7 @@ from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.conditions import NOT_READ, to_conditions
+from tpmon.capture.files import count_trace
 from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
@@ -23,7 +22,7 @@ from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
-from tpmon.capture.summary import read_summary
+from tpmon.capture.summary import read_summary, run_child
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError, UsageError
@@ -320,18 +319,8 @@ def _keep(
         os.rename(part, file, src_dir_fd=folder, dst_dir_fd=folder)
     if isinstance(summary, Missing):
         notes.append(f"{file}: {summary.reason}")
-    unread = Missing("it could not be read")
-    captured = CapturedFile(
-        path=path,
-        host_path=path,
-        rank=rank,
-        first_step=marked.first,
-        steps=summary.steps if isinstance(summary, TraceSummary) else unread,
-        events=summary.events if isinstance(summary, TraceSummary) else unread,
-        kernels=summary.kernels if isinstance(summary, TraceSummary) else unread,
-        bytes=size,
-        kind=CaptureKind.TRACE,
-    )
+    told = count_trace(summary)
+    captured = CapturedFile(path, path, rank, marked.first, *told, bytes=size, kind=CaptureKind.TRACE)
     return Kept(captured, summary, tuple(notes), marked.first)
 
 
@@ -355,29 +344,12 @@ def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marked]:
     """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
-    )
-    links = (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
+    told = (str(most), beside.conditions, beside.counted)
     try:
-        with subprocess.Popen(
-            (sys.executable, "-c", code, *links, str(most), beside.conditions, beside.counted),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the terminal may be the screen's
-            start_new_session=True,
-            pass_fds=(source, target),
-        ) as child:
-            if child.stdout is None:
-                raise AssertionError("the child was started with a pipe")
-            text = child.stdout.read()
+        text, code = run_child("tpmon.trace.updates", *told, shared=(source, target))
     except OSError as error:
         return Missing(error.strerror or str(error))
-    said = text.decode("utf-8", "replace").strip()
+    said = text.strip()
     try:
         done = json.loads(said)
         first = done["first"]
@@ -387,7 +359,7 @@ def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marke
             str(done["why"]),
         )
     except (ValueError, TypeError, KeyError):
-        return Missing(said or f"ended with {child.returncode}")
+        return Missing(said or f"ended with {code}")
 
 
 def _find_bus(process: Identity) -> Bus | None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from tpmon.capture.files import MOST_READ, locate, make_folders
+from tpmon.capture.files import MOST_READ, make_anew
 from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
@@ -22,7 +22,7 @@ from tpmon.capture.plan_words import STAYS_SLOWER, say_plan_of_kineto
 from tpmon.capture.running import name_end, read_image
 from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
-from tpmon.foreign_file import FOLDER, hand_over, open_foreign, own
+from tpmon.foreign_file import FOLDER, hand_over, open_foreign, own, read_owner
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
 from tpmon.model.frozen import dataclass
@@ -175,10 +175,10 @@ class KinetoWindow:
 
     def _make_folder(self) -> None:
         """Make the folder that kineto writes into, and give it to the user of the process."""
-        place = locate(self._client.process.pid, self.asked.folder)
-        self.owner = place.owner
-        if made := self.asked.anew or not os.path.isdir(place.here):
-            make_folders((place,))
+        pid = self._client.process.pid
+        self.owner = read_owner(pid)
+        if made := self.asked.anew or not os.path.isdir(self.asked.folder):
+            make_anew(self.asked.folder, (pid,))
         # By descriptors from here on: whoever may write beside a folder can put a link in its place.
         self.folder = self._open(self.asked.folder, FOLDER | (os.O_NOFOLLOW if made else 0))
         name = os.path.basename(self._folder)

@@ -147,8 +147,7 @@ class Window:
         paces = self._discover()
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
-        ranks, first = len(self.buses), self.buses[0]
-        steps_ms = self._mean_steps()
+        ranks, first, steps_ms = len(self.buses), self.buses[0], self._mean_steps()
         if is_known(self.asked.at):
             check_wait(self.asked.at, paces, steps_ms, _WAIT_S)
         self.asked = stretch_seconds(fit_steps(self.asked, steps_ms), steps_ms)
@@ -162,7 +161,8 @@ class Window:
         )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
-        make_anew(self.asked, [bus.process.pid for bus in self.buses])
+        if self.asked.anew:
+            make_anew(self.asked.folder, [bus.process.pid for bus in self.buses])
         self._wished = replace(self._wished, anew=False)
         self._before = self._mean_steps()
         if cut := say_cut(self.asked, steps_ms[0]):

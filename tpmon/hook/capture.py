@@ -18,7 +18,7 @@ from tpmon.hook.capture_begin import begin_words, is_graph_captured, make_record
 from tpmon.hook.capture_bounds import Bounds
 from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording, judge_validation, note_rank
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
-from tpmon.hook.capture_request import is_left, is_sane, is_timed
+from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.guard import Guard
 from tpmon.hook.surroundings import describe, is_ours, torch_folder
@@ -107,9 +107,10 @@ class Capture:
     def left_s(self) -> float:
         """Return, to any thread, in how many seconds the recording is to be ended, at most."""
         pages, bounds, request = self._steps.pages, self._bounds, self._request
-        if pages is None or bounds is None or pages.requests[0] != self._heard or bounds.find_excess():
+        if pages is None or bounds is None or request is None or pages.requests[0] != self._heard:
             return 0.0
-        return 0.0 if is_left(request, pages) else bounds.patience_ns(monotonic_ns()) / 1e9
+        ends = bounds.find_excess() or pages.is_left(request)
+        return 0.0 if ends else bounds.patience_ns(monotonic_ns()) / 1e9
 
     under_way = property(lambda self: self._request, doc="Return the request under way, or None.")
 
@@ -220,7 +221,7 @@ class Capture:
             first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
-        elif is_left(request, self._steps.pages):
+        elif self._steps.pages is not None and self._steps.pages.is_left(request):
             self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.NOBODY_WAITS)
         elif self._recorder is not None:
             self._go_on(request, now, words[wire_capture.CAP_STEPS_DONE] if within else position - first)

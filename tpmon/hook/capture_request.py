@@ -7,10 +7,6 @@ import re
 
 from tpmon.hook import wire_capture
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tpmon.hook.pages import Pages
-
 _MOST_STEPS = 10_000
 _LONGEST_NS = 600_000_000_000
 _MOST_ENTRIES = 10_000_000
@@ -42,13 +38,6 @@ def is_sane(request: wire_capture.Request) -> bool:
         and os.path.isabs(request.folder)
         and _NAME.fullmatch(request.name) is not None
     )
-
-
-def is_left(request: wire_capture.Request | None, pages: Pages | None) -> bool:
-    """Tell whether who asked has ended: nobody waits for what the loop would stand still for."""
-    if request is None or pages is None or not request.words[wire_capture.ASK_OWNED]:
-        return False
-    return not pages.is_wanted(request.words[wire_capture.ASK_NUMBER])
 
 
 def is_timed(request: wire_capture.Request) -> bool:

@@ -91,10 +91,10 @@ class Pages:
         self.page[at + 8 : at + len(status)] = status[8:]
         self.page[at : at + 8] = status[:8]
 
-    def is_wanted(self, number: int) -> bool:
-        """Tell whether who asked for a request still lives; True where the program closed our descriptor."""
+    def is_left(self, request: wire_capture.Request) -> bool:
+        """Tell whether who asked has ended; False where the program closed our descriptor."""
         mailbox = self._descriptors[-1] if self._descriptors else -1
-        return _read_file(mailbox) != self._files[1] or wire_capture.is_held(mailbox, number)
+        return _read_file(mailbox) == self._files[1] and wire_capture.is_left(mailbox, request)
 
     def close(self) -> None:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""

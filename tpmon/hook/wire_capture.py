@@ -10,9 +10,8 @@ A request lies in the mailbox page, which any process of the user can write:
 ``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_OWNED, of folder and name: bytes that
 nobody meant as a request are none, and neither is one that is half written.
 
-Where ASK_OWNED is 1, who asked holds a lock (F_OFD_SETLK, fcntl(2)) on one byte of the mailbox's file, at the
-number of the request, far behind its end. The kernel gives it back when that process ends, whatever ends it;
-another process tells by it whether somebody still waits, also across PID namespaces.
+Where ASK_OWNED is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
+number of the request. It goes with that process, whatever ends it, and is seen across PID namespaces.
 
 What became of it lies in the telemetry page, which the process itself alone can write:
 
@@ -73,7 +72,7 @@ ASK_OPTIONS = 10
 ASK_SUBJECT = 11
 ASK_ENTRIES = 12
 ASK_OWNED = 13
-"""1: who asked holds the lock of this request. 0 of an older tpmon; an older hook does not look at it."""
+"""1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
 ASK_CHECK = 14
 ASK_NUMBER_AGAIN = 15
 
@@ -222,18 +221,20 @@ def hold_request(descriptor: int, number: int) -> bool:
     """Hold the lock of a request until the mailbox's ``descriptor`` is closed; False where that cannot be."""
     try:
         fcntl.fcntl(descriptor, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, 0, number, 1, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, struct.error):
         return False
     return True
 
 
-def is_held(descriptor: int, number: int) -> bool:
-    """Tell whether another holder of the mailbox has the lock of a request; True where nobody can tell."""
+def is_left(descriptor: int, request: Request) -> bool:
+    """Tell whether nobody holds the lock of a request that has one; False where that cannot be told."""
+    words = request.words
     try:
-        told = fcntl.fcntl(descriptor, _OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, 0, number, 1, 0))
-    except (OSError, ValueError):
-        return True
-    return bool(_LOCK.unpack(told)[0] != fcntl.F_UNLCK)
+        lock = _LOCK.pack(fcntl.F_WRLCK, 0, words[ASK_NUMBER], 1, 0)
+        told = fcntl.fcntl(descriptor, _OFD_GETLK, lock)
+    except (OSError, ValueError, struct.error):
+        return False
+    return bool(words[ASK_OWNED]) and _LOCK.unpack(told)[0] == fcntl.F_UNLCK
 
 
 def write_capture(page: memoryview, words: list[int], reason: str) -> None:

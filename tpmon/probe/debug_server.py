@@ -109,18 +109,16 @@ def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER
         OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
     """
     if not door.path:
-        return _ask((LOOPBACK, door.port), socket.AF_INET, handler, seconds, door.pid)
+        return _ask((LOOPBACK, door.port), door, handler, seconds)
     # The name of a socket may have 107 bytes, and the way through /proc makes it longer.
     fd = os.open(door.path, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _ask(f"/proc/self/fd/{fd}", socket.AF_UNIX, handler, seconds, door.pid)
+        return _ask(f"/proc/self/fd/{fd}", door, handler, seconds)
     finally:
         os.close(fd)
 
 
-def _ask(
-    address: str | tuple[str, int], family: socket.AddressFamily, handler: str, seconds: float, pid: int
-) -> bytes:
+def _ask(address: str | tuple[str, int], door: Door, handler: str, seconds: float) -> bytes:
     head = (
         f"POST /handler/{handler} HTTP/1.1",
         "Host: localhost",
@@ -129,11 +127,12 @@ def _ask(
         "",
         "",
     )
+    family = socket.AF_UNIX if door.path else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
         talk = Talk(link, seconds)
         talk.connect(address)
-        if family is socket.AF_UNIX:
-            talk.check_peer(pid)
+        if door.path:
+            talk.check_peer(door.pid)
         talk.send("\r\n".join(head).encode())
         return parse_answer(talk.read_all(MOST_BYTES))
 

@@ -165,15 +165,9 @@ class _File:
 
 
 def _read_output(
-    pid: int,
-    fd: int,
-    place: str,
-    path: str,
-    found: os.stat_result,
-    *,
-    owner: Owner,
-    stamps: Mapping[_Identity, _Stamp],
-) -> _File:
+    pid: int, fd: int, place: str, path: str, found: os.stat_result,
+    *, owner: Owner, stamps: Mapping[_Identity, _Stamp],
+) -> _File:  # fmt: skip
     lines: tuple[str, ...] = ()
     size: Known[int] = found.st_size
     try:
