@@ -28,14 +28,17 @@ from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
+from tpmon.model.stacks import StackFrame
 from tpmon.own_command import call_as_owner
 from tpmon.probe.debug_server import Door, ask_server
 from tpmon.probe.flight_recorder_files import ask_pipe, read_record_file
 from tpmon.probe.listeners import Listener, read_listeners
 from tpmon.probe.output import OutputReader
-from tpmon.probe.procread import read_stat
+from tpmon.probe.procread import read_file, read_stat
 from tpmon.probe.restart import is_armed, write_restart
+from tpmon.probe.unreadable_python import _is_refused
 from tpmon.trace.updates import STEP
+from tpmon.ui.editor import plan_edit
 
 THEIRS = Owner(NOBODY, NOBODY)
 NAME = "host-1-rank0-step3.pt.trace.json"
@@ -175,6 +178,17 @@ def test_a_socket_of_another_process_hears_nothing(tmp_path: Path) -> None:
         link, _ = listening.accept()
         with link:
             assert link.recv(64) == b""
+
+
+def test_what_a_job_names_is_opened_without_waiting(tmp_path: Path) -> None:
+    fifo = str(tmp_path / "x.py")
+    os.mkfifo(fifo)
+    assert read_file(fifo) == b""
+    assert not _is_refused(fifo)
+    frame = StackFrame("f", fifo, 1)
+    assert plan_edit(frame, {"EDITOR": "true"}) == Missing(
+        f"cannot open {fifo}:1 here: no plain file, or a link"
+    )
 
 
 def test_a_port_on_which_somebody_else_listens_too_is_nobodys() -> None:
