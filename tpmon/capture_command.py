@@ -190,7 +190,7 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
     """
     if stage is not CaptureStage.DEAR:
         return True
-    if sys.stdin.isatty() and sys.stderr.isatty():
+    if os.isatty(0) and os.isatty(2):
         complain(f"tpmon: {said[1]}; {said[2]}. Record them all the same? [y/N]")
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True

@@ -711,9 +711,8 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
     kinds: list[int],
 ) -> None:  # fmt: skip
     found = price(hook, monkeypatch, pause_ms)
-    terminal = SimpleNamespace(isatty=lambda: typed is not None, readline=lambda: typed)
-    monkeypatch.setattr(capture_command.sys, "stdin", terminal)
-    monkeypatch.setattr(capture_command.sys.stderr, "isatty", lambda: typed is not None, raising=False)
+    monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
+    monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
     agreed = agree_always if yes else capture_command.ask_where_dear
     if kinds[-1] == w.KIND_PROBE:
         with pytest.raises(UsageError, match=r"still for about 2.0 s, more than 2.0 s") as refused:

@@ -6,6 +6,7 @@ mailbox is taken from the same process, and is what tpmon writes. Nothing else i
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -50,14 +51,9 @@ class Bus:
     """Hold the mapped pages of one process."""
 
     def __init__(
-        self,
-        process: Identity,
-        header: wire.Header,
-        page: mmap.mmap,
-        box: mmap.mmap,
-        asker: int = -1,
+        self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap, asker: int = -1
     ) -> None:
-        """Hold what ``open_bus`` found; ``asker`` is a descriptor of the mailbox."""
+        """Hold what ``open_bus`` found; ``asker``, open on the mailbox, is for the locks of requests."""
         self.process = process
         self._image = read_image(process.pid)
         self._asker = asker
@@ -211,8 +207,9 @@ def open_bus(process: Identity) -> Bus:
         page.close()
         box.close()
         raise NoHookError(reason, f"start the run again with this tpmon: {call_as_owner(pid)}")
-    # Its locks go with this descriptor; the one that a map keeps has no number that could be told.
-    asker = open_foreign(box_link, owner, flags=os.O_RDWR, follows=True)
+    asker = -1
+    with contextlib.suppress(OSError):  # it was closed since: a request without a lock is one all the same
+        asker = open_foreign(box_link, owner, flags=os.O_RDWR, follows=True)
     return Bus(process, header, page, box, asker)
 
 
