@@ -199,7 +199,7 @@ def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_
     with (
         training() as pid,
         subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "1000", "--out", str(out)],
+            [*TPMON, "capture", str(pid), "--steps", "1000", "--yes", "--out", str(out)],
             env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
