@@ -11,6 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tpmon.capture.conditions import find_block, to_conditions
+from tpmon.model.capture import Conditions
+from tpmon.model.known import Known, Missing
+
 Event = dict[str, Any]
 
 ROUNDING_US = 0.0021
@@ -95,3 +99,9 @@ def judge_pairs(events: Sequence[Event]) -> list[str]:
     for one in events:
         depth[one.get("pid"), one.get("tid")] += {"B": 1, "E": -1}.get(str(one.get("ph")), 0)
     return [f"thread {where}: {many} unpaired" for where, many in depth.items() if many]
+
+
+def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
+    """Parse the conditions out of the beginning or the end of a trace, as tpmon does."""
+    block = find_block(head) or find_block(tail)
+    return Missing("the trace does not say it") if block is None else to_conditions(block.told)

@@ -24,8 +24,8 @@ def add_capture(
             "Have torch.profiler record some steps inside a run that has the hook (tpmon run, or\n"
             "import tpmon.hook). One step is profiled first to size the rest; the price is said before the\n"
             "window begins, and steps, seconds, events, bytes, disk and memory are bounded. The files are\n"
-            "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1 and no\n"
-            "hook, kineto records instead, which does not stop the loop. With neither: says what is\n"
+            "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1, kineto\n"
+            "records instead where it can: it does not stop the loop. With neither: says what is\n"
             "possible, and touches nothing."
         ),
         epilog=epilog,
@@ -61,6 +61,7 @@ def add_capture(
         help="folder for the files (default: a new one here, named after the job)",
         **own,
     )
+    capture.add_argument("--yes", help="also where the loop stands still for more than 2 s", **switch)
     for setting in (settings.JOB_SETTING, settings.READONLY_SETTING):
         add_setting(capture, setting)
     for setting in settings.OUTPUT_SETTINGS:

@@ -6,9 +6,10 @@ import contextlib
 import os
 import shlex
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
@@ -24,12 +25,13 @@ from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
-from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureState
+from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage, CaptureState
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
+from tpmon.own_command import call_as_owner
 from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.hook import explain_absence
 from tpmon.probe.in_front import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
@@ -73,6 +75,7 @@ class Asked:
     kind: CaptureKind
     by_seconds: bool = False
     named_seconds: bool = False
+    yes: bool = False
 
 
 def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
@@ -110,6 +113,7 @@ def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
         kind=kind,
         by_seconds=by_seconds,
         named_seconds="seconds" in given,
+        yes=bool(given.get("yes")),
     )
 
 
@@ -170,12 +174,28 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
         TpmonError: saying why where nothing can be captured.
     """
     complain("tpmon: Ctrl-C ends it without a file")
-    result, summaries = capture_job(job, asked, lambda text: complain(f"tpmon: {text}"))
+    agreed = agree_always if asked.yes else ask_where_dear
+    result, summaries = capture_job(job, asked, lambda text: complain(f"tpmon: {text}"), agreed=agreed)
     if options.json:
         output.write_json(encode(result))
     else:
         output.write_lines(*write_capture(result, summaries, socket.gethostname()))
     return pick_exit_code(result.state)
+
+
+def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
+    """Agree to every price but a dear one: of that ask whoever sits at the terminal.
+
+    Raises:
+        UsageError: where nobody sits there, or it is no yes.
+    """
+    if stage is not CaptureStage.DEAR:
+        return True
+    if os.isatty(0) and os.isatty(2):
+        complain(f"tpmon: {said[1]}; {said[2]}. Record them all the same? [y/N]")
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return True
+    raise UsageError(f"nothing was recorded: {said[1]}", f"the same with --yes; {said[2]}")
 
 
 def capture_job(
@@ -210,6 +230,7 @@ def capture_job(
         memory=asked.memory,
         at=asked.at,
         folder=folder,
+        anew=not asked.out and asked.kind is not CaptureKind.NSYS_RANGE,
         by_seconds=asked.by_seconds,
         named_seconds=asked.named_seconds,
     )
@@ -295,7 +316,8 @@ def _check_nsys(member: Member, asked: Asked) -> None:
     if asked.kind is CaptureKind.NSYS_RANGE:
         refusal = judge_nsys(above)
         if refusal:
-            raise UsageError(refusal, "tpmon run --nsys -- COMMAND starts nsys so that it can be asked")
+            again = call_as_owner(pid, "run --nsys -- COMMAND")
+            raise UsageError(refusal, f"{again} starts nsys so that it can be asked")
     elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and uses_cuda(pid):
         hook = read_hook(member.identity, member.rank)
         raise UsageError(HOLDS_SLOT, advise_on_slot(pid, hook.lacks, above))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import shutil
 import sys
 from functools import cache
 from importlib.util import find_spec
+
+from tpmon.foreign_file import read_owner
 
 SECURE_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Where every sudo looks for a program (secure_path of sudoers(5)); Red Hat leaves /usr/local out."""
@@ -37,6 +40,19 @@ def find_program(called: str, python: str, secure: str = SECURE_PATH) -> str:
 def call_as_root(arguments: str) -> str:
     """Return the command that calls tpmon as root; "" for who is root."""
     return f"sudo {own_program()} {arguments}" if os.geteuid() else ""
+
+
+def call_as_owner(pid: int, arguments: str = "run -- COMMAND", proc: str = "/proc") -> str:
+    """Return the command by which tpmon starts the program of a process, as the user whose program it is."""
+    try:
+        uid = read_owner(pid, proc).uid
+        name = pwd.getpwuid(uid).pw_name
+    except OSError:
+        return f"{_NAME} {arguments}"
+    except KeyError:
+        name = f"#{uid}"
+    as_user = "" if uid == os.geteuid() else f"sudo -u {shlex.quote(name)} "
+    return f"{as_user}{own_program() if as_user else _NAME} {arguments}"
 
 
 def install_command(package: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpmon.capture.offers import COUNT_APART, NO_CUDA
-from tpmon.capture.plan import say_price
+from tpmon.capture.plan import say_dear, say_price
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
     UNKNOWN,
@@ -139,6 +139,13 @@ def priced() -> CaptureUpdate:
     price = CapturePrice(steps=5, events=7_600, pause_ms=31.0, bytes=2_900_000, memory_bytes=9_880_000)
     said = (say_price(price, ASKED, 1),)
     return replace(offered(), stage=CaptureStage.PRICED, line="not recorded yet", price=said)
+
+
+def dear() -> CaptureUpdate:
+    """Return it where the loop would stand still for so long that this is asked once more."""
+    price = CapturePrice(steps=5, events=150_000, pause_ms=13_000.0, bytes=2_900_000, memory_bytes=9_880_000)
+    said = (say_price(price, ASKED, 1), *say_dear(price))
+    return replace(offered(), stage=CaptureStage.DEAR, line="not recorded yet", price=said)
 
 
 def recording(step: int = 2) -> CaptureUpdate:

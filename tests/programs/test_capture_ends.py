@@ -74,7 +74,7 @@ def test_a_program_that_ends_within_a_capture_ends_as_it_would(tmp_path: Path, w
         try:
             assert wait_until(lambda: bool(os.listdir(ready)), READY_S)
             done = subprocess.run(
-                [*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--out", str(out)],
+                [*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--yes", "--out", str(out)],
                 env=ENVIRONMENT,
                 capture_output=True,
                 text=True,

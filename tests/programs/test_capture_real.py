@@ -15,7 +15,11 @@ from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, PYTHON, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
+from tpmon.capture.bus import open_bus
+from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
+from tpmon.model.process import Identity
+from tpmon.probe.procread import read_stat
 
 pytestmark = [
     pytest.mark.torch,
@@ -158,11 +162,11 @@ def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_wh
 
 
 @pytest.mark.long
-def test_tpmon_killed_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with training() as pid:
         with subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "30", "--out", str(out)],
+            [*TPMON, "capture", str(pid), "--steps", "1000", "--stacks", "--yes", "--out", str(out)],
             env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
@@ -170,11 +174,21 @@ def test_tpmon_killed_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
             assert tool.stderr is not None
             assert any("recording step" in line for line in tool.stderr)
             tool.kill()
-        assert wait_until(lambda: [name for name in os.listdir(out) if name.endswith(".json")] != [], 120)
-        (name,) = os.listdir(out)
-        assert sum("ProfilerStep#" in one["name"] for one in json.loads((out / name).read_text())["traceEvents"]
-                   if one.get("ph") == "X") == 30  # fmt: skip
-        assert Path(f"/proc/{pid}").exists()
+        bus = open_bus(Identity(pid, read_stat(pid).start_ticks))
+        told = w.parse_capture(bus.page)
+        assert told is not None
+        number = told[0][w.CAP_REQUEST]
+        assert wait_until(
+            lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES
+        )
+        now = bus.read_progress(number)
+        assert now is not None
+        assert (now.state, now.reason) == (w.STATE_CANCELLED, w.NOBODY_WAITS)
+        assert now.words[w.CAP_STEPS_DONE] < 1000
+        before = bus.read_records(1)[-1][wire.REC_STEPS]
+        assert wait_until(lambda: bus.read_records(1)[-1][wire.REC_STEPS] > before + 20)
+        bus.close()
+        assert os.listdir(out) == []
 
 
 @pytest.mark.long
@@ -185,7 +199,7 @@ def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_
     with (
         training() as pid,
         subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "1000", "--out", str(out)],
+            [*TPMON, "capture", str(pid), "--steps", "1000", "--yes", "--out", str(out)],
             env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,

@@ -184,6 +184,26 @@ def test_a_taken_place_falls_back_to_the_hook_where_there_is_one(tmp_path: Path)
 
 
 @pytest.mark.long
+def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n")
+    armed = {**ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_CONFIG": str(tmp_path / "conf")}
+    command = [*TPMON, "run", "--", sys.executable, "-W", "ignore", str(PROGRAM)]
+    with subprocess.Popen(
+        command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            for flags, backend in (((), FROM_KINETO), (("--seconds", "9"), FROM_HOOK)):
+                code, told, said = capture(job.pid, "--steps", "2", *flags, "--out", str(tmp_path / "out"))
+                assert (code, told["backend"], told["files"][0]["steps"]) == (0, backend, 2), said
+        finally:
+            job.kill()
+        assert job.stderr is not None
+        assert len(job.stderr.readlines()) <= 1, "torch says once that it asks; a capture adds nothing"
+
+
+@pytest.mark.long
 def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path) -> None:
     folder = Path("/tmp") / f"tpmon-kineto-test{os.getpid()}"
     folder.mkdir(mode=0o700)

@@ -43,6 +43,11 @@ async def _(s):
     assert len(s.asked) == 2, "a yes is said to what stands on the screen alone"
     await s.press("escape", "8", "enter")
     assert s.asked[2:] == [CaptureAnswer(CaptureStage.PRICED, goes=True)]
+    await s.send_result(capture_views.dear())
+    assert "the loop would stand still for about 13.0 s, more than 2.0 s" in s.text
+    assert "t or Enter records them all the same; esc leaves, nothing is recorded" in s.text
+    await s.press("t")
+    assert s.asked[3:] == [CaptureAnswer(CaptureStage.DEAR, goes=True)]
 
 
 @CHECKS.of("capture-kind")

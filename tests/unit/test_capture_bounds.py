@@ -17,6 +17,7 @@ from tpmon.hook.capture import Capture
 from tpmon.hook.capture_begin import name_tracer
 from tpmon.hook.capture_end import judge_validation
 from tpmon.hook.capture_file import CaptureFile, Sizes
+from tpmon.hook.pages import Pages
 
 GIB = 1 << 30
 
@@ -146,6 +147,28 @@ def test_who_asked_is_heard_within_a_step(captured: Captured) -> None:
     assert captured.capture.left_s() == 0.0
     captured.capture.woken()
     assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_who_asked_and_died_takes_the_request_back(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, armed: bool
+) -> None:
+    alive = [True]
+    monkeypatch.setattr(Pages, "is_left", lambda *_: not alive[0])
+    if armed:
+        captured.ask(OWNED=1, START=1000)
+        captured.loop.train(1)
+    else:
+        captured.record(OWNED=1)
+        assert captured.capture.left_s() > 0
+    alive[0] = False
+    if not armed:
+        assert captured.capture.left_s() == 0.0, "it is woken within a long step"
+    captured.loop.train(1)
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_CANCELLED, w.NOBODY_WAITS)
+    assert captured.recorder.calls[-2:] == ([] if armed else ["stop", "drop"])
+    assert captured.capture.under_way is None
 
 
 def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured: Captured) -> None:

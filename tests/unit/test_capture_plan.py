@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.captures import parse_conditions
 from tests.children import child
 from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
-from tpmon.capture.conditions import parse_conditions
-from tpmon.capture.files import Place, clear_parts, pack
+from tpmon.capture.files import Place, clear_parts, hold_folder, pack
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
@@ -36,6 +36,7 @@ from tpmon.capture.plan import (
 )
 from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
+from tpmon.foreign_file import own
 from tpmon.hook import models, wire, wire_capture
 from tpmon.hook.conditions import read_conditions
 from tpmon.hook.headroom import read_memory_left
@@ -369,7 +370,8 @@ def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_p
     assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
     earlier = tmp_path / f"{names[3]}.gz"
     earlier.write_text("earlier")
-    assert pack(str(tmp_path / names[3])) == str(tmp_path / names[3])
+    with hold_folder(place) as folder, open(tmp_path / names[3], "rb") as source:
+        assert pack(source, names[3], folder, own()) == names[3]
     assert earlier.read_text() == "earlier"
 
 

@@ -59,6 +59,20 @@ def test_each_question_takes_a_yes_of_its_own(talk: Talk, told: list[CaptureUpda
     assert (told[-1].plan, told[-1].price) == (("5 steps", "12 ms"), ("31 ms",))
 
 
+def test_a_dear_price_takes_a_second_yes(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.agreed(PRICED, ("13 s",))
+    talk.answer(CaptureAnswer(PRICED, goes=True))
+    assert talk.agreed(PRICED, ("13 s",))
+    dear = CaptureStage.DEAR
+    assert not talk.agreed(dear, ("13 s", "more than 2 s"))
+    talk.answer(CaptureAnswer(PRICED, goes=True))
+    assert not talk.agreed(dear, ()), "that yes was to the price"
+    assert (told[-1].stage, told[-1].price) == (dear, ("13 s", "more than 2 s"))
+    talk.answer(CaptureAnswer(dear, goes=True))
+    assert talk.agreed(dear, ())
+    assert told[-1].stage is RECORDING
+
+
 def test_a_window_that_begins_anew_asks_anew(talk: Talk, told: list[CaptureUpdate]) -> None:
     for stage in (PLANNED, PRICED, PLANNED, PRICED):
         assert not talk.agreed(stage, ("x",))

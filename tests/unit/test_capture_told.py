@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
-from tpmon.capture.conditions import find_block, parse_conditions
+from tpmon.capture.conditions import find_block
 from tpmon.capture.ends import Outcome
 from tpmon.capture.files import Place, look_at_trace
 from tpmon.capture.ranks import describe_rank
@@ -200,7 +201,8 @@ def test_a_window_by_time_is_told_by_its_length(tmp_path: Path) -> None:
     trace.op("aten::mm", 0, 500).op("aten::mm", 1_010_100, 500)
     path = tmp_path / "x.json"
     trace.write(path)
-    summary = read_summary(str(path))
+    with path.open("rb") as file:
+        summary = read_summary(str(path), file.fileno(), 0)
     assert not isinstance(summary, Missing)
     result = CaptureResult(
         "tpmon.capture/1",
@@ -307,6 +309,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
     written = write_capture(result, (summary,), "host")
     assert "  of: Net, training, H100 at 1755 of 1980 MHz" in written
     assert f"read:  tpmon trace {file.host_path}" in written
-    assert read_summary(str(tmp_path / "gone.json")) == Missing(
-        f"{tmp_path}/gone.json: No such file or directory"
-    )
+    with (tmp_path / "empty.json").open("w+b") as empty:
+        unread = read_summary(str(empty.name), empty.fileno(), 0)
+    assert isinstance(unread, Missing)
+    assert unread.reason.startswith(f"{tmp_path}/empty.json")

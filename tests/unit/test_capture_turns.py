@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.children import child
+from tests.hooks import list_pages
 from tests.unit.test_capture_plan import ASKED
 from tpmon import capture_command, config
 from tpmon.capture import kineto_capture, ranks, window
-from tpmon.capture.bus import Bus
+from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
 from tpmon.capture.first_step import FirstStep
 from tpmon.capture.kineto_window import Recorded
@@ -27,6 +29,7 @@ from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import ends, wire, wire_settings
 from tpmon.hook import wire_capture as w
+from tpmon.hook.pages import Pages
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
@@ -550,13 +553,14 @@ class Order:
         memory_left: object,
         agreed: Agreed,
         stays_slower: bool,
+        hooked: bool,
     ) -> None:
         os.mkdir(asked.folder)
         self._stopped = stopped
 
     def run(self) -> Recorded:
         assert self._stopped()
-        return Recorded(CaptureState.CANCELLED, "nobody waits for it any more", "")
+        return Recorded(CaptureState.CANCELLED, "nobody waits for it any more")
 
     def close(self) -> None:
         """Give nothing back."""
@@ -606,3 +610,144 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
     ended = [(one.state, one.reason) for one in window.run()]
     assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
     late.close()
+
+
+class Bare:
+    """Stand for the pages of a hook, in memfds of this process: what ``open_bus`` finds."""
+
+    def __init__(self) -> None:
+        self.pages = Pages("0", "2", (0, 1, 0))
+        self.me = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+
+    def ask(self, bus: Bus, number: int) -> w.Request:
+        words = [0] * w.REQUEST_WORDS
+        words[w.ASK_NUMBER], words[w.ASK_KIND], words[w.ASK_EXPIRES_NS] = number, w.KIND_PROBE, 1 << 62
+        bus.post(w.Request(tuple(words), "/x", "x"))
+        request = w.parse_request(self.pages.mailbox)
+        assert request is not None
+        return request
+
+
+@pytest.fixture
+def bare() -> Iterator[Bare]:
+    made = Bare()
+    yield made
+    made.pages.close()
+
+
+def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
+    asker, other = open_bus(bare.me), open_bus(bare.me)
+    request = bare.ask(asker, 7)
+    assert request.words[w.ASK_OWNED] == 1
+    assert not bare.pages.is_left(request)
+    assert judge_turn(other, 0) is Turn.TAKEN
+    asker.close()
+    assert bare.pages.is_left(request)
+    assert judge_turn(other, 0) is Turn.FREE, "it is in nobody's way"
+    of_an_older_tpmon = w.Request((*request.words[:13], 0, *request.words[14:]), "/x", "x")
+    assert not bare.pages.is_left(of_an_older_tpmon)
+    ours, bare.pages._descriptors = bare.pages._descriptors, []
+    assert not bare.pages.is_left(request), "the program closed our descriptor: nobody can tell"
+    bare.pages._descriptors = ours
+    other.close()
+
+
+def test_a_request_dies_with_the_process_that_asked(bare: Bare) -> None:
+    code = f"""
+from tests.unit.test_capture_turns import *
+bus = open_bus(Identity({bare.me.pid}, {bare.me.start_ticks}))
+words = [0] * w.REQUEST_WORDS
+words[w.ASK_NUMBER], words[w.ASK_KIND] = 9, w.KIND_PROBE
+bus.post(w.Request(tuple(words), "/x", "x"))
+say("asked"); hear()
+"""
+    with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as asker:
+        request = w.parse_request(bare.pages.mailbox)
+        assert request is not None
+        assert not bare.pages.is_left(request)
+        asker.process.kill()
+        asker.process.wait(10)
+        assert bare.pages.is_left(request)
+
+
+def test_a_process_that_became_another_program_is_gone_though_it_kept_its_descriptors() -> None:
+    code = """
+from tpmon.hook.pages import Pages
+pages = Pages("0", "2", (0, 1, 0))
+for name in os.listdir("/proc/self/fd"):
+    try:
+        os.set_inheritable(int(name), True)
+    except OSError:
+        pass
+say("up"); hear()
+again = "import sys; print('again', flush=True); sys.stdin.readline()"
+os.execv(sys.executable, [sys.executable, "-c", again])
+"""
+    with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as one:
+        bus = open_bus(Identity(one.pid, read_stat(one.pid).start_ticks))
+        before = list_pages(one.pid, wire.TELEMETRY_NAME)
+        assert bus.find_end() is None
+        one.say("go")
+        assert one.hear() == "again"
+        assert list_pages(one.pid, wire.TELEMETRY_NAME) == before != [], "the page is still open there"
+        assert bus.find_end() == (CaptureState.GONE, "the process became another program")
+        bus.close()
+
+
+def price(hook: Hook, monkeypatch: pytest.MonkeyPatch, pause_ms: float) -> list[int]:
+    """Have the hook verify each request, a probe after so long a pause; return the kinds it is asked for."""
+    kinds: list[int] = []
+    monkeypatch.setattr(Outcome, "size", property(lambda _: (10, 1000, pause_ms)))
+
+    def each() -> None:
+        asked = hook.bus.read_asked()
+        if asked is not None and hook.words[w.CAP_REQUEST] != asked.words[w.ASK_NUMBER]:
+            kinds.append(asked.words[w.ASK_KIND])
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_VERIFIED)
+            hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+
+    hook.each = each
+    hook.step(100)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "yes", "typed", "kinds"),
+    [
+        (399.0, False, None, [w.KIND_PROBE, w.KIND_CAPTURE]),
+        (401.0, False, None, [w.KIND_PROBE]),
+        (401.0, True, None, [w.KIND_PROBE, w.KIND_CAPTURE]),
+        (401.0, False, "\n", [w.KIND_PROBE]),
+        (401.0, False, "yes\n", [w.KIND_PROBE, w.KIND_CAPTURE]),
+    ],
+)
+def test_more_than_two_seconds_of_standstill_need_a_yes(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, *, pause_ms: float, yes: bool, typed: str | None,
+    kinds: list[int],
+) -> None:  # fmt: skip
+    found = price(hook, monkeypatch, pause_ms)
+    monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
+    monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
+    agreed = agree_always if yes else capture_command.ask_where_dear
+    if kinds[-1] == w.KIND_PROBE:
+        with pytest.raises(UsageError, match=r"still for about 2.0 s, more than 2.0 s") as refused:
+            hook.lead(agreed=agreed)
+        assert "--yes" in refused.value.try_this
+    else:
+        assert hook.lead(agreed=agreed) == [("verified", "")]
+    assert found == kinds
+
+
+def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = price(hook, monkeypatch, 1.0)
+    folder = tmp_path / "tpmon-capture-x"
+    assert hook.lead(lambda: True, lambda *_: False, folder=str(folder), anew=True)[0][0] == "cancelled"
+    assert not folder.exists()
+    assert hook.lead(folder=str(folder), anew=True) == [("verified", "")]
+    assert folder.is_dir()
+    found.clear()
+    with pytest.raises(UsageError, match="File exists"):
+        hook.lead(folder=str(folder), anew=True)
+    assert found == []

@@ -172,7 +172,9 @@ def test_a_deleted_python_is_copied_back_into_the_jobs_own_root_by_a_whole_comma
     gone, _, command = said.partition("; as root: ")
     assert gone.endswith("/libpython3.11.so.1.0 was deleted or replaced while it runs")
     mapped, root = f"{tmp_path}/7/map_files/7f000000-7f001000", f"{tmp_path}/7/root"
-    assert command == (f"cp {mapped} '{root}{folder}/libpython3.11.so.1.0 (deleted)'" if fits else "")
+    assert command == (
+        f"cp --remove-destination {mapped} '{root}{folder}/libpython3.11.so.1.0 (deleted)'" if fits else ""
+    )
     assert "\x1b" not in said
 
 

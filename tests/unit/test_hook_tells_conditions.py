@@ -29,13 +29,17 @@ class Loop:
         self.steps = steps = Counts(lambda: None, mailbox)
         steps.page = self.page
         steps.pages = SimpleNamespace(
-            mailbox=self.box, page=self.page, answers=self.page[wire.ANSWER_OFFSET :][:16].cast("Q"), rank=0
-        )
+            mailbox=self.box, page=self.page, answers=self.page[wire.ANSWER_OFFSET :][:16].cast("Q"), rank=0,
+            is_left=self.is_left,
+        )  # fmt: skip
         steps.requests = self.box[wire.REQUEST_OFFSET :].cast("Q")
         mailbox.steps, mailbox._wire = steps, wire_capture
         self.mailbox = mailbox
         monkeypatch.setattr(conditions, "read_conditions", lambda _: dict(told or CONDITIONS))
         monkeypatch.setattr(within, "_EVERY_S", 0)
+
+    def is_left(self, _request: wire_capture.Request) -> bool:
+        return False
 
     def read_asked(self) -> wire_capture.Request | None:
         return wire_capture.parse_request(self.box)

@@ -150,7 +150,9 @@ def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
     """Return a capture that was asked for while a loop evaluates that never trained; nothing is recorded."""
     counts = Counts(lambda: None)
     box = page()
-    counts.pages = SimpleNamespace(mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0])
+    counts.pages = SimpleNamespace(
+        mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0], is_left=lambda _: False
+    )
     counts.requests = box[wire.REQUEST_OFFSET :].cast("Q")
     counts.rule, counts.eval_steps = wire.RULE_BATCH, 5
     capture = Capture(counts, lambda: False, lambda: None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.capture import kineto_window
+from tpmon.capture import files, kineto_window
 from tpmon.capture.kineto import DAEMON, Ask, Order, is_sayable, parse_ask, write_answer
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import (
@@ -27,6 +27,7 @@ from tpmon.capture.kineto_target import (
 )
 from tpmon.capture.kineto_window import KinetoWindow
 from tpmon.capture.plan_words import STAYS_SLOWER
+from tpmon.foreign_file import Owner
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
@@ -230,7 +231,9 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
         assert is_known(window.price)
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
-        assert write_marked(told.path, str(tmp_path / "marked.json.gz"), 5) == Marked(5, UNCOUNTED, "")
+        assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == Marked(
+            5, UNCOUNTED, ""
+        )
     finally:
         window.close()
     assert os.listdir(tmp_path / "out") == []
@@ -248,7 +251,7 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
     libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, *, left: list[object],
     orders: list[str], why: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(kineto_window, "count_events", lambda path: (1000, os.stat(path).st_size))
+    monkeypatch.setattr(kineto_window, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
     window = KinetoWindow(
         KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
         memory_left=lambda: left.pop(0),
@@ -309,7 +312,8 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
     out = tmp_path / "out"
     if there:
         out.mkdir()
-    monkeypatch.setattr(kineto_window.os, "geteuid", lambda: os.getuid() + 1)
+    for module in (files, kineto_window):
+        monkeypatch.setattr(module, "read_owner", lambda _pid: Owner(os.getuid() + 1, os.getgid()))
     monkeypatch.setattr(
         kineto_window.os,
         "fchown",
@@ -318,8 +322,8 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
     window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None, memory_left=enough)
     try:
         window._make_folder()
-        paths = [window._folder] if there else [window._folder, str(out)]
-        assert given == [(path, os.getuid(), os.getgid()) for path in paths]
+        paths = [window._folder] if there else [str(out), window._folder]
+        assert given == [(path, os.getuid() + 1, os.getgid()) for path in paths]
         make = os.mkdir
 
         def make_link(name: str, *rest: int, dir_fd: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,11 @@ def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
 
 
+def mark_files(source: Path, target: Path, most: int, beside: Told) -> Known[kineto_capture.Marked]:
+    with source.open("rb") as events, target.open("wb") as packed:
+        return mark_steps(events.fileno(), packed.fileno(), most, beside)
+
+
 def make_updates(updates: int) -> TraceBuilder:
     trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
     for at in range(updates):
@@ -161,7 +167,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
-    marked = mark_steps(str(source), str(target), 3, Told(json.dumps(told)))
+    marked = mark_files(source, target, 3, Told(json.dumps(told)))
     assert is_known(marked)
     assert (marked.marks, marked.why) == (3, "")
     assert isinstance(marked.first, Missing)
@@ -182,14 +188,14 @@ def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: 
     make_updates(3).step(0, 0, 100).write(path)
     summary = summarize(str(path))
     file = CapturedFile("/a", "/a", 0, Missing("x"), 1, 4, 0, 9, CaptureKind.TRACE)
-    whole, kept = Recorded(CaptureState.VERIFIED, "", "/a"), Kept(file, summary, ())
+    whole, kept = Recorded(CaptureState.VERIFIED, "", 9), Kept(file, summary, ())
     assert judge_recorded(whole, kept, 1, "") is CaptureState.DONE
     assert judge_recorded(whole, kept, 1, "NVML saw a GPU work for it") is CaptureState.PARTIAL
     with_kernels = Kept(replace(file, kernels=2), summary, ())
     assert judge_recorded(whole, with_kernels, 1, "NVML saw a GPU work for it") is CaptureState.DONE
     assert judge_recorded(whole, kept, 2, "") is CaptureState.PARTIAL
     assert judge_recorded(whole, Kept(None, Missing("x"), ()), 1, "") is CaptureState.FAILED
-    yielded = Recorded(CaptureState.YIELDED, "why", "")
+    yielded = Recorded(CaptureState.YIELDED, "why")
     assert judge_recorded(yielded, Kept(None, Missing("x"), ()), 1, "") is CaptureState.YIELDED
 
 
@@ -235,7 +241,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     source.write_text(json.dumps({**whole, "baseTimeNanoseconds": base}))
     ends = {"ends_ns": [base + us * 1000 for us in (3, 103, 203, 303)], "steps": [40, 41, 42, 43]}
     beside = Told(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
-    marked = mark_steps(str(source), str(target), 3, beside)
+    marked = mark_files(source, target, 3, beside)
     assert is_known(marked)
     assert (marked.marks, marked.first) == (3, 40)
     with gzip.open(target) as file:
@@ -262,6 +268,39 @@ def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
     fit, told = fit_updates(replace(ASKED, **asked), step_ms)
     assert (fit.steps, told[: len(said)]) == (updates, said)
     assert (told == "") is (said == "")
+
+
+@pytest.mark.parametrize(
+    ("calls", "evaluates", "asked", "alike"),
+    [
+        ((10, 11, 12), False, {}, True),
+        ((10, 12, 14), False, {}, False),  # two optimizers in a step
+        ((10, 10, 10), False, {}, False),  # no optimizer of torch
+        ((10, 11, 12), True, {}, False),
+        ((10, 11, 12), False, {"named_seconds": True}, False),
+        ((10,), False, {}, False),  # too early to tell
+    ],
+)
+def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_window(
+    monkeypatch: pytest.MonkeyPatch, *, calls: Sequence[int], evaluates: bool, asked: dict[str, Any],
+    alike: bool,
+) -> None:  # fmt: skip
+    records = [ended(step, step) for step in range(len(calls))]
+    for one, count in zip(records, calls, strict=True):
+        one[wire.REC_OPTIMIZER_CALLS] = count
+    if evaluates:
+        records = [ended(at, 0, wire.RULE_BATCH) for at in calls]
+        for at, one in enumerate(records):
+            one[wire.REC_EVAL_STEPS] = at
+    bus = SimpleNamespace(close=lambda: None, read_records=lambda: records)
+    me = Identity(7, 1)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=False))
+    monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
+    monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
+    around = Around(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
+    wanted = replace(ASKED, **{"named_seconds": False, **asked})
+    told = try_kineto(me, 0, wanted, "x", lambda _: None, stopped=lambda: False, around=around)
+    assert told == ("recorded" if alike else None)
 
 
 @pytest.mark.parametrize("of_11", [True, False])

@@ -6,19 +6,21 @@ mailbox is taken from the same process, and is what tpmon writes. Nothing else i
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 
-from tpmon.capture.running import is_running
+from tpmon.capture.running import is_running, name_end, read_image
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.redaction import admit_text
-from tpmon.own_command import call_as_root
+from tpmon.own_command import call_as_owner, call_as_root
 
 _SEALS = 1034
 _SEAL_SHRINK = 0x2
@@ -50,13 +52,13 @@ class Bus:
     """Hold the mapped pages of one process."""
 
     def __init__(
-        self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap, link: str = ""
+        self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap, asker: int = -1
     ) -> None:
-        """Hold what ``open_bus`` found; ``link`` is the path that the page was mapped by."""
+        """Hold what ``open_bus`` found; ``asker``, open on the mailbox, is for the locks of requests."""
         self.process = process
+        self._image = read_image(process.pid)
+        self._asker = asker
         self.header = header
-        self._link = link
-        self._inode = _read_inode(link)
         self._maps = (page, box)
         self.page = memoryview(page)
         self.mailbox = memoryview(box)
@@ -68,8 +70,9 @@ class Bus:
         self.mailbox.release()
         for mapped in self._maps:
             mapped.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        for descriptor in (self._descriptor, self._asker):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def is_alive(self) -> bool:
         """Tell whether the process is there, and is the one that was opened."""
@@ -77,17 +80,14 @@ class Bus:
 
     def find_end(self) -> tuple[CaptureState, str] | None:
         """Say how and why nothing is to be expected of this hook any more; None while it runs."""
-        if not self.is_alive():
-            return CaptureState.GONE, "the process ended"
+        if end := name_end(self.process, self._image):
+            return CaptureState.GONE, end
         state, _, error = wire.parse_status(self.page)
         if state != wire.STATE_RUNNING:
             why = (
                 f"the hook turned itself off: {admit_text(error, 200)}" if error else "the hook was taken out"
             )
             return CaptureState.FAILED, why
-        # exec keeps PID and start time, and takes every page; a loop that closes descriptors leaves the maps.
-        if _read_inode(self._link) != self._inode and not _is_mapped(self.process.pid, self._inode):
-            return CaptureState.GONE, "the process became another program"
         return None
 
     def read_progress(self, number: int) -> Progress | None:
@@ -133,8 +133,16 @@ class Bus:
         return max(words[wire_settings.SET_TIMEOUT_S], 0)
 
     def post(self, request: wire_capture.Request) -> None:
-        """Write a request; the hook reads it at the end of the step."""
-        wire_capture.write_request(self.mailbox, request)
+        """Write a request, which the hook reads at the end of a step; hold its lock until this bus closes."""
+        words = list(request.words)
+        held = wire_capture.hold_request(self._asker, words[wire_capture.ASK_NUMBER])
+        words[wire_capture.ASK_OWNED] = int(held)
+        owned = wire_capture.Request(tuple(words), request.folder, request.name)
+        wire_capture.write_request(self.mailbox, owned)
+
+    def is_left(self, request: wire_capture.Request) -> bool:
+        """Tell whether the tpmon that wrote a request has ended."""
+        return wire_capture.is_left(self._asker, request)
 
     def wake(self) -> bool:
         """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
@@ -172,7 +180,7 @@ def open_bus(process: Identity) -> Bus:
     """
     pid = process.pid
     try:
-        links = _list_links(pid)
+        links, owner = _list_links(pid), read_owner(pid)
         inner = int(_read_status(pid).get("NSpid", str(pid)).split()[-1])
     except PermissionError as error:
         as_root = call_as_root(f"capture {pid}")
@@ -183,10 +191,10 @@ def open_bus(process: Identity) -> Bus:
     except OSError as error:
         raise _gone(pid) from error
     found = [
-        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True),
-        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False),
+        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, owner, writable=True),
+        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, owner, writable=False),
     ]
-    (box, _), (page, link) = found
+    (box, box_link), (page, _) = found
     if page is None or box is None:
         for mapped, _ in found:
             if mapped is not None:
@@ -206,8 +214,11 @@ def open_bus(process: Identity) -> Bus:
     if reason:
         page.close()
         box.close()
-        raise NoHookError(reason, "start the run again with this tpmon: tpmon run -- COMMAND")
-    return Bus(process, header, page, box, link)
+        raise NoHookError(reason, f"start the run again with this tpmon: {call_as_owner(pid)}")
+    asker = -1
+    with contextlib.suppress(OSError):  # it was closed since: a request without a lock is one all the same
+        asker = open_foreign(box_link, owner, flags=os.O_RDWR, follows=True)
+    return Bus(process, header, page, box, asker)
 
 
 def _list_links(pid: int) -> list[tuple[str, str]]:
@@ -226,14 +237,14 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
 
 
 def _find(
-    links: list[tuple[str, str]], name: str, pid: int, size: int, *, writable: bool
+    links: list[tuple[str, str]], name: str, pid: int, size: int, owner: Owner, *, writable: bool
 ) -> tuple[mmap.mmap | None, str]:
     """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
     for path, target in links:
         if target != f"/memfd:{name} (deleted)":
             continue
         try:
-            mapped = _map(path, size, writable)
+            mapped = _map(path, size, owner, writable)
         except PermissionError as error:
             raise NotPermittedError(
                 f"{path} may not be opened: it is another user's", "run tpmon as the user of the run"
@@ -244,43 +255,24 @@ def _find(
             continue
         try:
             with memoryview(mapped) as view:
-                owner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
+                inner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
         except wire.OtherLayoutError as error:
             mapped.close()
             raise NoHookError(
                 f"{error}: the hook is of another version of tpmon", "update one of the two"
             ) from error
         except ValueError:
-            owner = -1
-        if owner == pid:
+            inner = -1
+        if inner == pid:
             return mapped, path
         mapped.close()
     return None, ""
 
 
-def _read_inode(link: str) -> int:
-    """Return the number of the page behind a descriptor of /proc, -1 where there is none any more."""
-    try:
-        return os.stat(link).st_ino
-    except OSError:
-        return -1
-
-
-def _is_mapped(pid: int, inode: int) -> bool:
-    """Tell whether a process still has a page among its maps; True where they may not be read."""
-    wanted = f"{inode} /memfd:{wire.TELEMETRY_NAME} (deleted)"
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            return any(" ".join(line.split()[4:]) == wanted for line in maps)
-    except OSError:
-        return True
-
-
-def _map(path: str, size: int, writable: bool) -> mmap.mmap | None:
+def _map(path: str, size: int, owner: Owner, writable: bool) -> mmap.mmap | None:
     import fcntl  # noqa: PLC0415
 
-    flags = os.O_RDWR if writable else os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_foreign(path, owner, flags=os.O_RDWR if writable else os.O_RDONLY, follows=True)
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.
         if os.fstat(descriptor).st_size < size or not fcntl.fcntl(descriptor, _SEALS) & _SEAL_SHRINK:

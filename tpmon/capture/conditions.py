@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, BinaryIO
 
 from tpmon.model.capture import Conditions, GpuClocks
 from tpmon.model.codec import to_plain
@@ -34,14 +34,13 @@ class Block:
     quoted: bool
 
 
-def read_block(path: str) -> Known[Block]:
-    """Find what the hook wrote into a trace of its surroundings: at the beginning, or at the end."""
+def read_block(file: BinaryIO) -> Known[Block]:
+    """Find what the hook wrote into an open trace of its surroundings: at the beginning, or at the end."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(_EDGE)
-            size = os.fstat(file.fileno()).st_size
-            at = file.seek(max(size - _EDGE, 0))
-            tail = file.read(_EDGE)
+        head = file.read(_EDGE)
+        size = os.fstat(file.fileno()).st_size
+        at = file.seek(max(size - _EDGE, 0))
+        tail = file.read(_EDGE)
     except OSError as error:
         return Missing(error.strerror or str(error))
     return find_block(head) or find_block(tail, at) or _NOT_THERE
@@ -72,12 +71,6 @@ def write_clocks(block: Block, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
     """Write the conditions of a file once more, with the clocks of the GPUs."""
     told = json.dumps({**block.told, "clocks": to_plain(clocks)})
     return (json.dumps(told) if block.quoted else told).encode()
-
-
-def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
-    """Parse the conditions out of the beginning or the end of a trace; what has another type is missing."""
-    block = find_block(head) or find_block(tail)
-    return to_conditions(block.told) if block is not None else _NOT_THERE
 
 
 def to_conditions(told: dict[str, Any]) -> Conditions:

@@ -68,7 +68,9 @@ def judge_turn(bus: Bus, now_ns: int) -> Turn:
         progress = bus.read_progress(asked.words[wire_capture.ASK_SUBJECT])
         under_way = progress is not None and progress.state not in wire_capture.FINAL_STATES
         return Turn.ENDING if under_way else Turn.FREE
-    # Who waits gives up then; the request of a tpmon that was killed is in nobody's way for ever.
+    # Who waits gives up then; the request of a tpmon that was killed is in nobody's way.
+    if bus.is_left(asked):
+        return Turn.FREE
     return Turn.TAKEN if asked.words[wire_capture.ASK_EXPIRES_NS] > now_ns else Turn.FREE
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
 from tpmon.capture.conditions import Block, read_block, to_conditions, write_clocks
+from tpmon.capture.plan import MOST_BYTES
 from tpmon.capture.summary import read_summary
+from tpmon.errors import UsageError
+from tpmon.foreign_file import FOLDER, NEW_FILE, Owner, hand_over, open_foreign, own, read_owner
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
 from tpmon.model.frozen import dataclass
@@ -18,15 +21,19 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.redaction import admit_text
 from tpmon.model.trace import TraceSummary
 
+MOST_READ = 4 * MOST_BYTES
+"""Of a file that was written: so far its true size may be from what its price said."""
+
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Hold a folder twice: as the training names it, and as this shell reaches it."""
+    """Hold a folder twice: as the training names it, and as this shell reaches it; and whose it is."""
 
     inside: str
     here: str
+    owner: Owner = own()
 
     def reach(self, name: str) -> str:
         """Return the path of a file for this shell."""
@@ -39,7 +46,55 @@ def locate(pid: int, folder: str) -> Place:
         same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
     except OSError:
         same = True  # not permitted to tell: mostly the same
-    return Place(folder, folder if same else f"/proc/{pid}/root{folder}")
+    try:
+        owner = read_owner(pid)
+    except OSError:
+        owner = own()  # it ended: nothing will be written
+    return Place(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
+
+
+def make_anew(folder: str, pids: Sequence[int]) -> None:
+    """Make the folder of a capture of some processes, for their user; take none that is there.
+
+    Raises:
+        UsageError: where something has its name, or it cannot be made.
+    """
+    made: set[tuple[int, int]] = set()
+    for place in (locate(pid, folder) for pid in pids):
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(place.here)
+                if (found.st_dev, found.st_ino) in made:
+                    continue  # two ranks see the same one
+            made.add(_make_folder(place))
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror or error}", "tpmon capture PID --out DIR") from error
+
+
+def _make_folder(place: Place) -> tuple[int, int]:
+    """Make one by descriptors, and return its device and inode: no link is followed on the way there."""
+    folder, name = os.path.split(place.here)
+    with contextlib.ExitStack() as stack:
+        above = os.open(folder, FOLDER | os.O_NOFOLLOW)
+        stack.callback(os.close, above)
+        os.mkdir(name, 0o700, dir_fd=above)
+        made = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=above)
+        stack.callback(os.close, made)
+        found = os.fstat(made)
+        if found.st_uid != os.geteuid() or os.listdir(made):
+            raise FileExistsError(place.here)  # another one was put there since
+        hand_over(made, place.owner)
+        return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def hold_folder(place: Place) -> Iterator[int]:
+    """Hold the folder of a capture: what lies in it is met by this descriptor, not by a path."""
+    folder = os.open(place.here, FOLDER)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def read_free_bytes(folder: str) -> Known[int]:
@@ -52,37 +107,42 @@ def read_free_bytes(folder: str) -> Known[int]:
     return told.f_bavail * told.f_frsize
 
 
-def pack(path: str, instead: tuple[Block, bytes] | None = None) -> str:
-    """Compress a file beside it and remove it; return the new path, or the old one where that cannot be.
+def pack(
+    source: BinaryIO, name: str, folder: int, owner: Owner, instead: tuple[Block, bytes] | None = None
+) -> str:
+    """Compress an open file of a folder beside it and remove it; return the new name, or the old one.
 
-    In the place of a block of the file other bytes are written where they are given.
+    The old one where that cannot be. In the place of a block of the file other bytes are written where they
+    are given.
     """
-    packed = f"{path}.gz"
+    packed = f"{name}.gz"
     part = f"{packed}.part"
-    if os.path.lexists(packed):
-        return path  # of an earlier capture, which is kept
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with (
-            open(path, "rb") as source,
-            os.fdopen(descriptor, "wb") as target,
-            gzip.GzipFile(path, "wb", 5, target) as stream,
-        ):
-            owner = os.fstat(source.fileno())
-            if owner.st_uid != os.geteuid():
-                os.fchown(target.fileno(), owner.st_uid, owner.st_gid)
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(packed, dir_fd=folder, follow_symlinks=False)
+            return name  # of an earlier capture, which is kept
+        descriptor = os.open(part, NEW_FILE, 0o600, dir_fd=folder)
+    except OSError:
+        return name
+    try:
+        with os.fdopen(descriptor, "wb") as target, gzip.GzipFile(name, "wb", 5, target) as stream:
+            source.seek(0)
+            left = os.fstat(source.fileno()).st_size  # no more, though its owner may go on writing
             if instead is not None:
                 block, other = instead
                 _copy_part(source, stream, block.start)
                 stream.write(other)
-                source.seek(block.end)
-            shutil.copyfileobj(source, stream, _CHUNK)
-        os.rename(part, packed)
-        os.unlink(path)
-    except OSError:
+                left -= source.seek(block.end)
+            _copy_part(source, stream, left)
+            hand_over(target.fileno(), owner)
+        os.rename(part, packed, src_dir_fd=folder, dst_dir_fd=folder)
+        os.unlink(name, dir_fd=folder)
+    except BaseException as error:
         with contextlib.suppress(OSError):
-            os.unlink(part)
-        return path
+            os.unlink(part, dir_fd=folder)
+        if not isinstance(error, OSError):
+            raise
+        return name
     return packed
 
 
@@ -90,10 +150,10 @@ def clear_parts(place: Place, name: str, rank: int) -> list[str]:
     """Remove what a process that ended within its capture left behind, and return the names."""
     start = wire_capture.file_name(name, rank, 0, "")[:-1]
     removed = []
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(place.here):
+    with contextlib.suppress(OSError), hold_folder(place) as folder:
+        for entry in os.listdir(folder):
             if entry.startswith(start) and entry.endswith((".part", ".part.tmp")):
-                os.unlink(place.reach(entry))
+                os.unlink(entry, dir_fd=folder)
                 removed.append(admit_text(entry, 255))
     return removed
 
@@ -106,30 +166,36 @@ def look_at_trace(
     The packed file has the clocks of the GPUs among its conditions, which the hook cannot read.
     """
     file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
-    path = place.reach(file)
-    block = read_block(path)
-    conditions = replace(to_conditions(block.told), clocks=clocks) if is_known(block) else block
-    summary = read_summary(path)
-    path = pack(path, (block, write_clocks(block, clocks)) if is_known(block) else None)
-    here = os.path.basename(path)
+    with (
+        hold_folder(place) as folder,
+        os.fdopen(open_foreign(file, place.owner, MOST_READ, folder=folder), "rb") as source,
+    ):
+        block = read_block(source)
+        conditions = replace(to_conditions(block.told), clocks=clocks) if is_known(block) else block
+        summary = read_summary(place.reach(file), source.fileno(), _rank(rank))
+        instead = (block, write_clocks(block, clocks)) if is_known(block) else None
+        here = pack(source, file, folder, place.owner, instead)
+        size = os.stat(here, dir_fd=folder, follow_symlinks=False).st_size
+    path, told = os.path.join(place.inside, here), count_trace(summary)
     found = CapturedFile(
-        path=os.path.join(place.inside, here),
-        host_path=path,
-        rank=_rank(rank),
-        first_step=first_step,
-        steps=summary if isinstance(summary, Missing) else summary.steps,
-        events=summary if isinstance(summary, Missing) else summary.events,
-        kernels=summary if isinstance(summary, Missing) else summary.kernels,
-        bytes=os.stat(path).st_size,
-        kind=CaptureKind.TRACE,
+        path, place.reach(here), _rank(rank), first_step, *told, bytes=size, kind=CaptureKind.TRACE
     )
     return found, summary, conditions
+
+
+def count_trace(summary: TraceSummary | Missing) -> tuple[Known[int], Known[int], Known[int]]:
+    """Return the steps, events and kernels of a trace."""
+    if isinstance(summary, Missing):
+        return summary, summary, summary
+    return summary.steps, summary.events, summary.kernels
 
 
 def look_at_snapshot(place: Place, name: str, rank: int, first_step: int) -> CapturedFile:
     """Name the allocator snapshot of one rank; what is in it is read by pytorch.org/memory_viz."""
     file = wire_capture.file_name(name, rank, first_step, ".pickle")
     reason = Missing("a snapshot is no trace")
+    with hold_folder(place) as folder, os.fdopen(open_foreign(file, place.owner, folder=folder)) as found:
+        size = os.fstat(found.fileno()).st_size
     return CapturedFile(
         path=os.path.join(place.inside, file),
         host_path=place.reach(file),
@@ -138,7 +204,7 @@ def look_at_snapshot(place: Place, name: str, rank: int, first_step: int) -> Cap
         steps=reason,
         events=reason,
         kernels=reason,
-        bytes=os.stat(place.reach(file)).st_size,
+        bytes=size,
         kind=CaptureKind.SNAPSHOT,
     )
 

@@ -6,8 +6,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,17 +14,19 @@ from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.conditions import NOT_READ, to_conditions
+from tpmon.capture.files import count_trace
 from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
-from tpmon.capture.plan import mean_call, mean_step, say_count, stretch_seconds
+from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
-from tpmon.capture.summary import read_summary
+from tpmon.capture.summary import read_summary, run_child
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError, UsageError
+from tpmon.foreign_file import NEW_FILE, hand_over
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
@@ -43,6 +43,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.trace import TraceSummary
+from tpmon.own_command import call_as_owner
 
 BACKEND = "kineto on demand, from a thread of its own"
 _UNPACED = 5
@@ -121,8 +122,9 @@ def try_kineto(
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
-    With a hook kineto records where the run was started for it. It records traces alone, from the next update
-    on: it can be told no step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
+    It goes first where both would do: the loop does not stand still for it. That is where the run was started
+    for it, or each step is one update. It records traces alone, from the next update on: it can be told no
+    step of the run. Of CUDA 11 the hook alone tells whether there are graphs, which
     do not bear that the profiler comes up.
 
     Raises:
@@ -134,14 +136,15 @@ def try_kineto(
         return None
     bus = _find_bus(process)
     if bus is not None:
+        would_do = client.is_ours or counts_as_kineto(asked, bus.read_records())
         bus.close()
-        if not client.is_ours:
+        if not would_do:
             return None
     if around.runs_cuda_11(process.pid):
         if bus is None:
             raise UsageError(
                 "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
-                "start the run again with this tpmon: tpmon run -- COMMAND",
+                f"start the run again with this tpmon: {call_as_owner(process.pid)}",
             )
         tell(
             "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
@@ -196,6 +199,7 @@ def capture_by_kineto(
             memory_left=lambda: around.memory_left(client.process.pid),
             agreed=agreed,
             stays_slower=around.stays_slower(client.process.pid),
+            hooked=bus is not None,
         )
         with contextlib.closing(window):
             if cut:
@@ -213,7 +217,7 @@ def capture_by_kineto(
                     is_timed = bus is not None and bus.count_timed_steps() > timed
                     works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
             beside = Told(json.dumps(told) if told else "", counted)
-            kept = _keep(recorded, rank, asked, name, tell, beside=beside)
+            kept = _keep(window, recorded, rank, name, tell, beside=beside)
         after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
         if kept.file is not None and bus is not None:
             since = EndedWindow(bus, ended, before)
@@ -286,42 +290,37 @@ def _describe(bus: Bus | None, rank: Applicable[int], clocks: Known[tuple[GpuClo
 
 
 def _keep(
+    window: KinetoWindow,
     recorded: Recorded,
     rank: Applicable[int],
-    asked: CaptureAsked,
     name: str,
     tell: Callable[[str], None],
     *,
     beside: Told,
 ) -> Kept:
-    """Mark the steps of what kineto wrote, pack it under its name, and sum it up."""
+    """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone."""
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     tell("reading what was written")
     clock = time.strftime("%H%M%S")
-    part = os.path.join(asked.folder, f"{name_file(name, rank, _UNNUMBERED, clock)}.part")
-    marked = mark_steps(recorded.path, part, asked.steps, beside)
-    if isinstance(marked, Missing):
-        return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))
-    notes = [] if marked.marks else [f"no step could be marked in it: {marked.why}"]
-    file = name_file(name, rank, marked.first, clock)
-    path = os.path.join(asked.folder, file)
-    os.rename(part, path)
-    summary = read_summary(path)
+    part = f"{name_file(name, rank, _UNNUMBERED, clock)}.part"
+    folder = window.folder
+    with os.fdopen(os.open(part, NEW_FILE, 0o600, dir_fd=folder), "wb") as packed:
+        marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, beside)
+        if isinstance(marked, Missing):
+            os.unlink(part, dir_fd=folder)
+            return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))
+        notes = [] if marked.marks else [f"no step could be marked in it: {marked.why}"]
+        file = name_file(name, rank, marked.first, clock)
+        path = os.path.join(window.asked.folder, file)
+        summary = read_summary(path, packed.fileno(), rank)
+        size = os.fstat(packed.fileno()).st_size
+        hand_over(packed.fileno(), window.owner)
+        os.rename(part, file, src_dir_fd=folder, dst_dir_fd=folder)
     if isinstance(summary, Missing):
         notes.append(f"{file}: {summary.reason}")
-    unread = Missing("it could not be read")
-    captured = CapturedFile(
-        path=path,
-        host_path=path,
-        rank=rank,
-        first_step=marked.first,
-        steps=summary.steps if isinstance(summary, TraceSummary) else unread,
-        events=summary.events if isinstance(summary, TraceSummary) else unread,
-        kernels=summary.kernels if isinstance(summary, TraceSummary) else unread,
-        bytes=os.stat(path).st_size,
-        kind=CaptureKind.TRACE,
-    )
+    told = count_trace(summary)
+    captured = CapturedFile(path, path, rank, marked.first, *told, bytes=size, kind=CaptureKind.TRACE)
     return Kept(captured, summary, tuple(notes), marked.first)
 
 
@@ -343,29 +342,14 @@ def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
     }
 
 
-def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marked]:
-    """Have a niced child mark and pack a trace; Missing says what went wrong."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
-    )
+def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marked]:
+    """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
+    told = (str(most), beside.conditions, beside.counted)
     try:
-        with subprocess.Popen(
-            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the terminal may be the screen's
-            start_new_session=True,
-        ) as child:
-            if child.stdout is None:
-                raise AssertionError("the child was started with a pipe")
-            text = child.stdout.read()
+        text, code = run_child("tpmon.trace.updates", *told, shared=(source, target))
     except OSError as error:
         return Missing(error.strerror or str(error))
-    said = text.decode("utf-8", "replace").strip()
+    said = text.strip()
     try:
         done = json.loads(said)
         first = done["first"]
@@ -375,7 +359,7 @@ def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marke
             str(done["why"]),
         )
     except (ValueError, TypeError, KeyError):
-        return Missing(said or f"ended with {child.returncode}")
+        return Missing(said or f"ended with {code}")
 
 
 def _find_bus(process: Identity) -> Bus | None:

@@ -15,7 +15,9 @@ import struct
 from tpmon.capture.kineto import DAEMON, MOST_BYTES, Ask, Order, parse_ask, write_answer
 from tpmon.capture.kineto_target import KinetoClient, find_holder
 from tpmon.errors import UsageError
+from tpmon.foreign_file import open_foreign, read_owner
 from tpmon.model.frozen import dataclass
+from tpmon.own_command import call_as_owner
 
 _CREDENTIALS = struct.Struct("iII")
 
@@ -53,7 +55,8 @@ class Daemon:
             holder = find_holder(client.daemon)
             why = f"{holder} answers it already" if holder else f"its socket: {error.strerror or error}"
             raise TakenError(
-                f"kineto cannot be asked: {why}", "tpmon run -- COMMAND records with the hook instead"
+                f"kineto cannot be asked: {why}",
+                f"{call_as_owner(client.process.pid)} records with the hook instead",
             ) from error
 
     def close(self) -> None:
@@ -86,7 +89,7 @@ class Daemon:
             ),
             0,
         )
-        if ask is None or not sender or not pid:
+        if ask is None or not pid or not self._is_beside(sender):
             return None
         order = self.orders.get(pid) if ask.free else None
         try:
@@ -97,10 +100,19 @@ class Daemon:
             del self.orders[pid]
         return Heard(pid, ask, order is not None)
 
+    def _is_beside(self, sender: str | bytes) -> bool:
+        """Tell whether a socket has its name where kineto makes them: an answer goes nowhere else."""
+        if isinstance(sender, bytes):
+            return not self._path
+        return bool(sender) and os.path.dirname(sender) == os.path.dirname(self._path)
+
     def _bind(self, client: KinetoClient) -> None:
         if not self._path:
             self._socket.bind(f"\0{DAEMON}\0".encode())
             return
+        owner = read_owner(client.process.pid)
+        # Where others decide what the name leads to, root would make and remove files for them.
+        os.close(open_foreign(client.folder, owner, is_kind=stat.S_ISDIR))
         self._clear(client)
         # No chmod afterwards: it would follow a link that somebody put there meanwhile.
         before = os.umask(0o177)
@@ -108,9 +120,8 @@ class Daemon:
             self._socket.bind(self._path)
         finally:
             os.umask(before)
-        owner = os.stat(client.folder)
-        if owner.st_uid != os.geteuid():
-            os.chown(self._path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        if owner.uid != os.geteuid():
+            os.chown(self._path, owner.uid, owner.gid, follow_symlinks=False)
 
     def _clear(self, client: KinetoClient) -> None:
         """Remove the socket of a daemon that was killed."""

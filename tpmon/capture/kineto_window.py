@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 
+from tpmon.capture.files import MOST_READ, make_anew
 from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.leftovers import hold, name_part
 from tpmon.capture.plan import say_count, size_window
 from tpmon.capture.plan_words import STAYS_SLOWER, say_plan_of_kineto
-from tpmon.capture.running import is_running
+from tpmon.capture.running import name_end, read_image
 from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
+from tpmon.foreign_file import FOLDER, hand_over, open_foreign, own, read_owner
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
 from tpmon.model.frozen import dataclass
@@ -37,17 +38,16 @@ _SETTLES_S = 10.0
 """So long after kineto is free again its file may still be missing: it renames it last."""
 
 _UNTOLD = Missing("kineto does not say it")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EVENT = b'"ph": "X"'
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Hold how an order ended: verified with a file, or why there is none."""
+    """Hold how an order ended: verified with a file, by its descriptor, or why there is none."""
 
     state: CaptureState
     reason: str
-    path: str
+    source: int = -1
 
 
 class KinetoWindow:
@@ -63,10 +63,11 @@ class KinetoWindow:
         memory_left: Callable[[], Known[int]],
         agreed: Agreed = agree_always,
         stays_slower: bool = False,
+        hooked: bool = False,
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
-        ``stays_slower``: a profile leaves launches on the GPU so.
+        ``stays_slower``: a profile leaves launches on the GPU so. ``hooked``: a hook tells its conditions.
 
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
@@ -79,8 +80,12 @@ class KinetoWindow:
         self._memory_left = memory_left
         self._agreed = agreed
         self._stays_slower = stays_slower
+        self._hooked = hooked
         self._said = ""
-        self._held = -1
+        self._image = read_image(client.process.pid)
+        self._opened = contextlib.ExitStack()
+        self._held = self.folder = -1
+        self.owner = own()
         self._folder = os.path.join(asked.folder, name_part(client.process.pid))
         if not is_sayable(self._folder):
             raise TakenError(
@@ -101,7 +106,7 @@ class KinetoWindow:
             plan = say_plan_of_kineto(
                 self.asked,
                 self._client.process.pid,
-                hooked=self._client.is_ours,
+                hooked=self._hooked,
                 stays_slower=self._stays_slower,
             )
             if declined := self._await_yes(CaptureStage.PLANNED, plan):
@@ -113,8 +118,7 @@ class KinetoWindow:
             probe = self._record(1, "probe")
             if probe.state is not CaptureState.VERIFIED:
                 return probe
-            events, size = count_events(probe.path)
-            os.unlink(probe.path)
+            events, size = count_events(probe.source)
             price = self.price = size_window(self.asked, [(events, size, 0.0)])
             if not price.steps:
                 raise UsageError(
@@ -141,10 +145,13 @@ class KinetoWindow:
     def close(self) -> None:
         """Give the daemon's place back, and take the folder away."""
         self._daemon.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
         if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
+            with contextlib.suppress(OSError):
+                for entry in os.listdir(self._held):
+                    os.unlink(entry, dir_fd=self._held)
+                os.rmdir(os.path.basename(self._folder), dir_fd=self.folder)
+        self._opened.close()
+        self._held = self.folder = -1
 
     def _name_shortage(self, size: int) -> str:
         """Say that so many bytes do not fit into the memory that is left, "" where they do."""
@@ -157,8 +164,8 @@ class KinetoWindow:
         """Hold until whoever asked agrees to what was said, and answer kineto meanwhile."""
         limit = time.monotonic() + YES_S
         while not self._agreed(stage, said):
-            if not is_running(self._client.process):
-                return self._end(CaptureState.GONE, "the process ended")
+            if end := name_end(self._client.process, self._image):
+                return self._end(CaptureState.GONE, end)
             if self._stopped():
                 return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
             if time.monotonic() > limit:
@@ -168,23 +175,22 @@ class KinetoWindow:
 
     def _make_folder(self) -> None:
         """Make the folder that kineto writes into, and give it to the user of the process."""
-        owner = os.stat(f"/proc/{self._client.process.pid}")
-        theirs = owner.st_uid != os.geteuid()
-        made = not os.path.isdir(self.asked.folder)
-        os.makedirs(self.asked.folder, mode=0o700, exist_ok=True)
+        pid = self._client.process.pid
+        self.owner = read_owner(pid)
+        if made := self.asked.anew or not os.path.isdir(self.asked.folder):
+            make_anew(self.asked.folder, (pid,))
         # By descriptors from here on: whoever may write beside a folder can put a link in its place.
-        outer = os.open(self.asked.folder, _FOLDER | (os.O_NOFOLLOW if made else 0))
-        try:
-            name = os.path.basename(self._folder)
-            os.mkdir(name, 0o700, dir_fd=outer)
-            self._held = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
-            hold(self._held)
-            if theirs:
-                os.fchown(self._held, owner.st_uid, owner.st_gid)
-            if theirs and made:
-                os.fchown(outer, owner.st_uid, owner.st_gid)
-        finally:
-            os.close(outer)
+        self.folder = self._open(self.asked.folder, FOLDER | (os.O_NOFOLLOW if made else 0))
+        name = os.path.basename(self._folder)
+        os.mkdir(name, 0o700, dir_fd=self.folder)
+        self._held = self._open(name, FOLDER | os.O_NOFOLLOW, self.folder)
+        hold(self._held)
+        hand_over(self._held, self.owner)
+
+    def _open(self, path: str, flags: int, folder: int | None = None) -> int:
+        opened = os.open(path, flags, dir_fd=folder)
+        self._opened.callback(os.close, opened)
+        return opened
 
     def _record(self, updates: int, name: str) -> Recorded:
         """Order so many updates, and wait for the file."""
@@ -204,10 +210,10 @@ class KinetoWindow:
                     busy, freed = busy or now, 0.0
                 elif ordered and (busy or self._has_begun(name)):
                     freed = freed or now  # a profiler of the program does not make it busy
-            if written := self._find_whole(name):
+            if (written := self._find_whole(name)) >= 0:
                 return Recorded(CaptureState.VERIFIED, "", written)
-            if not is_running(self._client.process):
-                return self._end(CaptureState.GONE, "the process ended")
+            if end := name_end(self._client.process, self._image):
+                return self._end(CaptureState.GONE, end)
             if self._stopped():
                 return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
             if not ordered and now - began > _ASKS_S:
@@ -232,23 +238,30 @@ class KinetoWindow:
         else:
             self._say_once(f"recording {what}, or writing them")
 
-    def _find_whole(self, name: str) -> str:
-        """Return the path of the trace when kineto gave it its name, "" until then."""
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(self._folder):
-                if entry.startswith(name) and entry.endswith(".json"):
-                    path = os.path.join(self._folder, entry)
-                    return path if is_whole(path) else ""
-        return ""
+    def _find_whole(self, name: str) -> int:
+        """Return the trace, open, when kineto gave it its name, -1 until then.
+
+        Raises:
+            OSError: where something else has its name.
+        """
+        for entry in os.listdir(self._held):
+            if entry.startswith(name) and entry.endswith(".json"):
+                with contextlib.suppress(FileNotFoundError):
+                    found = open_foreign(entry, self.owner, MOST_READ, folder=self._held)
+                    if is_whole(found):
+                        self._opened.callback(os.close, found)
+                        return found
+                    os.close(found)
+        return -1
 
     def _has_begun(self, name: str) -> bool:
         """Tell whether kineto opened the file: from the first update of the window on."""
         with contextlib.suppress(OSError):
-            return any(entry.startswith(name) for entry in os.listdir(self._folder))
+            return any(entry.startswith(name) for entry in os.listdir(self._held))
         return False
 
     def _end(self, state: CaptureState, reason: str) -> Recorded:
-        return Recorded(state, reason, "")
+        return Recorded(state, reason)
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
@@ -259,23 +272,18 @@ class KinetoWindow:
         self._tell(text)
 
 
-def is_whole(path: str) -> bool:
-    """Tell whether a trace is there to its last brace."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - 64, 0))
-            return file.read(64).rstrip().endswith(b"}")
-    except OSError:
-        return False
+def is_whole(trace: int) -> bool:
+    """Tell whether an open trace is there to its last brace."""
+    size = os.fstat(trace).st_size
+    return os.pread(trace, 64, max(size - 64, 0)).rstrip().endswith(b"}")
 
 
-def count_events(path: str) -> tuple[int, int]:
-    """Count the events with a duration in a trace that kineto wrote, and its bytes."""
-    found, rest = 0, b""
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            data = rest + chunk
-            found += data.count(_EVENT)
-            rest = data[-(len(_EVENT) - 1) :]
-        return found, file.tell()
+def count_events(trace: int) -> tuple[int, int]:
+    """Count the events with a duration in an open trace that kineto wrote, and its bytes."""
+    found, at, rest, size = 0, 0, b"", os.fstat(trace).st_size
+    while at < size and (chunk := os.pread(trace, 1 << 20, at)):
+        data = rest + chunk
+        found += data.count(_EVENT)
+        rest = data[-(len(_EVENT) - 1) :]
+        at += len(chunk)
+    return found, at

@@ -12,12 +12,11 @@ from tpmon.model.capture import CaptureKind, CaptureOffers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
+from tpmon.own_command import call_as_owner
 
 NO_CUDA = "this process does not use CUDA"
 COUNT_APART = "the ranks do not count the same steps: they were hooked at different times"
-_AGAIN = (
-    "start the run again without nsys, or by tpmon run --nsys -- COMMAND, whose nsys can be asked for ranges"
-)
+_NSYS = "run --nsys -- COMMAND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,10 @@ def judge_range(lacks: str, above: Sequence[Sequence[str]]) -> str:
 
 def advise_on_slot(pid: int, lacks: str, above: Sequence[Sequence[str]]) -> str:
     """Say what to try where nsys records the GPU: its range where one can be, else how to start again."""
-    refusal = judge_range(lacks, above)
-    return f"{_AGAIN} ({refusal})" if refusal else f"tpmon capture {pid} --cuda-profiler has nsys record"
+    if refusal := judge_range(lacks, above):
+        again = f"by {call_as_owner(pid, _NSYS)}, whose nsys can be asked for ranges"
+        return f"start the run again without nsys, or {again} ({refusal})"
+    return f"tpmon capture {pid} --cuda-profiler has nsys record"
 
 
 def _judge_every(ranks: Sequence[RankHook]) -> str:

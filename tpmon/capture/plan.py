@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
-from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice
+from tpmon.model.capture import DEAR_MS, CaptureAsked, CaptureKind, CapturePrice
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.units import format_seconds
@@ -234,6 +234,15 @@ def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
     return spent_ns / 1e6 / calls if calls > 0 and spent_ns >= 0 else Missing("no optimizer was called")
 
 
+def counts_as_kineto(asked: CaptureAsked, records: Sequence[Sequence[int]]) -> bool:
+    """Tell whether kineto, which counts updates and ends by their count, would record the same steps."""
+    ends = _ends_of_steps(records)
+    if asked.named_seconds or len(ends) < 2:
+        return False
+    calls, steps = (ends[-1][word] - ends[0][word] for word in (wire.REC_OPTIMIZER_CALLS, wire.REC_STEPS))
+    return bool(calls == steps > 0)
+
+
 def _steps_word(record: Sequence[int]) -> int:
     return wire.REC_EVAL_STEPS if record[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
 
@@ -265,6 +274,16 @@ def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
     return (
         f"{what}{cut}: {each} stands still for about {_say_ms(price.pause_ms)}, takes about "
         f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
+    )
+
+
+def say_dear(price: CapturePrice) -> tuple[str, ...]:
+    """Say what a window costs whose price needs a yes of its own, how to have it cheaper; () of others."""
+    if price.pause_ms <= DEAR_MS:
+        return ()
+    return (
+        f"the loop would stand still for about {_say_ms(price.pause_ms)}, more than {_say_ms(DEAR_MS)}",
+        "fewer steps, and fewer of --stacks, --shapes and --memory, cost less; tpmon run --kineto costs none",
     )
 
 

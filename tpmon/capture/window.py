@@ -1,7 +1,7 @@
 """Lead one window from request to verified files: probe, plan, trigger, progress, end; on one rank or all.
 
-The hooks do the work and bound it themselves: when tpmon is killed in the middle, a capture ends as
-asked, and its file is whole. When a training ends in the middle, what is half written is removed.
+The hooks do the work and bound it themselves: when tpmon is killed in the middle, they cancel it. When a
+training ends in the middle, what is half written is removed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tpmon.capture.ends import (
     judge_turn,
     unfinish,
 )
+from tpmon.capture.files import make_anew
 from tpmon.capture.first_step import FirstStep
 from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
@@ -36,6 +37,7 @@ from tpmon.capture.plan import (
     make_request,
     mean_step,
     parse_pace,
+    say_dear,
     say_length,
     say_price,
     size_window,
@@ -145,8 +147,7 @@ class Window:
         paces = self._discover()
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
-        ranks, first = len(self.buses), self.buses[0]
-        steps_ms = self._mean_steps()
+        ranks, first, steps_ms = len(self.buses), self.buses[0], self._mean_steps()
         if is_known(self.asked.at):
             check_wait(self.asked.at, paces, steps_ms, _WAIT_S)
         self.asked = stretch_seconds(fit_steps(self.asked, steps_ms), steps_ms)
@@ -161,6 +162,9 @@ class Window:
         )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
+        if self.asked.anew:
+            make_anew(self.asked.folder, [bus.process.pid for bus in self.buses])
+        self._wished = replace(self._wished, anew=False)
         self._before = self._mean_steps()
         if cut := say_cut(self.asked, steps_ms[0]):
             self._say(cut)
@@ -191,6 +195,8 @@ class Window:
         said = say_price(price, replace(self.asked, seconds=seconds), ranks)
         self._say(said)
         if declined := self._await_yes(CaptureStage.PRICED, (said,)):
+            return declined
+        if (dear := say_dear(price)) and (declined := self._await_yes(CaptureStage.DEAR, (said, *dear))):
             return declined
         paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
         return self._fire(paces, price.steps or 1, seconds)
@@ -277,10 +283,7 @@ class Window:
             self.asked = replace(self.asked, timed=True, seconds=min(self.asked.seconds, 10.0))
             self._say("this loop ends no step that the hook sees: captured by time, woken by SIGURG")
         if len(known) > 1 and not count_alike(known):
-            raise UsageError(
-                COUNT_APART,
-                "tpmon capture --rank K takes one of them",
-            )
+            raise UsageError(COUNT_APART, "tpmon capture --rank K takes one of them")
         return known
 
     def _fire(self, paces: Sequence[Pace], steps: int, seconds: float) -> tuple[Outcome, ...]:

@@ -108,10 +108,11 @@ class Capture:
 
     def left_s(self) -> float:
         """Return, to any thread, in how many seconds the recording is to be ended, at most."""
-        pages, bounds = self._steps.pages, self._bounds
-        if pages is None or bounds is None or pages.requests[0] != self._heard or bounds.find_excess():
+        pages, bounds, request = self._steps.pages, self._bounds, self._request
+        if pages is None or bounds is None or request is None or pages.requests[0] != self._heard:
             return 0.0
-        return bounds.patience_ns(monotonic_ns()) / 1e9
+        ends = bounds.find_excess() or pages.is_left(request)
+        return 0.0 if ends else bounds.patience_ns(monotonic_ns()) / 1e9
 
     under_way = property(lambda self: self._request, doc="Return the request under way, or None.")
 
@@ -152,8 +153,7 @@ class Capture:
             self._advance(self._request, monotonic_ns(), within)
 
     def _take(self, number: int) -> None:
-        steps = self._steps
-        pages = steps.pages
+        steps, pages = self._steps, self._steps.pages
         request = wire_capture.parse_request(pages.mailbox) if pages is not None else None
         if request is None or request.words[wire_capture.ASK_NUMBER] != number:
             steps.reply(number, wire_capture.ANSWER_UNKNOWN)
@@ -211,8 +211,7 @@ class Capture:
     def _advance(self, request: Request, now: int, within: bool) -> None:
         """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
         asked = request.words
-        words = self._words
-        position = self._position()
+        words, position = self._words, self._position()
         first = words[wire_capture.CAP_FIRST_STEP]
         words[wire_capture.CAP_STEP_NOW] = position
         timed = is_timed(request)
@@ -224,6 +223,8 @@ class Capture:
             first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
+        elif self._steps.pages is not None and self._steps.pages.is_left(request):
+            self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.NOBODY_WAITS)
         elif self._recorder is not None:
             self._go_on(request, now, words[wire_capture.CAP_STEPS_DONE] if within else position - first)
         elif timed or (position >= first and not within):
@@ -291,8 +292,7 @@ class Capture:
 
     def _finish(self, end: End) -> None:
         """Stop, write, look at what was written."""
-        words = self._words
-        recorder = self._recorder
+        words, recorder = self._words, self._recorder
         words[wire_capture.CAP_ENDED_NS] = monotonic_ns()
         if get_ident() != self._thread or recorder is None:
             self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from tpmon.hook import wire
+from tpmon.hook import wire, wire_capture
 from tpmon.hook.headroom import read_file_limit
 from tpmon.hook.kept import keep_for_ever
 
@@ -95,6 +95,11 @@ class Pages:
         at = wire.STATUS_OFFSET
         self.page[at + 8 : at + len(status)] = status[8:]
         self.page[at : at + 8] = status[:8]
+
+    def is_left(self, request: wire_capture.Request) -> bool:
+        """Tell whether who asked has ended; False where the program closed our descriptor."""
+        mailbox = self._descriptors[-1] if self._descriptors else -1
+        return _read_file(mailbox) == self._files[1] and wire_capture.is_left(mailbox, request)
 
     def close(self) -> None:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""

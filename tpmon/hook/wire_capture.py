@@ -7,8 +7,11 @@ A request lies in the mailbox page, which any process of the user can write:
     1024    1024     folder, UTF-8, zero-padded: where the hook writes
     2048    128      name of the files, the same
 
-``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_SPARE, of folder and name: bytes that
+``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_OWNED, of folder and name: bytes that
 nobody meant as a request are none, and neither is one that is half written.
+
+Where ASK_OWNED is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
+number of the request. It goes with that process, whatever ends it, and is seen across PID namespaces.
 
 What became of it lies in the telemetry page, which the process itself alone can write:
 
@@ -18,11 +21,12 @@ What became of it lies in the telemetry page, which the process itself alone can
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock; valid Python 3.8.
 """
 
 from __future__ import annotations
 
+import fcntl
 import struct
 from binascii import crc32
 
@@ -45,6 +49,10 @@ REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
 REASON_BYTES = 256
 TOLD_OFFSET = 2688
 TOLD_BYTES = 1400
+_LOCK = struct.Struct("hhqqi4x")
+"""struct flock: type, whence, start, length, PID."""
+_OFD_GETLK, _OFD_SETLK = 36, 37
+"""Linux 3.15; Python names them since 3.9."""
 
 TRACE_ENDING = ".pt.trace.json"
 """By it TensorBoard's profiler plugin finds a trace, packed or not."""
@@ -63,7 +71,8 @@ ASK_EXPIRES_NS = 9
 ASK_OPTIONS = 10
 ASK_SUBJECT = 11
 ASK_ENTRIES = 12
-ASK_SPARE = 13
+ASK_OWNED = 13
+"""1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
 ASK_CHECK = 14
 ASK_NUMBER_AGAIN = 15
 
@@ -147,6 +156,9 @@ BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
 TAKES_STEPS = "the loop takes steps now: ask again"
 """Why a window by time is cancelled in which a step ended after all; tpmon asks again by itself."""
 
+NOBODY_WAITS = "the tpmon that asked for it has ended"
+"""Why a request is cancelled whose lock nobody holds any more."""
+
 FINAL_STATES = frozenset(
     (
         STATE_VERIFIED,
@@ -205,6 +217,26 @@ def parse_request(page: memoryview) -> Request | None:
     return Request(words, _path(folder), _path(name))
 
 
+def hold_request(descriptor: int, number: int) -> bool:
+    """Hold the lock of a request until the mailbox's ``descriptor`` is closed; False where that cannot be."""
+    try:
+        fcntl.fcntl(descriptor, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, 0, number, 1, 0))
+    except (OSError, ValueError, struct.error):
+        return False
+    return True
+
+
+def is_left(descriptor: int, request: Request) -> bool:
+    """Tell whether nobody holds the lock of a request that has one; False where that cannot be told."""
+    words = request.words
+    try:
+        lock = _LOCK.pack(fcntl.F_WRLCK, 0, words[ASK_NUMBER], 1, 0)
+        told = fcntl.fcntl(descriptor, _OFD_GETLK, lock)
+    except (OSError, ValueError, struct.error):
+        return False
+    return bool(words[ASK_OWNED]) and _LOCK.unpack(told)[0] == fcntl.F_UNLCK
+
+
 def write_capture(page: memoryview, words: list[int], reason: str) -> None:
     """Write what became of a request; ``words`` by CAP_*, whose CAP_SEQUENCE this counts on."""
     sequence = (words[CAP_SEQUENCE] | 1) + 2
@@ -258,7 +290,7 @@ def name_shortage(size: int, left: int) -> str:
 
 
 def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
-    checked = list(words[: ASK_SPARE + 1])
+    checked = list(words[: ASK_OWNED + 1])
     return crc32(texts, crc32(_CHECKED.pack(*checked)))
 
 

@@ -63,7 +63,7 @@ REMEDIES = (
         applies="The program waits in breakpoint(), pdb or input() on a terminal.",
         not_when="Somebody is debugging it right now.",
         needs=(Need.INPUT_WAIT,),
-        paste="PYTHONBREAKPOINT=0 python {script} < /dev/null",
+        paste="PYTHONBREAKPOINT=0 python {script} < /dev/null  # as the user of the run",
         language=Language.SHELL,
         ceiling="the run goes on",
         risk=Risk.NONE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 
 CAPTURE_SCHEMA = "tpmon.capture/1"
 
@@ -61,6 +61,8 @@ class CaptureAsked:
     timed: bool = False
     by_seconds: bool = False
     named_seconds: bool = True
+    anew: bool = False
+    """tpmon named the folder: it is made for this capture, and none that is there is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class CaptureRequest:
 
 
 class CaptureStage(str, Enum):
-    """Name how far a capture is that a screen asked for; two of them wait for an answer."""
+    """Name how far a capture is that a screen asked for; three of them wait for an answer."""
 
     ASKED = "asked"
     """What can be told without touching the run is being read."""
@@ -111,11 +113,14 @@ class CaptureStage(str, Enum):
     SIZING = "sizing"
     PRICED = "priced"
     """Waits for a yes again: one step was profiled, and its price is known."""
+    DEAR = "dear"
+    """Waits for a yes once more: the loop would stand still for longer than ``DEAR_MS``."""
     RECORDING = "recording"
     ENDED = "ended"
 
 
-CAPTURE_WAITS = (CaptureStage.PLANNED, CaptureStage.PRICED)
+DEAR_MS = 2_000.0
+CAPTURE_WAITS = (CaptureStage.PLANNED, CaptureStage.PRICED, CaptureStage.DEAR)
 CAPTURE_ACTS = (CaptureStage.SIZING, CaptureStage.RECORDING)
 """While the run does something for it, which a cancel takes back."""
 
@@ -245,6 +250,3 @@ class CaptureResult:
     price: Known[CapturePrice]
     paused_ms: Known[float]
     notes: tuple[str, ...]
-
-
-NOT_SIZED = Missing("no step was profiled to size it")

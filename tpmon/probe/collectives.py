@@ -41,7 +41,7 @@ from tpmon.probe.flight_recorder_files import (
 )
 from tpmon.probe.job import Job, Member
 from tpmon.probe.listeners import Listener, read_all_listeners, read_listeners
-from tpmon.probe.procread import PROC, read_status, read_thread_names
+from tpmon.probe.procread import PROC, read_thread_names
 from tpmon.probe.ras import ANSWER_S as RAS_S
 from tpmon.probe.ras import find_port, read_ras
 
@@ -183,7 +183,7 @@ def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
     pid, environment = one.member.identity.pid, _environment(one)
     if ask:
         asked = datetime.now().astimezone()
-        ask_pipe(pid, one.number, environment, read_status(pid, proc).uid, proc)
+        ask_pipe(pid, one.number, environment, proc)
         file = wait_for_record(pid, one.number, environment, asked, proc)
     else:
         file = read_record_file(pid, one.number, environment, one.member.started, proc)

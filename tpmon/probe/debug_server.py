@@ -39,10 +39,11 @@ _ANY_IPV6 = "::"
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Say where the server of one rank is reached: a port of the loopback, or the path of a socket."""
+    """Say where the server of one rank is reached: a port of the loopback, or the path of its socket."""
 
     port: int
     path: str = ""
+    pid: int = 0
 
 
 def pick_door(listeners: Sequence[Listener]) -> Known[Door]:
@@ -69,7 +70,7 @@ def find_door(
         seen = f"{proc}/{pid}/root{path}"
         try:
             if stat.S_ISSOCK(os.stat(seen).st_mode):
-                return Door(0, seen)
+                return Door(0, seen, pid)
         except OSError as error:
             return Missing(f"{hide(path)}: {say_refusal(error, 'environ')}")
     listeners = read_listeners(pid, everything, proc)
@@ -109,16 +110,16 @@ def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER
         OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
     """
     if not door.path:
-        return _ask((LOOPBACK, door.port), socket.AF_INET, handler, seconds)
+        return _ask((LOOPBACK, door.port), door, handler, seconds)
     # The name of a socket may have 107 bytes, and the way through /proc makes it longer.
     fd = os.open(door.path, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _ask(f"/proc/self/fd/{fd}", socket.AF_UNIX, handler, seconds)
+        return _ask(f"/proc/self/fd/{fd}", door, handler, seconds)
     finally:
         os.close(fd)
 
 
-def _ask(address: str | tuple[str, int], family: socket.AddressFamily, handler: str, seconds: float) -> bytes:
+def _ask(address: str | tuple[str, int], door: Door, handler: str, seconds: float) -> bytes:
     head = (
         f"POST /handler/{handler} HTTP/1.1",
         "Host: localhost",
@@ -127,9 +128,12 @@ def _ask(address: str | tuple[str, int], family: socket.AddressFamily, handler: 
         "",
         "",
     )
+    family = socket.AF_UNIX if door.path else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
         talk = Talk(link, seconds)
         talk.connect(address)
+        if door.path:
+            talk.check_peer(door.pid)
         talk.send("\r\n".join(head).encode())
         return parse_answer(talk.read_all(MOST_BYTES))
 

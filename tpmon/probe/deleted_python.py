@@ -45,7 +45,7 @@ def explain_deleted(pid: int, proc: str = PROC) -> str:
     if found is None:
         return ""
     name, span = found
-    copy = f"cp {proc}/{pid}/map_files/{span} {shlex.quote(f'{proc}/{pid}/root{name}')}"
+    copy = f"cp --remove-destination {proc}/{pid}/map_files/{span} {shlex.quote(f'{proc}/{pid}/root{name}')}"
     gone = f"{name.removesuffix(_DELETED)} was deleted or replaced while it runs"
     whole = f"{gone}; as root: {copy}"
     # A command that is cut, or has other characters than the name, would do something else.

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
 from tpmon.probe.procread import PROC, read_file
 
@@ -79,9 +80,10 @@ def read_record_file(
     if not paths:
         raise FileNotFoundError("the path of its record is relative to a folder that is not known")
     old = False
+    owner = read_owner(pid, proc)
     for path in paths:
         try:
-            found = _read_newer(f"{proc}/{pid}/root{path}", path, started)
+            found = _read_newer(f"{proc}/{pid}/root{path}", path, started, owner)
         except FileNotFoundError:
             continue
         if found is not None:
@@ -92,29 +94,13 @@ def read_record_file(
     raise FileNotFoundError(f"no file {paths[0]}: torch writes it when a collective times out")
 
 
-def _read_newer(seen: str, path: str, started: datetime) -> RecordFile | None:
-    # Opening a pipe could make the job write a dump, and opening a device could do anything.
-    if not stat.S_ISREG(os.stat(seen).st_mode):
-        raise OSError(f"{path} is no plain file")
-    fd = os.open(seen, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is no plain file")
-        written = datetime.fromtimestamp(status.st_mtime, tz=timezone.utc).astimezone()
-        if written < started:
-            return None
-        if status.st_size > MOST_BYTES:
-            raise OSError(f"{path} has more than {MOST_BYTES >> 20} MiB")
-        parts: list[bytes] = []
-        while len(part := os.read(fd, 1 << 20)) and len(parts) <= MOST_BYTES >> 20:
-            parts.append(part)
-        return RecordFile(path, b"".join(parts), written)
-    finally:
-        os.close(fd)
+def _read_newer(seen: str, path: str, started: datetime, owner: Owner) -> RecordFile | None:
+    with os.fdopen(open_foreign(seen, owner, MOST_BYTES), "rb") as file:
+        written = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, tz=timezone.utc).astimezone()
+        return RecordFile(path, file.read(MOST_BYTES), written) if written >= started else None
 
 
-def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], uid: int, proc: str = PROC) -> None:
+def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], proc: str = PROC) -> None:
     """Write a byte into the pipe of a rank: its NCCL watchdog then writes its record to the file.
 
     Raises:
@@ -123,15 +109,10 @@ def ask_pipe(pid: int, rank: int, environment: Mapping[str, str], uid: int, proc
     path = pipe_path(environment, rank)
     if not path:
         raise FileNotFoundError(f"it has no pipe: start the job with {PIPE_VARIABLES[0]}=/tmp/fr_pipe_")
-    seen = f"{proc}/{pid}/root{path}"
-    status = os.stat(seen)
-    if not stat.S_ISFIFO(status.st_mode) or status.st_uid != uid:
-        raise OSError(f"{path} is no pipe of this job")
     # Without a reader the open fails at once (ENXIO) instead of waiting for one.
-    fd = os.open(seen, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    seen, owner = f"{proc}/{pid}/root{path}", read_owner(pid, proc)
+    fd = open_foreign(seen, owner, flags=os.O_WRONLY, is_kind=stat.S_ISFIFO)
     try:
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is no pipe of this job")
         os.write(fd, b"1")
     finally:
         os.close(fd)

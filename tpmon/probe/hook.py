@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook import wire
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
@@ -36,7 +37,6 @@ from tpmon.probe.procread import PROC, read_stat, read_status
 NO_HOOK = "no hook in this process"
 NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
 NO_SCALER = Missing("the hook watches no GradScaler in this torch")
-NO_PAGE_NOW = "the hook's page is gone"
 
 _MOST_RECORDS = 128
 """Of so many new records the detail is read, 3 us each; totals need only the newest."""
@@ -181,17 +181,17 @@ class StepReader:
 
     def _find(self, process: Identity, now: float) -> _Open | Missing:
         """Map the page that belongs to this process and to no parent of it."""
+        pid, reason = process.pid, NO_HOOK
         try:
-            links = _list_links(f"{self._proc}/{process.pid}/fd")
-            inner_pid = read_status(process.pid, self._proc).ns_pids[-1]
+            links = _list_links(f"{self._proc}/{pid}/fd")
+            inner_pid, owner = read_status(pid, self._proc).ns_pids[-1], read_owner(pid, self._proc)
         except PermissionError as error:
             return Missing(f"descriptors: {say_refusal(error, 'fd')}")
         except (OSError, KeyError, ValueError):
             return Missing("the process is gone")
-        reason = NO_HOOK
         for link in links:
             try:
-                page = _map(link, now)
+                page = _map(link, owner, now)
             except wire.OtherLayoutError as error:
                 reason = f"{error}: the hook is of another version of tpmon"
                 continue
@@ -246,8 +246,7 @@ def _read_word(pid: int, proc: str) -> str:
 def _list_links(folder: str) -> list[str]:
     """List the descriptors that may be a page; ours lie high, so the highest come first."""
     found = []
-    names = sorted((int(name) for name in os.listdir(folder)), reverse=True)
-    for number in names[:_MOST_DESCRIPTORS]:
+    for number in sorted(map(int, os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]:
         path = f"{folder}/{number}"
         try:
             if os.readlink(path) == _LINK:
@@ -257,14 +256,14 @@ def _list_links(folder: str) -> list[str]:
     return found
 
 
-def _map(link: str, now: float) -> _Open:
+def _map(link: str, owner: Owner, now: float) -> _Open:
     """Map one page for reading.
 
     Raises:
         OSError: when it cannot be opened.
         ValueError: when it is no page of the hook, or of a layout that is not ours.
     """
-    descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_foreign(link, owner, follows=True)
     try:
         # A page that could shrink under us would end tpmon with SIGBUS.
         told = os.fstat(descriptor)

@@ -106,7 +106,10 @@ def read_all_listeners() -> tuple[Listener, ...]:
 def read_listeners(
     pid: int, everything: tuple[Listener, ...], proc: str = PROC
 ) -> Known[tuple[Listener, ...]]:
-    """Pick out of ``everything`` on what one process listens, by its descriptors."""
+    """Pick out of ``everything`` on what one process listens, by its descriptors.
+
+    No port on which another one listens too, at the address of another family: that one would be asked.
+    """
     same = same_network_namespace(pid, proc)
     if isinstance(same, Missing):
         return same
@@ -115,4 +118,5 @@ def read_listeners(
     descriptors = read_descriptors((pid,), proc)
     if isinstance(descriptors, Missing):
         return descriptors
-    return tuple(one for one in everything if one.inode in descriptors.inodes)
+    shared = {one.port for one in everything if one.inode not in descriptors.inodes}
+    return tuple(one for one in everything if one.inode in descriptors.inodes and one.port not in shared)

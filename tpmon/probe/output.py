@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
@@ -111,26 +112,24 @@ def _age_s(stamp: _Stamp, now_s: float) -> Known[float]:
     return max(0.0, now_s - stamp.written_s)
 
 
-def _open(path: str) -> int:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+def _open(path: str, owner: Owner) -> int:
+    """Open a log: who holds a descriptor may not always read what it leads to (O_PATH of open(2))."""
     try:
         # Only the owner may leave the access time alone.
-        return os.open(path, flags | os.O_NOATIME)
+        return open_foreign(path, owner, flags=os.O_NOATIME, follows=True)
     except PermissionError:
-        return os.open(path, flags)
+        return open_foreign(path, owner, follows=True)
 
 
-def _read_tail(path: str, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
+def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
     """Return the size of a regular file and its last bytes.
 
     Raises:
         OSError: when it may not be read, or is no regular file any more.
     """
-    fd = _open(path)
+    fd = _open(path, owner)
     try:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("no regular file any more")
         return found.st_size, os.pread(fd, most_bytes, max(0, found.st_size - most_bytes))
     finally:
         os.close(fd)
@@ -149,7 +148,7 @@ def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tup
     """Return up to ``most`` last lines of a log that was found, cleaned and redacted."""
     place = f"{proc}/{sample.pid}/fd/{sample.fd}"
     try:
-        size, raw = _read_tail(place, MORE_BYTES)
+        size, raw = _read_tail(place, read_owner(sample.pid, proc), MORE_BYTES)
     except OSError as error:
         return Missing(_say_unread(error, place))
     return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
@@ -163,15 +162,17 @@ class _File:
     identity: _Identity
     stamp: _Stamp
     sample: OutputSample
+    owner: Owner
 
 
 def _read_output(
-    pid: int, fd: int, place: str, path: str, found: os.stat_result, *, stamps: Mapping[_Identity, _Stamp]
-) -> _File:
+    pid: int, fd: int, place: str, path: str, found: os.stat_result,
+    *, owner: Owner, stamps: Mapping[_Identity, _Stamp],
+) -> _File:  # fmt: skip
     lines: tuple[str, ...] = ()
     size: Known[int] = found.st_size
     try:
-        size, raw = _read_tail(place)
+        size, raw = _read_tail(place, owner)
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
         size = Missing(f"not readable: {_say_unread(error, place)}")
@@ -187,7 +188,7 @@ def _read_output(
         last_write_age_s=_age_s(stamp, now_s),
         lines=lines,
     )
-    return _File(path, identity, stamp, sample)
+    return _File(path, identity, stamp, sample, owner)
 
 
 def _find_files(
@@ -202,7 +203,8 @@ def _find_files(
             try:
                 found = os.stat(link)
                 if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
-                    file = _read_output(pid, fd, link, os.readlink(link), found, stamps=stamps)
+                    path, owner = os.readlink(link), read_owner(pid, proc)
+                    file = _read_output(pid, fd, link, path, found, owner=owner, stamps=stamps)
                     files[file.identity] = file
             except PermissionError:
                 refused = refused or (pid, fd)
@@ -244,4 +246,5 @@ def _read_again(file: _File) -> _File:
     if (found.st_dev, found.st_ino) != file.identity or not stat.S_ISREG(found.st_mode):
         return file
     stamps = {file.identity: file.stamp}
-    return _read_output(file.sample.pid, file.sample.fd, file.path, file.path, found, stamps=stamps)
+    pid, fd = file.sample.pid, file.sample.fd
+    return _read_output(pid, fd, file.path, file.path, found, owner=file.owner, stamps=stamps)

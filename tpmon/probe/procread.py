@@ -106,7 +106,7 @@ def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
     Raises:
         OSError: as the kernel says.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         data = os.read(fd, limit)
         parts = [data]

@@ -6,12 +6,16 @@ import os
 import re
 import shlex
 import shutil
-import zipfile
 from collections.abc import Sequence
 
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.redaction import hide, hide_words
+from tpmon.own_command import call_as_owner
 
-_ANY_RESTART = "tpmon run -- COMMAND"
+_EXPORT_MARK = b"PK\x01\x02", b"tpmon_awaits_torch.py"
+"""Of the directory at the end of the zip that ``tpmon hook export`` writes: an entry, and the name of one."""
+_DIRECTORY_BYTES = 1 << 14
+_MOST_PLACES = 64
 _RESTART_CHARS = 2000
 _GONE_WITH_THE_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _INTERPRETER = re.compile(r"-?(?:(?:python|pypy)[0-9.]*t?|(?:ba|da|k|z)?sh)")
@@ -23,43 +27,47 @@ def is_armed(pid: int, proc: str = "/proc") -> bool:
     try:
         with open(f"{proc}/{pid}/environ", "rb") as file:
             words = file.read().decode("utf-8", "surrogateescape").split("\0")
+        owner = read_owner(pid, proc)
     except OSError:
         return False
     places = [place for word in words if word.startswith("PYTHONPATH=") for place in word[11:].split(":")]
     return any(
-        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}") for place in places
+        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}", owner)
+        for place in places[:_MOST_PLACES]
     )
 
 
-def _is_export(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
+def _is_export(path: str, owner: Owner) -> bool:
+    """Tell by the last bytes of a file: a library that reads a zip believes what that claims of itself."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return "tpmon_awaits_torch.py" in archive.namelist()
-    except (OSError, ValueError, zipfile.BadZipFile):
+        with os.fdopen(open_foreign(path, owner), "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _DIRECTORY_BYTES, 0))
+            end = file.read(_DIRECTORY_BYTES)
+    except (OSError, ValueError):
         return False
+    return all(mark in end for mark in _EXPORT_MARK)
 
 
 def write_restart(pid: int, proc: str = "/proc") -> str:
     """Write the line that starts a process again with the hook: its folder and its own arguments.
 
     One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
-    not be pasted: then it is the line without them.
+    not be pasted: then it is the line without them. A program of another user is started as that user.
     """
+    unknown = call_as_owner(pid, proc=proc)
     try:
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
             words = file.read().rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
         folder = os.readlink(f"{proc}/{pid}/cwd")
     except OSError:
-        return _ANY_RESTART
+        return unknown
     fits = sum(map(len, words)) <= _RESTART_CHARS
     plain = all(word.isprintable() for word in (folder, *words))
     if not (fits and plain) or hide_words(words) != tuple(words) or hide(folder) != folder:
-        return _ANY_RESTART
+        return unknown
     if not (_is_executable(words[0], folder, f"{proc}/{pid}") and can_start_again(words)):
-        return _ANY_RESTART
-    return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
+        return unknown
+    return f"cd {shlex.quote(folder)} && {call_as_owner(pid, f'run -- {shlex.join(words)}', proc)}"
 
 
 def _is_executable(word: str, folder: str, process: str) -> bool:

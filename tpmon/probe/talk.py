@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import struct
 import time
 
 LOOPBACK = "127.0.0.1"
+_CREDENTIALS = struct.Struct("iII")
+"""struct ucred: PID, user, group."""
 _CHUNK = 1 << 16
 
 
@@ -28,6 +32,12 @@ class Talk:
         """Connect to a port or to a socket in the file system."""
         self._wait_no_longer()
         self._link.connect(address)
+
+    def check_peer(self, pid: int) -> None:
+        """Look who listens at the other end of a socket in the file system, before the first byte."""
+        told = self._link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(told)[0] != pid:
+            raise PermissionError(errno.EACCES, f"another process than {pid} listens there")
 
     def send(self, data: bytes) -> None:
         """Send all of it."""

@@ -35,7 +35,7 @@ def find_unreadable(pid: int, proc: str = PROC) -> str:
 
 def _is_refused(path: str) -> bool:
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except PermissionError:
         return True
     except OSError:

@@ -23,8 +23,6 @@ Reals = npt.NDArray[np.float64]
 BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks a multiprocessor takes, by compute capability (CUDA programming guide); else 32."""
 _BLOCKS_ELSE = 32
-REPORTED_UP_TO = 49_152
-"""kineto asks with the default limit of shared memory, so above 48 KiB a block it reports 0."""
 _MOST_OF_A_CARD = 1 << 31
 NEAR_PEAK_PCT = 60.0
 """From here on a kernel is held by what the card can; the best libraries reach 70 to 90 % of a data sheet."""

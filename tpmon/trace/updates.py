@@ -121,7 +121,7 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
 def write_marked(
     source: str, target: str, most: int, told: str = "", counted: Counted | Missing = UNCOUNTED
 ) -> Marked:
-    """Write the trace at ``source``, its steps marked, to the new file ``target`` (packed).
+    """Write the trace at ``source``, its steps marked, to the file ``target`` (packed).
 
     ``told`` are its conditions as JSON, which go before the events. Where the loop counted its steps the
     marks have its numbers, else they begin at 0.
@@ -136,7 +136,7 @@ def write_marked(
     first = number_first([(one.start, one.end) for one in marks], trace.header.base_time_ns, counted)
     if told and is_known(first):
         told = json.dumps({**json.loads(told), "first_step": first})
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with (
         open(source, "rb") as events,
         os.fdopen(descriptor, "wb") as packed,

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from tpmon.foreign_file import open_foreign, own
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.stacks import StackFrame
@@ -52,8 +53,7 @@ def plan_edit(
         return Missing(f"{place} is no file: its code came from somewhere else")
     path = f"{_find_root(pid, proc)}{frame.file}" if is_known(pid) else frame.file
     try:
-        with open(path, "rb") as file:
-            file.read(1)
+        os.close(open_foreign(path, own(), follows=True))
     except OSError as error:
         return Missing(f"cannot open {place} here: {error.strerror or error}")
     return EditorCall((*command, f"+{max(1, frame.line)}", path), place)

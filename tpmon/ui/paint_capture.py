@@ -19,6 +19,7 @@ _QUESTIONS = {
     CaptureStage.PLANNED: "t or Enter profiles one step and says the price; esc leaves",
     CaptureStage.SIZING: "t or esc cancels it",
     CaptureStage.PRICED: "t or Enter records them at this price; esc leaves, nothing is recorded",
+    CaptureStage.DEAR: "t or Enter records them all the same; esc leaves, nothing is recorded",
     CaptureStage.RECORDING: "t or esc cancels it: no file is left then; 8 leaves it to go on",
 }
 _UNSIZED = {
