@@ -23,7 +23,7 @@ from tpmon.probe.gpu_wire import (
 from tpmon.probe.nvml import blank_fast
 
 SECOND_NS = 1_000_000_000
-IDENTITY = Identity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0)
+IDENTITY = Identity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0, True)
 
 
 class Story:

@@ -91,7 +91,7 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
     nvml = FakeNvml()
     reader, clock = make_reader(nvml)
     assert reader.read().lost is NOT_APPLICABLE
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith("nvmlDevice")}
+    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
     clock.step(1)
     line = reader.read()
     assert line.lost == describe_code(code)

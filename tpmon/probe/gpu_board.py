@@ -172,6 +172,12 @@ class Board:
         return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
+        self._driver = Driver(
+            driver_version=map_known(lambda text: clean_text(text, 40), line.driver_version),
+            cuda_version=map_known(lambda text: clean_text(text, 40), line.cuda_version),
+        )
+        if self.answered:
+            return  # the versions came later than the cards
         if self._ended:
             how, ended_ns = self._ended
             last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
@@ -185,10 +191,6 @@ class Board:
         self._notes.clear()  # a new child says anew what it cannot do
         self._expected = max(0, min(line.cards, MAX_CARDS))
         self._driver_ns = now_ns
-        self._driver = Driver(
-            driver_version=map_known(lambda text: clean_text(text, 40), line.driver_version),
-            cuda_version=map_known(lambda text: clean_text(text, 40), line.cuda_version),
-        )
 
     def _on_failure(self, line: FailureLine) -> None:
         reason = _FAILURES.get(line.code) or point_to(drop_pointers(clean_text(line.reason)), "nvml")
@@ -216,7 +218,7 @@ class Board:
         sample = track.sample(key)
         self._slots[key] = _Slot(track, sample)
         self._seen.add(key)
-        if sample.state is not before:
+        if (sample.state is GpuState.LOST) != (before is GpuState.LOST):
             what = f"is lost: {line.lost}" if is_known(line.lost) else "answers again"
             self._events.append(clean_text(f"GPU {line.index} ({sample.name}) {what}"))
 
@@ -273,7 +275,7 @@ class Board:
         if self._expected and key not in self._seen and len(self._seen) >= self._expected:
             gone = "the driver lists this card no more"
             sample = replace(without_live(sample, gone), state=GpuState.LOST)
-        elif sample.state is GpuState.OK and late_s > GRACE_S:
+        elif sample.state is not GpuState.LOST and late_s > GRACE_S:
             sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
         return Card(replace(sample, age_s=age_s), slot.track.identity.minor)
 
