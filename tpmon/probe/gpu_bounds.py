@@ -14,30 +14,19 @@ from typing import Any
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.known import Known, Missing, is_known, known_or
 
-POWER_RATIO = 1.3
-"""Power over its limit that a second may have: the limiter of a card takes some tenths of it."""
-CLOCK_RATIO = 1.5
-"""Clock over the highest: the table of a driver can lag behind what the card does."""
-APART_PCT = 25.0
-"""By how much SM activity may pass U, which it is a part of: the two are not of quite the same second."""
-REST_PCT = 20.0
-"""U below which a card mostly rests; from it on some process of its list computed."""
-FULL_POWER_RATIO = 0.75
-"""Power over its limit of which no card is capable that rests,"""
-REST_CLOCK_RATIO = 0.15
-"""or whose clock over the highest is so low."""
-LANE_BYTES_S = 0.25e9
-"""Of a lane of PCIe generation 1; each later one has at most twice that of the one before."""
-LINK_RATIO = 1.2
+POWER_RATIO = 1.3  # over the limit: a limiter takes some tenths of a second
+CLOCK_RATIO = 1.5  # over the highest: the table of a driver can lag behind its card
+APART_PCT = 25.0  # SM activity over U, of which it is a part: the two are not of quite the same second
+REST_PCT = 20.0  # U below which a card mostly rests; from it on some process computed
+FULL_POWER_RATIO = 0.75  # over the limit: no card that rests draws it,
+REST_CLOCK_RATIO = 0.15  # and none at so little of its highest clock
+LANE_BYTES_S = 0.3e9  # of PCIe generation 1, and a fifth; each later one at most doubles it
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of include/linux/threads.h
-_MOST_BYTES = 64 << 40
-
-LEAST_W, _MOST_W = 0.1, 5000.0
+LEAST_W, _MOST_W, _MOST_BYTES = 0.1, 5000.0, 64 << 40
 
 _LIMITS = (
     (("power_limit_w",), "W", 1, _MOST_W),
-    (("sm_clock_max_mhz",), "MHz", 100, 10_000),
-    (("memory_clock_max_mhz",), "MHz", 100, 50_000),
+    (("sm_clock_max_mhz", "memory_clock_max_mhz"), "MHz", 100, 50_000),
     (("memory_total_bytes",), "bytes", 1, _MOST_BYTES),
     (("pcie_generation_max",), "", 1, 8),
     (("pcie_width_max",), "lanes", 1, 32),
@@ -79,7 +68,7 @@ def _link_bytes_s(generation: Known[int], width: Known[int]) -> float:
     """Return the most that a PCIe link moves in one direction."""
     if not is_known(generation) or not is_known(width):
         return math.inf
-    return LANE_BYTES_S * 2.0 ** (generation - 1) * width * LINK_RATIO
+    return LANE_BYTES_S * 2.0 ** (generation - 1) * width
 
 
 def _list_limits(sample: GpuSample) -> dict[str, float]:

@@ -119,18 +119,6 @@ _OLDEST_NS = 5_000_000_000
 """How old a driver's own reading may be when it hands it out."""
 
 
-def place_stamp(stamp_us: int, before_ns: int, after_ns: int, since_1970_ns: int) -> int:
-    """Return when a counter was read, on the clock of ``before_ns`` and ``after_ns``, which enclose the call.
-
-    By its own stamp, in microseconds since 1970 (nvml.h) or since the start of the machine, where that may
-    be; else the middle of the call. ``since_1970_ns`` is the time since 1970 at ``after_ns``.
-    """
-    for stamp_ns in (stamp_us * 1000 - since_1970_ns + after_ns, stamp_us * 1000):
-        if before_ns - _OLDEST_NS <= stamp_ns <= after_ns:
-            return stamp_ns
-    return (before_ns + after_ns) // 2
-
-
 class Calls:
     """Call NVML for one card, and count how many calls found the card or the driver gone."""
 
@@ -145,6 +133,7 @@ class Calls:
         self.asking: tuple[Question, int] | None = None
         """What the driver is being asked, and since when, by the clock."""
         self._clock = clock
+        self._span_ns = (0, 0)
         self._stuck = {} if stuck is None else stuck
         self._silent: dict[Question, Missing] = {}
         self._answered = 0
@@ -164,16 +153,30 @@ class Calls:
         if function is None:
             missing = self._silent[key] = Missing("this nvidia-ml-py does not have the call")
             return missing
-        self.asking = (key, self._clock())
+        before_ns = self._clock()
+        self.asking = (key, before_ns)
         try:
             answer = function(*args)
         except Exception as error:  # noqa: BLE001  # whatever a call raises costs its field alone
             return self._fail(key, error)
         finally:
             self.asking = None
+            self._span_ns = (before_ns, self._clock())
         self._answered += 1
         # pynvml up to 11.4 and nvidia-ml-py3 return C strings as they are.
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+    def place(self, stamp_us: int) -> int:
+        """Return when a counter that the last call told was so, on the clock of this object.
+
+        By its own stamp, in microseconds since 1970 (nvml.h) or since the start of the machine, where it was
+        made during the call or a little before; else that was the middle of the call.
+        """
+        before_ns, after_ns = self._span_ns
+        for stamp_ns in (stamp_us * 1000 - time.time_ns() + self._clock(), stamp_us * 1000):
+            if before_ns - _OLDEST_NS <= stamp_ns <= after_ns:
+                return stamp_ns
+        return (before_ns + after_ns) // 2
 
     def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Counted]:
         """Read field values by (id, scope), in order, each with the time at which it was so.
@@ -182,14 +185,12 @@ class Calls:
         past their place (nvitop carries the same guard).
         """
         guard = (wanted[0][0], 0)
-        answer, place = self.time_call(lambda: self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard]))
+        answer = self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard])
         if isinstance(answer, Missing):
-            return [(answer, place(0))] * len(wanted)
-        entries = [
-            (_value_of(entry, field), place(entry[2]))
-            for entry, (field, _) in zip(_unpack(answer), wanted, strict=False)
-        ]
-        return entries + [(Missing("no answer for this field"), place(0))] * (len(wanted) - len(entries))
+            return [(answer, self.place(0))] * len(wanted)
+        entries = zip(_unpack(answer), wanted, strict=False)
+        told = [(_value_of(entry, field), self.place(entry[2])) for entry, (field, _) in entries]
+        return told + [(Missing("no answer for this field"), self.place(0))] * (len(wanted) - len(told))
 
     def note_failure(self, error: BaseException) -> Missing:
         """Count and describe a failure of a call that the caller made itself."""
@@ -217,13 +218,6 @@ class Calls:
         """Say why the card is lost if most calls of this round said so, else "". ``is_blank``: none told."""
         lost = self._lost > self._answered and (is_blank or self._lost_code != UNKNOWN)
         return describe_code(self._lost_code) if lost else ""
-
-    def time_call(self, call: Callable[[], Known[Any]]) -> tuple[Known[Any], Callable[[int], int]]:
-        """Make a call; return its answer, and what places a stamp of it on this clock (``place_stamp``)."""
-        before_ns = self._clock()
-        answer = call()
-        after_ns, since_1970_ns = self._clock(), time.time_ns()
-        return answer, lambda stamp_us: place_stamp(stamp_us, before_ns, after_ns, since_1970_ns)
 
     def gone_code(self) -> int:
         """Return the NVML code if most calls of this round found no driver, else 0."""

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 from tpmon.model.doctor import point_to
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Missing, is_known, map_known
 from tpmon.probe.gpu_calls import STUCK, Calls, Question, code_of, describe_code, describe_error
 from tpmon.probe.gpu_wire import DriverLine, FailureLine, Line, NoteLine, XidLine, encode_line
 from tpmon.probe.nvml import CLOSED_S, CardReader
@@ -136,14 +136,9 @@ def _start(name: str, work: Callable[..., object], *args: Any) -> threading.Thre
 def _tell_versions(nvml: Any, cards: int, pipe: _Pipe) -> None:
     calls = Calls(nvml)
     version = calls.ask("nvmlSystemGetDriverVersion")
-    pipe.send(Line(driver=DriverLine(version, _cuda_version(calls), cards)))
-
-
-def _cuda_version(calls: Calls) -> Known[str]:
-    version = calls.ask("nvmlSystemGetCudaDriverVersion_v2")
-    if isinstance(version, Missing):
-        return version
-    return f"{version // 1000}.{version % 1000 // 10}"
+    cuda = calls.ask("nvmlSystemGetCudaDriverVersion_v2")
+    cuda_version = map_known(lambda number: f"{number // 1000}.{number % 1000 // 10}", cuda)
+    pipe.send(Line(driver=DriverLine(version, cuda_version, cards)))
 
 
 class _CardWatch:

@@ -257,8 +257,10 @@ class CardTrack:
         window = tuple(self.window)
         line = window[-1]
         fast, slow, identity, health = line.fast, self.slow, self.identity, self.health
+        # Which processes hang on a lost card is what one wants to know of it.
+        before = self.answered.fast if is_known(line.lost) and self.answered else fast
         power, power_source = mean_power(window, slow.power_limit_w)
-        listed = _list_processes(fast)
+        listed = _list_processes(before)
         busy = fast.busy
         gpm = fast.gpm if is_known(fast.gpm) else Gpm(*[fast.gpm] * len(fields(Gpm)))
         sample = GpuSample(
@@ -281,7 +283,7 @@ class CardTrack:
             nvlink_tx_bytes_s=_first_known(gpm.nvlink_tx_bytes_s, rate(window, Counter.NVLINK_TX)),
             nvlink_rx_bytes_s=_first_known(gpm.nvlink_rx_bytes_s, rate(window, Counter.NVLINK_RX)),
             memory_used_bytes=fast.memory_used_bytes,
-            memory_total_bytes=fast.memory_total_bytes,
+            memory_total_bytes=before.memory_total_bytes,
             power_w=power,
             power_source=power_source,
             power_limit_w=slow.power_limit_w,
@@ -311,19 +313,10 @@ class CardTrack:
             pids_are_visible_only=False,
             lists_only=NOT_APPLICABLE,
         )
-        if not is_known(line.lost):
-            sample = bound_sample(sample)
-            return hold_against(sample, least_power(window, sample.power_w), identity.is_pcie, self.computed)
-        # Which processes hang on a lost card is what one wants to know of it.
-        before = self.answered.fast if self.answered else fast
-        listed = _list_processes(before)
-        sample = replace(
-            sample,
-            memory_total_bytes=before.memory_total_bytes,
-            processes=listed,
-            pids=map_known(lambda _: (), listed),
-        )
-        return without_live(bound_sample(sample), line.lost)
+        sample = bound_sample(sample)
+        if is_known(line.lost):
+            return without_live(sample, line.lost)
+        return hold_against(sample, least_power(window, sample.power_w), identity.is_pcie, self.computed)
 
     def last_answer_ns(self) -> int:
         """Return when the card last answered, else when it was first seen. CLOCK_MONOTONIC."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
@@ -19,8 +19,8 @@ from tpmon.probe.gpu_gpm import GpmSampler
 from tpmon.probe.gpu_mig import MigReader
 from tpmon.probe.gpu_processes import ProcessList
 from tpmon.probe.gpu_wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
-from tpmon.probe.host import parse_meminfo
-from tpmon.probe.procread import PROC, read_file
+
+T = TypeVar("T")
 
 SLOW_S = 10.0
 HEALTH_S = 30.0
@@ -53,6 +53,7 @@ _POLICY_POWER, _POLICY_THERMAL = 0, 1
 _MEMORY_V2 = 0x02000028
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
+SHARED = Missing("shares the host's memory")
 _BUS_PCIE = 2  # NVML_BUS_TYPE_PCIE
 
 # nvml.h field ids, in the order of Counters, then the memory temperature.
@@ -73,6 +74,10 @@ def measure_busy(values: Sequence[int]) -> Busy:
         idle_ratio=sum(value <= _IDLE_PCT for value in values) / count,
         busy_ratio=sum(value >= _BUSY_PCT for value in values) / count,
     )
+
+
+def _either(other: Known[T], first: Missing) -> Known[T]:
+    return other if is_known(other) else first
 
 
 def _read_violation(status: Any) -> tuple[int, int]:
@@ -258,7 +263,7 @@ class CardReader:
         total = self._checked(answer, lambda info: to_int(info.total))
         unsupported = total == Missing(describe_code(NOT_SUPPORTED))
         if total == 0 or (unsupported and self._identity and self._identity.is_pcie is False):
-            return read_host_memory()
+            return SHARED, SHARED
         return self._checked(answer, lambda info: to_int(info.used)), total
 
     def _read_counters(self, now_ns: int) -> tuple[Counters, Known[int]]:
@@ -278,25 +283,23 @@ class CardReader:
         return Counters(tuple(value for value, _ in counted), after_us), memory[0]
 
     def _count(self, name: str, args: tuple[int, ...], read: Callable[[Any], tuple[int, int]]) -> Counted:
-        kind = sum(args)
-        answer, place = self.calls.time_call(lambda: self.calls.ask(name, self.handle, *args, kind=kind))
-        both = self._checked(answer, read)
-        return (both, place(0)) if isinstance(both, Missing) else (both[0], place(both[1]))
+        both = self._checked(self.calls.ask(name, self.handle, *args, kind=sum(args)), read)
+        return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
 
     def _read_temperature(self) -> Known[float]:
+        # The older call leaves with CUDA 14.
         value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
-        if isinstance(value, Missing):
-            # The older call leaves with CUDA 14.
-            newer = self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
-            return newer if is_known(newer) else value
-        return value
+        return (
+            value
+            if is_known(value)
+            else _either(self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU), value)
+        )
 
     def _read_reasons(self) -> Known[int]:
         value = self._whole("nvmlDeviceGetCurrentClocksEventReasons")
         if isinstance(value, Missing):
             # The same bits under the name that drivers before 535 have.
-            older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
-            value = older if is_known(older) else value
+            value = _either(self._whole("nvmlDeviceGetCurrentClocksThrottleReasons"), value)
         return bound(value, "as reasons", 0, MOST_REASONS)
 
     def _read_slow(self) -> Slow:
@@ -338,17 +341,6 @@ class CardReader:
             slowdown_c=self._number("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
             is_pcie=map_known(lambda bus: bus == _BUS_PCIE, self._whole("nvmlDeviceGetBusType")),
         )
-
-
-def read_host_memory() -> tuple[Known[int], Known[int]]:
-    """Return what is used of the memory of a host that shares it with its card, and all of it, in bytes."""
-    try:
-        raw = read_file(f"{PROC}/meminfo", 8192)
-    except OSError as error:
-        shared = Missing(f"shares the host's memory ({error.strerror})")
-        return shared, shared
-    free, total = parse_meminfo(raw, b"MemAvailable:"), parse_meminfo(raw, b"MemTotal:")
-    return (total - free if is_known(free) and is_known(total) else free), total
 
 
 def blank_fast(reason: str) -> Fast:
