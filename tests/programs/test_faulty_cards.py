@@ -22,7 +22,7 @@ from tpmon.probe.gpu import GpuProbe
 WATCHED_S = 13.0
 STEADY_S = 8.0
 """From then on each fault shows; those that change something do so at 3 s."""
-CARDS_A_CHILD = 48
+CARDS_A_CHILD = 50
 UNSET, WILD = 0xFFFFFFFF, 2**64 - 1
 
 DEVICE = "nvmlDeviceGet"
@@ -154,6 +154,7 @@ CASES = {
         (f"{PROCESSES}/2 value 99000000000",),
         holds=lambda card: is_known(card.processes) and not is_known(card.processes[0].used_bytes),
     ),
+    **{f"{value} for everything": Case((f"* value {value}",)) for value in (UNSET, WILD, 0, 1, 2**31)},
     # What other readings of the same second deny.
     "rest while SMs are active": says(f"{DEVICE}Samples/1", 0, "sm_pct", ACTIVE),
     "one-shot rest while SMs are active": Case(

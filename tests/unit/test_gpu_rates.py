@@ -270,3 +270,52 @@ def test_xids_are_kept_oldest_first_and_bounded() -> None:
     for xid in range(70):
         track.add_xid(xid)
     assert track.sample("u").xids == tuple(range(6, 70))
+
+
+def test_a_call_that_stalls_moves_no_rate() -> None:
+    # 696 W throughout; the energy is read 300 ms late in each third second.
+    lines = []
+    for second in range(9):
+        late_s = 0.3 if second % 3 == 0 else 0.0
+        counters = count(
+            {Counter.ENERGY: int((second + late_s) * 696_000), Counter.PCIE_TX: int((second + late_s) * 1e9)}
+        )
+        at = tuple(int(late_s * 1e6) for _ in Counter)
+        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
+    for last in range(3, 9):
+        assert mean_power(lines[: last + 1], 700.0) == (pytest.approx(696.0), "energy counter")
+        assert rate(lines[: last + 1], Counter.PCIE_TX) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize(
+    ("energy", "power", "source"),
+    [
+        # It moves each third reading: neither 0 W nor three times the power.
+        ([0, 0, 0, 900_000, 900_000, 900_000, 1_800_000], 300.0, "energy counter"),
+        ([0, 0, 0, 900_000, 900_000, 900_000, 1_800_000, 1_800_000], 300.0, "energy counter"),
+        ([0, 0, 0, 900_000], 310.0, "power sensor"),
+        ([900_000, 1_800_000], 310.0, "power sensor"),
+        ([0, 300_000, *[600_000] * 7], 310.0, "power sensor"),
+        ([0, 100_000, 1_100_000], 310.0, "power sensor"),
+    ],
+)
+def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy: list, power: float, source: str) -> None:
+    lines = [
+        replace(line, fast=replace(line.fast, power_w=310.0))
+        for line in make_window({Counter.ENERGY: energy})
+    ]
+    assert mean_power(lines, 700.0) == (power, source)
+
+
+def test_throttle_shares_take_the_time_of_their_counter() -> None:
+    lines = []
+    for second, late_s in ((0, 0.9), (1, 0.0)):
+        counters = count({Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)})
+        at = tuple(int(late_s * 1e6) for _ in Counter)
+        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
+    assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
+
+
+def test_a_reason_without_a_name_has_a_share() -> None:
+    lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate([0x1000, 0x0])]
+    assert throttle_shares(lines) == (ThrottleShare("unknown reason 0x1000", 50.0, "bit"),)

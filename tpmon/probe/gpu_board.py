@@ -21,6 +21,8 @@ from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
 GRACE_S = 2.0
 """A card whose line is this late is stale: twice what a call may take on a healthy card."""
 PATIENCE_S = 3.0
+OTHERS_S = 0.5
+"""How long a card may stay without a first answer when another has one: all are asked at the same time."""
 MAX_PERIOD_S = 30.0
 MAX_LINES = 64
 """Lines kept of one card; 10 s have 10."""
@@ -257,7 +259,7 @@ class Board:
     def _cards(self, now_ns: int) -> tuple[Card, ...]:
         cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]
         waited_s = (now_ns - self._driver_ns) / 1e9
-        if self._expected and waited_s > PATIENCE_S:
+        if self._expected and waited_s > (OTHERS_S if cards else PATIENCE_S):
             answered = {card.sample.index for card in cards}
             for index in range(self._expected):
                 if index not in answered:

@@ -24,7 +24,7 @@ LANE_BYTES_S = 0.3e9  # of PCIe generation 1, and a fifth; each later one at mos
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of include/linux/threads.h
 LEAST_W, _MOST_W, _MOST_BYTES = 0.1, 5000.0, 64 << 40
 
-_LIMITS = (
+LIMITS = (
     (("power_limit_w",), "W", 1, _MOST_W),
     (("sm_clock_max_mhz", "memory_clock_max_mhz"), "MHz", 100, 50_000),
     (("memory_total_bytes",), "bytes", 1, _MOST_BYTES),
@@ -34,7 +34,7 @@ _LIMITS = (
     (("recovery_action",), "", 0, 255),
 )
 """Readings, their unit, the least and the most that they can be: first those that bound others, or none."""
-_READINGS = (
+READINGS = (
     (("sm_pct", "memory_busy_pct", "sm_active_pct", "occupancy_pct", "tensor_pct", "dram_pct"), "%", 0, 100),
     (("sm_idle_ratio", "sm_busy_ratio"), "", 0, 1),
     (("pcie_tx_bytes_s", "pcie_rx_bytes_s"), "bytes/s", 0, 5e11),
@@ -47,7 +47,7 @@ _READINGS = (
     (("pcie_generation",), "", 1, 8),
     (("pcie_width",), "lanes", 1, 32),
 )
-LIVE = tuple(name for names, *_ in _READINGS for name in names)
+LIVE = tuple(name for names, *_ in READINGS for name in names)
 """What a card that answers no more cannot be said to do now."""
 
 
@@ -89,7 +89,7 @@ def _list_limits(sample: GpuSample) -> dict[str, float]:
 def bound_sample(sample: GpuSample) -> GpuSample:
     """Take out of a sample what cannot be at all."""
     limits: dict[str, float] = {}
-    for table in (_LIMITS, _READINGS):
+    for table in (LIMITS, READINGS):
         changes: dict[str, Any] = {}
         for names, unit, least, most in table:
             for name in names:

@@ -127,7 +127,7 @@ def least_power(window: Sequence[CardLine], power_w: Known[float]) -> Known[floa
     """Return what the card drew throughout the last second; a sensor alone tells of the one before too."""
     told = [power_w, *(line.fast.power_w for line in window[-2:])]
     found = [watts for watts in told if is_known(watts)]
-    return min(found) if len(window) > 1 and found else Missing("not read twice yet")
+    return min(found) if found else power_w
 
 
 _SHARE_COUNTERS = {
