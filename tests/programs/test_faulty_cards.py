@@ -169,7 +169,6 @@ CASES = {
         (f"{DEVICE}Samples/1 value 0", *NO_GPM, f"{FIELDS}/83 rate 70000", f"{DEVICE}PowerUsage value 70000"),
         holds=near("sm_pct", 0, 0),
     ),
-    "clock of a card at rest at full power": says(f"{DEVICE}ClockInfo/1", 210, "sm_clock_mhz", "of 700 W"),
     "a share of nobody": Case((f"{SHARES} value 0",), holds=of_first(lambda pct: not is_known(pct))),
     "the share of one": Case((), holds=of_first(lambda pct: is_known(pct) and pct > 90)),
     "a share that ends": Case((f"{SHARES} value 0 after 3",), holds=of_first(lambda pct: pct == 0)),

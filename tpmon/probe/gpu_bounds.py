@@ -8,6 +8,7 @@ not measure (utilisation under WSL: nvtop#109; shares of processes: HAMi-core#21
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,8 @@ POWER_RATIO = 1.3  # over the limit: a limiter takes some tenths of a second
 CLOCK_RATIO = 1.5  # over the highest: the table of a driver can lag behind its card
 APART_PCT = 25.0  # SM activity over U, of which it is a part: the two are not of quite the same second
 REST_PCT = 20.0  # U below which a card mostly rests; from it on some process computed
-FULL_POWER_RATIO = 0.75  # over the limit: no card that rests draws it,
-REST_CLOCK_RATIO = 0.15  # and none at so little of its highest clock
+FULL_POWER_RATIO = 0.75  # over the limit: no card that rests draws it
+WORK_CLOCK_RATIO = 0.5  # over the highest: a card below it may rest
 LANE_BYTES_S = 0.3e9  # of PCIe generation 1, and a fifth; each later one at most doubles it
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of include/linux/threads.h
 LEAST_W, _MOST_W, _MOST_BYTES = 0.1, 5000.0, 64 << 40
@@ -104,8 +105,10 @@ def bound_sample(sample: GpuSample) -> GpuSample:
 
 
 def _bound_instance(one: MigInstance) -> MigInstance:
-    used = bound(one.memory_used_bytes, "bytes", 0, known_or(one.memory_total_bytes, _MOST_BYTES))
-    return replace(one, memory_used_bytes=used, sm_active_pct=bound(one.sm_active_pct, "%", 0, 100))
+    total = bound(one.memory_total_bytes, "bytes", 0, _MOST_BYTES)
+    used = bound(one.memory_used_bytes, "bytes", 0, known_or(total, _MOST_BYTES))
+    active_pct = bound(one.sm_active_pct, "%", 0, 100)
+    return replace(one, memory_total_bytes=total, memory_used_bytes=used, sm_active_pct=active_pct)
 
 
 def _bound_processes(sample: GpuSample) -> GpuSample:
@@ -120,37 +123,38 @@ def _bound_processes(sample: GpuSample) -> GpuSample:
     return replace(sample, processes=tuple(listed)) if listed else sample
 
 
-def hold_against(sample: GpuSample, drawn_w: Known[float], is_pcie: Known[bool], computed: bool) -> GpuSample:
+def hold_against(
+    sample: GpuSample, sensor_w: Sequence[Known[float]], is_pcie: Known[bool], computed: bool
+) -> GpuSample:
     """Take out of a bounded sample what other readings of the same second contradict.
 
-    ``drawn_w`` is what the card drew throughout that second. ``computed``: the driver ever told of a process
-    that had a share of it.
+    ``sensor_w``: the power now and a second ago, for a sensor tells of the second before too.
+    ``computed``: the driver ever told of a process that had a share of it.
     """
-    changes: dict[str, Any] = {}
-    busy_pct, active_pct = sample.sm_pct, known_or(sample.sm_active_pct, 0.0)
-    draws = _say_full_power(drawn_w, sample.power_limit_w)
-    if is_known(busy_pct):
-        against = draws if busy_pct < REST_PCT else ""
-        if active_pct > busy_pct + APART_PCT:
-            against = f"SMs were active {active_pct:.0f} % of the time"
-        if against:
-            # The driver has all of these from one buffer.
-            names = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
-            denied = Missing(f"the driver says {busy_pct:.0f} %, but {against}")
-            changes |= dict.fromkeys(names, denied) | {"sm_samples": 0}
-        elif busy_pct >= REST_PCT and not computed:
-            changes["processes"] = _deny_zeros(sample.processes, busy_pct)
-    clock_mhz = known_or(sample.sm_clock_mhz, math.inf)
-    if draws and clock_mhz < REST_CLOCK_RATIO * known_or(sample.sm_clock_max_mhz, 0.0):
-        changes["sm_clock_mhz"] = Missing(f"the driver says {clock_mhz:.0f} MHz, but {draws}")
-    changes |= _deny_link(sample, is_pcie)
+    changes = _deny_link(sample, is_pcie)
+    against = _deny_rest(sample, sensor_w)
+    if is_known(busy_pct := sample.sm_pct) and against:
+        # The driver has all of these from one buffer.
+        names = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
+        denied = Missing(f"the driver says {busy_pct:.0f} %, but {against}")
+        changes |= dict.fromkeys(names, denied) | {"sm_samples": 0}
+    elif is_known(busy_pct) and busy_pct >= REST_PCT and not computed:
+        changes["processes"] = _deny_zeros(sample.processes, busy_pct)
     return replace(sample, **changes) if changes else sample
 
 
-def _say_full_power(drawn_w: Known[float], limit_w: Known[float]) -> str:
-    if not is_known(drawn_w) or not is_known(limit_w) or drawn_w < FULL_POWER_RATIO * limit_w:
+def _deny_rest(sample: GpuSample, sensor_w: Sequence[Known[float]]) -> str:
+    """Say what denies that the card rests as much as its utilisation says, "" for nothing."""
+    busy_pct, active_pct = known_or(sample.sm_pct, 100.0), known_or(sample.sm_active_pct, 0.0)
+    if active_pct > busy_pct + APART_PCT:
+        return f"SMs were active {active_pct:.0f} % of the time"
+    watts = min((one for one in (sample.power_w, *sensor_w) if is_known(one)), default=0.0)
+    limit_w = known_or(sample.power_limit_w, math.inf)
+    # A limit may be set so low that a card at rest draws it, at the clock of one.
+    slow = known_or(sample.sm_clock_mhz, math.inf) < WORK_CLOCK_RATIO * known_or(sample.sm_clock_max_mhz, 0.0)
+    if busy_pct >= REST_PCT or watts < FULL_POWER_RATIO * limit_w or slow:
         return ""
-    return f"the card draws {drawn_w:.0f} of {limit_w:.0f} W"
+    return f"the card draws {watts:.0f} of {limit_w:.0f} W"
 
 
 def _deny_zeros(listed: Known[tuple[GpuProcess, ...]], busy_pct: float) -> Known[tuple[GpuProcess, ...]]:

@@ -49,6 +49,7 @@ _WORDS = {
     25: "this driver wants another version of the call",
     UNKNOWN: "unknown driver error",
 }
+UNSUPPORTED = Missing(_WORDS[NOT_SUPPORTED])
 
 # nvml.h, nvmlValueType_t; every field that tpmon reads is a whole number.
 _UNSIGNED_INT = 1
@@ -114,33 +115,27 @@ Counted = tuple[Known[int], int]
 """A counter, and when it was so (CLOCK_MONOTONIC, ns)."""
 Question = tuple[str, int]
 """A name of NVML, and which of the kinds that may differ is asked."""
+Clock = Callable[[], int]
+Stuck = Mapping[Question, Missing]
+NOTHING_STUCK: Stuck = {}
 STUCK = Missing("the driver does not return from this call")
-_OLDEST_NS = 5_000_000_000
-"""How old a driver's own reading may be when it hands it out."""
+_OLDEST_NS = 5_000_000_000  # how old a driver's own reading may be when it hands it out
 
 
 class Calls:
     """Call NVML for one card, and count how many calls found the card or the driver gone."""
 
-    def __init__(
-        self,
-        nvml: Any,
-        clock: Callable[[], int] = time.monotonic_ns,
-        stuck: Mapping[Question, Missing] | None = None,
-    ) -> None:
+    def __init__(self, nvml: Any, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK) -> None:
         """Take the pynvml module; of the questions in ``stuck`` the driver has not returned yet."""
         self.nvml = nvml
         self.asking: tuple[Question, int] | None = None
         """What the driver is being asked, and since when, by the clock."""
         self._clock = clock
         self._span_ns = (0, 0)
-        self._stuck = {} if stuck is None else stuck
+        self._stuck = stuck
         self._silent: dict[Question, Missing] = {}
-        self._answered = 0
-        self._lost = 0
-        self._gone = 0
-        self._lost_code = UNKNOWN
-        self._gone_code = 0
+        self._gone_code, self._lost_code = 0, UNKNOWN
+        self.start_round(retry_silent=False)
 
     def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
         """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""

@@ -24,11 +24,11 @@ from tpmon.probe.nvml import CLOSED_S, CardReader
 MAX_CARDS = 64
 _VERSIONS_WAIT_S = 0.5
 _LOOK_S = 0.25
-_STUCK_S = 1.5
-"""With ``_LOOK_S`` shorter than it takes a card without lines to be called stale."""
+_STUCK_S = 1.5  # with _LOOK_S shorter than it takes a card without lines to be called stale
 _MOST_STUCK = 3
-_OPENING = "nvmlDeviceGetHandleByIndex"
-"""Without it there is no reader; on a card that slept it takes seconds."""
+_OPENING = (
+    "nvmlDeviceGetHandleByIndex"  # nothing is read without it, and of a card that slept it takes seconds
+)
 _XID_EVENTS = 0x8
 _XID_WAIT_MS = 1000
 _TIMEOUT = 10

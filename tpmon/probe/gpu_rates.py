@@ -22,10 +22,8 @@ MAX_SPAN_S = 15.0
 """Two readings further apart (a child restart) say nothing about a second."""
 MAX_XIDS = 64
 NAME_LIMIT = 80
-SLOW_COUNTER_S = 5.0
-"""A counter that does not move for so long stands still, and one interval of it is a mean like any."""
-FIRST_RATIO = 1.4
-"""How far the first interval of an energy counter may lie from the sensor."""
+SLOW_COUNTER_S = 5.0  # a counter that does not move for so long stands still
+FIRST_RATIO = 1.4  # how far the first interval of an energy counter may lie from the sensor
 
 REASON_IDLE = 0x1
 # nvml.h, nvmlClocksEventReason*; the last two under their old throttle names only.
@@ -123,13 +121,6 @@ def mean_power(window: Sequence[CardLine], limit_w: Known[float]) -> tuple[Known
     return sensor, sensor if isinstance(sensor, Missing) else "power sensor"
 
 
-def least_power(window: Sequence[CardLine], power_w: Known[float]) -> Known[float]:
-    """Return what the card drew throughout the last second; a sensor alone tells of the one before too."""
-    told = [power_w, *(line.fast.power_w for line in window[-2:])]
-    found = [watts for watts in told if is_known(watts)]
-    return min(found) if found else power_w
-
-
 _SHARE_COUNTERS = {
     "power cap": Counter.POWER_CAP,
     "sync boost": Counter.SYNC_BOOST,
@@ -203,12 +194,6 @@ def _clean_instance(instance: MigInstance) -> MigInstance:
     return replace(instance, uuid=clean_text(instance.uuid, NAME_LIMIT))
 
 
-def _state_of(line: CardLine) -> GpuState:
-    if is_known(line.lost):
-        return GpuState.LOST
-    return GpuState.REFUSED if line.fast.is_blank else GpuState.OK
-
-
 def _margin(slow: Slow, identity: Identity, temperature: Known[float]) -> Known[float]:
     if is_known(slow.margin_c):
         return slow.margin_c
@@ -262,12 +247,13 @@ class CardTrack:
         power, power_source = mean_power(window, slow.power_limit_w)
         listed = _list_processes(before)
         busy = fast.busy
+        answers = GpuState.REFUSED if fast.is_blank else GpuState.OK
         gpm = fast.gpm if is_known(fast.gpm) else Gpm(*[fast.gpm] * len(fields(Gpm)))
         sample = GpuSample(
             index=line.index,
             uuid=clean_text(uuid, NAME_LIMIT),
             name=clean_text(identity.name, NAME_LIMIT) if is_known(identity.name) else "unknown card",
-            state=_state_of(line),
+            state=GpuState.LOST if is_known(line.lost) else answers,
             age_s=0.0,
             sm_pct=map_known(lambda value: value.mean_pct, busy),
             sm_samples=busy.samples if is_known(busy) else 0,
@@ -316,7 +302,8 @@ class CardTrack:
         sample = bound_sample(sample)
         if is_known(line.lost):
             return without_live(sample, line.lost)
-        return hold_against(sample, least_power(window, sample.power_w), identity.is_pcie, self.computed)
+        sensor_w = [one.fast.power_w for one in window[-2:]]
+        return hold_against(sample, sensor_w, identity.is_pcie, self.computed)
 
     def last_answer_ns(self) -> int:
         """Return when the card last answered, else when it was first seen. CLOCK_MONOTONIC."""

@@ -7,20 +7,18 @@ questions a second; calls that block (PCIe throughput: 20 ms each) are never use
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.gpu_bounds import bound
-from tpmon.probe.gpu_calls import NOT_SUPPORTED, Calls, Counted, Question, describe_code, to_float, to_int
+from tpmon.probe.gpu_calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
 from tpmon.probe.gpu_gpm import GpmSampler
 from tpmon.probe.gpu_mig import MigReader
 from tpmon.probe.gpu_processes import ProcessList
 from tpmon.probe.gpu_wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
-
-T = TypeVar("T")
 
 SLOW_S = 10.0
 HEALTH_S = 30.0
@@ -76,10 +74,6 @@ def measure_busy(values: Sequence[int]) -> Busy:
     )
 
 
-def _either(other: Known[T], first: Missing) -> Known[T]:
-    return other if is_known(other) else first
-
-
 def _read_violation(status: Any) -> tuple[int, int]:
     return to_int(status.violationTime), to_int(status.referenceTime)
 
@@ -96,11 +90,7 @@ class CardReader:
     """Read one card. Owned by one thread; a call that hangs hangs that thread alone."""
 
     def __init__(
-        self,
-        nvml: Any,
-        index: int,
-        clock: Callable[[], int] = time.monotonic_ns,
-        stuck: Mapping[Question, Missing] | None = None,
+        self, nvml: Any, index: int, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK
     ) -> None:
         """Name the card by NVML index; nothing is called until ``read``, and nothing of what is ``stuck``."""
         self.calls = Calls(nvml, clock, stuck)
@@ -181,9 +171,8 @@ class CardReader:
     def _blank_line(self, now_ns: int, reason: str) -> CardLine:
         lost = self.calls.lost_reason(is_blank=True) or NOT_APPLICABLE
         identity = self._identity or NOT_APPLICABLE
-        none = NOT_APPLICABLE
-        fast = blank_fast(reason)
-        return CardLine(self.index, self.uuid, now_ns, CLOSED_S, lost, fast, none, none, identity)
+        no, fast = NOT_APPLICABLE, blank_fast(reason)
+        return CardLine(self.index, self.uuid, now_ns, CLOSED_S, lost, fast, no, no, identity)
 
     def _number(self, name: str, *args: Any, kind: int = 0, scale: float = 1.0) -> Known[float]:
         answer = self.calls.ask(name, self.handle, *args, kind=kind)
@@ -261,8 +250,7 @@ class CardReader:
         if isinstance(answer, Missing):
             answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, kind=1)
         total = self._checked(answer, lambda info: to_int(info.total))
-        unsupported = total == Missing(describe_code(NOT_SUPPORTED))
-        if total == 0 or (unsupported and self._identity and self._identity.is_pcie is False):
+        if total == 0 or (total == UNSUPPORTED and self._identity and self._identity.is_pcie is False):
             return SHARED, SHARED
         return self._checked(answer, lambda info: to_int(info.used)), total
 
@@ -287,19 +275,19 @@ class CardReader:
         return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
 
     def _read_temperature(self) -> Known[float]:
-        # The older call leaves with CUDA 14.
         value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
-        return (
-            value
-            if is_known(value)
-            else _either(self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU), value)
-        )
+        if isinstance(value, Missing):
+            # The older call leaves with CUDA 14.
+            newer = self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
+            return newer if is_known(newer) else value
+        return value
 
     def _read_reasons(self) -> Known[int]:
         value = self._whole("nvmlDeviceGetCurrentClocksEventReasons")
         if isinstance(value, Missing):
             # The same bits under the name that drivers before 535 have.
-            value = _either(self._whole("nvmlDeviceGetCurrentClocksThrottleReasons"), value)
+            older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
+            value = older if is_known(older) else value
         return bound(value, "as reasons", 0, MOST_REASONS)
 
     def _read_slow(self) -> Slow:
