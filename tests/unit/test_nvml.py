@@ -316,3 +316,37 @@ def test_the_size_zero_quirk_is_no_failure() -> None:
     listed = make_reader(Empty())[0].read().fast.processes
     assert is_known(listed)
     assert listed[0].sm_pct == Missing("no sample since the last reading")
+
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("stamp", "expected_s"),
+    [
+        (0, 100.4),
+        (2**53, 100.4),
+        (2**63 - 1, 100.4),
+        # Since the start of the machine: during the call, before it, too long before it, after it.
+        (100_700_000, 100.7),
+        (98_000_000, 98.0),
+        (90_000_000, 100.4),
+        (100_900_000, 100.4),
+    ],
+)
+def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(stamp: int, expected_s: float) -> None:
+    times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
+    calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
+    calls.ask("nvmlSystemGetDriverVersion")
+    assert calls.place(stamp) / 1e9 == pytest.approx(expected_s)
+
+
+def test_a_stamp_since_1970_is_placed_whatever_the_clock_of_the_machine_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 1_800_000_000 * SECOND_NS
+    monkeypatch.setattr("time.time_ns", lambda: now_ns)
+    times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
+    calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
+    calls.ask("nvmlSystemGetDriverVersion")
+    assert calls.place((now_ns - 100_000_000) // 1000) == int(100.7 * SECOND_NS)

@@ -22,8 +22,7 @@ from tpmon.probe.gpu_wire import DriverLine, FailureLine, Line, NoteLine, XidLin
 from tpmon.probe.nvml import CLOSED_S, CardReader
 
 MAX_CARDS = 64
-_VERSIONS_WAIT_S = 0.5
-_LOOK_S = 0.25
+_VERSIONS_WAIT_S, _LOOK_S = 0.5, 0.25
 _STUCK_S = 1.5  # with _LOOK_S shorter than it takes a card without lines to be called stale
 _MOST_STUCK = 3
 _OPENING = (
@@ -122,9 +121,8 @@ def _serve(nvml: Any, pipe: _Pipe) -> None:
     _start("xids", _watch_xids, calls, pipe, opened)
     while True:
         time.sleep(_LOOK_S)
-        now_ns = time.monotonic_ns()
         for watch in watches:
-            watch.look(now_ns)
+            watch.look(time.monotonic_ns())
 
 
 def _start(name: str, work: Callable[..., object], *args: Any) -> threading.Thread:
