@@ -181,8 +181,13 @@ CASES = {
         (("pcie_generation", "went over it"), ("pcie_width", "went over it")),
     ),
     "memory of a chip": Case(
-        (f"{DEVICE}MemoryInfo_v2 code 3", f"{DEVICE}MemoryInfo code 3", f"{DEVICE}BusType value 3"),
-        (("memory_used_bytes", "host's"),),
+        (
+            f"{DEVICE}MemoryInfo_v2 code 3",
+            f"{DEVICE}MemoryInfo code 3",
+            f"{DEVICE}BusType code 3",
+            f"{DEVICE}CurrPcieLinkGeneration value 1",
+        ),
+        (("memory_used_bytes", "host's"), ("pcie_generation", "not connected by PCIe")),
     ),
     # A call that is refused.
     "utilisation as under WSL": Case(

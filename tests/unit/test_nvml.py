@@ -12,6 +12,7 @@ from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Missing, is_known
+from tpmon.probe.gpu_bounds import SHARED
 from tpmon.probe.gpu_calls import Calls, describe_code
 from tpmon.probe.gpu_processes import ProcessList
 from tpmon.probe.gpu_wire import Counter, ProcessReading
@@ -117,7 +118,8 @@ def test_one_failing_call_costs_its_own_fields(name: str, code: int) -> None:
     gone = missing_in(found) - missing_in(healthy)
     assert gone == costs
     if name not in ("nvmlDeviceGetSamples", "nvmlDeviceGetProcessesUtilizationInfo"):
-        assert all(found[path] == {"missing": describe_code(code)} for path in costs)
+        reason = SHARED.reason if (name, code) == ("nvmlDeviceGetMemoryInfo", 3) else describe_code(code)
+        assert all(found[path] == {"missing": reason} for path in costs)
     assert found.get("lost") is None
     other = {
         "fast.busy",
@@ -179,15 +181,12 @@ def test_memory_without_a_number_is_missing() -> None:
     assert line.fast.memory_total_bytes == 80 << 30
 
 
-def test_a_card_without_memory_of_its_own_says_so() -> None:
-    nothing = FakeNvml([FakeCard(total=0, used=0)])
-    chip = FakeNvml([FakeCard(bus=3)])
-    chip.failures["nvmlDeviceGetMemoryInfo"] = 3
-    for line in (read_twice(nothing)[1], read_twice(chip)[1]):
-        assert line.fast.memory_used_bytes == Missing("shares the host's memory")
-    board = FakeNvml()
-    board.failures["nvmlDeviceGetMemoryInfo"] = 3
-    assert read_twice(board)[1].fast.memory_used_bytes == Missing("not supported by this card")
+@pytest.mark.parametrize("call_fails", [False, True])
+def test_a_card_without_memory_of_its_own_says_so(call_fails: bool) -> None:
+    nvml = FakeNvml([FakeCard(total=0, used=0)])
+    nvml.failures = {"nvmlDeviceGetMemoryInfo": 3} if call_fails else {}
+    line = make_reader(nvml)[0].read()
+    assert line.fast.memory_used_bytes == line.fast.memory_total_bytes == Missing("shares the host's memory")
 
 
 def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field() -> None:

@@ -24,6 +24,7 @@ WORK_CLOCK_RATIO = 0.5  # over the highest: a card below it may rest
 LANE_BYTES_S = 0.3e9  # of PCIe generation 1, and a fifth; each later one at most doubles it
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of include/linux/threads.h
 LEAST_W, _MOST_W, _MOST_BYTES = 0.1, 5000.0, 64 << 40
+SHARED = Missing("shares the host's memory")  # as a chip that holds CPU and GPU does
 
 LIMITS = (
     (("power_limit_w",), "W", 1, _MOST_W),
@@ -166,7 +167,7 @@ def _deny_zeros(listed: Known[tuple[GpuProcess, ...]], busy_pct: float) -> Known
 
 
 def _deny_link(sample: GpuSample, is_pcie: Known[bool]) -> dict[str, Any]:
-    if is_pcie is False:
+    if is_pcie is False or sample.memory_total_bytes == SHARED:
         names = ("pcie_generation", "pcie_width", "pcie_generation_max", "pcie_width_max")
         return dict.fromkeys(names, Missing("the card is not connected by PCIe"))
     moved = max(known_or(sample.pcie_tx_bytes_s, 0.0), known_or(sample.pcie_rx_bytes_s, 0.0))

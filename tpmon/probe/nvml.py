@@ -13,7 +13,7 @@ from typing import Any
 
 from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
-from tpmon.probe.gpu_bounds import bound
+from tpmon.probe.gpu_bounds import SHARED, bound
 from tpmon.probe.gpu_calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
 from tpmon.probe.gpu_gpm import GpmSampler
 from tpmon.probe.gpu_mig import MigReader
@@ -51,7 +51,6 @@ _POLICY_POWER, _POLICY_THERMAL = 0, 1
 _MEMORY_V2 = 0x02000028
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
-SHARED = Missing("shares the host's memory")
 _BUS_PCIE = 2  # NVML_BUS_TYPE_PCIE
 
 # nvml.h field ids, in the order of Counters, then the memory temperature.
@@ -159,7 +158,7 @@ class CardReader:
         self.handle = handle
         self.uuid = self._read_uuid(handle) or self.uuid
         self._gpm = GpmSampler(self.calls, handle)
-        self._mig = None
+        self._mig = self._has_links = None
         self._slow_due_ns = self._health_due_ns = 0
         return None
 
@@ -209,7 +208,7 @@ class CardReader:
         )
 
     def _add_users(self, fast: Fast) -> Fast:
-        """Add who uses the card and how: calls that a driver has stalled in more often than in the others."""
+        """Add who uses the card, and its GPM: neither keeps back what the card itself says each second."""
         instances: tuple[MigInstance, ...] = ()
         if self._mig is None:
             processes = self._processes.read(self.handle, with_busy=True)
@@ -250,7 +249,7 @@ class CardReader:
         if isinstance(answer, Missing):
             answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, kind=1)
         total = self._checked(answer, lambda info: to_int(info.total))
-        if total == 0 or (total == UNSUPPORTED and self._identity and self._identity.is_pcie is False):
+        if total in (0, UNSUPPORTED):
             return SHARED, SHARED
         return self._checked(answer, lambda info: to_int(info.used)), total
 
