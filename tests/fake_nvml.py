@@ -24,6 +24,7 @@ class FakeCard:
     uuid: str = "GPU-0000"
     name: str = "NVIDIA H100 80GB HBM3"
     minor: int = 0
+    bus: int = 2
     samples: list[tuple[int, int]] = field(default_factory=lambda: [(10 * SECOND_US, 50)])
     memory_samples: list[tuple[int, int]] = field(default_factory=lambda: [(10 * SECOND_US, 20)])
     used: Any = 30 << 30
@@ -94,13 +95,16 @@ class FakeNvml:
 
         def run(*args: Any) -> Any:
             self.calls.append(name)
-            if name in self.hang and args and self.cards.index(args[0]) in self.hang[name]:
+            if name in self.hang and args and self._index_of(args[0]) in self.hang[name]:
                 threading.Event().wait()
             if name in self.failures:
                 raise pynvml.NVMLError(self.failures[name])
             return call(*args)
 
         return run
+
+    def _index_of(self, card: FakeCard | int) -> int:
+        return card if isinstance(card, int) else self.cards.index(card)
 
     def _nvmlGetFunctionPointer(self, symbol: str) -> Any:
         if symbol not in self.symbols:
@@ -130,6 +134,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMinorNumber(self, card: FakeCard) -> int:
         return card.minor
+
+    def nvmlDeviceGetBusType(self, card: FakeCard) -> int:
+        return card.bus
 
     def nvmlDeviceGetMaxClockInfo(self, card: FakeCard, kind: int) -> int:
         return {1: 1980, 2: 2619}[kind]

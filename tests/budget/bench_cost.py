@@ -26,6 +26,7 @@ from tests.budget.measure import (
     run_cpu_seconds,
     say_neighbours,
 )
+from tests.cards import build_library
 
 HERE = Path(__file__).parent
 TPMON = [str(Path(sys.executable).with_name("tpmon"))]
@@ -34,7 +35,6 @@ NO_LOOKS = ("--hang-after", "1h")
 NO_CARDS: Mapping[str, str] = {}
 KEYS_ANSWERED = b"\x1b[?1004h"
 """Textual asks for reports of the focus as it begins to read keys."""
-NVML = "libnvidia-ml.so.1"
 
 
 def build_cards(folder: str, tree: int) -> Mapping[str, str]:
@@ -42,10 +42,7 @@ def build_cards(folder: str, tree: int) -> Mapping[str, str]:
 
     Each card lists one rank of the tree. Raises FileNotFoundError where there is no C compiler.
     """
-    command = ["cc", "-shared", "-fPIC", "-O1", "-o", os.path.join(folder, NVML), str(HERE / "cards.c")]
-    subprocess.run(command, check=True)
-    ranks = ",".join(str(pid) for pid in sorted(children_of(tree)))
-    return {"LD_LIBRARY_PATH": folder, "TPMON_BENCH_PIDS": ranks}
+    return build_library(folder) | {"TPMON_BENCH_PIDS": ",".join(map(str, sorted(children_of(tree))))}
 
 
 def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.test_gpu_rates import FAST, make_line
-from tpmon.model.gpu import Driver, GpuSample, GpuState, is_no_card
+from tpmon.model.gpu import NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu_board import NOT_VISIBLE, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu_driver import DriverCard, Listed
@@ -24,7 +24,7 @@ from tpmon.probe.gpu_wire import (
 from tpmon.probe.nvml import blank_fast
 
 SECOND_NS = 1_000_000_000
-IDENTITY = Identity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0)
+IDENTITY = Identity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0, True)
 
 
 class Story:
@@ -101,6 +101,35 @@ def test_a_card_is_not_stale_before_its_line_is_due() -> None:
     story.second = 11.5
     assert story.cards()[0].state is GpuState.OK
     story.second = 12.5
+    assert story.cards()[0].state is GpuState.STALE
+
+
+def test_a_card_is_missed_within_a_second_where_another_answers() -> None:
+    story = Story()
+    story.driver(2)
+    story.second = 1
+    assert story.read().gpus == Missing(NOT_YET)
+    story.card(0)
+    assert [card.state for card in story.cards()] == [GpuState.OK, GpuState.STALE]
+
+
+def test_versions_that_come_late_change_nothing_else() -> None:
+    story = Story()
+    story.board.on_line(Line(driver=DriverLine(Missing("late"), Missing("late"), 1)), 0)
+    story.card(0)
+    story.note("Xid events are not watched", passing=False)
+    story.driver(1)
+    reading = story.read()
+    assert reading.driver == Driver("580.65.06", "13.0")
+    assert (reading.events, reading.notes) == ((), ("Xid events are not watched",))
+
+
+def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok() -> None:
+    story = Story()
+    story.driver(1)
+    story.card(0, fast=blank_fast("no permission"), next_s=30.0)
+    assert (story.cards()[0].state, story.read().events) == (GpuState.REFUSED, ())
+    story.second = 40
     assert story.cards()[0].state is GpuState.STALE
 
 

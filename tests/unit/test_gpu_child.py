@@ -63,20 +63,18 @@ def test_cards_are_read_with_their_processes() -> None:
 
 
 WEDGE_ONE = """
-began = time.monotonic()
-class Wedged(FakeNvml):
-    def nvmlDeviceGetPowerUsage(self, card):
-        if card is self.cards[1] and time.monotonic() - began > {after}:
-            time.sleep(600)
-        return 1000
-nvml = Wedged(cards)
+def wedge():
+    nvml.hang.update({{name: {{1}} for name in dir(FakeNvml) if name.startswith("nvmlDevice")}})
+threading.Timer({after}, wedge).start()
+if not {after}:
+    wedge()
 """
 
 
 @pytest.fixture(scope="module")
 def wedging() -> Iterator[tuple[GpuProbe, GpuProbe]]:
     """Start a child whose card wedges after its first lines, and one whose card never answers."""
-    probes = (start_child(WEDGE_ONE.format(after=0.5)), start_child(WEDGE_ONE.format(after=-1)))
+    probes = (start_child(WEDGE_ONE.format(after=0.5)), start_child(WEDGE_ONE.format(after=0)))
     yield probes
     for probe in probes:
         probe.stop()
@@ -93,7 +91,7 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
     assert max(first.age_s, third.age_s) < wedged.age_s
     assert wedged.age_s >= 3
     assert wedged.sm_pct == Missing("the card does not answer")
-    assert first.power_w == third.power_w == 1.0
+    assert first.power_w == third.power_w == 412.5
     pid = probe.child_pid()
     assert is_known(pid)
     started = time.monotonic()
@@ -107,6 +105,38 @@ def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, Gpu
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
     assert is_known(reading.gpus)
     assert reading.gpus[1].uuid == "card-1"
+
+
+@pytest.mark.parametrize(
+    ("call", "reading"),
+    [
+        ("nvmlDeviceGetName", "name"),
+        ("nvmlDeviceGetRemappedRows", "remapped_rows_failed"),
+        ("nvmlDeviceGetPowerUsage", "power_limit_w"),
+    ],
+)
+def test_a_call_that_never_returns_costs_its_own_reading(call: str, reading: str) -> None:
+    probe = start_child(f"nvml.hang[{call!r}] = {{1}}")
+    seen = read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
+    probe.stop()
+    assert is_known(seen.gpus)
+    wedged = seen.gpus[1]
+    assert wedged.sm_pct == 50.0
+    stuck = Missing("the driver does not return from this call")
+    if reading == "name":
+        assert wedged.name == "unknown card"
+    elif reading == "power_limit_w":
+        assert (wedged.power_limit_w, wedged.power_w) == (700.0, stuck)
+    else:
+        assert (wedged.remapped_rows_failed, wedged.ecc_uncorrected) == (stuck, 2)
+
+
+def test_versions_that_never_come_keep_no_card_back() -> None:
+    probe = start_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)")
+    reading = read_until(probe, has_cards(3))
+    probe.stop()
+    assert is_known(reading.driver)
+    assert reading.driver.driver_version == Missing("the driver does not return from this call")
 
 
 def test_an_init_that_never_returns_blocks_nobody() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -17,11 +17,21 @@ from tpmon.probe.gpu_rates import (
     throttle_shares,
     without_live,
 )
-from tpmon.probe.gpu_wire import Busy, CardLine, Counters, Fast, Health, Identity, ProcessReading, Slow
+from tpmon.probe.gpu_wire import (
+    Busy,
+    CardLine,
+    Counter,
+    Counters,
+    Fast,
+    Health,
+    Identity,
+    ProcessReading,
+    Slow,
+)
 from tpmon.probe.nvml import blank_fast
 
 SECOND_NS = 1_000_000_000
-ZERO = Counters(*[0] * len(fields(Counters)))
+ZERO = Counters((0,) * len(Counter), (0,) * len(Counter))
 FAST = replace(
     blank_fast("not in this test"),
     busy=Busy(50.0, 6, 0.1, 0.2),
@@ -50,14 +60,19 @@ def make_line(second: float, fast: Fast = FAST, **changes: object) -> CardLine:
     return replace(line, **changes)
 
 
-def make_window(**counters: list[Known[int]]) -> list[CardLine]:
+def count(counters: dict[Counter, Known[int]]) -> Counters:
+    """Build counters of which the given ones have moved."""
+    return replace(ZERO, values=tuple(counters.get(one, 0) for one in Counter))
+
+
+def make_window(counters: dict[Counter, list[Known[int]]]) -> list[CardLine]:
     """Build a line a second, in which the named counters take the given values."""
-    count = len(next(iter(counters.values())))
+    length = len(next(iter(counters.values())))
     return [
         make_line(
-            second, replace(FAST, counters=replace(ZERO, **{n: v[second] for n, v in counters.items()}))
+            second, replace(FAST, counters=count({one: told[second] for one, told in counters.items()}))
         )
-        for second in range(count)
+        for second in range(length)
     ]
 
 
@@ -81,20 +96,21 @@ def make_track(*lines: CardLine) -> CardTrack:
     ],
 )
 def test_rate_is_of_the_last_second_and_never_negative(values: list, expected: object) -> None:
-    window = make_window(pcie_tx_bytes=values)
-    assert rate(window, lambda c: c.pcie_tx_bytes) == expected
+    window = make_window({Counter.PCIE_TX: values})
+    assert rate(window, Counter.PCIE_TX) == expected
 
 
 def test_rate_over_a_child_restart_is_not_a_second() -> None:
-    window = make_window(pcie_tx_bytes=[0, 1000])
+    window = make_window({Counter.PCIE_TX: [0, 1000]})
     late = replace(window[1], taken_ns=60 * SECOND_NS)
-    assert rate([window[0], late], lambda c: c.pcie_tx_bytes) == Missing("first reading after a gap")
+    assert rate([window[0], late], Counter.PCIE_TX) == Missing("first reading after a gap")
 
 
 @pytest.mark.parametrize(
     ("energy", "power", "source"),
     [
-        ([0, 512_300], 512.3, "energy counter"),
+        ([0, 412_300], 412.3, "energy counter"),
+        ([0, 500_000, 1_012_300], 512.3, "energy counter"),
         ([0], 300.0, "power sensor"),
         ([900_000, 5], 300.0, "power sensor"),
         ([7, 7], 300.0, "power sensor"),
@@ -102,12 +118,12 @@ def test_rate_over_a_child_restart_is_not_a_second() -> None:
     ],
 )
 def test_power_comes_from_the_energy_counter_where_it_moves(energy: list, power: float, source: str) -> None:
-    assert mean_power(make_window(energy_mj=energy)) == (power, source)
+    assert mean_power(make_window({Counter.ENERGY: energy}), 700.0) == (power, source)
 
 
 def test_power_that_nothing_reads_says_why() -> None:
     line = make_line(0, replace(FAST, power_w=Missing("no permission")))
-    assert mean_power([line]) == (Missing("no permission"), Missing("no permission"))
+    assert mean_power([line], 700.0) == (Missing("no permission"), Missing("no permission"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +135,7 @@ def test_power_that_nothing_reads_says_why() -> None:
         (0x68, ("HW slowdown", "SW thermal", "HW thermal")),
         (0x85, ("power cap", "power brake")),
         (0x602, ("application clocks", "board limit", "reliability")),
-        (0x1800, ("reason 0x1800",)),
+        (0x1800, ("unknown reason 0x1800",)),
     ],
 )
 def test_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
@@ -128,7 +144,9 @@ def test_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
 
 def test_shares_come_from_counters_and_miss_nothing() -> None:
     # 250 ms of each second, and no bit is ever seen set.
-    window = make_window(power_cap_ns=[0, 250_000_000, 500_000_000], hw_thermal_ns=[0, 0, 1_000_000_000])
+    window = make_window(
+        {Counter.POWER_CAP: [0, 250_000_000, 500_000_000], Counter.HW_THERMAL: [0, 0, 1_000_000_000]}
+    )
     assert throttle_shares(window) == (
         ThrottleShare("power cap", 25.0, "counter"),
         ThrottleShare("HW thermal", 50.0, "counter"),
@@ -145,30 +163,30 @@ def test_shares_of_bits_stand_in_where_no_counter_moves() -> None:
 
 
 def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_bit() -> None:
-    def shares(name: str) -> tuple[ThrottleShare, ...]:
+    def shares(name: Counter) -> tuple[ThrottleShare, ...]:
         lines = []
         for second in range(11):
-            counters = replace(ZERO, **{"sw_thermal_ns": Missing("old"), name: second * 3_000_000})
+            counters = count({Counter.SW_THERMAL: Missing("old"), name: second * 3_000_000})
             lines.append(make_line(second, replace(FAST, reasons=0x20, counters=counters)))
         return throttle_shares(lines)
 
-    assert shares("thermal_ns") == (ThrottleShare("SW thermal", 100.0, "bit"),)
-    assert shares("sw_thermal_ns") == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
+    assert shares(Counter.THERMAL) == (ThrottleShare("SW thermal", 100.0, "bit"),)
+    assert shares(Counter.SW_THERMAL) == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
 
 
 def test_a_driver_reload_does_not_make_a_share() -> None:
-    window = make_window(power_cap_ns=[9_000_000_000, 100_000_000, 300_000_000])
+    window = make_window({Counter.POWER_CAP: [9_000_000_000, 100_000_000, 300_000_000]})
     assert throttle_shares(window) == (ThrottleShare("power cap", pytest.approx(20.0), "counter"),)
 
 
 def test_a_counter_cannot_hold_the_clocks_for_more_than_all_the_time() -> None:
-    window = make_window(power_brake_ns=[0, 5_000_000_000])
+    window = make_window({Counter.POWER_BRAKE: [0, 5_000_000_000]})
     assert throttle_shares(window) == (ThrottleShare("power brake", 100.0, "counter"),)
 
 
 def test_the_old_thermal_counter_stands_in_for_the_new_one() -> None:
-    old = make_window(thermal_ns=[0, 500_000_000], sw_thermal_ns=[Missing("old")] * 2)
-    new = make_window(thermal_ns=[0, 500_000_000], sw_thermal_ns=[0, 100_000_000])
+    old = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [Missing("old")] * 2})
+    new = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [0, 100_000_000]})
     assert throttle_shares(old) == (ThrottleShare("SW thermal", 50.0, "counter"),)
     assert throttle_shares(new) == (ThrottleShare("SW thermal", 10.0, "counter"),)
 
@@ -190,7 +208,7 @@ def test_the_window_is_ten_seconds_and_keeps_two_readings() -> None:
 def test_slower_tiers_stay_until_they_are_read_again() -> None:
     slow = Slow(700.0, 2619.0, 25.0, 5, 16, False)
     health = Health(2, True, False, 0)
-    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0)
+    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
     track = make_track(make_line(0, slow=slow, health=health, identity=identity), make_line(1))
     sample = track.sample("GPU-0")
     assert (sample.power_limit_w, sample.ecc_uncorrected, sample.name) == (700.0, 2, "H100")
@@ -201,12 +219,12 @@ def test_slower_tiers_stay_until_they_are_read_again() -> None:
 
 def test_margin_falls_back_to_the_threshold() -> None:
     slow = Slow(*[Missing("not supported")] * 6)
-    identity = Identity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0)
+    identity = Identity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0, True)
     assert make_track(make_line(0, slow=slow, identity=identity)).sample("u").temperature_margin_c == 26.0
 
 
 def test_links_and_bus_prefer_gpm_then_counters() -> None:
-    window = make_window(pcie_tx_bytes=[0, 100], nvlink_rx_bytes=[0, 300])
+    window = make_window({Counter.PCIE_TX: [0, 100], Counter.NVLINK_RX: [0, 300]})
     sample = make_track(*window).sample("u")
     assert (sample.pcie_tx_bytes_s, sample.nvlink_rx_bytes_s) == (100.0, 300.0)
 
@@ -218,7 +236,7 @@ def test_one_shot_utilisation_says_so() -> None:
 
 
 def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live() -> None:
-    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0)
+    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
     health = Health(2, True, False, 0)
     lost = make_line(5, blank_fast("GPU is lost"), lost="GPU is lost")
     track = make_track(make_line(0, identity=identity, health=health), lost)
@@ -242,7 +260,7 @@ def test_what_a_silent_card_does_now_is_not_known() -> None:
 
 
 def test_text_of_the_driver_is_cleaned() -> None:
-    identity = Identity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0)
+    identity = Identity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0, True)
     sample = make_track(make_line(0, identity=identity)).sample("GPU-\x07")
     assert (sample.name, sample.uuid) == ("H100?[31m", "GPU-?")
 
@@ -252,3 +270,52 @@ def test_xids_are_kept_oldest_first_and_bounded() -> None:
     for xid in range(70):
         track.add_xid(xid)
     assert track.sample("u").xids == tuple(range(6, 70))
+
+
+def test_a_call_that_stalls_moves_no_rate() -> None:
+    # 696 W throughout; the energy is read 300 ms late in each third second.
+    lines = []
+    for second in range(9):
+        late_s = 0.3 if second % 3 == 0 else 0.0
+        counters = count(
+            {Counter.ENERGY: int((second + late_s) * 696_000), Counter.PCIE_TX: int((second + late_s) * 1e9)}
+        )
+        at = tuple(int(late_s * 1e6) for _ in Counter)
+        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
+    for last in range(3, 9):
+        assert mean_power(lines[: last + 1], 700.0) == (pytest.approx(696.0), "energy counter")
+        assert rate(lines[: last + 1], Counter.PCIE_TX) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize(
+    ("energy", "power", "source"),
+    [
+        # It moves each third reading: neither 0 W nor three times the power.
+        ([0, 0, 0, 900_000, 900_000, 900_000, 1_800_000], 300.0, "energy counter"),
+        ([0, 0, 0, 900_000, 900_000, 900_000, 1_800_000, 1_800_000], 300.0, "energy counter"),
+        ([0, 0, 0, 900_000], 310.0, "power sensor"),
+        ([900_000, 1_800_000], 310.0, "power sensor"),
+        ([0, 300_000, *[600_000] * 7], 310.0, "power sensor"),
+        ([0, 100_000, 1_100_000], 310.0, "power sensor"),
+    ],
+)
+def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy: list, power: float, source: str) -> None:
+    lines = [
+        replace(line, fast=replace(line.fast, power_w=310.0))
+        for line in make_window({Counter.ENERGY: energy})
+    ]
+    assert mean_power(lines, 700.0) == (power, source)
+
+
+def test_throttle_shares_take_the_time_of_their_counter() -> None:
+    lines = []
+    for second, late_s in ((0, 0.9), (1, 0.0)):
+        counters = count({Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)})
+        at = tuple(int(late_s * 1e6) for _ in Counter)
+        lines.append(make_line(second, replace(FAST, counters=replace(counters, after_us=at))))
+    assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
+
+
+def test_a_reason_without_a_name_has_a_share() -> None:
+    lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate([0x1000, 0x0])]
+    assert throttle_shares(lines) == (ThrottleShare("unknown reason 0x1000", 50.0, "bit"),)

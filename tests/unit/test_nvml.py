@@ -12,24 +12,20 @@ from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Missing, is_known
+from tpmon.probe.gpu_bounds import SHARED
 from tpmon.probe.gpu_calls import Calls, describe_code
 from tpmon.probe.gpu_processes import ProcessList
-from tpmon.probe.gpu_wire import ProcessReading
+from tpmon.probe.gpu_wire import Counter, ProcessReading
 from tpmon.probe.nvml import measure_busy
 
 CODES = (3, 4, 6, 13, 15, 18, 999)
 COUNTERS_WITHOUT_ANOTHER_CALL = {
-    f"fast.counters.{name}"
-    for name in (
-        "sw_thermal_ns",
-        "hw_thermal_ns",
-        "power_brake_ns",
-        "sync_boost_ns",
-        "board_limit_ns",
-        "reliability_ns",
-        "pcie_tx_bytes",
-        "pcie_rx_bytes",
-    )
+    f"fast.counters.values[{counter.value}]"
+    for counter in Counter
+    if Counter.SW_THERMAL <= counter <= Counter.PCIE_RX
+}
+LINK_COUNTERS = {
+    f"fast.counters.values[{counter.value}]" for counter in (Counter.NVLINK_TX, Counter.NVLINK_RX)
 }
 # What a failing call costs; a call with a second source costs nothing.
 COSTS = {
@@ -56,6 +52,7 @@ COSTS = {
     "nvmlDeviceGetTotalEccErrors": {"health.ecc_uncorrected"},
     "nvmlDeviceGetRemappedRows": {"health.remapped_rows_pending", "health.remapped_rows_failed"},
     "nvmlDeviceGetName": {"identity.name"},
+    "nvmlDeviceGetBusType": {"identity.is_pcie"},
     "nvmlDeviceGetMinorNumber": {"identity.minor"},
     "nvmlDeviceGetMaxClockInfo": {"identity.sm_clock_max_mhz", "identity.memory_clock_max_mhz"},
     "nvmlDeviceGetMaxPcieLinkGeneration": {"identity.pcie_generation_max"},
@@ -95,7 +92,7 @@ def missing_in(found: dict[str, object]) -> set[str]:
 
 def test_a_healthy_card_reads_everything_but_nvlink() -> None:
     found = facts(FakeNvml())
-    assert missing_in(found) == {"fast.counters.nvlink_tx_bytes", "fast.counters.nvlink_rx_bytes"}
+    assert missing_in(found) == LINK_COUNTERS
     assert found["fast.power_w"] == 412.5
     assert found["slow.power_limit_w"] == 700.0
     assert found["identity.name"] == "NVIDIA H100 80GB HBM3"
@@ -121,7 +118,8 @@ def test_one_failing_call_costs_its_own_fields(name: str, code: int) -> None:
     gone = missing_in(found) - missing_in(healthy)
     assert gone == costs
     if name not in ("nvmlDeviceGetSamples", "nvmlDeviceGetProcessesUtilizationInfo"):
-        assert all(found[path] == {"missing": describe_code(code)} for path in costs)
+        reason = SHARED.reason if (name, code) == ("nvmlDeviceGetMemoryInfo", 3) else describe_code(code)
+        assert all(found[path] == {"missing": reason} for path in costs)
     assert found.get("lost") is None
     other = {
         "fast.busy",
@@ -183,17 +181,20 @@ def test_memory_without_a_number_is_missing() -> None:
     assert line.fast.memory_total_bytes == 80 << 30
 
 
-def test_unified_memory_says_so() -> None:
-    line = make_reader(FakeNvml([FakeCard(total=0, used=0)]))[0].read()
-    assert line.fast.memory_used_bytes == Missing("shares the host's memory")
+@pytest.mark.parametrize("call_fails", [False, True])
+def test_a_card_without_memory_of_its_own_says_so(call_fails: bool) -> None:
+    nvml = FakeNvml([FakeCard(total=0, used=0)])
+    nvml.failures = {"nvmlDeviceGetMemoryInfo": 3} if call_fails else {}
+    line = make_reader(nvml)[0].read()
+    assert line.fast.memory_used_bytes == line.fast.memory_total_bytes == Missing("shares the host's memory")
 
 
 def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field() -> None:
     nvml = FakeNvml()
     nvml.cards[0].fields |= {91: 18, 138: 7, 139: 9}
     line = make_reader(nvml)[0].read()
-    assert line.fast.counters.nvlink_tx_bytes == 7 * 1024
-    assert line.fast.counters.nvlink_rx_bytes == 9 * 1024
+    assert line.fast.counters.values[Counter.NVLINK_TX] == 7 * 1024
+    assert line.fast.counters.values[Counter.NVLINK_RX] == 9 * 1024
     assert nvml.guards
     assert not {138, 139, 202, 204} & set(nvml.guards)
 
@@ -203,7 +204,7 @@ def test_links_without_data_counters_use_the_byte_counters() -> None:
     nvml.cards[0].fields |= {91: 18, 202: 1000, 204: 2000}
     nvml.cards[0].field_errors = {138: 3, 139: 3}
     counters = make_reader(nvml)[0].read().fast.counters
-    assert (counters.nvlink_tx_bytes, counters.nvlink_rx_bytes) == (1000, 2000)
+    assert (counters.values[Counter.NVLINK_TX], counters.values[Counter.NVLINK_RX]) == (1000, 2000)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -211,22 +212,22 @@ def test_one_failing_field_costs_one_counter(code: int) -> None:
     nvml = FakeNvml()
     nvml.cards[0].field_errors[271] = code
     counters = make_reader(nvml)[0].read().fast.counters
-    assert counters.power_brake_ns == Missing(describe_code(code))
-    assert counters.hw_thermal_ns == 0
+    assert counters.values[Counter.POWER_BRAKE] == Missing(describe_code(code))
+    assert counters.values[Counter.HW_THERMAL] == 0
 
 
 def test_a_32_bit_byte_counter_is_not_believed() -> None:
     nvml = FakeNvml([FakeCard(narrow_fields=frozenset((197,)))])
     counters = make_reader(nvml)[0].read().fast.counters
-    assert isinstance(counters.pcie_tx_bytes, Missing)
-    assert counters.pcie_rx_bytes == 0
+    assert isinstance(counters.values[Counter.PCIE_TX], Missing)
+    assert counters.values[Counter.PCIE_RX] == 0
 
 
 def test_violation_status_stands_in_for_missing_counters() -> None:
     nvml = FakeNvml()
     nvml.cards[0].field_errors = {74: 3, 75: 3}
     counters = make_reader(nvml)[0].read().fast.counters
-    assert (counters.power_cap_ns, counters.thermal_ns) == (1000, 2000)
+    assert (counters.values[Counter.POWER_CAP], counters.values[Counter.THERMAL]) == (1000, 2000)
 
 
 def test_reasons_and_temperature_under_their_other_names() -> None:
@@ -314,3 +315,37 @@ def test_the_size_zero_quirk_is_no_failure() -> None:
     listed = make_reader(Empty())[0].read().fast.processes
     assert is_known(listed)
     assert listed[0].sm_pct == Missing("no sample since the last reading")
+
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("stamp", "expected_s"),
+    [
+        (0, 100.4),
+        (2**53, 100.4),
+        (2**63 - 1, 100.4),
+        # Since the start of the machine: during the call, before it, too long before it, after it.
+        (100_700_000, 100.7),
+        (98_000_000, 98.0),
+        (90_000_000, 100.4),
+        (100_900_000, 100.4),
+    ],
+)
+def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(stamp: int, expected_s: float) -> None:
+    times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
+    calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
+    calls.ask("nvmlSystemGetDriverVersion")
+    assert calls.place(stamp) / 1e9 == pytest.approx(expected_s)
+
+
+def test_a_stamp_since_1970_is_placed_whatever_the_clock_of_the_machine_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 1_800_000_000 * SECOND_NS
+    monkeypatch.setattr("time.time_ns", lambda: now_ns)
+    times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
+    calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
+    calls.ask("nvmlSystemGetDriverVersion")
+    assert calls.place((now_ns - 100_000_000) // 1000) == int(100.7 * SECOND_NS)

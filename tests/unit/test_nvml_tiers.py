@@ -91,7 +91,7 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
     nvml = FakeNvml()
     reader, clock = make_reader(nvml)
     assert reader.read().lost is NOT_APPLICABLE
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith("nvmlDevice")}
+    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
     clock.step(1)
     line = reader.read()
     assert line.lost == describe_code(code)
@@ -104,6 +104,43 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
     line = reader.read()
     assert line.lost is NOT_APPLICABLE
     assert line.fast.power_w == 412.5
+
+
+def test_a_card_whose_uuid_is_refused_is_read_and_asked_again() -> None:
+    nvml = FakeNvml()
+    nvml.failures["nvmlDeviceGetUUID"] = 4
+    reader, clock = make_reader(nvml)
+    line = reader.read()
+    assert (line.uuid, line.fast.power_w, line.lost) == ("", 412.5, NOT_APPLICABLE)
+    nvml.failures = {}
+    clock.step(30)
+    assert reader.read().uuid == "GPU-0000"
+
+
+def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors() -> None:
+    nvml = FakeNvml()
+    nvml.failures = {name: 999 for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
+    del nvml.failures["nvmlDeviceGetTemperature"]
+    reader = make_reader(nvml)[0]
+    reader.handle = nvml.cards[0]
+    line = reader.read()
+    assert (line.lost, line.fast.temperature_c) == (NOT_APPLICABLE, 61.0)
+
+
+def test_what_tells_most_is_asked_first() -> None:
+    nvml = FakeNvml()
+    make_reader(nvml)[0].read()
+    live = [
+        name
+        for name in nvml.calls
+        if name.endswith(("GetSamples", "PowerUsage", "EventReasons", "GetMemoryInfo"))
+    ]
+    rest = [
+        name
+        for name in nvml.calls
+        if name.endswith(("Name", "LinkWidth", "RemappedRows", "MigMode", "BusType"))
+    ]
+    assert max(map(nvml.calls.index, live)) < min(map(nvml.calls.index, rest))
 
 
 def test_a_card_that_may_not_be_opened_is_not_lost() -> None:

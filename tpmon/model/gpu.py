@@ -56,6 +56,8 @@ class GpuState(str, Enum):
 
     OK = "ok"
     STALE = "stale"
+    REFUSED = "refused"
+    """It answers, but with nothing but refusals, such as those to a shell that may not open it."""
     LOST = "lost"
 
 

@@ -31,6 +31,8 @@ from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
 GRACE_S = 2.0
 """A card whose line is this late is stale: twice what a call may take on a healthy card."""
 PATIENCE_S = 3.0
+OTHERS_S = 0.5
+"""How long a card may stay without a first answer when another has one: all are asked at the same time."""
 MAX_PERIOD_S = 30.0
 MAX_LINES = 64
 """Lines kept of one card; 10 s have 10."""
@@ -194,6 +196,12 @@ class Board:
         return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
+        self._driver = Driver(
+            driver_version=map_known(lambda text: admit_text(text, 40), line.driver_version),
+            cuda_version=map_known(lambda text: admit_text(text, 40), line.cuda_version),
+        )
+        if self.answered:
+            return  # the versions came later than the cards
         if self._ended:
             how, ended_ns = self._ended
             last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
@@ -208,10 +216,6 @@ class Board:
         self._notes.clear()  # a new child says anew what it cannot do
         self._expected = max(0, min(line.cards, MAX_CARDS))
         self._driver_ns = now_ns
-        self._driver = Driver(
-            driver_version=map_known(lambda text: admit_text(text, 40), line.driver_version),
-            cuda_version=map_known(lambda text: admit_text(text, 40), line.cuda_version),
-        )
 
     def _on_failure(self, line: FailureLine) -> None:
         reason = _FAILURES.get(line.code) or point_to(drop_pointers(admit_text(line.reason)), "nvml")
@@ -239,7 +243,7 @@ class Board:
         sample = track.sample(key)
         self._slots[key] = _Slot(track, sample)
         self._seen.add(key)
-        if sample.state is not before:
+        if (sample.state is GpuState.LOST) != (before is GpuState.LOST):
             what = f"is lost: {line.lost}" if is_known(line.lost) else "answers again"
             self._events.append(admit_text(f"GPU {line.index} ({sample.name}) {what}"))
 
@@ -278,7 +282,7 @@ class Board:
     def _cards(self, now_ns: int) -> tuple[Card, ...]:
         cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]
         waited_s = (now_ns - self._driver_ns) / 1e9
-        if self._expected and waited_s > PATIENCE_S:
+        if self._expected and waited_s > (OTHERS_S if cards else PATIENCE_S):
             answered = {card.sample.index for card in cards}
             for index in range(self._expected):
                 if index not in answered:
@@ -296,7 +300,7 @@ class Board:
         if self._expected and key not in self._seen and len(self._seen) >= self._expected:
             gone = "the driver lists this card no more"
             sample = replace(without_live(sample, gone), state=GpuState.LOST)
-        elif sample.state is GpuState.OK and late_s > GRACE_S:
+        elif sample.state is not GpuState.LOST and late_s > GRACE_S:
             sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
             if not self.answered:
                 sample = replace(sample, unheard="NVML does not answer")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from tpmon.model.doctor import point_to
@@ -22,6 +23,7 @@ FUNCTION_NOT_FOUND = 13
 
 # nvml.h, nvmlReturn_t. 15 and 999 come when a card has fallen off the bus, 16 when only a reset helps.
 LOST_CODES = frozenset((15, 16, 999))
+UNKNOWN = 999  # of a living card too: WSL answers so for the utilisation
 # The driver was unloaded or replaced under a running library: only a fresh process helps.
 DRIVER_GONE_CODES = frozenset((1, 9, 18))
 
@@ -45,8 +47,9 @@ _WORDS = {
     18: "driver and library versions differ",
     21: "no data",
     25: "this driver wants another version of the call",
-    999: "unknown driver error",
+    UNKNOWN: "unknown driver error",
 }
+UNSUPPORTED = Missing(_WORDS[NOT_SUPPORTED])
 
 # nvml.h, nvmlValueType_t; every field that tpmon reads is a whole number.
 _UNSIGNED_INT = 1
@@ -108,38 +111,70 @@ def to_float(value: Any) -> float:
     return refuse_number(value)
 
 
+Counted = tuple[Known[int], int]
+"""A counter, and when it was so (CLOCK_MONOTONIC, ns)."""
+Question = tuple[str, int]
+"""A name of NVML, and which of the kinds that may differ is asked."""
+Clock = Callable[[], int]
+Stuck = Mapping[Question, Missing]
+NOTHING_STUCK: Stuck = {}
+STUCK = Missing("the driver does not return from this call")
+_OLDEST_NS = 5_000_000_000  # how old a driver's own reading may be when it hands it out
+
+
 class Calls:
     """Call NVML for one card, and count how many calls found the card or the driver gone."""
 
-    def __init__(self, nvml: Any) -> None:
-        """Take the pynvml module."""
+    def __init__(self, nvml: Any, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK) -> None:
+        """Take the pynvml module; of the questions in ``stuck`` the driver has not returned yet."""
         self.nvml = nvml
-        self._silent: dict[tuple[str, int], Missing] = {}
-        self._answered = 0
-        self._lost = 0
-        self._gone = 0
-        self._lost_reason = ""
-        self._gone_code = 0
+        self.asking: tuple[Question, int] | None = None
+        """What the driver is being asked, and since when, by the clock."""
+        self._clock = clock
+        self._span_ns = (0, 0)
+        self._stuck = stuck
+        self._silent: dict[Question, Missing] = {}
+        self._gone_code, self._lost_code = 0, UNKNOWN
+        self.start_round(retry_silent=False)
 
     def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
         """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""
         key = (name, kind)
-        if key in self._silent:
-            return self._silent[key]
+        for refused in (self._silent, self._stuck):
+            known = refused.get(key)
+            if known is not None:
+                return known
         function = getattr(self.nvml, name, None)
         if function is None:
             missing = self._silent[key] = Missing("this nvidia-ml-py does not have the call")
             return missing
+        before_ns = self._clock()
+        self.asking = (key, before_ns)
         try:
             answer = function(*args)
         except Exception as error:  # noqa: BLE001  # whatever a call raises costs its field alone
             return self._fail(key, error)
+        finally:
+            self.asking = None
+            self._span_ns = (before_ns, self._clock())
         self._answered += 1
         # pynvml up to 11.4 and nvidia-ml-py3 return C strings as they are.
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
-    def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Known[int]]:
-        """Read field values by (id, scope), in order; each may be missing alone.
+    def place(self, stamp_us: int) -> int:
+        """Return when a counter that the last call told was so, on the clock of this object.
+
+        By its own stamp, in microseconds since 1970 (nvml.h) or since the start of the machine, where it was
+        made during the call or a little before; else that was the middle of the call.
+        """
+        before_ns, after_ns = self._span_ns
+        for stamp_ns in (stamp_us * 1000 - time.time_ns() + self._clock(), stamp_us * 1000):
+            if before_ns - _OLDEST_NS <= stamp_ns <= after_ns:
+                return stamp_ns
+        return (before_ns + after_ns) // 2
+
+    def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Counted]:
+        """Read field values by (id, scope), in order, each with the time at which it was so.
 
         The last entry asked for is a guard that no caller sees: NVLink fields may write one entry
         past their place (nvitop carries the same guard).
@@ -147,8 +182,10 @@ class Calls:
         guard = (wanted[0][0], 0)
         answer = self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard])
         if isinstance(answer, Missing):
-            return [answer] * len(wanted)
-        return [_value_of(entry, field) for entry, (field, _) in zip(_unpack(answer), wanted, strict=False)]
+            return [(answer, self.place(0))] * len(wanted)
+        entries = zip(_unpack(answer), wanted, strict=False)
+        told = [(_value_of(entry, field), self.place(entry[2])) for entry, (field, _) in entries]
+        return told + [(Missing("no answer for this field"), self.place(0))] * (len(wanted) - len(told))
 
     def note_failure(self, error: BaseException) -> Missing:
         """Count and describe a failure of a call that the caller made itself."""
@@ -156,7 +193,7 @@ class Calls:
         reason = describe_error(error)
         if code in LOST_CODES:
             self._lost += 1
-            self._lost_reason = reason
+            self._lost_code = min(code, self._lost_code)
         elif code in DRIVER_GONE_CODES:
             self._gone += 1
             self._gone_code = code
@@ -168,12 +205,14 @@ class Calls:
     def start_round(self, retry_silent: bool) -> None:
         """Begin to count anew; ``retry_silent`` also asks again what was not supported."""
         self._answered = self._lost = self._gone = 0
+        self._lost_code = UNKNOWN
         if retry_silent:
             self._silent.clear()
 
-    def lost_reason(self) -> str:
-        """Say why the card is lost if most calls of this round said so, else ""."""
-        return self._lost_reason if self._lost > self._answered else ""
+    def lost_reason(self, is_blank: bool) -> str:
+        """Say why the card is lost if most calls of this round said so, else "". ``is_blank``: none told."""
+        lost = self._lost > self._answered and (is_blank or self._lost_code != UNKNOWN)
+        return describe_code(self._lost_code) if lost else ""
 
     def gone_code(self) -> int:
         """Return the NVML code if most calls of this round found no driver, else 0."""

@@ -16,12 +16,18 @@ from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 from tpmon.model.doctor import point_to
-from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.gpu_calls import Calls, code_of, describe_code, describe_error
+from tpmon.model.known import Missing, is_known, map_known
+from tpmon.probe.gpu_calls import STUCK, Calls, Question, code_of, describe_code, describe_error
 from tpmon.probe.gpu_wire import DriverLine, FailureLine, Line, NoteLine, XidLine, encode_line
 from tpmon.probe.nvml import CLOSED_S, CardReader
 
 MAX_CARDS = 64
+_VERSIONS_WAIT_S, _LOOK_S = 0.5, 0.25
+_STUCK_S = 1.5  # with _LOOK_S shorter than it takes a card without lines to be called stale
+_MOST_STUCK = 3
+_OPENING = (
+    "nvmlDeviceGetHandleByIndex"  # nothing is read without it, and of a card that slept it takes seconds
+)
 _XID_EVENTS = 0x8
 _XID_WAIT_MS = 1000
 _TIMEOUT = 10
@@ -105,48 +111,94 @@ def _serve(nvml: Any, pipe: _Pipe) -> None:
     cards = calls.ask("nvmlDeviceGetCount")
     if isinstance(cards, Missing):
         pipe.end(FailureLine(calls.gone_code(), cards.reason))
-    driver = DriverLine(
-        driver_version=calls.ask("nvmlSystemGetDriverVersion"),
-        cuda_version=_cuda_version(calls),
-        cards=min(int(cards), MAX_CARDS),
-    )
-    pipe.send(Line(driver=driver))
+    count = min(int(cards), MAX_CARDS)
+    teller = _start("versions", _tell_versions, nvml, count, pipe)
+    teller.join(_VERSIONS_WAIT_S)
+    if teller.is_alive():
+        pipe.send(Line(driver=DriverLine(STUCK, STUCK, count)))
     opened: _Opened = queue.SimpleQueue()
-    for index in range(driver.cards):
-        name = f"card-{index}"
-        threading.Thread(target=_watch_card, args=(nvml, index, pipe, opened), name=name, daemon=True).start()
-    _watch_xids(calls, pipe, opened)
-
-
-def _cuda_version(calls: Calls) -> Known[str]:
-    version = calls.ask("nvmlSystemGetCudaDriverVersion_v2")
-    if isinstance(version, Missing):
-        return version
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _watch_card(nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> NoReturn:
-    reader = CardReader(nvml, index)
-    announced: Any = None
+    watches = [_CardWatch(nvml, index, pipe, opened) for index in range(count)]
+    _start("xids", _watch_xids, calls, pipe, opened)
     while True:
-        started = time.monotonic()
+        time.sleep(_LOOK_S)
+        for watch in watches:
+            watch.look(time.monotonic_ns())
+
+
+def _start(name: str, work: Callable[..., object], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _tell_versions(nvml: Any, cards: int, pipe: _Pipe) -> None:
+    calls = Calls(nvml)
+    version = calls.ask("nvmlSystemGetDriverVersion")
+    cuda = calls.ask("nvmlSystemGetCudaDriverVersion_v2")
+    cuda_version = map_known(lambda number: f"{number // 1000}.{number % 1000 // 10}", cuda)
+    pipe.send(Line(driver=DriverLine(version, cuda_version, cards)))
+
+
+class _CardWatch:
+    """Read one card in a thread of its own, and in one more beside each call that does not return.
+
+    A call that hangs alone costs its readings. A card of which several hang does not answer: no more threads
+    are spent on it, and its lines stop.
+    """
+
+    def __init__(self, nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> None:
+        self._nvml = nvml
+        self._index = index
+        self._pipe = pipe
+        self._opened = opened
+        self._stuck: dict[Question, Missing] = {}
+        self._left: dict[CardReader, Question] = {}
+        self._go_on()
+
+    def look(self, now_ns: int) -> None:
+        """Leave a reader whose call does not return to itself, and read on without that call."""
+        asking = self._reader.calls.asking
+        if asking is None or len(self._stuck) >= _MOST_STUCK:
+            return
+        question, since_ns = asking
+        if now_ns - since_ns >= _STUCK_S * 1e9 and question[0] != _OPENING:
+            self._stuck[question] = STUCK
+            self._left[self._reader] = question
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._reader = CardReader(self._nvml, self._index, stuck=self._stuck)
+        _start(f"card-{self._index}", self._watch, self._reader)
+
+    def _watch(self, reader: CardReader) -> None:
+        announced: Any = None
+        while True:
+            started = time.monotonic()
+            wait_s = self._read(reader)
+            if reader is not self._reader:
+                break
+            if reader.handle is not None and reader.handle is not announced:
+                announced = reader.handle
+                self._opened.put((self._index, reader.uuid, announced))
+            time.sleep(max(0.05, wait_s - (time.monotonic() - started)))
+        reader.close()
+        del self._stuck[self._left.pop(reader)]
+
+    def _read(self, reader: CardReader) -> float:
+        """Send a line of the card, and return in how many seconds the next one is due."""
         try:
             line = reader.read()
             gone = reader.calls.gone_code()
-            if not gone:
-                pipe.send(Line(card=line))
+            if not gone and reader is self._reader:
+                self._pipe.send(Line(card=line))
         except Exception as error:  # noqa: BLE001  # said to the parent; the other cards go on
-            text = f"reading card {index} failed: {type(error).__name__}: {error}"
-            pipe.send(Line(note=NoteLine(text, passing=True)))
-            time.sleep(CLOSED_S)
-            reader = CardReader(nvml, index)
-            continue
+            text = f"reading card {self._index} failed: {type(error).__name__}: {error}"
+            self._pipe.send(Line(note=NoteLine(text, passing=True)))
+            reader.close()
+            return CLOSED_S
         if gone:
-            pipe.end(FailureLine(gone, describe_code(gone)))
-        if reader.handle is not None and reader.handle is not announced:
-            announced = reader.handle
-            opened.put((index, reader.uuid, announced))
-        time.sleep(max(0.05, line.next_s - (time.monotonic() - started)))
+            self._pipe.end(FailureLine(gone, describe_code(gone)))
+        return line.next_s
 
 
 def _watch_xids(calls: Calls, pipe: _Pipe, opened: _Opened) -> None:

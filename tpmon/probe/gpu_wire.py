@@ -6,10 +6,12 @@ line costs a second of a rate and nothing else; slower tiers come when they were
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import MigInstance
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +57,22 @@ class Busy:
     busy_ratio: Known[float]
 
 
+class Counter(IntEnum):
+    """Name the cumulative counters: energy in mJ, bytes, and ns for which a reason held the clocks down."""
+
+    ENERGY, POWER_CAP, THERMAL, SW_THERMAL, HW_THERMAL, POWER_BRAKE, SYNC_BOOST = range(7)
+    BOARD_LIMIT, RELIABILITY, PCIE_TX, PCIE_RX, NVLINK_TX, NVLINK_RX = range(7, 13)
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Hold cumulative counters. ``*_ns``: time for which a reason held the clocks down."""
+    """Hold the counters in the order of ``Counter``.
 
-    energy_mj: Known[int]
-    power_cap_ns: Known[int]
-    thermal_ns: Known[int]
-    sw_thermal_ns: Known[int]
-    hw_thermal_ns: Known[int]
-    power_brake_ns: Known[int]
-    sync_boost_ns: Known[int]
-    board_limit_ns: Known[int]
-    reliability_ns: Known[int]
-    pcie_tx_bytes: Known[int]
-    pcie_rx_bytes: Known[int]
-    nvlink_tx_bytes: Known[int]
-    nvlink_rx_bytes: Known[int]
+    ``after_us`` tells how long after ``taken_ns`` each was so; a driver may hand out what it read before.
+    """
+
+    values: tuple[Known[int], ...]
+    after_us: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ class Fast:
     processes: Known[tuple[ProcessReading, ...]]
     instances: tuple[MigInstance, ...]
 
+    @property
+    def is_blank(self) -> bool:
+        """Tell whether nothing at all was read."""
+        told = (self.busy, self.power_w, self.sm_clock_mhz, self.temperature_c, self.memory_used_bytes)
+        return not any(map(is_known, (*told, self.processes, self.reasons, self.gpm)))
+
 
 @dataclass(frozen=True, slots=True)
 class Slow:
@@ -151,6 +158,8 @@ class Identity:
     pcie_generation_max: Known[int]
     pcie_width_max: Known[int]
     slowdown_c: Known[float]
+    is_pcie: Known[bool]
+    """Whether PCIe is what it is connected by; chips that hold CPU and GPU are not (GB10)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Read one NVIDIA card through NVML, in tiers: each second, every 10 s, every 30 s, once.
+"""Read one NVIDIA card through NVML, in tiers: each second, every 10 s, every 30 s; the first tier first.
 
 The pynvml module comes as an argument, so that tests pass a small fake. A card is asked about 15
 questions a second; calls that block (PCIe throughput: 20 ms each) are never used.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
-from tpmon.probe.gpu_calls import Calls, to_float, to_int
+from tpmon.probe.gpu_bounds import SHARED, bound
+from tpmon.probe.gpu_calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
 from tpmon.probe.gpu_gpm import GpmSampler
 from tpmon.probe.gpu_mig import MigReader
 from tpmon.probe.gpu_processes import ProcessList
-from tpmon.probe.gpu_wire import Busy, CardLine, Counters, Fast, Health, Identity, Slow
+from tpmon.probe.gpu_wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
 
 SLOW_S = 10.0
 HEALTH_S = 30.0
@@ -33,6 +34,8 @@ The rule of the link (``rules_link.LINK_LOAD_PCT``) judges from the same load on
 NOT_LOADED = Missing("not read under load yet")
 
 REASON_IDLE = 0x1
+MOST_REASONS = (1 << 31) - 1
+"""All bits at once are a value that nobody set."""
 
 _IDLE_PCT = 5
 _BUSY_PCT = 80
@@ -48,21 +51,10 @@ _POLICY_POWER, _POLICY_THERMAL = 0, 1
 _MEMORY_V2 = 0x02000028
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
+_BUS_PCIE = 2  # NVML_BUS_TYPE_PCIE
 
 # nvml.h field ids, in the order of Counters, then the memory temperature.
-_FIELDS = (
-    (83, 0),
-    (74, 0),
-    (75, 0),
-    (269, 0),
-    (270, 0),
-    (271, 0),
-    (76, 0),
-    (77, 0),
-    (79, 0),
-    (197, 0),
-    (198, 0),
-)
+_FIELDS = tuple((field, 0) for field in (83, 74, 75, 269, 270, 271, 76, 77, 79, 197, 198))
 _MEMORY_TEMPERATURE = (82, 0)
 _LINK_COUNT = (91, 0)
 _LINK_DATA_KIB = ((138, _ALL_LINKS), (139, _ALL_LINKS))
@@ -81,12 +73,26 @@ def measure_busy(values: Sequence[int]) -> Busy:
     )
 
 
+def _read_violation(status: Any) -> tuple[int, int]:
+    return to_int(status.violationTime), to_int(status.referenceTime)
+
+
+_OLDER_CALLS: tuple[tuple[Counter, str, tuple[int, ...], Callable[[Any], tuple[int, int]]], ...] = (
+    (Counter.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda energy: (to_int(energy), 0)),
+    (Counter.POWER_CAP, "nvmlDeviceGetViolationStatus", (_POLICY_POWER,), _read_violation),
+    (Counter.THERMAL, "nvmlDeviceGetViolationStatus", (_POLICY_THERMAL,), _read_violation),
+)
+"""What tells counters to drivers without their field: the value, and its stamp or 0."""
+
+
 class CardReader:
     """Read one card. Owned by one thread; a call that hangs hangs that thread alone."""
 
-    def __init__(self, nvml: Any, index: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Name the card by NVML index; nothing is called until ``read``."""
-        self.calls = Calls(nvml)
+    def __init__(
+        self, nvml: Any, index: int, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK
+    ) -> None:
+        """Name the card by NVML index; nothing is called until ``read``, and nothing of what is ``stuck``."""
+        self.calls = Calls(nvml, clock, stuck)
         self._clock = clock
         self.index = index
         self.handle: Any = None
@@ -95,7 +101,7 @@ class CardReader:
         self._gpm: GpmSampler | None = None
         self._mig: MigReader | None = None
         self._identity: Identity | None = None
-        self._has_links = False
+        self._has_links: bool | None = None
         self._link: tuple[Known[int], Known[int]] = (NOT_LOADED, NOT_LOADED)
         self._link_idle = False
         self._seen_us = {_SAMPLES_GPU: 0, _SAMPLES_MEMORY: 0}
@@ -111,60 +117,61 @@ class CardReader:
             failed = self._open()
             if failed is not None:
                 return self._blank_line(now_ns, failed.reason)
-        slow: Applicable[Slow] = NOT_APPLICABLE
-        if now_ns >= self._slow_due_ns:
-            slow = self._read_slow()
-            self._slow_due_ns = now_ns + int(SLOW_S * 1e9)
+        elif not self.uuid and health_due:
+            self.uuid = self._read_uuid(self.handle)
         fast = self._read_fast(now_ns)
+        slow: Applicable[Slow] = NOT_APPLICABLE
         idle = is_known(fast.busy) and fast.busy.mean_pct < LOADED_PCT
-        if not idle and self._link_idle:
-            slow = slow if is_known(slow) else self._read_slow()
-        if is_known(slow):
+        slow_due = now_ns >= self._slow_due_ns
+        if slow_due or (not idle and self._link_idle):
+            slow = self._read_slow()
+            self._slow_due_ns = now_ns + int(SLOW_S * 1e9) if slow_due else self._slow_due_ns
             self._link_idle = idle
             if not idle:
                 self._link = (slow.pcie_generation, slow.pcie_width)
             slow = replace(slow, pcie_generation=self._link[0], pcie_width=self._link[1])
-        health: Applicable[Health] = NOT_APPLICABLE
-        identity: Applicable[Identity] = NOT_APPLICABLE
-        if health_due:
-            health = self._read_health()
-            identity = self._identity or NOT_APPLICABLE
-            self._health_due_ns = now_ns + int(HEALTH_S * 1e9)
-        lost = self.calls.lost_reason()
+        fast = self._add_users(fast)
+        lost = self.calls.lost_reason(fast.is_blank)
         if lost:
             # The handle of a lost card stays dead; a card that comes back needs a new one.
             self.handle = None
             return self._blank_line(now_ns, lost)
+        health: Applicable[Health] = NOT_APPLICABLE
+        identity: Applicable[Identity] = NOT_APPLICABLE
+        if health_due:
+            health = self._read_health()
+            identity = self._identity = self._read_identity()
+            self._health_due_ns = now_ns + int(HEALTH_S * 1e9)
         next_s = IDLE_S if _is_unused(fast) else FAST_S
         return CardLine(self.index, self.uuid, now_ns, next_s, NOT_APPLICABLE, fast, slow, health, identity)
+
+    def close(self) -> None:
+        """Free what the driver holds for this reader; the next reading opens the card anew."""
+        if self._gpm is not None:
+            self._gpm.close()
+        self.handle = None
 
     def _open(self) -> Missing | None:
         handle = self.calls.ask("nvmlDeviceGetHandleByIndex", self.index)
         if isinstance(handle, Missing):
             return handle
-        uuid = self.calls.ask("nvmlDeviceGetUUID", handle)
-        if isinstance(uuid, Missing):
-            return uuid
         self.handle = handle
-        self.uuid = uuid if isinstance(uuid, str) else str(uuid)
+        self.uuid = self._read_uuid(handle) or self.uuid
         self._gpm = GpmSampler(self.calls, handle)
-        self._mig = None
-        self._identity = self._read_identity()
+        self._mig = self._has_links = None
         self._slow_due_ns = self._health_due_ns = 0
         return None
 
+    def _read_uuid(self, handle: Any) -> str:
+        """Return the UUID, "" where it is refused: the card is known by its index then."""
+        uuid = self.calls.ask("nvmlDeviceGetUUID", handle)
+        return str(uuid) if is_known(uuid) else ""
+
     def _blank_line(self, now_ns: int, reason: str) -> CardLine:
-        return CardLine(
-            index=self.index,
-            uuid=self.uuid,
-            taken_ns=now_ns,
-            next_s=CLOSED_S,
-            lost=self.calls.lost_reason() or NOT_APPLICABLE,
-            fast=blank_fast(reason),
-            slow=NOT_APPLICABLE,
-            health=NOT_APPLICABLE,
-            identity=self._identity or NOT_APPLICABLE,
-        )
+        lost = self.calls.lost_reason(is_blank=True) or NOT_APPLICABLE
+        identity = self._identity or NOT_APPLICABLE
+        no, fast = NOT_APPLICABLE, blank_fast(reason)
+        return CardLine(self.index, self.uuid, now_ns, CLOSED_S, lost, fast, no, no, identity)
 
     def _number(self, name: str, *args: Any, kind: int = 0, scale: float = 1.0) -> Known[float]:
         answer = self.calls.ask(name, self.handle, *args, kind=kind)
@@ -185,15 +192,9 @@ class CardReader:
         busy = self._read_busy(_SAMPLES_GPU)
         memory_busy = self._read_busy(_SAMPLES_MEMORY)
         used, total = self._read_memory()
-        counters, memory_temperature = self._read_counters()
-        gpm = self._gpm.read(now_ns) if self._gpm else Missing("not read yet")
-        instances: tuple[MigInstance, ...] = ()
-        if self._mig is None:
-            processes = self._processes.read(self.handle, with_busy=True)
-        else:
-            processes = self._mig.read_processes(self._processes)
-            instances = self._mig.read_instances(now_ns)
-        return Fast(
+        counters, memory_temperature = self._read_counters(now_ns)
+        return replace(
+            blank_fast("not read yet"),
             busy=busy,
             memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
             power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
@@ -204,10 +205,18 @@ class CardReader:
             counters=counters,
             memory_used_bytes=used,
             memory_total_bytes=total,
-            gpm=gpm,
-            processes=processes,
-            instances=instances,
         )
+
+    def _add_users(self, fast: Fast) -> Fast:
+        """Add who uses the card, and its GPM: neither keeps back what the card itself says each second."""
+        instances: tuple[MigInstance, ...] = ()
+        if self._mig is None:
+            processes = self._processes.read(self.handle, with_busy=True)
+        else:
+            processes = self._mig.read_processes(self._processes)
+            instances = self._mig.read_instances(self._clock())
+        gpm = self._gpm.read(self._clock()) if self._gpm else fast.gpm
+        return replace(fast, gpm=gpm, processes=processes, instances=instances)
 
     def _read_busy(self, kind: int) -> Known[Busy]:
         since_us = self._seen_us[kind]
@@ -240,39 +249,29 @@ class CardReader:
         if isinstance(answer, Missing):
             answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, kind=1)
         total = self._checked(answer, lambda info: to_int(info.total))
-        if total == 0:
-            shared = Missing("shares the host's memory")
-            return shared, shared
+        if total in (0, UNSUPPORTED):
+            return SHARED, SHARED
         return self._checked(answer, lambda info: to_int(info.used)), total
 
-    def _read_counters(self) -> tuple[Counters, Known[int]]:
-        wanted = [*_FIELDS, _MEMORY_TEMPERATURE]
-        if self._has_links:
-            wanted += [*_LINK_DATA_KIB, *_LINK_BYTES]
-        values = self.calls.ask_fields(self.handle, wanted)
-        if len(values) < len(wanted):
-            values += [Missing("no answer for this field")] * (len(wanted) - len(values))
-        count = len(_FIELDS)
-        energy, cap, thermal, *rest = values[:count]
-        memory_temperature = values[count]
-        links: list[Known[int]] = [NO_NVLINK] * 2
-        if self._has_links:
-            data, raw = values[count + 1 : count + 3], values[count + 3 :]
-            links = [
-                raw_bytes if isinstance(kib, Missing) else kib * _KIB
-                for kib, raw_bytes in zip(data, raw, strict=True)
-            ]
-        if isinstance(energy, Missing):
-            energy = self._whole("nvmlDeviceGetTotalEnergyConsumption")
-        if isinstance(cap, Missing):
-            cap = self._read_violation(_POLICY_POWER)
-        if isinstance(thermal, Missing):
-            thermal = self._read_violation(_POLICY_THERMAL)
-        return Counters(energy, cap, thermal, *rest, *links), memory_temperature
+    def _read_counters(self, now_ns: int) -> tuple[Counters, Known[int]]:
+        if self._has_links is None:
+            links, _ = self.calls.ask_fields(self.handle, [_LINK_COUNT])[0]
+            self._has_links = is_known(links) and links > 0
+        links_wanted = (*_LINK_DATA_KIB, *_LINK_BYTES) if self._has_links else ()
+        *values, memory = self.calls.ask_fields(self.handle, [*_FIELDS, *links_wanted, _MEMORY_TEMPERATURE])
+        counted, of_links = values[: len(_FIELDS)], values[len(_FIELDS) :]
+        for counter, name, args, read in _OLDER_CALLS:
+            if isinstance(counted[counter][0], Missing):
+                counted[counter] = self._count(name, args, read)
+        counted += [(NO_NVLINK, memory[1])] * 2
+        for place, ((kib, at_ns), in_bytes) in enumerate(zip(of_links[:2], of_links[2:], strict=True)):
+            counted[Counter.NVLINK_TX + place] = (kib * _KIB, at_ns) if is_known(kib) else in_bytes
+        after_us = tuple((at_ns - now_ns) // 1000 for _, at_ns in counted)
+        return Counters(tuple(value for value, _ in counted), after_us), memory[0]
 
-    def _read_violation(self, policy: int) -> Known[int]:
-        answer = self.calls.ask("nvmlDeviceGetViolationStatus", self.handle, policy, kind=policy)
-        return self._checked(answer, lambda status: to_int(status.violationTime))
+    def _count(self, name: str, args: tuple[int, ...], read: Callable[[Any], tuple[int, int]]) -> Counted:
+        both = self._checked(self.calls.ask(name, self.handle, *args, kind=sum(args)), read)
+        return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
 
     def _read_temperature(self) -> Known[float]:
         value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
@@ -287,8 +286,8 @@ class CardReader:
         if isinstance(value, Missing):
             # The same bits under the name that drivers before 535 have.
             older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
-            return older if is_known(older) else value
-        return value
+            value = older if is_known(older) else value
+        return bound(value, "as reasons", 0, MOST_REASONS)
 
     def _read_slow(self) -> Slow:
         mode = self.calls.ask("nvmlDeviceGetMigMode", self.handle)
@@ -310,7 +309,7 @@ class CardReader:
 
     def _read_health(self) -> Health:
         rows = self.calls.ask("nvmlDeviceGetRemappedRows", self.handle)
-        (action,) = self.calls.ask_fields(self.handle, [_RECOVERY_ACTION])[:1] or [Missing("no answer")]
+        action, _ = self.calls.ask_fields(self.handle, [_RECOVERY_ACTION])[0]
         return Health(
             ecc_uncorrected=self._whole("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
             remapped_rows_pending=self._checked(rows, lambda row: to_int(row[2]) != 0),
@@ -319,8 +318,6 @@ class CardReader:
         )
 
     def _read_identity(self) -> Identity:
-        (links,) = self.calls.ask_fields(self.handle, [_LINK_COUNT])[:1] or [Missing("no answer")]
-        self._has_links = is_known(links) and links > 0
         return Identity(
             name=self._checked(self.calls.ask("nvmlDeviceGetName", self.handle), str),
             minor=self._whole("nvmlDeviceGetMinorNumber"),
@@ -329,27 +326,16 @@ class CardReader:
             pcie_generation_max=self._whole("nvmlDeviceGetMaxPcieLinkGeneration"),
             pcie_width_max=self._whole("nvmlDeviceGetMaxPcieLinkWidth"),
             slowdown_c=self._number("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+            is_pcie=map_known(lambda bus: bus == _BUS_PCIE, self._whole("nvmlDeviceGetBusType")),
         )
 
 
 def blank_fast(reason: str) -> Fast:
     """Build a reading in which nothing was read."""
     no = Missing(reason)
-    return Fast(
-        busy=no,
-        memory_busy_pct=no,
-        power_w=no,
-        sm_clock_mhz=no,
-        temperature_c=no,
-        memory_temperature_c=no,
-        reasons=no,
-        counters=Counters(*[no] * 13),
-        memory_used_bytes=no,
-        memory_total_bytes=no,
-        gpm=no,
-        processes=no,
-        instances=(),
-    )
+    values: dict[str, Any] = {field.name: no for field in fields(Fast)}
+    counters = Counters((no,) * len(Counter), (0,) * len(Counter))
+    return Fast(**values | {"counters": counters, "instances": ()})
 
 
 def _is_unused(fast: Fast) -> bool:

@@ -1,0 +1,80 @@
+"""tpmon attached to a job whose cards fail: what it prints, its exit code, and no trace of a bug."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cards import Cards
+from tests.children import MAP_TORCH, Child, child
+from tests.commands import call, start
+
+WAITING = MAP_TORCH + 'say("ready")\nhear()'
+FAULTS = {
+    "one silent from the first": "1 * block",
+    "one off the bus": "1 * code 15",
+    "every value unset": f"* * value {0xFFFFFFFF}",
+    "every value 0": "* * value 0",
+    "all silent": "* * block",
+    "all refused": "* * code 4",
+    "no card": "driver nvmlDeviceGetCount_v2 code 999",
+    "init hangs": "driver nvmlInitWithFlags block",
+    "versions hang": "driver nvmlSystemGetDriverVersion block",
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    with child(WAITING, str(tmp_path_factory.mktemp("torch"))) as one:
+        yield one
+
+
+def look(job: Child, cards: Cards, *arguments: str) -> Any:
+    return call("attach", str(job.pid), *arguments, env={**os.environ, **cards.environment})
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_look_at_faulty_cards(job: Child, tmp_path: Path, name: str) -> None:
+    cards = Cards(tmp_path, 2, [job.pid] * 2)
+    cards.fail(FAULTS[name])
+    done = look(job, cards, "--once", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    gpus = json.loads(done.stdout)["gpus"]
+    if name in ("no card", "init hangs", "all silent"):
+        assert gpus.keys() == {"missing"}
+        return
+    states = [card["state"] for card in gpus]
+    healthy = [card for card in gpus if not isinstance(card["sm_pct"], dict)]
+    if name.startswith("one "):
+        assert states == ["ok", "stale" if "silent" in name else "lost"]
+        assert len(healthy) == 1
+    elif name == "all refused":
+        assert states == ["refused"] * 2
+    elif name == "versions hang":
+        assert states == ["ok"] * 2
+        assert len(healthy) == 2
+    else:
+        assert all(isinstance(card["power_limit_w"], dict) for card in gpus)
+
+
+def test_a_card_that_falls_silent_does_so_in_the_stream(job: Child, tmp_path: Path) -> None:
+    cards = Cards(tmp_path, 2, [job.pid] * 2)
+    cards.fail("1 * block after 3")
+    running = start("attach", str(job.pid), "--json", env={**os.environ, **cards.environment})
+    assert running.stdout is not None
+    states: list[list[str]] = []
+    for line in running.stdout:
+        gpus = json.loads(line)["gpus"]
+        states.append([card["state"] for card in gpus] if isinstance(gpus, list) else [])
+        if states[-1] == ["ok", "stale"] and ["ok", "ok"] in states:
+            assert gpus[1]["sm_pct"] == {"missing": "the card does not answer"}
+            break
+        assert len(states) < 30, states
+    running.terminate()
+    running.communicate()
+    assert running.returncode == 143
