@@ -78,3 +78,28 @@ def test_a_card_that_falls_silent_does_so_in_the_stream(job: Child, tmp_path: Pa
     running.terminate()
     running.communicate()
     assert running.returncode == 143
+
+
+def test_no_verdict_is_healthy_over_a_silent_card(tmp_path: Path) -> None:
+    """The job computes all the time, and its cards are busy until one or all of them fall silent."""
+    faults = (
+        "",
+        "1 * block",
+        "1 * code 15",
+        "1 * block after 4",
+        "* * block after 4",
+        "0 * stall 60000 after 4",
+    )
+    computing = MAP_TORCH + 'say("ready")\nwhile True: sum(range(1000))'
+    with child(computing, str(tmp_path)) as job:
+        asked = []
+        for number, fault in enumerate(faults):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            cards = Cards(folder, 2, [job.pid] * 2)
+            cards.fail(fault)
+            look = ("diagnose", str(job.pid), "--for", "20s", "--json")
+            asked.append(start(*look, env={**os.environ, **cards.environment}))
+        for fault, one in zip(faults, asked, strict=True):
+            verdict, _ = one.communicate(timeout=120)
+            assert one.returncode in ((10, 11, 12) if fault else (0,)), (fault, verdict)
