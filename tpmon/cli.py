@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tpmon import __version__
 from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
 from tpmon.errors import ExitCode, TpmonError
-from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
+from tpmon.report.write import Output, ReaderGone, complain
+from tpmon.supervisor import hold_descriptors
 
 if TYPE_CHECKING:
     from tpmon.config import Options
@@ -336,7 +337,7 @@ def _run(arguments: Sequence[str]) -> int:
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     from tpmon import config
-    from tpmon.starting import read_tables
+    from tpmon.starting import await_files, read_tables
 
     bad: list[str] | None = [] if given.get("print_config") else None
     path, tables = read_tables()
@@ -347,6 +348,7 @@ def _run(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)
     command = given.get("command")
+    await_files(given)
     if command == "attach":
         return _attach(options, given.get("pid"), given.get("job", False))
     if command == "diagnose":

@@ -90,6 +90,8 @@ class Wiring:
         self._results(update)
 
     def _fail(self, error: BaseException) -> None:
+        if self._left.is_set():
+            return  # descriptors are closed under whoever still reads
         self.failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
 
@@ -276,7 +278,7 @@ def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
         "import sys; "
         "sys.path[:] = [path for path in sys.path if path]; "
         f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from tpmon.__main__ import main; sys.exit(main())"
     )
     return (sys.executable, "-c", code, "trace", path, *(["--ascii"] if ascii_only else []))
 

@@ -6,14 +6,14 @@ These two parse their own arguments: what follows is a program's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
-from tpmon.probe.background import UNGUARDED, read_within
+from tpmon.probe.background import UNGUARDED, find_silent, read_within
 from tpmon.probe.process_limit import explain_limit
 from tpmon.report.write import Output, complain
 
@@ -25,6 +25,11 @@ CONFIG_S = 1.0
 """How long the configuration file is waited for without a word."""
 MOST_CONFIG_S = 10.0
 """How long it is waited for at all: a home on a dead server would hold every command."""
+
+FILE_S = 5.0
+"""How long a file may take that a command was given, to read or to make."""
+_NAMED = ("against", "out", "tar", "slice_out")
+_WRITE_HERE = ("bundle", "capture")
 
 
 def read_tables() -> tuple[str, dict[str, Any]]:
@@ -50,6 +55,23 @@ def read_tables() -> tuple[str, dict[str, Any]]:
     return path, answer
 
 
+def await_files(given: Mapping[str, Any]) -> None:
+    """Wait until the files that were named answer: no command begins on a mount that hangs.
+
+    Raises:
+        UsageError: naming the one that does not.
+    """
+    writes_here = given.get("command") in _WRITE_HERE and not any(given.get(key) for key in _NAMED)
+    named = [*given.get("files", ()), *(given[key] for key in _NAMED if given.get(key))]
+    silent = find_silent([os.curdir] if writes_here else [one for one in named if "://" not in one], FILE_S)
+    if silent:
+        where = "the working directory" if silent == os.curdir else silent
+        raise UsageError(
+            f"{where} gave no answer within {FILE_S:g} s: it is on a mount that hangs",
+            "again once ls answers there, or name another place",
+        )
+
+
 def tell_failure(error: Exception) -> ExitCode:
     """Tell what ended a command that nobody foresaw: a bug, or a machine that lets no thread be started."""
     from tpmon.ui.terminal import report_crash  # noqa: PLC0415
@@ -70,6 +92,7 @@ def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], in
     if arguments[0] == "hook":
         from tpmon.hook_file import run_hook  # noqa: PLC0415 each needs the other's modules never
 
+        await_files({"files": arguments[2:3]})
         return run_hook(arguments[1:], output)
     from tpmon.run import run_program  # noqa: PLC0415
     from tpmon.ui.terminal import require_terminal  # noqa: PLC0415

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
-from tpmon.capture.summary import read_summary
+from tpmon.capture.summary import ask_child, read_summary
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError, UsageError
@@ -353,16 +352,9 @@ def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marke
         "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
     )
     try:
-        with subprocess.Popen(
-            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the terminal may be the screen's
-            start_new_session=True,
-        ) as child:
-            if child.stdout is None:
-                raise AssertionError("the child was started with a pipe")
-            text = child.stdout.read()
+        text, ended = ask_child(
+            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted)
+        )
     except OSError as error:
         return Missing(error.strerror or str(error))
     said = text.decode("utf-8", "replace").strip()
@@ -375,7 +367,7 @@ def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marke
             str(done["why"]),
         )
     except (ValueError, TypeError, KeyError):
-        return Missing(said or f"ended with {child.returncode}")
+        return Missing(said or f"ended with {ended}")
 
 
 def _find_bus(process: Identity) -> Bus | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.known import Missing
@@ -23,23 +24,35 @@ def child_command(path: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code, path)
 
 
+def ask_child(command: Sequence[str]) -> tuple[bytes, int]:
+    """Return what a child wrote, and its exit code; it ends once its standard input does.
+
+    Where something ends the wait, nobody waits for the child: what it reads may be on a mount that hangs.
+
+    Raises:
+        OSError: when it cannot be started.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # the terminal may be the screen's
+        start_new_session=True,  # Ctrl-C is for tpmon, which then closes its standard input
+    )
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError("the child was started with pipes")
+    with child.stdin, child.stdout:
+        return child.stdout.read(), child.wait()
+
+
 def read_summary(path: str) -> TraceSummary | Missing:
     """Return the summary of a trace, or why there is none."""
     try:
-        with subprocess.Popen(
-            child_command(path),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the terminal may be the screen's
-            start_new_session=True,  # Ctrl-C is for tpmon, which then closes its standard input
-        ) as child:
-            if child.stdout is None:
-                raise AssertionError("the child was started with a pipe")
-            text = child.stdout.read()
+        text, code = ask_child(child_command(path))
     except OSError as error:
         return Missing(f"no summary: {error.strerror or error}")
-    if child.returncode:
-        return Missing(f"no summary: the process that read the trace ended with {child.returncode}")
+    if code:
+        return Missing(f"no summary: the process that read the trace ended with {code}")
     try:
         return decode(SummaryReply, text.decode("utf-8", "replace")).summary
     except CodecError as error:

@@ -15,6 +15,8 @@ from textual import events
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 
+from tpmon.supervisor import stop
+
 _ESCAPE_MS = 20
 """How often an unfinished escape sequence is looked at: a lone ESC is one whose rest never comes."""
 _READ_BYTES = 4096
@@ -66,6 +68,13 @@ class ScreenDriver(LinuxDriver):
             except Exception as error:  # noqa: BLE001  # the app ends with a report
                 self._loop.call_soon_threadsafe(self._app._handle_exception, error)  # noqa: SLF001
             return
+
+    def _sigtstp_application(self, *_: object) -> None:
+        # textual stops one process; the shell waits for another one
+        if self._auto_restart:
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        stop()
 
     def _sigcont_application(self, *_: object) -> None:
         # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start
