@@ -9,6 +9,7 @@ code and lets go of pipes and terminal, or a signal finds it stuck. It then ends
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import sys
@@ -159,104 +160,84 @@ class _Supervisor:
         self._reader = reader
         self._holds = holds
         self._endings = endings
-        self._asked_s = 0.0
+        self._asked = 0
+        """The signal that asks for the end, 0: none does."""
+        self._asked_s = self._since_s = 0.0
         self._seen = ("", "")
-        self._since_s = 0.0
         os.set_blocking(reader, False)
 
     def wait(self, watched: set[signal.Signals]) -> NoReturn:
         """Wait for the end, and end this process with the same exit code."""
-        number = 0
         while True:
-            took = signal.sigtimedwait(watched, _LOOK_S if self._asked_s else _LOOK_SELDOM_S)
-            self._end_with_it()
-            if took is not None and took.si_signo in self._endings:
-                number = took.si_signo
-                self._pass_on(number, by_kernel=took.si_code > 0)
-            elif took is not None and took.si_signo == signal.SIGCONT:
-                self._send(signal.SIGCONT)
-            elif took is not None and took.si_signo == signal.SIGCHLD:
+            took = signal.sigtimedwait(watched, _LOOK_S if self._asked else _LOOK_SELDOM_S)
+            if (code := self._read_end()) is not None:
+                os._exit(code)
+            number = took.si_signo if took is not None else 0
+            if took is not None and number in self._endings:
+                # A terminal sends ^C to both already, and a hang-up to the leader of the session alone.
+                if took.si_code <= 0 or number == signal.SIGHUP:
+                    self._send(number)
+                self._asked, self._asked_s, self._seen = number, time.monotonic(), ("", "")
+            elif number == signal.SIGCONT:
+                self._send(number)
+            elif number == signal.SIGCHLD:
                 self._stop_with_it()
-            elif took is None and _read_status(self._child).get("State", "").startswith("Z"):
-                self._end_with_it()
-                self._leave(signal.SIGKILL)
-            if self._asked_s and self._is_stuck(number):
-                self._leave(number)
+            elif self._is_stuck():
+                self._leave()
 
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it has just been reaped
             os.kill(self._child, number)
 
-    def _pass_on(self, number: int, *, by_kernel: bool) -> None:
-        # A terminal sends ^C to both already, and a hang-up to the leader of the session alone.
-        if not by_kernel or number == signal.SIGHUP:
-            self._send(number)
-        self._asked_s = self._since_s = time.monotonic()
-        self._seen = ("", "")
-
-    def _end_with_it(self) -> None:
-        code = self._read_end()
-        if code is not None:
-            os._exit(code)
-
     def _read_end(self) -> int | None:
         """Return the exit code once it is known; None while the work goes on."""
-        try:
+        said = b""
+        with suppress(BlockingIOError):
             said = os.read(self._reader, 1)
-        except BlockingIOError:
-            said = b""
-        code = self._reap()
-        end_s = time.monotonic() + _REAP_S
-        while said and code is None and time.monotonic() < end_s:
-            signal.sigtimedwait({signal.SIGCHLD}, _REAP_S)
-            code = self._reap()
-        return said[0] if said else code
-
-    def _reap(self) -> int | None:
+        if said:
+            signal.sigtimedwait({signal.SIGCHLD}, _REAP_S)  # mostly it is gone at once
         pid, status = os.waitpid(self._child, os.WNOHANG)
-        code = os.waitstatus_to_exitcode(status) if pid else None
-        return 128 - code if code is not None and code < 0 else code
+        code = os.waitstatus_to_exitcode(status)
+        return said[0] if said else None if not pid else code if code >= 0 else 128 - code
 
     def _stop_with_it(self) -> None:
         """Stop where the working process alone was stopped, which tells the shell, and go on with it."""
         for wait_s in (_STOPPED_S, 0.0):  # one that fg wakes at this moment is none
-            state = os.waitid(os.P_PID, self._child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-            if state is None:
+            if _read_status(self._child).get("State", "").startswith("T"):
+                time.sleep(wait_s)
+            else:
                 return
-            time.sleep(wait_s)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
 
-    def _is_stuck(self, number: int) -> bool:
-        """Tell whether the work stands in one wait since it was asked to end; of its main thread."""
-        now_s = time.monotonic()
-        if now_s - self._asked_s > _ASKED_S:
-            self._asked_s = 0.0
-            return False
+    def _is_stuck(self) -> bool:
+        """Tell whether the main thread stands in one wait since the end was asked for, or is gone."""
         status = _read_status(self._child)
-        seen = (status.get("State", "")[:1], status.get("voluntary_ctxt_switches", ""))
+        now_s, seen = (
+            time.monotonic(),
+            (status.get("State", " ")[0], status.get("voluntary_ctxt_switches", "")),
+        )
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
-            return False
-        ends = int(status.get("SigIgn", "0"), 16) >> (number - 1) & 1  # a command that ends ignores the next
-        patience_s = STILL_S if seen[0] == "D" else SLEEP_S if ends else _ASKED_S
-        return now_s - self._since_s >= patience_s
+        if now_s - self._asked_s > _ASKED_S:
+            self._asked = 0
+        # A command that ends ignores the signals that would end it once more.
+        ends = self._asked and int(status.get("SigIgn", "0"), 16) >> (self._asked - 1) & 1
+        in_kernel = seen[0] == "Z" or (self._asked and seen[0] == "D")
+        return now_s - self._since_s >= (STILL_S if in_kernel else SLEEP_S if ends else math.inf)
 
-    def _leave(self, number: int) -> NoReturn:
+    def _leave(self) -> NoReturn:
         """End without the working process; it lets go of pipes and terminal as far as it can."""
-        os.write(self._holds, b".")
-        end_s = time.monotonic() + _REAP_S
-        while self._read_end() is None and time.monotonic() < end_s:
-            signal.sigtimedwait({signal.SIGURG, signal.SIGCHLD}, _LOOK_S)
+        with suppress(OSError):  # it was killed
+            os.write(self._holds, b".")
+        signal.sigtimedwait({signal.SIGURG}, _REAP_S)
         self._send(signal.SIGKILL)
         with suppress(OSError):  # closed, or nobody reads
             os.write(2, _LEFT.format(self._child).encode())
-        os._exit(128 + number)
+        os._exit(128 + (self._asked or signal.SIGKILL))
 
 
 def _read_status(pid: int) -> dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
-    except OSError:
-        return {}
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    return {}

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -42,6 +41,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.trace import TraceSummary
+from tpmon.own_command import call_python
 
 BACKEND = "kineto on demand, from a thread of its own"
 _UNPACED = 5
@@ -344,17 +344,10 @@ def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marked]:
     """Have a niced child mark and pack a trace; Missing says what went wrong."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
-    )
+    statement = "from tpmon.trace.updates import main; sys.exit(main(*sys.argv[1:]))"
+    words = (source, target, str(most), beside.conditions, beside.counted)
     try:
-        text, ended = ask_child(
-            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted)
-        )
+        text, ended = ask_child(call_python(statement, *words))
     except OSError as error:
         return Missing(error.strerror or str(error))
     said = text.decode("utf-8", "replace").strip()

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.known import Missing
 from tpmon.model.trace import SummaryReply, TraceSummary
-
-
-def child_command(path: str) -> tuple[str, ...]:
-    """Return the command of the child; the working directory is not on its module path."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.trace.summary_child import main; sys.exit(main(sys.argv[1]))"
-    )
-    return (sys.executable, "-c", code, path)
+from tpmon.own_command import call_python
 
 
 def ask_child(command: Sequence[str]) -> tuple[bytes, int]:
@@ -48,7 +35,9 @@ def ask_child(command: Sequence[str]) -> tuple[bytes, int]:
 def read_summary(path: str) -> TraceSummary | Missing:
     """Return the summary of a trace, or why there is none."""
     try:
-        text, code = ask_child(child_command(path))
+        text, code = ask_child(
+            call_python("from tpmon.trace.summary_child import main; sys.exit(main(sys.argv[1]))", path)
+        )
     except OSError as error:
         return Missing(f"no summary: {error.strerror or error}")
     if code:

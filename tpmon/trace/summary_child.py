@@ -20,7 +20,7 @@ NICENESS = 10
 def main(path: str) -> int:
     """Write the summary of a trace, or why there is none, to standard output: a line of JSON."""
     os.nice(NICENESS)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     try:
         from tpmon.trace.summary import summarize  # noqa: PLC0415 numpy and msgspec may not be there
 
@@ -35,7 +35,8 @@ def main(path: str) -> int:
     return 0
 
 
-def _end_with_stdin() -> None:
+def end_with_stdin() -> None:
+    """End this process once its standard input ends."""
     while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
         pass
     os._exit(1)
