@@ -65,7 +65,7 @@ class HangingMount:
 
 @contextmanager
 def job_on(
-    mount: HangingMount, tmp_path: Path, python: str = sys.executable
+    mount: HangingMount, tmp_path: Path, python: str = sys.executable, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a job that writes its log on the mount and works there; it is taken for a training."""
     with open(mount.path / "train.log", "wb") as log:
@@ -75,6 +75,7 @@ def job_on(
             stdout=log,
             stderr=log,
             cwd=mount.path,
+            env={**os.environ, **variables},
         )
     try:
         end_s = time.monotonic() + 30
