@@ -20,7 +20,6 @@ from tpmon import __version__
 from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.report.write import Output, ReaderGone, complain
-from tpmon.supervisor import hold_descriptors
 
 if TYPE_CHECKING:
     from tpmon.config import Options
@@ -379,10 +378,6 @@ def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = No
     """Run one command, unless it was ``refused`` already, and return its exit status (see ``ExitCode``)."""
     # What imports make stays: looking for cycles in it 700 containers at a time is a tenth of a start.
     gc.set_threshold(_GARBAGE_THRESHOLD)
-    hold_descriptors()
-    # Inherited from trap '' CHLD: the kernel would reap our children, and nobody learns how one ended.
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if refused is not None:
             raise refused

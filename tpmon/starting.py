@@ -21,13 +21,8 @@ if TYPE_CHECKING:
     from tpmon.probe.job import Job
 
 
-CONFIG_S = 1.0
-"""How long the configuration file is waited for without a word."""
-MOST_CONFIG_S = 10.0
-"""How long it is waited for at all: a home on a dead server would hold every command."""
-
-FILE_S = 5.0
-"""How long a file may take that a command was given, to read or to make."""
+FILE_S = 10.0
+"""How long a file may take that a command was given, and the configuration; ctrl-c ends the wait."""
 _NAMED = ("against", "out", "tar", "slice_out")
 _WRITE_HERE = ("bundle", "capture")
 
@@ -40,13 +35,10 @@ def read_tables() -> tuple[str, dict[str, Any]]:
             forbid what tpmon does without it.
     """
     path = config.config_path(os.environ)
-    answer = read_within(CONFIG_S, lambda: config.read_file(path))
+    answer = read_within(FILE_S, lambda: config.read_file(path))
     if isinstance(answer, Missing) and answer.reason.startswith(UNGUARDED):
         complain(f"tpmon: configuration read without a deadline: {answer.reason}")
         answer = config.read_file(path)
-    elif isinstance(answer, Missing):
-        complain(f"tpmon: configuration not read yet: {path}: {answer.reason}")
-        answer = read_within(MOST_CONFIG_S - CONFIG_S, lambda: config.read_file(path))
     if isinstance(answer, Missing):
         raise UsageError(
             f"the configuration {path} was not read: {answer.reason}",
@@ -61,9 +53,10 @@ def await_files(given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: naming the one that does not.
     """
-    writes_here = given.get("command") in _WRITE_HERE and not any(given.get(key) for key in _NAMED)
     named = [*given.get("files", ()), *(given[key] for key in _NAMED if given.get(key))]
-    silent = find_silent([os.curdir] if writes_here else [one for one in named if "://" not in one], FILE_S)
+    if not named and given.get("command") in _WRITE_HERE:
+        named = [os.curdir]
+    silent = find_silent((one for one in named if "://" not in one), FILE_S)
     if silent:
         where = "the working directory" if silent == os.curdir else silent
         raise UsageError(

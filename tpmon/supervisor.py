@@ -1,9 +1,8 @@
 """Two processes for one command: the one that works, and a small one that the shell waits for.
 
-A thread that waits for a mount that does not answer cannot be interrupted, and the kernel keeps its process,
-killed or not, until the answer comes (state D, request_wait_answer of fs/fuse/dev.c). Any file of a job and
-any file that a user names may lie there. So nothing of the process that works is waited for: it says its exit
-code and lets go of pipes and terminal, or a signal finds it stuck. It then ends when the mount answers.
+Nothing ends a thread that waits for a mount that does not answer, and the kernel keeps its process, killed or
+not (request_wait_answer of fs/fuse/dev.c). Any file of a job, and any that a user names, may lie there. So
+the end of the working process is not waited for: it says its exit code, or a signal finds it stuck.
 """
 
 from __future__ import annotations
@@ -21,31 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-ENDINGS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
-STILL_S = 0.6
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STILL_S = 0.6
 """How long the working process may stand in one uninterruptible wait after it was asked to end."""
-SLEEP_S = 2.5
-"""How long it may sleep in one wait while it ends: for a child of its own that cannot be killed."""
-_LOOK_S = 0.15
-_LOOK_SELDOM_S = 5.0
-"""One that was killed from outside, and is kept, says nothing."""
+_SLEEP_S = 2.5
+"""How long it may sleep in one wait while it ends: there may be children that cannot be killed."""
+_LOOK_S = 0.2
+_LOOK_SELDOM_S = 5.0  # one that was killed from outside, and is kept, says nothing
 _ASKED_S = 10.0
 """How long a signal is taken for a wish to end: an editor on the screen's terminal is sent ^C, too."""
-_REAP_S = 0.2
-_STOPPED_S = 0.05
 _ORDERLY_S = 1.0
-_LEFT = (
-    "tpmon: ended without process {}, which waits for a file or device that does not answer, and goes when"
-    " it does\n"
-)
+_LEFT = "tpmon: ended without process {}: it waits for a file or device that does not answer\n"
 _AWAITED = ("pipe:", "socket:", "/dev/")
 
-
-class _Link:
-    """Hold what the working process knows of the other one."""
-
-    writer = -1
-    supervisor = 0
+_link: list[int] = []
+"""In the working process: the PID of the other one, and the descriptor that tells it the exit code."""
 
 
 def hold_descriptors() -> None:
@@ -63,7 +52,7 @@ def supervise() -> None:
     Where no process can be started, the work is done in this one.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # trap '' CHLD: the kernel would reap it
-    endings = {number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
+    endings = {number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
     watched = endings | {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG}
     hold_descriptors()
     reader, writer = os.pipe()
@@ -81,7 +70,7 @@ def supervise() -> None:
     os.close(reader)
     os.close(holds)
     if child == 0:
-        _Link.writer, _Link.supervisor = writer, own
+        _link.extend((own, writer))
         if signal.SIGINT in endings:
             signal.signal(signal.SIGINT, lambda number, _: end(128 + number))
         _thread.start_new_thread(_outlive, (lives,))
@@ -89,59 +78,54 @@ def supervise() -> None:
 
 
 def work(run: Callable[[], int]) -> int:
-    """Run a command to its end in the working process, whatever is raised; return where there is no other."""
-    if _Link.writer >= 0:
-        code: object = 1
-        try:
-            code = run()
-        except SystemExit as left:  # what argparse and the screen do
-            code = left.code or 0
-        except BaseException:  # noqa: BLE001  # as the interpreter would tell it
-            sys.excepthook(*sys.exc_info())
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads
-                stream.flush()
-        end(code if isinstance(code, int) else 1)
-    return run()
+    """Run a command to its end in the working process; return its exit code where there is no other."""
+    try:
+        code = run()
+    except SystemExit as left:  # what argparse and the screen do
+        code = left.code if isinstance(left.code, int) else int(bool(left.code))
+    with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads
+        sys.stdout.flush()
+    return end(code) if _link else code
 
 
 def end(code: int) -> NoReturn:
     """End this process with an exit code, also where the kernel keeps one of its threads."""
     try:
-        if _Link.writer >= 0:
-            _say_end(code)
+        if _link:
+            _say_end(code, *_link)
     finally:
         os._exit(code)
 
 
-def _say_end(code: int) -> None:
+def _say_end(code: int, supervisor: int, writer: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in filter(_is_awaited, range(3)):
         os.dup2(nowhere, descriptor)
-    os.write(_Link.writer, bytes((code & 0xFF,)))
-    if os.getppid() == _Link.supervisor:
-        os.kill(_Link.supervisor, signal.SIGURG)
+    os.write(writer, bytes((code & 0xFF,)))
+    if os.getppid() == supervisor:
+        os.kill(supervisor, signal.SIGURG)
     # Only now: threads that still use them fail, and may end this process in their own way.
     for descriptor in filter(_is_awaited, map(int, os.listdir("/proc/self/fd"))):
         os.close(descriptor)
 
 
 def _is_awaited(descriptor: int) -> bool:
-    """Tell whether a shell, a reader or a child of ours may wait until a descriptor is closed.
-
-    To close another file could block for the same mount.
-    """
+    """Tell whether somebody may wait until it is closed; to close another file could block for that mount."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").startswith(_AWAITED)
     except OSError:
         return False  # closed meanwhile
 
 
+def supervisors() -> tuple[int, ...]:
+    """Return the PID of the process that waits for this one, where one does."""
+    return tuple(_link[:1])
+
+
 def stop() -> None:
     """Stop both processes, as ctrl-z does: one that has a thread in the kernel never counts as stopped."""
-    if _Link.supervisor:
-        os.kill(_Link.supervisor, signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    for pid in (*supervisors(), os.getpid()):
+        os.kill(pid, signal.SIGSTOP)
 
 
 def _outlive(lives: int) -> None:
@@ -195,28 +179,25 @@ class _Supervisor:
         with suppress(BlockingIOError):
             said = os.read(self._reader, 1)
         if said:
-            signal.sigtimedwait({signal.SIGCHLD}, _REAP_S)  # mostly it is gone at once
+            signal.sigtimedwait({signal.SIGCHLD}, _LOOK_S)  # mostly it is gone at once
         pid, status = os.waitpid(self._child, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status)
         return said[0] if said else None if not pid else code if code >= 0 else 128 - code
 
     def _stop_with_it(self) -> None:
         """Stop where the working process alone was stopped, which tells the shell, and go on with it."""
-        for wait_s in (_STOPPED_S, 0.0):  # one that fg wakes at this moment is none
-            if _read_status(self._child).get("State", "").startswith("T"):
-                time.sleep(wait_s)
-            else:
+        for wait_s in (0.05, 0.0):  # one that fg wakes at this moment is none
+            if not _read_status(self._child).get("State", "").startswith("T"):
                 return
+            time.sleep(wait_s)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
 
     def _is_stuck(self) -> bool:
         """Tell whether the main thread stands in one wait since the end was asked for, or is gone."""
         status = _read_status(self._child)
-        now_s, seen = (
-            time.monotonic(),
-            (status.get("State", " ")[0], status.get("voluntary_ctxt_switches", "")),
-        )
+        now_s = time.monotonic()
+        seen = (status.get("State", " ")[0], status.get("voluntary_ctxt_switches", ""))
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
         if now_s - self._asked_s > _ASKED_S:
@@ -224,13 +205,13 @@ class _Supervisor:
         # A command that ends ignores the signals that would end it once more.
         ends = self._asked and int(status.get("SigIgn", "0"), 16) >> (self._asked - 1) & 1
         in_kernel = seen[0] == "Z" or (self._asked and seen[0] == "D")
-        return now_s - self._since_s >= (STILL_S if in_kernel else SLEEP_S if ends else math.inf)
+        return now_s - self._since_s >= (_STILL_S if in_kernel else _SLEEP_S if ends else math.inf)
 
     def _leave(self) -> NoReturn:
         """End without the working process; it lets go of pipes and terminal as far as it can."""
         with suppress(OSError):  # it was killed
             os.write(self._holds, b".")
-        signal.sigtimedwait({signal.SIGURG}, _REAP_S)
+        signal.sigtimedwait({signal.SIGURG}, _LOOK_S)
         self._send(signal.SIGKILL)
         with suppress(OSError):  # closed, or nobody reads
             os.write(2, _LEFT.format(self._child).encode())

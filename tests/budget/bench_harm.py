@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.budget.measure import Screen, children_of, read_stolen_s, say_neighbours
+from tests.budget.measure import Screen, list_with_children, read_stolen_s, say_neighbours
 
 HERE = Path(__file__).parent
 TPMON = str(Path(sys.executable).with_name("tpmon"))
@@ -71,7 +71,7 @@ class Steps:
 def count_tracers(pid: int) -> int:
     """Return how many processes of the job have a tracer right now."""
     traced = 0
-    for one in [pid, *children_of(pid)]:
+    for one in list_with_children(pid):
         try:
             with open(f"/proc/{one}/status") as file:
                 traced += any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
@@ -82,7 +82,7 @@ def count_tracers(pid: int) -> int:
 
 def freeze(pid: int, number: signal.Signals) -> None:
     """Stop tpmon and its children, NVML child and py-spy among them, or let them go on."""
-    for one in [pid, *children_of(pid)]:
+    for one in list_with_children(pid):
         try:
             os.kill(one, number)
         except ProcessLookupError:

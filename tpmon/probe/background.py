@@ -1,8 +1,7 @@
 """Read sources that can block (files on a dead mount, a target's address space) off the tick.
 
 A source that hangs ages; it never stops the loop, the screen or the exit: its thread is a
-daemon and nobody joins it. The kernel may keep such a thread, and with it the process: ``supervisor``
-ends the command all the same.
+daemon and nobody joins it. The kernel may keep the process with it: ``supervisor`` ends the command.
 """
 
 from __future__ import annotations
@@ -91,8 +90,8 @@ class Background(Generic[T]):
         self._every_s = every_s
         self._stop = threading.Event()
         self._value: Known[T] = Missing(f"{name} not read yet")
-        self._taken_ns = self._begun_ns = time.monotonic_ns()
-        self._reading = False
+        self._taken_ns = time.monotonic_ns()
+        self._begun_ns = 0  # of the read under way
         self.off = ""
         """Why the source turned itself off; "" while it works."""
 
@@ -107,14 +106,14 @@ class Background(Generic[T]):
     def latest(self) -> tuple[Known[T], float]:
         """Return the newest value and its age in seconds; Missing once a read is overdue."""
         now_ns = time.monotonic_ns()
-        overdue = self._reading and now_ns - self._begun_ns > OVERDUE_S * 1e9
+        overdue = 0 < self._begun_ns < now_ns - OVERDUE_S * 1e9
         value = Missing(f"no answer within {OVERDUE_S:g} s") if overdue else self._value
         return value, (now_ns - self._taken_ns) / 1e9
 
     def _run(self) -> None:
         failures = 0
         while not self._stop.is_set():
-            self._begun_ns, self._reading = time.monotonic_ns(), True
+            self._begun_ns = time.monotonic_ns()
             try:
                 value: Known[T] = self._read()
                 failures = 0
@@ -123,9 +122,8 @@ class Background(Generic[T]):
             except Exception as error:  # noqa: BLE001  # shown as the reason; off after two
                 failures += 1
                 value = Missing(f"{self._name} failed: {type(error).__name__}: {error}")
-                if failures == 2:
-                    self._value, self._taken_ns, self._reading = value, time.monotonic_ns(), False
-                    self.off = value.reason
-                    return
-            self._value, self._taken_ns, self._reading = value, time.monotonic_ns(), False
+            self._value, self._taken_ns, self._begun_ns = value, time.monotonic_ns(), 0
+            if failures == 2 and isinstance(value, Missing):
+                self.off = value.reason
+                return
             self._stop.wait(self._every_s)

@@ -265,12 +265,11 @@ class SpyChild:
 
 def _await_end(pid: int) -> bool:
     """Wait for the end of a child, at most ``REAP_S``, without reaping it; tell whether it came."""
-    end_s, wait_s = time.monotonic() + REAP_S, 0.0005
+    end_s = time.monotonic() + REAP_S
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             if time.monotonic() > end_s:
                 _kill(pid)
                 return False
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, 0.02)
+            time.sleep(0.003)
     return True

@@ -19,8 +19,7 @@ NICENESS = 10
 
 def main(path: str) -> int:
     """Write the summary of a trace, or why there is none, to standard output: a line of JSON."""
-    os.nice(NICENESS)
-    threading.Thread(target=end_with_stdin, daemon=True).start()
+    begin_child()
     try:
         from tpmon.trace.summary import summarize  # noqa: PLC0415 numpy and msgspec may not be there
 
@@ -35,8 +34,13 @@ def main(path: str) -> int:
     return 0
 
 
-def end_with_stdin() -> None:
-    """End this process once its standard input ends."""
+def begin_child() -> None:
+    """Leave the CPUs to the training, and end this process once its standard input ends."""
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+
+def _end_with_stdin() -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
         pass
     os._exit(1)

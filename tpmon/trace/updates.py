@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import threading
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from tpmon.trace.read import Trace, read_trace
 from tpmon.trace.schema import Category, Id
 from tpmon.trace.spans import unite
 from tpmon.trace.step_numbers import UNCOUNTED, Counted, number_first
-from tpmon.trace.summary_child import end_with_stdin
+from tpmon.trace.summary_child import begin_child
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
@@ -182,8 +181,7 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
 
     A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
     """
-    os.nice(10)
-    threading.Thread(target=end_with_stdin, daemon=True).start()
+    begin_child()
     try:
         loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
         done = write_marked(source, target, int(most), told, loop)
