@@ -14,7 +14,9 @@ import pytest
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-BEGIN = "import os, signal, sys, time; from tpmon.supervisor import supervise, work; supervise()\n"
+BEGIN = (
+    "import os, signal, sys, time; from tpmon.supervisor import supervise, supervisors, work; supervise()\n"
+)
 
 
 def start(code: str, **options: object) -> subprocess.Popen[str]:
@@ -47,6 +49,7 @@ def hear_pid(process: subprocess.Popen[str]) -> int:
     [
         ("lambda: 0", 0, ""),
         ("lambda: 12", 12, ""),
+        ("lambda: 5 if supervisors() == (os.getppid(),) else 1", 5, ""),
         ("lambda: sys.exit(3)", 3, ""),
         ("sys.exit", 0, ""),
         ("lambda: 1 / 0", 1, "ZeroDivisionError"),

@@ -196,7 +196,7 @@ class Collector:
         frame = self._assemble(readings, changes)
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
-        children = [*supervisors(), *filter(is_known, (self._gpu.child_pid(),))]
+        children = [*supervisors(), *(one for one in (self._gpu.child_pid(),) if is_known(one))]
         own = self._cost.read(children, tick_ms, self.dumps.paused_ms, self._stacks.cost())
         self._last = replace(frame, self_=own)
         return self._last
