@@ -225,6 +225,18 @@ def test_the_screen_of_such_a_job_ends_at_once(open_terminal, scene: Scene, keys
     terminal.assert_restored()
 
 
+def test_a_hang_up_and_a_kill_end_the_screen_of_such_a_job(open_terminal, scene: Scene):
+    for number, code in ((signal.SIGHUP, 129), (signal.SIGTERM, 143)):
+        terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
+        terminal.until("rank 0")
+        terminal.signal(number)
+        assert terminal.end(PROMISED_S) == code
+        terminal.assert_restored()
+    terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
+    terminal.until("rank 0")
+    assert terminal.hang_up() == 129
+
+
 def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene: Scene):
     shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
     shell.until("$")
