@@ -2,7 +2,7 @@
 
 ``python fuse_server.py FOLDER MOUNT`` says "ready", then obeys the lines of its standard input: "hold" keeps
 each request without an answer from then on, as sshfs does when its server is gone; "hold 65536" begins with the
-read that comes so far in a file. The kernel then lets no
+read that comes so far in a file, and says "reached". The kernel then lets no
 signal end whoever asked (request_wait_answer of fs/fuse/dev.c). When this process ends, the kernel fails
 what waits. The layout of the messages is that of include/uapi/linux/fuse.h.
 """
@@ -45,8 +45,9 @@ class Server:
         """Take one request, and answer it unless requests are held."""
         raw = os.read(self.link, _ANSWER_BYTES + 4096)
         _, opcode, unique, node, *_ = _IN.unpack_from(raw)
-        if opcode == 15 and struct.unpack_from("=Q", raw, _IN.size + 8)[0] >= self.hold_at:
+        if not self.held and opcode == 15 and struct.unpack_from("=Q", raw, _IN.size + 8)[0] >= self.hold_at:
             self.held = True
+            print("reached", flush=True)
         if self.held or opcode in _NO_ANSWER:
             return
         try:

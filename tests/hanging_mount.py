@@ -57,6 +57,11 @@ class HangingMount:
         self._server.stdin.flush()
         assert self._server.stdout.readline() == "held\n"
 
+    def await_reached(self) -> None:
+        """Wait for the read from which on none is answered."""
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == "reached\n"
+
     def close(self) -> None:
         """End the server, which frees whoever waits for it, and unmount."""
         self._server.communicate()

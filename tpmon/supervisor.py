@@ -122,12 +122,6 @@ def supervisors() -> tuple[int, ...]:
     return tuple(_link[:1])
 
 
-def stop() -> None:
-    """Stop both processes, as ctrl-z does: one that has a thread in the kernel never counts as stopped."""
-    for pid in (*supervisors(), os.getpid()):
-        os.kill(pid, signal.SIGSTOP)
-
-
 def _outlive(lives: int) -> None:
     """End this process when the other one was killed, in order; or gave it up, at once."""
     if not os.read(lives, 1):

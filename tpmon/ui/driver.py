@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from typing import Any
@@ -14,8 +15,6 @@ from typing import Any
 from textual import events
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
-
-from tpmon.supervisor import stop
 
 _ESCAPE_MS = 20
 """How often an unfinished escape sequence is looked at: a lone ESC is one whose rest never comes."""
@@ -70,11 +69,11 @@ class ScreenDriver(LinuxDriver):
             return
 
     def _sigtstp_application(self, *_: object) -> None:
-        # textual stops one process; the shell waits for another one
+        # textual stops one process; the shell waits for another one of the group
         if self._auto_restart:
             self.suspend_application_mode()
             self._must_signal_resume = True
-        stop()
+        os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
         # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start
