@@ -22,5 +22,7 @@ def may_sample() -> str:
 
 
 def spies_of(pid: int) -> list[int]:
-    """Return the py-spy children of a process, zombies included."""
-    return [one.pid for one in read_table().values() if one.parent == pid and one.name == "py-spy"]
+    """Return the py-spy children of a tpmon, zombies included; its working process may be a child itself."""
+    table = read_table()
+    working = {pid, *(one.pid for one in table.values() if one.parent == pid)}
+    return [one.pid for one in table.values() if one.parent in working and one.name == "py-spy"]

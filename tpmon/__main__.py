@@ -10,9 +10,12 @@ def main() -> int:
         from tpmon.run import start  # noqa: PLC0415 before all that only a tool needs
 
         refused = start(sys.argv[2:])
+    from tpmon.supervisor import supervise, work  # noqa: PLC0415
+
+    supervise()
     from tpmon.cli import main as run_command  # noqa: PLC0415
 
-    return run_command(refused=refused)
+    return work(lambda: run_command(refused=refused))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tpmon import __version__
 from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
 from tpmon.errors import ExitCode, TpmonError
-from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
+from tpmon.report.write import Output, ReaderGone, complain
 
 if TYPE_CHECKING:
     from tpmon.config import Options
@@ -336,7 +336,7 @@ def _run(arguments: Sequence[str]) -> int:
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     from tpmon import config
-    from tpmon.starting import read_tables
+    from tpmon.starting import await_files, read_tables
 
     bad: list[str] | None = [] if given.get("print_config") else None
     path, tables = read_tables()
@@ -347,6 +347,7 @@ def _run(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)
     command = given.get("command")
+    await_files(given)
     if command == "attach":
         return _attach(options, given.get("pid"), given.get("job", False))
     if command == "diagnose":
@@ -377,10 +378,6 @@ def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = No
     """Run one command, unless it was ``refused`` already, and return its exit status (see ``ExitCode``)."""
     # What imports make stays: looking for cycles in it 700 containers at a time is a tenth of a start.
     gc.set_threshold(_GARBAGE_THRESHOLD)
-    hold_descriptors()
-    # Inherited from trap '' CHLD: the kernel would reap our children, and nobody learns how one ended.
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if refused is not None:
             raise refused

@@ -55,6 +55,22 @@ def call_as_owner(pid: int, arguments: str = "run -- COMMAND", proc: str = "/pro
     return f"{as_user}{own_program() if as_user else _NAME} {arguments}"
 
 
+def call_python(statement: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command of a Python of its own that runs a statement with this tpmon.
+
+    The working directory is not on its module path, so that a file named like a module cannot take its
+    place; the directory that holds tpmon is.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    code = (
+        "import sys; "
+        "sys.path[:] = [path for path in sys.path if path]; "
+        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
+        f"{statement}"
+    )
+    return (sys.executable, "-c", code, *arguments)
+
+
 def install_command(package: str) -> str:
     """Return the command that installs or updates a package for the Python that runs tpmon."""
     configuration = os.path.join(sys.prefix, "pyvenv.cfg")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.own_command import call_python
 from tpmon.probe.background import read_within
 from tpmon.probe.job import Job
 from tpmon.probe.target import find_job_again
@@ -90,6 +90,8 @@ class Wiring:
         self._results(update)
 
     def _fail(self, error: BaseException) -> None:
+        if self._left.is_set():
+            return  # descriptors are closed under whoever still reads
         self.failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
 
@@ -267,18 +269,9 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
 
 
 def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
-    """Return the command that shows a trace: a process of its own, so that numpy and the trace go again.
-
-    The working directory is not on its module path: there may be a file of any name.
-    """
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    return (sys.executable, "-c", code, "trace", path, *(["--ascii"] if ascii_only else []))
+    """Return the command that shows a trace: a process of its own, so that numpy and the trace go again."""
+    statement = "from tpmon.__main__ import main; sys.exit(main())"
+    return call_python(statement, "trace", path, *(["--ascii"] if ascii_only else []))
 
 
 def write_reading(reading: Reading) -> str:

@@ -6,14 +6,14 @@ These two parse their own arguments: what follows is a program's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
-from tpmon.probe.background import UNGUARDED, read_within
+from tpmon.probe.background import UNGUARDED, find_silent, read_within
 from tpmon.probe.process_limit import explain_limit
 from tpmon.report.write import Output, complain
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from tpmon.probe.job import Job
 
 
-CONFIG_S = 1.0
-"""How long the configuration file is waited for without a word."""
-MOST_CONFIG_S = 10.0
-"""How long it is waited for at all: a home on a dead server would hold every command."""
+FILE_S = 10.0
+"""How long a file may take that a command was given, and the configuration; ctrl-c ends the wait."""
+_NAMED = ("against", "out", "tar", "slice_out")
+_WRITE_HERE = ("bundle", "capture")
 
 
 def read_tables() -> tuple[str, dict[str, Any]]:
@@ -35,19 +35,34 @@ def read_tables() -> tuple[str, dict[str, Any]]:
             forbid what tpmon does without it.
     """
     path = config.config_path(os.environ)
-    answer = read_within(CONFIG_S, lambda: config.read_file(path))
+    answer = read_within(FILE_S, lambda: config.read_file(path))
     if isinstance(answer, Missing) and answer.reason.startswith(UNGUARDED):
         complain(f"tpmon: configuration read without a deadline: {answer.reason}")
         answer = config.read_file(path)
-    elif isinstance(answer, Missing):
-        complain(f"tpmon: configuration not read yet: {path}: {answer.reason}")
-        answer = read_within(MOST_CONFIG_S - CONFIG_S, lambda: config.read_file(path))
     if isinstance(answer, Missing):
         raise UsageError(
             f"the configuration {path} was not read: {answer.reason}",
             "XDG_CONFIG_HOME=/run tpmon ...  # leaves it out, with what it forbids",
         )
     return path, answer
+
+
+def await_files(given: Mapping[str, Any]) -> None:
+    """Wait until the files that were named answer: no command begins on a mount that hangs.
+
+    Raises:
+        UsageError: naming the one that does not.
+    """
+    named = [*given.get("files", ()), *(given[key] for key in _NAMED if given.get(key))]
+    if not named and given.get("command") in _WRITE_HERE:
+        named = [os.curdir]
+    silent = find_silent((one for one in named if "://" not in one), FILE_S)
+    if silent:
+        where = "the working directory" if silent == os.curdir else silent
+        raise UsageError(
+            f"{where} gave no answer within {FILE_S:g} s: it is on a mount that hangs",
+            "again once ls answers there, or name another place",
+        )
 
 
 def tell_failure(error: Exception) -> ExitCode:
@@ -70,6 +85,7 @@ def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], in
     if arguments[0] == "hook":
         from tpmon.hook_file import run_hook  # noqa: PLC0415 each needs the other's modules never
 
+        await_files({"files": arguments[2:3]})
         return run_hook(arguments[1:], output)
     from tpmon.run import run_program  # noqa: PLC0415
     from tpmon.ui.terminal import require_terminal  # noqa: PLC0415

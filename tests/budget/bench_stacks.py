@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.budget.bench_cost import NO_CARDS, TPMON, start_tree
-from tests.budget.measure import environment, say_neighbours
+from tests.budget.measure import environment, find_working, say_neighbours
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -61,9 +61,9 @@ def measure(pid: int, seconds: float, *flags: str) -> None:
             [*TPMON, "attach", str(pid), "--json", *flags], stdout=frames, env=environment(NO_CARDS)
         )
         time.sleep(WARM_S)
-        (own, ended), begin = used_s(process.pid), time.monotonic()
+        (own, ended), begin = used_s(find_working(process.pid)), time.monotonic()
         time.sleep(seconds)
-        (own_after, ended_after), spent = used_s(process.pid), time.monotonic() - begin
+        (own_after, ended_after), spent = used_s(find_working(process.pid)), time.monotonic() - begin
         process.terminate()
         process.wait()
         frames.seek(0)

@@ -14,6 +14,7 @@ import termios
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import ioctl
 
@@ -58,6 +59,25 @@ def children_of(pid: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def find_working(pid: int) -> int:
+    """Return the process that works for a tpmon that was started as ``pid``: one of the same words, or itself."""
+    for kid in children_of(pid):
+        with suppress(OSError):
+            if _read_words(kid) == _read_words(pid):
+                return kid
+    return pid
+
+
+def _read_words(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def list_with_children(pid: int) -> list[int]:
+    """Return a process and all that it started, and these, before their children."""
+    return [pid, *(one for kid in children_of(pid) for one in list_with_children(kid))]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -128,12 +148,14 @@ class Screen:
             if time.monotonic() > end:
                 raise TimeoutError(f"{wanted!r} did not appear: {self.text[-500:]!r}")
             self.drain(0.01)
-        return Start(cpu_seconds(self.pid), time.monotonic() - self.started)
+        both = {self.pid, find_working(self.pid)}
+        return Start(sum(map(cpu_seconds, both)), time.monotonic() - self.started)
 
     def cost_over(self, seconds: float) -> Cost:
         """Measure while drawing goes on."""
-        kids = children_of(self.pid)
-        before, kids_before = cpu_seconds(self.pid), {kid: cpu_seconds(kid) for kid in kids}
+        pid = find_working(self.pid)
+        kids = [*children_of(pid), *{self.pid} - {pid}]
+        before, kids_before = cpu_seconds(pid), {kid: cpu_seconds(kid) for kid in kids}
         bytes_before, start = self.received, time.monotonic()
         self.drain(seconds)
         spent = time.monotonic() - start
@@ -141,11 +163,11 @@ class Screen:
             cpu_seconds(kid) - kids_before[kid] for kid in kids if os.path.exists(f"/proc/{kid}")
         )
         return Cost(
-            cpu_pct=100 * (cpu_seconds(self.pid) - before) / spent,
+            cpu_pct=100 * (cpu_seconds(pid) - before) / spent,
             children_cpu_pct=100 * kids_after / spent,
-            rss_mb=rss_bytes(self.pid) / 1e6,
+            rss_mb=rss_bytes(pid) / 1e6,
             children_rss_mb=sum(rss_bytes(kid) for kid in kids if os.path.exists(f"/proc/{kid}")) / 1e6,
-            descriptors=open_descriptors(self.pid),
+            descriptors=open_descriptors(pid),
             bytes_s=(self.received - bytes_before) / spent,
             seconds=spent,
         )
@@ -165,18 +187,19 @@ class Screen:
 
 def cost_of(process: subprocess.Popen[bytes], seconds: float) -> Cost:
     """Measure a running command that draws to a file or nowhere."""
-    kids = children_of(process.pid)
-    before = cpu_seconds(process.pid) + sum(cpu_seconds(kid) for kid in kids)
+    pid = find_working(process.pid)
+    kids = [*children_of(pid), *{process.pid} - {pid}]
+    before = cpu_seconds(pid) + sum(cpu_seconds(kid) for kid in kids)
     start = time.monotonic()
     time.sleep(seconds)
     spent = time.monotonic() - start
-    after = cpu_seconds(process.pid) + sum(cpu_seconds(kid) for kid in kids)
+    after = cpu_seconds(pid) + sum(cpu_seconds(kid) for kid in kids)
     return Cost(
         cpu_pct=100 * (after - before) / spent,
         children_cpu_pct=0.0,
-        rss_mb=rss_bytes(process.pid) / 1e6,
+        rss_mb=rss_bytes(pid) / 1e6,
         children_rss_mb=sum(rss_bytes(kid) for kid in kids) / 1e6,
-        descriptors=open_descriptors(process.pid),
+        descriptors=open_descriptors(pid),
         bytes_s=0.0,
         seconds=spent,
     )

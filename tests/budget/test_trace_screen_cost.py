@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.budget.bench_trace import ROOT, measure, tile
+from tests.budget.measure import find_working
 from tests.pty.conftest import END_S, Terminal, environment
 
 pytestmark = pytest.mark.budget
@@ -23,7 +24,7 @@ def cpu_of_first_picture(path: Path, state: Path) -> float:
     terminal = Terminal([sys.executable, "-m", "tpmon", "trace", str(path)], environment(state))
     try:
         terminal.until("q quit")
-        fields = Path(f"/proc/{terminal.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{find_working(terminal.pid)}/stat").read_text().rpartition(")")[2].split()
         terminal.press("q")
         assert terminal.end(END_S) == 0
     finally:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.waiting import wait_until
 from tpmon.model.known import Missing
-from tpmon.probe.background import Background, read_within
+from tpmon.probe import background
+from tpmon.probe.background import Background, find_silent, read_within
 
 
 def is_running(name: str) -> bool:
@@ -52,6 +53,35 @@ def test_a_read_that_hangs_is_left_behind(tmp_path):
     assert is_running("tpmon-read")
     os.close(os.open(fifo, os.O_WRONLY))
     assert wait_until(lambda: not is_running("tpmon-read"))
+
+
+def test_a_source_that_hangs_is_no_value_any_more(monkeypatch):
+    """What it said before would be shown as if it were read now."""
+    monkeypatch.setattr(background, "OVERDUE_S", 0.2)
+    held, seen = threading.Event(), list[int]()
+
+    def read() -> int:
+        seen.append(len(seen) + 1)
+        if len(seen) > 1:
+            held.wait(30)
+        return min(seen[-1], 2)
+
+    source = Background("log", read, 0.05)
+    source.start()
+    assert wait_until(lambda: source.latest()[0] == 1)
+    assert wait_until(lambda: source.latest()[0] == Missing("no answer within 0.2 s"))
+    held.set()
+    assert wait_until(lambda: source.latest()[0] == 2)
+    source.stop()
+
+
+def test_a_file_that_does_not_answer_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "_ask_file", lambda path: time.sleep(30 if "dead" in path else 0))
+    assert find_silent(["/a", "/dead/b", "/c"], 0.1) == "/dead/b"
+    monkeypatch.undo()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert not find_silent([str(tmp_path), str(fifo), str(tmp_path / "new"), "/nowhere/at/all", "\0"], 5)
 
 
 def test_a_source_keeps_its_newest_value_and_tells_its_age():

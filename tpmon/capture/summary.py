@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.trace import SummaryReply, TraceSummary
+from tpmon.own_command import call_python
 
 
 def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str, int]:
     """Have a child call a ``main`` on open files, and return what it says and its exit code.
 
+    Where something ends the wait, nobody waits for the child: what it reads may be on a mount that hangs.
+
     Raises:
         OSError: where it cannot be started.
     """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (  # the working directory is not on its module path
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        f"from {module} import main; sys.exit(main(*sys.argv[1:]))"
-    )
-    with subprocess.Popen(
-        (sys.executable, "-c", code, *(f"/proc/self/fd/{one}" for one in shared), *arguments),
+    files = (f"/proc/self/fd/{one}" for one in shared)
+    child = subprocess.Popen(
+        call_python(f"from {module} import main; sys.exit(main(*sys.argv[1:]))", *files, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the terminal may be the screen's
         start_new_session=True,  # Ctrl-C is for tpmon, which then closes its standard input
         pass_fds=shared,
-    ) as child:
-        if child.stdout is None:
-            raise AssertionError("the child was started with a pipe")
-        text = child.stdout.read()
-    return text.decode("utf-8", "replace"), child.returncode
+    )
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError("the child was started with pipes")
+    with child.stdin, child.stdout:
+        return child.stdout.read().decode("utf-8", "replace"), child.wait()
 
 
 def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:

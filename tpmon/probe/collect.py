@@ -69,6 +69,7 @@ from tpmon.probe.sockets import SocketReader, SocketReading
 from tpmon.probe.stack_plan import Subject, find_working_worker
 from tpmon.probe.stacks import StackSampler
 from tpmon.probe.step_pace import StepProbe, StepsRead
+from tpmon.supervisor import supervisors
 
 BUDGET_EVERY_NS = 10_000_000_000
 OUTPUT_EVERY_S = 2.0
@@ -195,7 +196,7 @@ class Collector:
         frame = self._assemble(readings, changes)
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
-        children = [child] if is_known(child := self._gpu.child_pid()) else []
+        children = [*supervisors(), *(one for one in (self._gpu.child_pid(),) if is_known(one))]
         own = self._cost.read(children, tick_ms, self.dumps.paused_ms, self._stacks.cost())
         self._last = replace(frame, self_=own)
         return self._last

@@ -10,13 +10,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.own_command import call_python
 
 BACKOFF_S = (1.0, 5.0, 30.0)
 STEADY_S = 60.0
@@ -31,19 +31,8 @@ _GATHER_S = 0.05
 
 
 def child_command() -> tuple[str, ...]:
-    """Return the command of the real child.
-
-    Neither the working directory nor the probe directory is on its module path, so that a file
-    named like a module cannot take its place; the directory that holds tpmon is.
-    """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        "import sys; "
-        "sys.path[:] = [path for path in sys.path if path]; "
-        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
-        "from tpmon.probe.gpu_child import main; main()"
-    )
-    return (sys.executable, "-c", code)
+    """Return the command of the real child."""
+    return call_python("from tpmon.probe.gpu_child import main; main()")
 
 
 class LineSplitter:

@@ -8,6 +8,7 @@ with threads must not run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -31,6 +32,12 @@ MAX_ERROR_BYTES = 16 << 10
 NICENESS = 5
 CPU_LIMIT_S = 2
 """The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
+REAP_S = 1.0
+"""How long a py-spy may take to end once it was killed or wrote all: the kernel keeps one that reads from a
+mount that does not answer."""
+MOST_KEPT = 3
+"""Of those at a time; no further py-spy is started then."""
+_kept: list[subprocess.Popen[bytes]] = []
 _READ_BYTES = 65536
 
 
@@ -132,6 +139,10 @@ class SpyChild:
         Raises:
             OSError: when it cannot be started.
         """
+        _kept[:] = [one for one in _kept if one.poll() is None]
+        if len(_kept) >= MOST_KEPT:
+            reason = f"process {_kept[0].pid} and others still wait for a file that does not answer"
+            raise OSError(errno.EBUSY, reason)
         started_s = time.monotonic()
         reader, writer = os.pipe()
         try:
@@ -234,17 +245,31 @@ class SpyChild:
         """Wait for the end outside the lock, reap inside, so that ``stop`` never hits a reused PID."""
         # Where SIGCHLD is ignored the kernel reaps it, and its status is lost: its output then has to tell.
         returncode, cpu_s = 0, 0.0
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        has_ended = _await_end(process.pid)
         with self._lock:
             self._pid = 0
-            with contextlib.suppress(ChildProcessError):
-                _, status, usage = os.wait4(process.pid, 0)
-                returncode, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            if has_ended:
+                with contextlib.suppress(ChildProcessError):
+                    _, status, usage = os.wait4(process.pid, 0)
+                    returncode, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             self._ended_cpu_s += cpu_s
-        # subprocess would otherwise wait for it again.
-        process.returncode = returncode
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+        if has_ended:
+            process.returncode = returncode  # subprocess would otherwise wait for it again
+        else:
+            _kept.append(process)
         return returncode, cpu_s
+
+
+def _await_end(pid: int) -> bool:
+    """Wait for the end of a child, at most ``REAP_S``, without reaping it; tell whether it came."""
+    end_s = time.monotonic() + REAP_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > end_s:
+                _kill(pid)
+                return False
+            time.sleep(0.003)
+    return True

@@ -103,12 +103,3 @@ def complain(text: str) -> None:
     said = "\n".join(clean_text(line, COMPLAINT_CHARS) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         os.write(2, f"{said}\n".encode("utf-8", "replace"))
-
-
-def hold_descriptors() -> None:
-    """Occupy 0, 1 and 2 where the caller closed them, so that no file of ours is taken for them."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDONLY)  # the lowest free number; writing to it fails with EBADF

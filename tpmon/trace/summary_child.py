@@ -19,8 +19,7 @@ NICENESS = 10
 
 def main(path: str) -> int:
     """Write the summary of a trace, or why there is none, to standard output: a line of JSON."""
-    os.nice(NICENESS)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    begin_child()
     try:
         from tpmon.trace.summary import summarize  # noqa: PLC0415 numpy and msgspec may not be there
 
@@ -33,6 +32,12 @@ def main(path: str) -> int:
         reply = SummaryReply(Missing("too little memory to read the trace"))
     sys.stdout.write(encode(reply) + "\n")
     return 0
+
+
+def begin_child() -> None:
+    """Leave the CPUs to the training, and end this process once its standard input ends."""
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import threading
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from tpmon.trace.read import Trace, read_trace
 from tpmon.trace.schema import Category, Id
 from tpmon.trace.spans import unite
 from tpmon.trace.step_numbers import UNCOUNTED, Counted, number_first
+from tpmon.trace.summary_child import begin_child
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
@@ -181,8 +181,7 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
 
     A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
     """
-    os.nice(10)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    begin_child()
     try:
         loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
         done = write_marked(source, target, int(most), told, loop)
@@ -192,9 +191,3 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
         sys.stdout.write(f"{error or type(error).__name__}\n")
         return 1
     return 0
-
-
-def _end_with_stdin() -> None:
-    while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
-        pass
-    os._exit(1)

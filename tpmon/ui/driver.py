@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from typing import Any
@@ -66,6 +67,13 @@ class ScreenDriver(LinuxDriver):
             except Exception as error:  # noqa: BLE001  # the app ends with a report
                 self._loop.call_soon_threadsafe(self._app._handle_exception, error)  # noqa: SLF001
             return
+
+    def _sigtstp_application(self, *_: object) -> None:
+        # textual stops one process; the shell waits for another one of the group
+        if self._auto_restart:
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
         # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start

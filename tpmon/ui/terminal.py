@@ -24,6 +24,7 @@ from tpmon import __version__
 from tpmon.errors import ExitCode, NoTerminalError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
+from tpmon.supervisor import end
 
 ADVICE = "use --once --json for one reading as JSON, or --plain for lines of text"
 
@@ -183,7 +184,7 @@ class TerminalGuard:
         stopping.join(_STOP_SECONDS)
         if drawn and not self._left.is_set():
             self.restore()
-        os._exit(code)
+        end(code)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         code = SIGNAL_CODES[signal.Signals(number)]
