@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from tpmon.model.clean import name_failure
 from tpmon.model.known import Known, Missing
 from tpmon.probe.process_limit import start_thread
 
@@ -90,7 +91,7 @@ class Background(Generic[T]):
                 value = Missing(error.strerror or str(error))
             except Exception as error:  # noqa: BLE001  # shown as the reason; off after two
                 failures += 1
-                value = Missing(f"{self._name} failed: {type(error).__name__}: {error}")
+                value = Missing(f"{self._name} failed: {name_failure(error)}")
                 if failures == 2:
                     self._value, self._taken_ns = value, time.monotonic_ns()
                     self.off = value.reason

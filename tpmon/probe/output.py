@@ -14,13 +14,14 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
+from tpmon.model.clean import name_failure
 from tpmon.model.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
+from tpmon.probe.procread import date_file
 from tpmon.probe.redaction import redact_secrets
 
 TAIL_BYTES = 4096
@@ -174,6 +175,8 @@ def _read_output(
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
         size = Missing(f"not readable: {_say_unread(error, place)}")
+    except Exception as error:  # noqa: BLE001  # the words of one log cost no other log
+        size = Missing(f"not understood: {name_failure(error)}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
     stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
     dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
@@ -182,7 +185,7 @@ def _read_output(
         fd=fd,
         path=clean_text(path, PATH_LENGTH),
         size_bytes=size,
-        last_write=datetime.fromtimestamp(dated_s).astimezone(),
+        last_write=date_file(dated_s),
         last_write_age_s=_age_s(stamp, now_s),
         lines=lines,
     )
