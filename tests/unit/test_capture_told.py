@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -17,7 +18,7 @@ from tests.frames import make_gpu
 from tests.traces import TraceBuilder
 from tpmon.capture.conditions import find_block, parse_conditions
 from tpmon.capture.ends import Outcome
-from tpmon.capture.files import Place, look_at_trace
+from tpmon.capture.files import Place, look_at_trace, pack
 from tpmon.capture.ranks import describe_rank
 from tpmon.capture.summary import read_summary
 from tpmon.hook import wire, wire_capture, wire_settings
@@ -310,3 +311,18 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
     assert read_summary(str(tmp_path / "gone.json")) == Missing(
         f"{tmp_path}/gone.json: No such file or directory"
     )
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_nothing_half_packed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure) -> None:
+    """Ctrl-C ends the packing as well as a full disk does: the file stays as the hook wrote it."""
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("tpmon.capture.files.shutil.copyfileobj", fail)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert pack(str(path)) == str(path)
+    assert os.listdir(tmp_path) == ["trace.json"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -289,3 +291,24 @@ def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(
     else:
         with pytest.raises(UsageError, match="CUDA 11 is loaded: a profile can hang or crash CUDA graphs"):
             ask()
+
+
+def test_a_child_whose_tpmon_has_gone_leaves_no_half_file(tmp_path: Path) -> None:
+    target = tmp_path / "host-1-kineto.pt.trace.json.gz.part"
+    code = """
+import pathlib, sys, time
+from tpmon.trace import updates
+def write(source, target, *_):
+    pathlib.Path(target).write_bytes(b"half of it")
+    print("begun", flush=True)
+    time.sleep(60)
+updates.write_marked = write
+updates.main("trace.json", sys.argv[1], "3")
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        assert target.exists()
+    assert not target.exists()

@@ -79,9 +79,11 @@ def pack(path: str, instead: tuple[Block, bytes] | None = None) -> str:
             shutil.copyfileobj(source, stream, _CHUNK)
         os.rename(part, packed)
         os.unlink(path)
-    except OSError:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
+        if not isinstance(error, OSError):
+            raise  # Ctrl-C: the file stays as it was written
         return path
     return packed
 

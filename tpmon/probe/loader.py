@@ -145,10 +145,9 @@ class LoaderProbe:
         self._turns = -(-sum(len(rank.workers) for rank in self._ranks) // INDEX_LOOKS)
         ranks = [rank for rank in self._ranks if rank.workers and rank.pid in self._queues]
         looks = each_process(ranks, lambda rank: self._look_at(rank, now_ns))
-        odd = {rank: why for rank, why in looks.items() if isinstance(why, Missing)}
         with self._lock:
-            for rank, why in odd.items():
-                if rank.pid in self._queues:
+            for rank, why in looks.items():
+                if isinstance(why, Missing) and rank.pid in self._queues:
                     self._queues[rank.pid].loaders = (_refuse(rank, why),)
 
     def _look_at(self, rank: LoaderRank, now_ns: int) -> None:

@@ -48,7 +48,10 @@ _ENVIRON = re.compile(rf"(?:\A|\0)({_SHOWN}|{_RANKING})=([^\0]*)".encode())
 SHOWN_NAME = re.compile(_SHOWN)
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
-_TORCH = re.compile(rb" (/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n")
+_TORCH = re.compile(
+    rb"^\S+ \S+ \S+ \S+ \d+ +(/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n",
+    re.MULTILINE,  # each line is gone through once: a name may hold thousands of " /"
+)
 _PYTHON = re.compile(
     rb"(?:libpython|/bin/python|/python(?=3\.\d+t?/(?:lib-dynload|site-packages|dist-packages)/))(3\.\d+)"
 )

@@ -33,7 +33,7 @@ _MAX_PARTS = 8
 _MAX_LINE = 2**31
 _HEADER = re.compile(r"thread \((0x[0-9A-Fa-f]{1,16}|\d{1,20})\)(?:: (.*))?", re.DOTALL)
 _COUNT = re.compile(r" (\d{1,12})\Z")
-_ENDS = re.compile(r"\n(?=thread \(|py-spy>|\Z)")
+_ENDS = re.compile(r"\n+(?=thread \(|py-spy>|\Z)")
 
 
 class Refusal(Enum):

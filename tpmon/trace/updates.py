@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import threading
+from contextlib import suppress
 
 import numpy as np
 
@@ -182,7 +183,7 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
     A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
     """
     os.nice(10)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    threading.Thread(target=_end_with_stdin, args=(target,), daemon=True).start()
     try:
         loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
         done = write_marked(source, target, int(most), told, loop)
@@ -194,7 +195,9 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
     return 0
 
 
-def _end_with_stdin() -> None:
+def _end_with_stdin(target: str) -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
         pass
+    with suppress(OSError):
+        os.unlink(target)  # half of it would be taken for all of it
     os._exit(1)
