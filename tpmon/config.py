@@ -37,6 +37,9 @@ class Choice:
     where: str
 
 
+_MOST_BYTES = 256 << 10
+_DEEPEST = 8
+"""Tables in tables; what lies deeper is no setting."""
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
@@ -61,7 +64,7 @@ def read_file(path: str) -> dict[str, Any]:
         return {}
     try:
         with open(path, "rb") as file:
-            content = file.read()
+            content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -76,8 +79,10 @@ def read_file(path: str) -> dict[str, Any]:
 
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"longer than {_MOST_BYTES >> 10} KiB")
         tables: dict[str, Any] = toml.loads(content.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}", "correct that line, or move the file away") from error
     return tables
 
@@ -85,7 +90,7 @@ def read_file(path: str) -> dict[str, Any]:
 def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and prefix.count(".") < _DEEPEST:
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = value

@@ -19,13 +19,21 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+_HEAD, _TAIL = 300, 150
+"""Of a line that repeats what somebody else wrote, an argument of 5,000 characters as well."""
+
+
 class TpmonError(Exception):
     """Say what was seen in one line and the one thing to try in another."""
 
     exit_code = ExitCode.BUG
 
     def __init__(self, what: str, try_this: str) -> None:
-        """Keep both lines; the command line prints them on stderr."""
+        """Keep both lines, the first in one piece and of bounded length; stderr gets them."""
+        if not what.isprintable():
+            what = "".join(char if char.isprintable() else "?" for char in what)
+        if len(what) > _HEAD + _TAIL:
+            what = f"{what[:_HEAD]}…{what[-_TAIL:]}"
         super().__init__(what)
         self.what = what
         self.try_this = try_this

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,8 @@ def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> i
     Raises:
         TpmonError: where one is no trace or may not be read.
     """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # numpy's on absurd numbers, written where a screen may be drawn
     refuse_empty(given)
     keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
     asked = Asked(*(given.get(key, "") for key in keys))

@@ -25,13 +25,23 @@ def test_quit_keys_end_with_0(open_terminal, key):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)]
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
 def test_signals_restore_the_terminal(open_terminal, number, code):
     terminal = open_terminal()
     terminal.until("second 0")
     terminal.signal(number)
     assert terminal.end() == code
+    terminal.assert_restored()
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM, signal.SIGABRT])
+def test_a_deadly_signal_ends_it_as_ever_and_restores_the_terminal(open_terminal, number):
+    terminal = open_terminal()
+    terminal.press("?")
+    terminal.until("close")
+    terminal.signal(number)
+    assert terminal.end() == 128 + number
     terminal.assert_restored()
 
 

@@ -86,7 +86,7 @@ def test_behind_another_job_of_the_shell_the_terminal_is_left_alone(open_termina
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)]
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
 def test_a_signal_while_it_loads_ends_it(open_terminal, number, code):
     terminal = open_terminal("--load-s", "20")

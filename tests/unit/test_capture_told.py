@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -18,9 +19,10 @@ from tests.frames import make_gpu
 from tests.traces import TraceBuilder
 from tpmon.capture.conditions import find_block
 from tpmon.capture.ends import Outcome
-from tpmon.capture.files import Place, look_at_trace
+from tpmon.capture.files import Place, look_at_trace, pack
 from tpmon.capture.ranks import describe_rank
 from tpmon.capture.summary import read_summary
+from tpmon.foreign_file import Owner
 from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.hook.batch import describe_batch
 from tpmon.hook.capture_end import note_rank
@@ -313,3 +315,20 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         unread = read_summary(str(empty.name), empty.fileno(), 0)
     assert isinstance(unread, Missing)
     assert unread.reason.startswith(f"{tmp_path}/empty.json")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_nothing_half_packed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure) -> None:
+    """Ctrl-C ends the packing as well as a full disk does: the file stays as the hook wrote it."""
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("tpmon.capture.files._copy_part", fail)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    with path.open("rb") as source, contextlib.suppress(KeyboardInterrupt):
+        assert pack(source, path.name, folder, Owner(os.geteuid(), os.getegid())) == path.name
+    os.close(folder)
+    assert os.listdir(tmp_path) == ["trace.json"]

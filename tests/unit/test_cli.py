@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import SECONDS, call, start, start_training
+from tests.unit.test_trace_read import small_trace
 from tpmon import __version__, cli
 from tpmon.errors import ExitCode
 from tpmon.launch import bottlenecks
@@ -388,3 +389,32 @@ def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
         time.sleep(0.05)
     assert not os.path.exists(found[2])
     assert not os.path.exists(f"/proc/{found[1]}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("x" * 5000,), ("attach", "--" + "x" * 5000), ("dump", "1", "--rank", "9" * 5000), ("fold", "x" * 5000)],
+    ids=["command", "flag", "value", "file"],
+)
+def test_a_refused_argument_is_not_repeated_whole(arguments: tuple[str, ...]) -> None:
+    done = call(*arguments)
+    assert done.returncode == ExitCode.USAGE
+    what, try_this = done.stderr.splitlines()
+    assert len(what) < 500
+    assert "\u2026" in what
+    assert try_this.startswith("Try: ")
+
+
+def test_a_refused_argument_breaks_no_line() -> None:
+    done = call("ps\n\x1b[31m")
+    assert len(done.stderr.splitlines()) == 2
+    assert "\x1b" not in done.stderr
+
+
+def test_absurd_numbers_of_a_trace_bring_no_warning(tmp_path: Path) -> None:
+    trace = small_trace()
+    trace.memory(500, -(2**63), 1)
+    trace.events[3]["ts"] = trace.events[3]["dur"] = 1e308
+    done = call("trace", str(trace.write(tmp_path / "t.json")), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["files"][0]["memory"]["peaks"][0]["frees_bytes"] == 2**63

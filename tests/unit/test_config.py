@@ -197,6 +197,34 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path):
         read_file(str(file))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 20_000, "x = '" + "a" * 300_000 + "'", "interval = " + "9" * 5000],
+    ids=["nested", "long", "digits"],
+)
+def test_a_file_that_no_person_wrote_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="not TOML") as caught:
+        read_file(str(file))
+    assert len(caught.value.what) < 500
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path):
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="longer than 256 KiB"):
+        read_file(str(tmp_path / "config.toml"))
+
+
+def test_tables_in_thousands_of_tables_are_no_setting():
+    tables: dict[str, object] = {"b": 1}
+    for _ in range(5000):
+        tables = {"a": tables}
+    with pytest.raises(UsageError, match="no such setting") as caught:
+        resolve({}, {}, "config.toml", tables)
+    assert len(caught.value.what) < 500
+
+
 def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path: Path):
     environment = {"TPMON_INTERVAL": "2.5", "TPMON_COLOUR": "1"}
     choices = resolve({"once": True, "demo.ranks": "2"}, environment, PATH, {"plain": True})

@@ -18,7 +18,7 @@ from tests.dumps import (
 )
 from tpmon.judge.fold_words import Wait, collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
-from tpmon.model.dump_words import list_numbers, say_target
+from tpmon.model.dump_words import list_numbers, list_others, say_target
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -139,6 +139,21 @@ def test_what_a_blocked_call_waits_on_is_said(target, words):
 @pytest.mark.parametrize(("numbers", "words"), [([], ""), ([3], "3"), ([0, 1, 2, 4, 5, 7, 2], "0-2,4-5,7")])
 def test_ranks_are_ranges(numbers, words):
     assert list_numbers(numbers) == words
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size", "words"),
+    [
+        ((0, 2), 4, "1,3"),
+        ((), 3, "0-2"),
+        ((0, 1), 2, ""),
+        ((5, 0), 2, "1"),
+        ((7,), 10**12, "0-6,8-999999999999"),
+    ],
+)
+def test_the_other_ranks_are_ranges_in_a_world_of_any_size(numbers, size, words):
+    """A file can claim a world of 10^12: nothing counts that far."""
+    assert list_others(numbers, size) == words
 
 
 BOOT = StackFrame("_bootstrap", f"{LIB}/threading.py", 1002)

@@ -290,6 +290,26 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path: Path) -> None:
         assert [one.suffix for one in (tmp_path / "out").iterdir()] == [".gz"]
 
 
+def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kineto_capture, "mark_steps", fail)
+    (tmp_path / "asks").mkdir()
+    with (tmp_path / "trace.json").open("w+b") as source:
+        window = make_window(os.getpid(), tmp_path / "asks", tmp_path / "out")
+        try:
+            window._make_folder()
+            recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
+            with pytest.raises(KeyboardInterrupt):
+                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=Told())
+        finally:
+            window.close()
+    assert list((tmp_path / "out").rglob("*.part")) == []
+
+
 @needs_root
 def test_kineto_is_not_answered_in_a_folder_of_another(tmp_path: Path) -> None:
     private = tmp_path / "private"

@@ -315,3 +315,8 @@ def test_nobody_listens():
         port = one.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
         read_ras(port, 5.0)
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "0", "65536", "-1", "\u00b2", ""])
+def test_a_port_that_is_none_is_the_usual_one(port: str):
+    assert find_port([{"NCCL_RAS_ADDR": f"localhost:{port}"}]) == PORT

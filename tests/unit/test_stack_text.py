@@ -113,9 +113,15 @@ def test_stacks_beyond_the_bound_stay_counted():
     assert (rest.tid, rest.thread, rest.frames, rest.samples) == (2, "other", (), 500)
 
 
-def test_a_line_break_in_a_name_costs_that_stack_and_says_so():
-    sampled = parse_raw(b"thread (1): a\nb;f (/a.py:1) 4\nthread (1): c;f (/a.py:1) 2\n", 1)
-    assert (sampled.samples, sampled.lost) == (2, 2)
+@pytest.mark.parametrize("name", ["a\nb", "a 5\nb", "\n", "a\n\n7"])
+def test_a_line_break_in_a_name_costs_no_stack(name: str):
+    lines = f"py-spy> Sampling\n\nthread (1): {name};{name} (/a.py:1) 4\nthread (1): c;f (/a.py:1) 2\npy-spy> Wrote\n"
+    sampled = parse_raw(lines.encode(), 1)
+    assert (sampled.samples, sampled.lost) == (6, 0)
+    assert {stack.frames for stack in sampled.stacks} == {
+        (StackFrame(name.replace("\n", " "), "/a.py", 1),),
+        (StackFrame("f", "/a.py", 1),),
+    }
 
 
 @given(st.binary(max_size=400), st.integers(0, 2**22))

@@ -25,6 +25,8 @@ from tpmon.own_command import call_as_owner, call_as_root
 _SEALS = 1034
 _SEAL_SHRINK = 0x2
 _MOST_DESCRIPTORS = 65_536
+_MOST_PAGES = 128
+"""Two a hook, and a fork has those of its parents too."""
 
 
 class NoHookError(UsageError):
@@ -233,7 +235,7 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
             continue  # closed between listing and reading
         if target.startswith("/memfd:tpmon"):
             found.append((path, target))
-    return found
+    return found[:_MOST_PAGES]
 
 
 def _find(

@@ -306,7 +306,11 @@ def _keep(
     part = f"{name_file(name, rank, _UNNUMBERED, clock)}.part"
     folder = window.folder
     with os.fdopen(os.open(part, NEW_FILE, 0o600, dir_fd=folder), "wb") as packed:
-        marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, beside)
+        try:
+            marked = mark_steps(recorded.source, packed.fileno(), window.asked.steps, beside)
+        except BaseException:  # Ctrl-C: half of it would be taken for all of it
+            os.unlink(part, dir_fd=folder)
+            raise
         if isinstance(marked, Missing):
             os.unlink(part, dir_fd=folder)
             return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))

@@ -24,7 +24,7 @@ from tpmon.judge.meant_waits import is_meant
 from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
-from tpmon.model.dump_words import list_numbers, name_rank
+from tpmon.model.dump_words import list_numbers, list_others, name_rank
 from tpmon.model.host import LOOPBACK
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
@@ -147,7 +147,7 @@ def _blame_remote(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
     remote, size = picture.scene.remote, picture.scene.world_size
     numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
     known = is_known(size) and len(numbers) == len(waiting)
-    names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
+    names = list_others(numbers, size) if known and is_known(size) else ""
     elsewhere = (
         f"rank{'s' if remote > 1 else ''} {names}" if names else f"{remote} rank{'s' if remote > 1 else ''}"
     )

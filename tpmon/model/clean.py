@@ -11,6 +11,15 @@ from tpmon.model.redaction import admit_text
 T = TypeVar("T")
 
 TEXT_CHARS = 400
+_FAILURE_CHARS = 160
+
+
+def name_failure(error: BaseException) -> str:
+    """Name an exception and cut its words, which may quote text of others; an OSError has its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    words = admit_text(str(error), _FAILURE_CHARS)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def clean_value(value: T) -> T:

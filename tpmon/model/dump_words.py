@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from tpmon.model.dump import Dump, DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
 from tpmon.model.known import Applicable, Known, is_known
@@ -58,6 +59,13 @@ def list_numbers(numbers: Iterable[int]) -> str:
         else:
             parts.append([number])
     return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def list_others(numbers: Iterable[int], size: int) -> str:
+    """Write the numbers below ``size``, however large, that are not among ``numbers``: 1,3-7."""
+    taken = [-1, *sorted({number for number in numbers if number < size}), size]
+    gaps = [(low + 1, high - 1) for low, high in pairwise(taken) if high - low > 1]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in gaps)
 
 
 def name_ranks(threads: Iterable[DumpThread]) -> str:

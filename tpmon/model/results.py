@@ -112,4 +112,6 @@ class JobList:
     unread: int
     """Python processes in none of these jobs that may not be read, so that they may be jobs too."""
     unanswered: int = 0
-    """Python processes in none of these jobs that did not answer in time: they may be jobs too."""
+    """Further ones that did not answer in time or are too odd to be understood."""
+    unanswered_why: tuple[str, ...] = ()
+    """The reasons, each once, the first three."""

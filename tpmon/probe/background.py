@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
+from tpmon.model.clean import name_failure
 from tpmon.model.known import Known, Missing
 from tpmon.probe.process_limit import start_thread
 
@@ -121,7 +122,7 @@ class Background(Generic[T]):
                 value = Missing(error.strerror or str(error))
             except Exception as error:  # noqa: BLE001  # shown as the reason; off after two
                 failures += 1
-                value = Missing(f"{self._name} failed: {type(error).__name__}: {error}")
+                value = Missing(f"{self._name} failed: {name_failure(error)}")
             self._value, self._taken_ns, self._begun_ns = value, time.monotonic_ns(), 0
             if failures == 2 and isinstance(value, Missing):
                 self.off = value.reason

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tpmon.model.clean import name_failure
 from tpmon.model.dump import DeadChild, DumpRound, ErrorKind, ProcessLook
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
@@ -315,8 +316,7 @@ class Dumper:
         except OSError as error:
             answer = _Answer(None, Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"))
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-            failure = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
-            answer = _Answer(None, failure)
+            answer = _Answer(None, Failure(ErrorKind.FAILED, name_failure(error)))
         answers.put((member, answer))
 
     def _read(self, member: Member, around: _Around) -> _Answer:

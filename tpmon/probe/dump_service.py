@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
+from tpmon.model.clean import name_failure
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -132,7 +133,7 @@ class DumpService:
                     held.enter_context(hold())
                 self._read_rounds(request, members)
         except Exception as error:  # noqa: BLE001  # shown where the dump would be
-            refused = f"the dump failed: {type(error).__name__}: {error}"
+            refused = f"the dump failed: {name_failure(error)}"
         with self._lock:
             if is_known(self._state):
                 self._state = replace(self._state, asked=len(members), running=False, refused=refused)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from tpmon.model.clean import name_failure
 from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import WORKER_NAME
 from tpmon.probe.background import read_within
+from tpmon.probe.places import Place, parse_place
 from tpmon.probe.procread import (
     PROC,
     Mapped,
@@ -72,6 +74,11 @@ class Facts:
         return identify(self.stat.name, self.argv)
 
     @property
+    def place(self) -> Place | None:
+        """Return the place in a process group that the start environment tells, if it was read."""
+        return None if isinstance(self.environ, Missing) else parse_place(self.environ)
+
+    @property
     def torch(self) -> bool:
         """Tell whether libtorch is mapped or, where maps may not be read, torch named a thread."""
         if isinstance(self.mapped, Mapped):
@@ -84,9 +91,9 @@ class Facts:
         return isinstance(self.environ, Missing) and self.environ.reason == _DENIED
 
     @property
-    def unanswered(self) -> bool:
-        """Tell whether the process was not read because it, or one before it, did not answer in time."""
-        return isinstance(self.environ, Missing) and not self.denied
+    def unanswered(self) -> str:
+        """Say why the process was not read though it may be: no answer in time, or text nobody foresaw."""
+        return self.environ.reason if isinstance(self.environ, Missing) and not self.denied else ""
 
     def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
         """Tell whether a process may have run another program or loaded torch since it was read.
@@ -133,7 +140,9 @@ def read_facts(stat: Stat, proc: str = PROC, *, deep: bool = False) -> Facts:
         mapped = _permitted(lambda: read_maps(pid, proc))
         if not isinstance(environ, dict) or "RANK" not in environ:
             names = read_thread_names(pid, proc)
-    return Facts(stat, argv, environ, exe, mapped, names)
+    facts = Facts(stat, argv, environ, exe, mapped, names)
+    _ = facts.program, facts.place  # text that nobody foresaw fails here, where it costs one process alone
+    return facts
 
 
 def read_all_facts(
@@ -187,7 +196,8 @@ def read_each(
 ) -> dict[int, Known[T]]:
     """Call ``read`` for each PID in a daemon thread and go on without those that block.
 
-    A PID for which ``read`` raised OSError is left out: it is gone. One that kept 32 reads from
+    A PID for which ``read`` raised OSError is left out: it is gone. Any other exception is its reason. One
+    that kept 32 reads from
     ending within ``each_s`` is Missing, and so is what is left when ``all_s`` are over. ``blocked``
     remembers the threads that were left behind: no other one is started for their PIDs while they live.
     """
@@ -227,7 +237,7 @@ class _Course(Generic[T]):
     def __init__(self, pids: list[int], read: Callable[[int], T]) -> None:
         self._pids = pids
         self._read = read
-        self.outcomes: list[T | OSError] = []
+        self.outcomes: list[Known[T] | OSError] = []
         self.abandoned = False
         self.running = False
 
@@ -247,6 +257,8 @@ class _Course(Generic[T]):
                 self.outcomes.append(self._read(pid))
             except OSError as error:
                 self.outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
+                self.outcomes.append(Missing(name_failure(error)))
         return True
 
 

@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping
 from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME
 from tpmon.probe.facts import Facts
-from tpmon.probe.places import Place, parse_place
+from tpmon.probe.places import Place
 from tpmon.probe.programs import FORKSERVER, parse_command
 
 COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")
 _TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
-
-
-def place_of(fact: Facts) -> Place | None:
-    """Return the place that the start environment of a process tells, if it was read."""
-    return parse_place(fact.environ) if is_known(fact.environ) else None
 
 
 def is_given_place(child: Place | None, own: Place | None) -> bool:
@@ -30,8 +25,8 @@ def is_given_place(child: Place | None, own: Place | None) -> bool:
 
 def starts_ranks(starter: Facts, children: Iterable[Facts]) -> bool:
     """Tell whether a process gave at least two children different places."""
-    own = place_of(starter)
-    places = [place for child in children if (place := place_of(child)) and is_given_place(place, own)]
+    own = starter.place
+    places = [place for child in children if (place := child.place) and is_given_place(place, own)]
     return len({(place.rank, place.local_rank) for place in places}) > 1
 
 
@@ -57,7 +52,7 @@ class Family:
 
     def place(self, pid: int) -> Place | None:
         """Return the place that the start environment of a process tells."""
-        return place_of(self.facts[pid])
+        return self.facts[pid].place
 
     def placed(self, pid: int) -> list[int]:
         """List the Python children to which a process gave a place."""

@@ -31,6 +31,7 @@ from tpmon.model.steps import (
     StepRule,
     StepSpan,
 )
+from tpmon.probe.each_process import each_process
 from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
@@ -42,6 +43,8 @@ _MOST_RECORDS = 128
 """Of so many new records the detail is read, 3 us each; totals need only the newest."""
 
 _MOST_DESCRIPTORS = 65_536
+_MOST_PAGES = 64
+"""A fork has those of its parents too; whoever makes thousands of that name hides his own."""
 # include/uapi/linux/fcntl.h; Pythons that were built on an old system (conda) do not name them.
 _GET_SEALS = 1034
 _SEAL_SHRINK = 0x2
@@ -136,7 +139,7 @@ class StepReader:
         asked = list(processes)
         now = time.monotonic()
         self._forget_others(set(asked))
-        return {process: self._read_one(process, now) for process in asked}
+        return each_process(asked, lambda process: self._read_one(process, now))
 
     def close(self) -> None:
         """Give back all mappings."""
@@ -245,15 +248,9 @@ def _read_word(pid: int, proc: str) -> str:
 
 def _list_links(folder: str) -> list[str]:
     """List the descriptors that may be a page; ours lie high, so the highest come first."""
-    found = []
-    for number in sorted(map(int, os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]:
-        path = f"{folder}/{number}"
-        try:
-            if os.readlink(path) == _LINK:
-                found.append(path)
-        except OSError:
-            continue  # closed between listing and reading
-    return found
+    names = sorted((int(name) for name in os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]
+    targets = each_process((f"{folder}/{name}" for name in names), os.readlink)
+    return [path for path, target in targets.items() if target == _LINK][:_MOST_PAGES]
 
 
 def _map(link: str, owner: Owner, now: float) -> _Open:

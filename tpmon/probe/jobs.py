@@ -13,6 +13,7 @@ from tpmon.model.process import WORKER_NAME, Role
 from tpmon.model.redaction import hide_words
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
 from tpmon.model.units import clean_text
+from tpmon.probe.each_process import each_process
 from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, assemble_job
 from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
@@ -21,6 +22,7 @@ from tpmon.probe.strays import LAUNCHER_GONE
 from tpmon.probe.survey import Sight, survey
 
 ARGUMENT_CHARS = 200
+_MOST_REASONS = 3
 _READ_CHARS = 4000
 """Secrets are looked for before the line is cut, so that none loses the name it is known by."""
 
@@ -31,20 +33,35 @@ def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
 
     Of other users' jobs it tells what the kernel shows to everybody, and how many processes may
-    be jobs that it does not show, or that did not answer in time.
+    be jobs that it does not show, that did not answer in time or are too odd.
     """
     table = read_table(proc)
-    seen = survey(Sight(table, proc))
+    sight = Sight(table, proc)
+    seen = survey(sight)
     found: list[JobSummary] = []
     listed: set[int] = set()
-    for root, *strays in seen.roots:
-        try:
-            job = assemble_job(root, root, table, proc, strays=strays)
-            found.append(summarize(job, proc))
-        except OSError:
-            continue  # it ended meanwhile
+
+    def read(tops: tuple[int, ...]) -> JobSummary:
+        job = assemble_job(tops[0], tops[0], table, proc, strays=tops[1:])
         listed.update(job.facts)
-    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(seen.unanswered - listed))
+        return summarize(job, proc)
+
+    for tops, answer in each_process(seen.roots, read).items():
+        found.append(answer if is_known(answer) else _list_odd(sight, tops[0], answer))
+    why = {pid: reason for pid, reason in seen.unanswered.items() if pid not in listed}
+    reasons = tuple(dict.fromkeys(why.values()))[:_MOST_REASONS]
+    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons)
+
+
+def _list_odd(sight: Sight, root: int, why: Missing) -> JobSummary:
+    """Give a job that could not be understood a row with the reason."""
+    fact = sight.get(root)
+    script = fact.program.label if fact else sight.table[root].name
+    return JobSummary(root, "?", why, script, why, why, why, why, _age_s(sight.table[root].start_ticks))
+
+
+def _age_s(start_ticks: int) -> float:
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S)
 
 
 def summarize(job: Job, proc: str = PROC) -> JobSummary:
@@ -57,7 +74,6 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
         for fact in job.facts.values()
     )
     hidden = Missing("this user may not read a process of the job")
-    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     return JobSummary(
         pid=job.root.pid,
         user=job.user,
@@ -67,7 +83,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
         ranks=hidden if denied else len(ranks),
         workers=hidden if denied else roles.count(Role.WORKER),
         gpus=hidden if denied else count_cards(ranks, proc),
-        uptime_s=max(0.0, now_s - job.root.start_ticks / TICKS_PER_S),
+        uptime_s=_age_s(job.root.start_ticks),
     )
 
 
@@ -116,11 +132,6 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
             return Missing(say_refusal(error, "fd"))
         except OSError:
             continue  # gone
-        for descriptor in descriptors:
-            try:
-                card = _CARD.fullmatch(os.readlink(f"{folder}/{descriptor}"))
-            except OSError:
-                continue  # closed between listing and reading
-            if card:
-                cards.add(card.group(1))
+        targets = each_process((f"{folder}/{one}" for one in descriptors), os.readlink)
+        cards.update(card[1] for target in targets.values() if (card := _CARD.fullmatch(str(target))))
     return len(cards)

@@ -16,6 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END
 from tpmon.model.redaction import admit_text
+from tpmon.probe.each_process import each_process
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.procread import PROC, Stat, has_ended, parse_stat, read_file, read_stat
 
@@ -87,15 +88,9 @@ def _read_states(pid: int, proc: str) -> dict[int, str]:
         names = os.listdir(f"{proc}/{pid}/task")
     except OSError:
         return {}
-    states: dict[int, str] = {}
-    for name in names[:_MOST_THREADS]:
-        try:
-            state = parse_stat(read_file(f"{proc}/{pid}/task/{name}/stat", 4096)).state
-        except (OSError, ValueError):
-            continue  # it ended meanwhile
-        if state not in "ZX":
-            states[int(name)] = state
-    return states
+    path = f"{proc}/{pid}/task/%s/stat"
+    stats = each_process(names[:_MOST_THREADS], lambda name: parse_stat(read_file(path % name, 4096)))
+    return {int(name): one.state for name, one in stats.items() if is_known(one) and one.state not in "ZX"}
 
 
 def _read(path: str) -> Known[bytes]:

@@ -15,6 +15,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.host import LoaderSample, WorkerQueue
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.probe.background import Background
+from tpmon.probe.each_process import each_process
 from tpmon.probe.queues import (
     PipeEnds,
     QueueMap,
@@ -142,12 +143,15 @@ class LoaderProbe:
         self._turn += 1
         self._place = 0
         self._turns = -(-sum(len(rank.workers) for rank in self._ranks) // INDEX_LOOKS)
-        for rank in self._ranks:
-            queues = self._queues.get(rank.pid)
-            if queues is not None and rank.workers:
-                self._look_at(rank, queues, now_ns)
+        ranks = [rank for rank in self._ranks if rank.workers and rank.pid in self._queues]
+        looks = each_process(ranks, lambda rank: self._look_at(rank, now_ns))
+        with self._lock:
+            for rank, why in looks.items():
+                if isinstance(why, Missing) and rank.pid in self._queues:
+                    self._queues[rank.pid].loaders = (_refuse(rank, why),)
 
-    def _look_at(self, rank: LoaderRank, queues: _RankQueues, now_ns: int) -> None:
+    def _look_at(self, rank: LoaderRank, now_ns: int) -> None:
+        queues = self._queues.get(rank.pid) or _RankQueues()  # its workers ended meanwhile
         pids = tuple(worker.pid for worker in rank.workers)
         # What was found is checked at every look, so only what was not found is searched again.
         if pids != queues.pids or (not queues.complete and now_ns - queues.mapped_ns > RETRY_NS):
@@ -206,11 +210,7 @@ class LoaderProbe:
         try:
             held_by_rank = read_queue_pipes(rank.pid, self._proc)
         except OSError as error:
-            refused = _Loader()
-            refused.workers = rank.workers
-            refused.data = Missing(say_refusal(error, "fd"))
-            refused.index = (refused.data,) * len(rank.workers)
-            return (refused,)
+            return (_refuse(rank, Missing(say_refusal(error, "fd"))),)
         held: list[Known[dict[int, PipeEnds]]] = []
         for worker in rank.workers:
             # The place of one that cannot be read stays, so that numbers stay with their workers.
@@ -251,6 +251,13 @@ class LoaderProbe:
             births=len(queues.births),
             pin_thread=rank.pin_thread,
         )
+
+
+def _refuse(rank: LoaderRank, why: Missing) -> _Loader:
+    refused = _Loader()
+    refused.workers, refused.data, refused.ready = rank.workers, why, why
+    refused.index = (why,) * len(rank.workers)
+    return refused
 
 
 def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:

@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import islice
 from types import MappingProxyType
 
+from tpmon.model.clean import name_failure
 from tpmon.model.doctor import point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
@@ -246,7 +247,7 @@ class MainThreadProbe:
                 time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
         except Exception as error:  # noqa: BLE001  # shown as the reason
             with self._lock:
-                self._off = Missing(f"looks at main threads failed: {type(error).__name__}: {error}")
+                self._off = Missing(f"looks at main threads failed: {name_failure(error)}")
         for thread in self._threads.values():
             thread.close()
 

@@ -14,15 +14,16 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from tpmon.foreign_file import Owner, open_foreign, read_owner
+from tpmon.model.clean import name_failure
 from tpmon.model.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
 from tpmon.model.redaction import admit_text, hide_lines
 from tpmon.model.units import clean_text
+from tpmon.probe.procread import date_file
 
 TAIL_BYTES = 4096
 MORE_BYTES = 128 << 10
@@ -176,6 +177,8 @@ def _read_output(
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
         size = Missing(f"not readable: {_say_unread(error, place)}")
+    except Exception as error:  # noqa: BLE001  # the words of one log cost no other log
+        size = Missing(f"not understood: {name_failure(error)}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
     stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
     dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
@@ -184,7 +187,7 @@ def _read_output(
         fd=fd,
         path=admit_text(path, PATH_LENGTH),
         size_bytes=size,
-        last_write=datetime.fromtimestamp(dated_s).astimezone(),
+        last_write=date_file(dated_s),
         last_write_age_s=_age_s(stamp, now_s),
         lines=lines,
     )

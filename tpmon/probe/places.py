@@ -10,6 +10,8 @@ BY_ENVIRONMENT = "environment"
 BY_MPI = "MPI environment"
 BY_SLURM = "Slurm environment"
 
+_MOST_DIGITS = 6
+"""No job has a million ranks; what counts up to a number that others wrote must end."""
 _NO_STEP = 1 << 31
 """Slurm gives the batch, extern and interactive steps numbers from 0xfffffff0 on (slurm.h)."""
 
@@ -24,12 +26,17 @@ class Place:
     source: str
 
 
+def parse_count(text: str) -> int | None:
+    """Return a number that text of others says in ASCII digits; None for other text and absurd lengths."""
+    return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal() else None
+
+
 def parse_place(environ: Mapping[str, str]) -> Place | None:
     """Read the place of a rank: torch's own names first, then Horovod's, MPI's and Slurm's.
 
     Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
     """
-    number = {name: int(value) for name, value in environ.items() if value.isascii() and value.isdecimal()}
+    number = {name: count for name, value in environ.items() if (count := parse_count(value)) is not None}
 
     def place(rank: str, local_rank: str, world_size: str, source: str) -> Place:
         return Place(number.get(rank), number.get(local_rank), number.get(world_size), source)

@@ -17,6 +17,8 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
 from tpmon.probe.assemble import find_pool
 from tpmon.probe.background import read_within
+from tpmon.probe.each_process import each_process
+from tpmon.probe.procread import read_file
 from tpmon.probe.thread_starts import parse_stacks, read_far_ends
 from tpmon.probe.waits import parse_syscall
 
@@ -111,16 +113,12 @@ def read_pool_library(
         begun = _read_starts(pid, tids[:THREADS_LOOKED_AT], raw, mappings, proc) if memory else ""
         if begun:
             return begun
-        blocked = []
-        for tid in tids[:THREADS_LOOKED_AT]:
-            try:
-                with open(f"{proc}/{pid}/task/{tid}/syscall", "rb") as file:
-                    call = parse_syscall(file.read())
-            except (OSError, ValueError):
-                # Gone, or not permitted under Yama: the mapped libraries still tell something.
-                continue
-            if is_known(call):
-                blocked.append(find_mapping(mappings, call.user_pc))
+        # One that is gone, or not permitted under Yama: the mapped libraries still tell something.
+        path = f"{proc}/{pid}/task/%d/syscall"
+        calls = each_process(
+            tids[:THREADS_LOOKED_AT], lambda tid: parse_syscall(read_file(path % tid, 256))
+        ).values()
+        blocked = [find_mapping(mappings, call.user_pc) for call in calls if is_known(call)]
         return choose_library(mappings, blocked)
 
     return read_within(_DEADLINE_S, read)

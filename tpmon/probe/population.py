@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
+from tpmon.model.clean import name_failure
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity, ThreadKind
+from tpmon.probe.each_process import read_apart
 from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading
 from tpmon.probe.procfs import KEPT_PROCESSES, NO_DESCRIPTOR, Shares, read_shares
@@ -37,7 +38,7 @@ def describe_shortage(shares: Shares, population: Population, members: int) -> t
     if population.left_out:
         why = f"at most {MOST_PROCESSES}, and {shares.limit} open files"
         if population.unreadable:
-            why = f"what /proc says of {population.unreadable} of them could not be read"
+            why = f"what /proc says of {population.unreadable} of them could not be read: {population.why}"
         said.append(
             f"{population.left_out} of {members} processes are not read ({why}):"
             " CPU of the job is not known, other sums are at least what they say"
@@ -67,7 +68,9 @@ class Population:
         self.left_out = 0
         """Living members that were not read: too many, no descriptor was left, or /proc did not answer."""
         self.unreadable = 0
-        """Those of them of which /proc did not answer."""
+        """Those of them of which /proc did not answer, or not as it should."""
+        self.why = ""
+        """What was odd about one of these."""
 
     def read(
         self, members: Sequence[Member], *, skip_threads: bool, threads_later: bool = False
@@ -88,13 +91,14 @@ class Population:
             try:
                 probe.follow(member.loop_tid)
                 now = probe.read(member.role, skip_threads=skip_threads, threads_later=threads_later)
-            except (OSError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
                 if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                     self.left_out += 1
                     continue
                 if self._lives(member.identity):
                     self.left_out += 1
                     self.unreadable += 1
+                    self.why = name_failure(error)
                     continue
                 # It died in this tick; membership will say so.
                 self._drop(member.identity)
@@ -111,8 +115,7 @@ class Population:
         """Read the threads of every member for the first time."""
         self._allowance.names = NAMES_PER_TICK
         for probe in self._probes.values():
-            with suppress(OSError, ValueError):  # gone, or no descriptor is left: the next reading says so
-                probe.begin_threads()
+            read_apart(probe.begin_threads)  # gone, no descriptor left, or odd: the next reading says so
 
     @property
     def opened_anew(self) -> int:

@@ -11,16 +11,21 @@ import os
 import re
 import time
 from datetime import datetime, timezone
+from itertools import islice
 
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.redaction import admit_text
+from tpmon.probe.each_process import each_process
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROC = "/proc"
 
 _READ_LIMIT = 1 << 20
+_ARGUMENTS = 4096
+_VARIABLES = 512
+_VALUE_BYTES = 4096
 _MAPS_LIMIT = 8 << 20
 _THREADS_LIMIT = 1024
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
@@ -42,7 +47,10 @@ _RANKING = (
 _ENVIRON = re.compile(rf"(?:\A|\0)({_SHOWN}|{_RANKING})=([^\0]*)".encode())
 SHOWN_NAME = re.compile(_SHOWN)
 
-_TORCH = re.compile(rb" (/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n")
+_TORCH = re.compile(
+    rb"^\S+ \S+ \S+ \S+ \d+ +(/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n",
+    re.MULTILINE,  # each line is gone through once: a name may hold thousands of " /"
+)
 _PYTHON = re.compile(
     rb"(?:libpython|/bin/python|/python(?=3\.\d+t?/(?:lib-dynload|site-packages|dist-packages)/))(3\.\d+)"
 )
@@ -172,23 +180,22 @@ def list_pids(proc: str = PROC) -> list[int]:
 
 def read_table(proc: str = PROC) -> dict[int, Stat]:
     """Read the stat line of every process; those that go meanwhile are left out."""
-    table: dict[int, Stat] = {}
-    for pid in list_pids(proc):
-        try:
-            table[pid] = read_stat(pid, proc)
-        except OSError:
-            continue  # it went away between listing and reading
-    return table
+    read = each_process(list_pids(proc), lambda pid: read_stat(pid, proc))
+    return {pid: stat for pid, stat in read.items() if is_known(stat)}
 
 
 def parse_cmdline(data: bytes) -> tuple[str, ...]:
     """Split /proc/PID/cmdline; a title set by the process itself comes as one argument."""
-    return tuple(part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")) if data else ()
+    words = data.rstrip(b"\0").split(b"\0", _ARGUMENTS)[:_ARGUMENTS] if data else ()
+    return tuple(word.decode(errors="replace") for word in words)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
     """Pick the variables of interest out of /proc/PID/environ: the values at exec, not those set later."""
-    return {name.decode(): value.decode(errors="replace") for name, value in _ENVIRON.findall(data)}
+    return {
+        name.decode(): value[:_VALUE_BYTES].decode(errors="replace")
+        for name, value in islice(_ENVIRON.findall(data), _VARIABLES)
+    }
 
 
 def parse_status(data: bytes) -> Status:
@@ -208,7 +215,10 @@ def read_status(pid: int, proc: str = PROC) -> Status:
     Raises:
         OSError: when there is no such process or it may not be seen.
     """
-    return parse_status(read_file(f"{proc}/{pid}/status", 65536))
+    try:
+        return parse_status(read_file(f"{proc}/{pid}/status", 65536))
+    except (KeyError, ValueError, IndexError) as error:  # cut short: the process went away under us
+        raise ProcessLookupError(3, "no such process") from error
 
 
 def parse_maps(data: bytes) -> Mapped:
@@ -233,18 +243,14 @@ def read_maps(pid: int, proc: str = PROC) -> Mapped:
 
 def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
     """Read the names of all threads but the main one, at most 1,024; () when the process is gone."""
-    names: list[str] = []
+    folder = f"{proc}/{pid}/task"
     try:
-        threads = os.listdir(f"{proc}/{pid}/task")
+        threads = os.listdir(folder)[:_THREADS_LIMIT]
     except OSError:
         return ()
-    for thread in threads[:_THREADS_LIMIT]:
-        if thread != str(pid):
-            try:
-                names.append(parse_name(read_file(f"{proc}/{pid}/task/{thread}/comm", 64)))
-            except OSError:
-                continue  # the thread ended between listing and reading
-    return tuple(names)
+    others = [thread for thread in threads if thread != str(pid)]
+    names = each_process(others, lambda thread: parse_name(read_file(f"{folder}/{thread}/comm", 64)))
+    return tuple(name for name in names.values() if is_known(name))
 
 
 def parse_name(data: bytes) -> str:
@@ -275,6 +281,14 @@ def follow_boot_time_s(before_s: float) -> float:
 def started_at(start_ticks: int, boot_s: float) -> datetime:
     """Return when a process started, in local time with its offset."""
     return datetime.fromtimestamp(boot_s + start_ticks / TICKS_PER_S, tz=timezone.utc).astimezone()
+
+
+def date_file(modified_s: float) -> Known[datetime]:
+    """Return the time of a file in local time; whoever owns it can set any year."""
+    try:
+        return datetime.fromtimestamp(modified_s, tz=timezone.utc).astimezone()
+    except (OSError, OverflowError, ValueError):
+        return Missing("the file has the time of no year that there is")
 
 
 def read_exe(pid: int, proc: str) -> Known[str]:

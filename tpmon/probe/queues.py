@@ -20,6 +20,8 @@ from functools import cache
 from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.each_process import each_process
+from tpmon.probe.procread import read_file
 
 MAX_DESCRIPTORS_READ = 4096
 """A rank with more open files than this is not searched for pipes."""
@@ -83,19 +85,11 @@ def read_queue_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
     Raises:
         OSError: when the process is gone or its descriptors may not be read.
     """
-    queues = {}
-    for inode, pipe in read_pipes(pid, proc).items():
-        if pipe.read_fd < 0 or pipe.write_fd < 0:
-            continue
-        try:
-            with open(f"{proc}/{pid}/fdinfo/{pipe.read_fd}", "rb") as file:
-                flags = parse_flags(file.read())
-        except OSError:
-            # Closed since the listing.
-            continue
-        if flags & os.O_CLOEXEC and not flags & os.O_NONBLOCK:
-            queues[inode] = pipe
-    return queues
+    pipes = [pipe for pipe in read_pipes(pid, proc).values() if pipe.read_fd >= 0 and pipe.write_fd >= 0]
+    path = f"{proc}/{pid}/fdinfo/%d"
+    flags = each_process(pipes, lambda pipe: parse_flags(read_file(path % pipe.read_fd, 4096)))
+    told = [(pipe, flag) for pipe, flag in flags.items() if is_known(flag)]
+    return {pipe.inode: pipe for pipe, flag in told if flag & os.O_CLOEXEC and not flag & os.O_NONBLOCK}
 
 
 def parse_flags(raw: bytes) -> int:

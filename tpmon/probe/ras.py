@@ -52,7 +52,7 @@ def find_port(environments: Sequence[Mapping[str, str]]) -> Known[int]:
         return Missing(f"{ENABLE_VARIABLE}=0 turned it off")
     told = next((one[ADDRESS_VARIABLE] for one in environments if one.get(ADDRESS_VARIABLE)), "")
     port = told.rpartition(":")[2]
-    return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else PORT
+    return int(port) if port.isdecimal() and len(port) < 6 and 0 < int(port) < 1 << 16 else PORT
 
 
 def read_ras(port: int, seconds: float = ANSWER_S, address: str = LOOPBACK) -> RasReport:

@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.facts import IMPORT_S, Facts
-from tpmon.probe.family import COMM_THREADS, Family, place_of
+from tpmon.probe.family import COMM_THREADS, Family
 from tpmon.probe.places import BY_ENVIRONMENT, Place
 from tpmon.probe.procread import TICKS_PER_S, Mapped
 from tpmon.probe.strays import say_stray
@@ -125,7 +125,7 @@ class _Casting:
         self._torch_places = {
             place
             for pid, fact in facts.items()
-            if fact.python and fact.torch and not self._programs[pid].launcher and (place := place_of(fact))
+            if fact.python and fact.torch and not self._programs[pid].launcher and (place := fact.place)
         }
 
     def cast(self, root: int, strays: tuple[int, ...]) -> dict[int, Part]:

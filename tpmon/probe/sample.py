@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tpmon.model.clean import name_failure
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, Role
@@ -277,7 +278,7 @@ class Sampler:
         except OSError as error:
             answer = Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-            answer = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
+            answer = Failure(ErrorKind.FAILED, name_failure(error))
         if isinstance(answer, Failure) and answer.kind in (ErrorKind.TRACED, ErrorKind.BUSY):
             time.sleep(HELD_S)
         answers.put((tally, answer))

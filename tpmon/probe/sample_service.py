@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+from tpmon.model.clean import name_failure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
 from tpmon.probe.sample import FindMembers, Sampler, choose_members, fix_request
@@ -108,7 +109,7 @@ class SampleService:
                 lambda part: self._tell(SampleState(request, part, running=True, refused=""))
             )
         except Exception as error:  # noqa: BLE001  # shown where the hot functions would be
-            refused = f"sampling failed: {type(error).__name__}: {error}"
+            refused = f"sampling failed: {name_failure(error)}"
         with self._lock:
             self._sampler = None
             if not is_known(reading) and is_known(self._state):

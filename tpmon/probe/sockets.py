@@ -16,6 +16,7 @@ from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import LOOPBACK, SocketSample
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.each_process import each_process
 from tpmon.probe.network import same_network_namespace
 
 DESCRIPTORS_READ = 4096
@@ -175,8 +176,9 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
     refused = read = False
     for pid in pids:
         try:
-            for name in os.listdir(f"{proc}/{pid}/fd")[:DESCRIPTORS_READ]:
-                _note(_link(f"{proc}/{pid}/fd/{name}"), sys, inodes, devices)
+            names = os.listdir(f"{proc}/{pid}/fd")[:DESCRIPTORS_READ]
+            paths = (f"{proc}/{pid}/fd/{name}" for name in names)
+            each_process(paths, lambda path: _note(os.readlink(path), sys, inodes, devices))
             read = True
         except PermissionError:
             refused = True
@@ -186,14 +188,6 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
     if read:
         return JobDescriptors(frozenset(inodes), frozenset(devices))
     return Missing(point_to(NOT_PERMITTED, "fd") if refused else "the process is gone")
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:
-        # Closed since it was listed.
-        return ""
 
 
 def _note(target: str, sys: str, inodes: set[int], devices: set[str]) -> None:

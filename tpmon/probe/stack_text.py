@@ -34,6 +34,7 @@ _MAX_PARTS = 8
 _MAX_LINE = 2**31
 _HEADER = re.compile(r"thread \((0x[0-9A-Fa-f]{1,16}|\d{1,20})\)(?:: (.*))?", re.DOTALL)
 _COUNT = re.compile(r" (\d{1,12})\Z")
+_ENDS = re.compile(r"\n+(?=thread \(|py-spy>|\Z)")
 
 
 class Refusal(Enum):
@@ -147,9 +148,10 @@ def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
     frames = _Frames()
     counts: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
     lost = 0
-    for line in output.decode("utf-8", "replace").split("\n"):
+    # The name of a thread, function or file may hold a line break: a stack goes on until it is counted.
+    for line in _ENDS.split(output.decode("utf-8", "replace")):
         if not line.startswith("thread ("):
-            # A thread's name may hold a line break; what py-spy says itself is no stack.
+            # What py-spy says itself is no stack.
             lost += bool(line) and not line.startswith("py-spy>") and _COUNT.search(line) is not None
             continue
         number = _COUNT.search(line)

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
+from tpmon.model.clean import name_failure
 from tpmon.model.doctor import point_to
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
 from tpmon.probe.dump_text import parse_dump
+from tpmon.probe.each_process import read_apart
 from tpmon.probe.loop_thread import LoopThreads
 from tpmon.probe.pace import Pace
 from tpmon.probe.procread import PROC, read_file, read_stat
@@ -155,7 +157,7 @@ class StackSampler:
                 failures += 1
                 wait_s = 1.0
                 with self._lock:
-                    self._off = Missing(f"stacks: failed: {type(error).__name__}: {error}")
+                    self._off = Missing(f"stacks: failed: {name_failure(error)}")
                 if failures == 2:
                     return
             if wait_s > 0:
@@ -176,7 +178,9 @@ class StackSampler:
             turn = self._plan.next(time.monotonic_ns())
         if not isinstance(turn, Turn):
             return turn
-        self._take_turn(turn, spy)
+        answer = read_apart(lambda: self._take_turn(turn, spy))
+        if isinstance(answer, Missing):
+            self._refuse(turn, 0.0, f"failed: {answer.reason}", final=False)
         return 0.0
 
     def _take_turn(self, turn: Turn, spy: str) -> None:

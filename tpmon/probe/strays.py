@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.probe.facts import Facts
-from tpmon.probe.places import BY_MPI, BY_SLURM, Place, parse_place
+from tpmon.probe.places import BY_MPI, BY_SLURM, Place
 from tpmon.probe.procread import PROC, read_status
 
 RUN_ID = "TORCHELASTIC_RUN_ID"
@@ -45,7 +45,7 @@ class Meeting:
 def read_meeting(fact: Facts, proc: str = PROC) -> tuple[Meeting, int] | None:
     """Read where a rank meets the others, and its number; None where its environment does not say so."""
     environ = fact.environ
-    place = parse_place(environ) if is_known(environ) else None
+    place = fact.place
     if place is None or not is_known(environ) or place.rank is None:
         return None
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Missing
+from tpmon.model.known import Missing, is_known
 from tpmon.model.process import WORKER_NAME
+from tpmon.probe.each_process import each_process
 from tpmon.probe.facts import Facts
 from tpmon.probe.family import Family, starts_ranks
 from tpmon.probe.job import find_descendants
@@ -30,8 +31,8 @@ class Survey:
     """Of the jobs that have torch in at least one process, oldest first."""
     denied: frozenset[int]
     """May not be read by this user."""
-    unanswered: frozenset[int]
-    """Did not answer in time."""
+    unanswered: Mapping[int, str]
+    """Did not answer in time, or are too odd to be understood: why."""
 
 
 class Sight:
@@ -86,13 +87,15 @@ def survey(sight: Sight) -> Survey:
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     sight.look({at for pid in candidates for at in ancestry(pid, table)})
     trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
-    roots = {choose_root(pid, sight) for pid in trained} - {None}
+    chosen = each_process(trained, lambda pid: choose_root(pid, sight))
+    odd = {pid: root.reason for pid, root in chosen.items() if isinstance(root, Missing)}
     untold = [fact for pid in candidates if (fact := sight.get(pid)) and fact.python and not fact.torch]
-    tops = sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
+    roots = {root for root in chosen.values() if is_known(root) and root}
+    tops = sorted(roots, key=lambda pid: (table[pid].start_ticks, pid))
     return Survey(
         tuple(join_strays([fact for top in tops if (fact := sight.get(top))], proc)),
         frozenset(fact.stat.pid for fact in untold if fact.denied),
-        frozenset(fact.stat.pid for fact in untold if fact.unanswered),
+        odd | {fact.stat.pid: why for fact in untold if (why := fact.unanswered)},
     )
 
 

@@ -24,8 +24,9 @@ from tpmon.errors import (
     UsageError,
 )
 from tpmon.model.doctor import point_to
-from tpmon.model.known import Missing, known_or
+from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Identity
+from tpmon.probe.each_process import each_process
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.left_threads import find_left
@@ -131,15 +132,12 @@ def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     found = survey(Sight(table, proc))
-    jobs: list[Job] = []
-    for root, *strays in found.roots:
-        try:
-            job = assemble_job(root, root, table, proc, strays=strays)
-        except OSError:
-            continue  # it ended meanwhile
-        if job.uid in users:
-            jobs.append(job)
-    unanswered = set(found.unanswered).difference(*(job.facts for job in jobs))
+    read = each_process(
+        found.roots, lambda tops: assemble_job(tops[0], tops[0], table, proc, strays=tops[1:])
+    )
+    jobs = [job for job in read.values() if is_known(job) and job.uid in users]
+    odd = [tops[0] for tops, job in read.items() if isinstance(job, Missing)]
+    unanswered = {*found.unanswered, *odd}.difference(*(job.facts for job in jobs))
     return jobs, [pid for pid in sorted(unanswered) if _is_of(pid, users, proc)]
 
 
@@ -241,14 +239,8 @@ def _resolve(pid: int, proc: str) -> tuple[int, str]:
 
 def _find_inside(pid: int, proc: str) -> list[int]:
     """List the processes of ours that go by ``pid`` in a PID namespace below ours."""
-    found: list[int] = []
-    for at in list_pids(proc):
-        try:
-            if pid in read_status(at, proc).ns_pids[1:]:
-                found.append(at)
-        except OSError:
-            continue  # gone
-    return found
+    inside = each_process(list_pids(proc), lambda at: pid in read_status(at, proc).ns_pids[1:])
+    return [at for at, goes_by_it in inside.items() if goes_by_it is True]
 
 
 def _is_hidden(pid: int) -> bool:

@@ -13,6 +13,7 @@ from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.redaction import admit_text
+from tpmon.probe.each_process import each_process
 from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.waits import Syscall
 
@@ -197,14 +198,8 @@ def translate_child(pid: int, child: int, proc: str = PROC) -> int | None:
         ]
     except (OSError, ValueError):
         return None  # it ended, or this kernel does not list children
-    for at in children:
-        try:
-            inside = read_status(at, proc).ns_pids
-        except OSError:
-            continue  # it ended
-        if inside[depth : depth + 1] == (child,):
-            return at
-    return None
+    inside = each_process(children, lambda at: read_status(at, proc).ns_pids[depth : depth + 1])
+    return next((at for at, numbers in inside.items() if numbers == (child,)), None)
 
 
 def find_holder(call: Syscall, machine: str, pid: int, tid: int, proc: str = PROC) -> Holder | None:

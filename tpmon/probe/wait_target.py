@@ -12,8 +12,9 @@ from collections import Counter
 from tpmon.model.doctor import say_refusal
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.redaction import admit_text
+from tpmon.probe.each_process import each_process
 from tpmon.probe.file_locks import LOCK_CALLS, find_lock_holders
 from tpmon.probe.other_ends import MOST_ENDS, OtherEnds
 from tpmon.probe.procread import PROC, read_file
@@ -157,12 +158,9 @@ def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) ->
     kinds: Counter[WaitKind] = Counter()
     met: list[OtherEnd] = []
     complete = True
-    for fd in fds[:_MOST_FOLLOWED]:
-        try:
-            link = os.readlink(f"{waiter.proc}/{waiter.pid}/fd/{fd}")
-        except OSError:
-            continue  # closed while it is watched, which ends no wait
-        kind, _, others = _follow(waiter, ends, fd, link)
+    path = f"{waiter.proc}/{waiter.pid}/fd/%d"  # one that is closed while it is watched ends no wait
+    for fd, link in each_process(fds[:_MOST_FOLLOWED], lambda fd: os.readlink(path % fd)).items():
+        kind, _, others = _follow(waiter, ends, fd, known_or(link, ""))
         kinds[kind] += 1
         if is_known(others):
             met += [end for end in others if end not in met and end.pid != waiter.pid]

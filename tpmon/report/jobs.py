@@ -27,7 +27,7 @@ def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str
     Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
     the command that shows other users' jobs, "" where none does.
     """
-    unread = _say_unread(jobs.unread, jobs.unanswered, as_root)
+    unread = _say_unread(jobs, as_root)
     hidden = [line for said in unread for line in wrap_cells(said, width)]
     if not jobs.jobs:
         said = [NO_OWN_JOBS] if hidden else NO_JOBS
@@ -63,13 +63,15 @@ def _lay_jobs(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     return lay_columns(shown, table, ("USER", "STATE", "SCRIPT"), width=width)
 
 
-def _say_unread(unread: int, unanswered: int, as_root: str) -> list[str]:
+def _say_unread(jobs: JobList, as_root: str) -> list[str]:
     said = []
-    if unread:
+    if jobs.unread:
         shows = f" ({as_root} shows them)" if as_root else ""
-        said.append(f"{_count(unread)} of other users could not be read{shows}")
-    if unanswered:
-        said.append(f"{_count(unanswered)} did not answer in time and may be jobs too (tpmon ps looks again)")
+        said.append(f"{_count(jobs.unread)} of other users could not be read{shows}")
+    if jobs.unanswered:
+        why = "; ".join(jobs.unanswered_why) or "no answer in time"
+        may_be = "could not be read and may be jobs too"
+        said.append(f"{_count(jobs.unanswered)} {may_be}: {why} (tpmon ps looks again)")
     return said
 
 

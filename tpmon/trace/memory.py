@@ -55,7 +55,7 @@ def sum_memory(trace: Trace, steps: Steps) -> tuple[MemoryPeak, ...]:
                 _peak(memory.allocated[rows]),
                 _peak(memory.reserved[rows]) if kind else _NOT_RESERVED,
                 int(changed[changed > 0].sum()),
-                int(-changed[changed < 0].sum()),
+                -int(changed[changed < 0].sum()),
                 _growth(memory.time[rows], memory.allocated[rows], steps),
                 _unused(memory.allocated[rows], memory.reserved[rows]) if kind else _NOT_RESERVED,
             )

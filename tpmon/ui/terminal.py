@@ -31,8 +31,13 @@ ADVICE = "use --once --json for one reading as JSON, or --plain for lines of tex
 SIGNAL_CODES = {
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGHUP: ExitCode.HANG_UP,
-    signal.SIGINT: ExitCode.OK,  # in raw mode ^C is a key, and that key quits
+    signal.SIGINT: ExitCode.INTERRUPTED,  # sent from outside: the key ^C quits
 }
+_DEADLY = [
+    *(signal.SIGQUIT, signal.SIGABRT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM),
+    *(signal.SIGPROF, signal.SIGXCPU, signal.SIGTRAP, signal.SIGSYS, signal.SIGIO),
+]
+"""End a process by default, some with a core file: so they do here, once the terminal is given back."""
 
 LEAVE_SECONDS = 1.0
 """How long an orderly end may take before the process ends itself."""
@@ -117,6 +122,9 @@ class TerminalGuard:
         """Install the signal handlers, over an ignored SIGHUP too, and watch for a hang-up."""
         for number in SIGNAL_CODES:
             self._handlers[number] = signal.signal(number, self._on_signal)
+        for number in _DEADLY:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, self._die_of)
         threading.Thread(target=self._watch_hang_up, name="tpmon-hang-up", daemon=True).start()
         return self
 
@@ -145,7 +153,8 @@ class TerminalGuard:
         flags[_IFLAG] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON)
         flags[_LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         kept = list(characters)
-        kept[termios.VSUSP] = kept[termios.VQUIT] = b"\0"
+        # The key ^C is another signal than SIGINT, which then comes from outside alone.
+        kept[termios.VQUIT], kept[termios.VINTR], kept[termios.VSUSP] = kept[termios.VINTR], b"\0", b"\0"
         self._set_line([*flags, kept])
 
     def release_line(self) -> list[Any] | None:
@@ -192,6 +201,16 @@ class TerminalGuard:
             self.end_now(code)
         self.leave_within(LEAVE_SECONDS, code)
         self._leave(code)
+
+    def _die_of(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGQUIT and self._keeps_keys:
+            self.leave_within(LEAVE_SECONDS, ExitCode.OK)
+            self._leave(ExitCode.OK)
+            return
+        write_now(_LEAVE_SCREEN)
+        self._set_line(self._attributes)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _watch_hang_up(self) -> None:
         """End the process when the terminal is gone and no SIGHUP said so.
