@@ -91,7 +91,7 @@ def test_the_page_of_one_hook_costs_no_other_rank(monkeypatch: pytest.MonkeyPatc
 def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
 
-    def look(link: str, _: float) -> None:
+    def look(link: str, *_: object) -> None:
         looks.append(link)
         raise OSError
 

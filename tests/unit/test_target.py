@@ -335,7 +335,7 @@ def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake: FakeP
     assert {setting.name: setting.value for setting in settings} == {
         "OMP_NUM_THREADS": "8",
         "NCCL_DEBUG": "INFO?[2J",
-        "NCCL_NET_TOKEN": "(hidden)",
+        "NCCL_NET_TOKEN": "***",
     }
 
 
