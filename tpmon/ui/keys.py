@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 
 from tpmon.model.known import is_known
-from tpmon.ui import actions
+from tpmon.ui import actions, ask_bundle
 from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S
 from tpmon.ui.ask_dump import has_ended
-from tpmon.ui.key_row import Action, LiveKey, OpenRow
+from tpmon.ui.key_row import Action, Ask, LiveKey, OpenRow
 from tpmon.ui.key_table import ByDigit, find_in, list_help, list_moves, list_stops, say_why_not
 from tpmon.ui.keys_capture import CAPTURE_KEYS
-from tpmon.ui.keys_stacks import BUNDLE_KEYS, STACK_KEYS
+from tpmon.ui.keys_stacks import STACK_KEYS
 from tpmon.ui.moves import Effect
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
 
@@ -221,7 +221,14 @@ KEYS: tuple[LiveKey, ...] = (
         when.NOT_TYPING,
         brief="copy the whole screen",
     ),
-    *BUNDLE_KEYS,
+    _copying(
+        "bundle",
+        "b",
+        "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
+        Ask(ask_bundle.ask_bundle),
+        when.ALIVE,
+        brief="a bundle for a ticket",
+    ),
     *CAPTURE_KEYS,
 )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_bundle, ask_dump, ask_sample, stack_rows
+from tpmon.ui import actions, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
 from tpmon.ui.key_row import Ask, LiveKey
 from tpmon.ui.moves import Effect
 from tpmon.ui.view import Overlay
 
 _stacks = partial(LiveKey, "Stacks")
-_copying = partial(LiveKey, "Copying")
 _FOLD = "open or close a stack"
 _DEEPER = "3 looks, C frames, locals"
 
@@ -195,16 +194,5 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         when.STOPPABLE,
         ("retry", 1),
         brief="retry with a stop; asks first",
-    ),
-)
-
-BUNDLE_KEYS: tuple[LiveKey, ...] = (
-    _copying(
-        "bundle",
-        "b",
-        "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
-        Ask(ask_bundle.ask_bundle),
-        when.ALIVE,
-        brief="a bundle for a ticket",
     ),
 )
