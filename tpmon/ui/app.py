@@ -129,14 +129,17 @@ class MonitorApp(Shell):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
-        dump, sample, capture = self._inbox.take_readings()
-        self._dump, self._sample = dump or self._dump, sample or self._sample
         view = self.view
-        if capture is not None:
-            self._capture = capture
-            if toast := say_toast(view, capture):
-                self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
-                view = replace(view, message=clean_text(toast, LINE_CHARS))
+        for reading in self._inbox.take_readings():
+            if isinstance(reading, DumpUpdate):
+                self._dump = reading
+            elif isinstance(reading, SampleUpdate):
+                self._sample = reading
+            else:
+                self._capture = reading
+                if toast := say_toast(view, reading):
+                    self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
+                    view = replace(view, message=clean_text(toast, LINE_CHARS))
         self._show(view, STALLED_SECONDS)
 
     # Lines out

@@ -89,6 +89,23 @@ def list_moves(section: str, when: Situation[View]) -> tuple[Key[View, Move], ..
     )
 
 
+def list_steps(
+    section: str,
+    on: tuple[str, str, str],
+    back: tuple[str, str, str],
+    act: Callable[[View, int], View],
+    *,
+    when: Situation[View],
+    footer: tuple[str, int],
+    brief: str,
+) -> tuple[Key[View, Callable[[View], View]], ...]:
+    """Return two keys that go one step on and one back: ``id``, ``signs`` and ``help`` of each."""
+    return (
+        Key(section, *on, lambda view: act(view, 1), when, footer, brief),
+        Key(section, *back, lambda view: act(view, -1), when, brief=brief),
+    )
+
+
 def list_stops(section: str, ever: Situation[View]) -> tuple[Key[View, Effect], ...]:
     """Return the keys of any screen that work whatever it shows: stop, and draw again."""
     stop, redraw = "stop tpmon; fg goes on", "draw all again, after another program wrote here"

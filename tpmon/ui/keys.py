@@ -16,7 +16,7 @@ from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S
 from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.key_row import Action, Ask, LiveKey, OpenRow
-from tpmon.ui.key_table import ByDigit, find_in, list_help, list_moves, list_stops, say_why_not
+from tpmon.ui.key_table import ByDigit, find_in, list_help, list_moves, list_steps, list_stops, say_why_not
 from tpmon.ui.keys_capture import CAPTURE_KEYS
 from tpmon.ui.keys_stacks import STACK_KEYS
 from tpmon.ui.moves import Effect
@@ -98,21 +98,13 @@ KEYS: tuple[LiveKey, ...] = (
         ("zoom", 5),
         brief="one pane alone, and back",
     ),
-    _panes(
-        "focus-next",
-        "tab",
-        "next pane",
-        partial(actions.action_focus, step=1),
-        when.PANES,
-        ("next pane", 6),
-        brief="next pane, previous",
-    ),
-    _panes(
-        "focus-previous",
-        "shift-tab",
-        "previous pane",
-        partial(actions.action_focus, step=-1),
-        when.PANES,
+    *list_steps(
+        "Panes",
+        ("focus-next", "tab", "next pane"),
+        ("focus-previous", "shift-tab", "previous pane"),
+        actions.action_focus,
+        when=when.PANES,
+        footer=("next pane", 6),
         brief="next pane, previous",
     ),
     _panes(

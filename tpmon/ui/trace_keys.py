@@ -12,17 +12,15 @@ from functools import partial
 from tpmon.model.known import Missing
 from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
-from tpmon.ui.key_table import ByDigit, find_in, list_help, list_stops, say_why_not
+from tpmon.ui.key_table import ByDigit, find_in, list_help, list_moves, list_steps, list_stops, say_why_not
 from tpmon.ui.lines import KeyHelp
 from tpmon.ui.moves import Effect
-from tpmon.ui.trace_keys_rows import BACK, ROW_KEYS
 from tpmon.ui.trace_situations import TraceKey
 from tpmon.ui.trace_view import TraceOverlay, TraceView
 
-_ALONG = "next, previous step or part"
+_TAB, _TIME, _ROW = "Trace: tabs", "Trace: timeline", "Trace: rows"
+_BACK = "close, back, clear filter"
 _ZOOM = "closer, wider, all steps"
-_NEXT = "next tab, previous"
-_FILE = "next file, previous"
 
 
 def _open(view: TraceView, digit: int) -> TraceView:
@@ -30,8 +28,9 @@ def _open(view: TraceView, digit: int) -> TraceView:
 
 
 _trace = partial(TraceKey, "Trace")
-_tab = partial(TraceKey, "Trace: tabs")
-_time = partial(TraceKey, "Trace: timeline")
+_tab = partial(TraceKey, _TAB)
+_time = partial(TraceKey, _TIME)
+_row = partial(TraceKey, _ROW)
 
 TRACE_KEYS: tuple[TraceKey, ...] = (
     _trace("quit", "q", "leave", Effect.QUIT, when.NOT_TYPING, ("quit", 1), brief="leave"),
@@ -73,39 +72,23 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("tab", 3),
         brief="one tab",
     ),
-    _tab(
-        "next-tab",
-        "tab",
-        "next tab",
-        partial(actions.action_next_tab, step=1),
-        when.TABS,
-        ("next tab", 10),
-        brief=_NEXT,
+    *list_steps(
+        _TAB,
+        ("next-tab", "tab", "next tab"),
+        ("previous-tab", "shift-tab", "previous tab"),
+        actions.action_next_tab,
+        when=when.TABS,
+        footer=("next tab", 10),
+        brief="next tab, previous",
     ),
-    _tab(
-        "previous-tab",
-        "shift-tab",
-        "previous tab",
-        partial(actions.action_next_tab, step=-1),
-        when.TABS,
-        brief=_NEXT,
-    ),
-    _tab(
-        "next-file",
-        ">",
-        "the next file, of the next rank",
-        partial(actions.action_next_file, step=1),
-        when.FILES,
-        ("next file", 6),
-        brief=_FILE,
-    ),
-    _tab(
-        "previous-file",
-        "<",
-        "the file before",
-        partial(actions.action_next_file, step=-1),
-        when.FILES,
-        brief=_FILE,
+    *list_steps(
+        _TAB,
+        ("next-file", ">", "the next file, of the next rank"),
+        ("previous-file", "<", "the file before"),
+        actions.action_next_file,
+        when=when.FILES,
+        footer=("next file", 6),
+        brief="next file, previous",
     ),
     _tab(
         "close",
@@ -114,24 +97,16 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         actions.action_close,
         when.OVER,
         ("close", 1),
-        brief=BACK,
+        brief=_BACK,
     ),
-    _time(
-        "along",
-        "right ]",
-        "the next step; of all steps the first one, of a part the next part",
-        partial(actions.action_along, step=1),
-        when.WALKED,
-        ("next step", 5),
-        brief=_ALONG,
-    ),
-    _time(
-        "back",
-        "left [",
-        "the step before; of all steps the last one, of a part the part before",
-        partial(actions.action_along, step=-1),
-        when.WALKED,
-        brief=_ALONG,
+    *list_steps(
+        _TIME,
+        ("along", "right ]", "the next step; of all steps the first one, of a part the next part"),
+        ("back", "left [", "the step before; of all steps the last one, of a part the part before"),
+        actions.action_along,
+        when=when.WALKED,
+        footer=("next step", 5),
+        brief="next, previous step or part",
     ),
     _time(
         "closer",
@@ -153,7 +128,97 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("next GPU", 8),
         brief="the next device",
     ),
-    *ROW_KEYS,
+    *list_moves(_ROW, when.NOT_TYPING),
+    _row(
+        "enter",
+        "enter",
+        "everything about the row; of bytes their stack, of a rank its trace, of a step its timeline",
+        actions.action_enter,
+        when.ROWS,
+        ("open", 4),
+        brief="all about it; a rank, a step",
+    ),
+    _row(
+        "edit",
+        "o",
+        "open $VISUAL or $EDITOR at the line of Python that called it, or at the frame",
+        Effect.EDIT,
+        when.FINDABLE,
+        ("editor", 4),
+        brief="$EDITOR at its line",
+    ),
+    _row(
+        "copy",
+        "y",
+        "copy the row or paragraph under the cursor, whole",
+        Effect.COPY_RESULT,
+        when.NOT_TYPING,
+        ("copy", 5),
+        brief="copy it, whole",
+    ),
+    _row(
+        "copy-screen",
+        "Y",
+        "copy the whole screen as text",
+        Effect.COPY_SCREEN,
+        when.NOT_TYPING,
+        brief="copy the whole screen",
+    ),
+    _row(
+        "sort",
+        "s",
+        "sort by the next column",
+        actions.action_sort_next,
+        when.SORTABLE,
+        ("sort", 9),
+        brief="sort: next, reversed",
+    ),
+    _row(
+        "reverse",
+        "S",
+        "reverse the order",
+        actions.action_reverse,
+        when.SORTABLE,
+        brief="sort: next, reversed",
+    ),
+    _row(
+        "group",
+        "a",
+        "operators by name, by input shapes, by line of the program",
+        actions.action_group,
+        when.GROUPED,
+        ("by shape", 4),
+        brief="by name, shapes, line",
+    ),
+    *list_steps(
+        _ROW,
+        ("next-table", "}", "the next table of the tab"),
+        ("previous-table", "{", "the table before"),
+        actions.action_next_table,
+        when=when.SEVERAL,
+        footer=("next table", 10),
+        brief="next table, previous",
+    ),
+    _row(
+        "filter",
+        "/",
+        "show only rows with this text; a leading ! shows the others",
+        partial(actions.action_overlay, overlay=TraceOverlay.FILTER),
+        when.TABLES,
+        ("filter", 8),
+        brief="only rows with a text",
+    ),
+    _row("filter-keep", "enter", "keep the filter", actions.action_filter_keep, when.TYPING, ("keep", 1)),
+    _row("filter-erase", "backspace", "erase a character", actions.action_filter_erase, when.TYPED),
+    _row(
+        "filter-clear",
+        "esc",
+        "clear the filter",
+        actions.action_filter_clear,
+        when.FILTERED,
+        ("no filter", 9),
+        brief=_BACK,
+    ),
 )
 
 
