@@ -52,6 +52,7 @@ stays readable: read what you send before you send it."""
 
 DEMO_FRAMES = 3
 _PID_DIGITS = 10
+_UNTIMED = tuple(setting for setting in settings.LOOK_SETTINGS if setting.key != "interval")
 OWN_PARSERS = ("run", "hook")  # what follows is a program's, or nearly nothing (``starting``)
 
 
@@ -60,6 +61,13 @@ class Parser(argparse.ArgumentParser):
 
     command_names: tuple[str, ...] = ()
     """What may stand first, for the parser of all commands."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take no short form of a flag; what was not given is not in what was parsed."""
+        plain = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            formatter_class=plain, allow_abbrev=False, argument_default=argparse.SUPPRESS, **options
+        )
 
     def error(self, message: str) -> Any:
         """Refuse the arguments.
@@ -78,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> None:
-    options: dict[str, Any] = {"dest": setting.key, "help": setting.help, "default": argparse.SUPPRESS}
+    options: dict[str, Any] = {"dest": setting.key, "help": setting.help}
     if setting is settings.STACKS_SETTING:
         parser.add_argument(setting.flag, action="store_true", **options)
         parser.add_argument("--stacks", action="store_false", **{**options, "help": "look at them (default)"})
@@ -89,26 +97,31 @@ def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> 
         parser.add_argument(*short, setting.flag, metavar=setting.metavar, **options)
 
 
+def _add_settings(parser: argparse.ArgumentParser, *wanted: settings.Setting) -> None:
+    for setting in wanted:
+        _add_setting(parser, setting)
+
+
+def _add_pid(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-config",
         action="store_true",
-        default=argparse.SUPPRESS,
         help="print every setting and which source won, and end",
     )
 
 
 def build_parser(demo_epilog: str = "") -> Parser:
     """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
-    plain = argparse.RawDescriptionHelpFormatter
     json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")
     parser = Parser(
         prog="tpmon",
         usage="tpmon [COMMAND] [PID | FILE...] [options]",
         description=f"{DESCRIPTION}\n\n{COMMANDS}",
         epilog=VERDICT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version and end")
     _add_setting(parser, json_setting)
@@ -118,7 +131,6 @@ def build_parser(demo_epilog: str = "") -> Parser:
         "ps",
         usage="tpmon ps [options]",
         description="List the training jobs of this machine.",
-        allow_abbrev=False,
     )
     _add_setting(ps, json_setting)
     attach = commands.add_parser(
@@ -129,23 +141,17 @@ def build_parser(demo_epilog: str = "") -> Parser:
             f"{PROMISE}"
         ),
         epilog=VERDICT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
-    attach.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    for setting in (settings.JOB_SETTING, settings.CHECK_SETTING, settings.BELL_SETTING):
-        _add_setting(attach, setting)
+    _add_pid(attach)
+    _add_settings(attach, settings.JOB_SETTING, settings.CHECK_SETTING, settings.BELL_SETTING)
     diagnose = commands.add_parser(
         "diagnose",
         usage="tpmon diagnose PID | --job [options]",
         description="Look at a training job for a while and print the verdict: what holds it and what to do.",
         epilog=VERDICT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
-    diagnose.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    for setting in (settings.JOB_SETTING, *settings.DIAGNOSE_SETTINGS, *settings.LOOK_SETTINGS):
-        _add_setting(diagnose, setting)
+    _add_pid(diagnose)
+    _add_settings(diagnose, settings.JOB_SETTING, *settings.DIAGNOSE_SETTINGS, *settings.LOOK_SETTINGS)
     dump = commands.add_parser(
         "dump",
         usage="tpmon dump PID | --job [options]",
@@ -155,39 +161,33 @@ def build_parser(demo_epilog: str = "") -> Parser:
             "says so. What an option costs the job is said before it is done."
         ),
         epilog=EXIT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
-    dump.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    own: dict[str, Any] = {"default": argparse.SUPPRESS}
-    several: dict[str, Any] = {"action": "append", **own}
+    _add_pid(dump)
     dump.add_argument(
-        "--rank", metavar="K", help="only these ranks and their workers: 3, or 0,2, or 0-3", **several
+        "--rank", metavar="K", help="only these ranks and their workers: 3, or 0,2, or 0-3", action="append"
     )
-    dump.add_argument("--pid", dest="only_pid", metavar="P", help="only this process of the job", **several)
+    dump.add_argument(
+        "--pid", dest="only_pid", metavar="P", help="only this process of the job", action="append"
+    )
     dump.add_argument(
         "--block",
         action="store_true",
         help="stop a process that cannot be read otherwise, for some milliseconds; the time is counted",
-        **own,
     )
     dump.add_argument(
         "--native",
         action="store_true",
         help="with frames of C and C++; stops each process for 0.03 to 1 s; the time is counted",
-        **own,
     )
     dump.add_argument(
         "--locals",
         action="store_true",
         help="with the variables of your own frames; nothing is stopped",
-        **own,
     )
     dump.add_argument(
         "--fr-pipe",
         action="store_true",
         help="have NCCL write its record of collectives down now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
-        **own,
     )
     fold = commands.add_parser(
         "fold",
@@ -197,22 +197,17 @@ def build_parser(demo_epilog: str = "") -> Parser:
             "Several dumps of one host count as looks one after the other."
         ),
         epilog=EXIT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
     fold.add_argument(
         "files", metavar="FILE", nargs="+", help="one dump a line, as JSON; - is standard input"
     )
-    for setting in (settings.JOB_SETTING, *settings.DUMP_SETTINGS, settings.READONLY_SETTING):
-        _add_setting(dump, setting)
+    _add_settings(dump, settings.JOB_SETTING, *settings.DUMP_SETTINGS, settings.READONLY_SETTING)
     _add_setting(fold, settings.DUMP_FORMAT_SETTING)
     for command in (dump, fold):
         command.add_argument(
-            "--tree", action="store_true", help="merge the stacks of all threads into a tree", **own
+            "--tree", action="store_true", help="merge the stacks of all threads into a tree"
         )
-        for setting in settings.LOOK_SETTINGS:
-            if setting.key != "interval":
-                _add_setting(command, setting)
+        _add_settings(command, *_UNTIMED)
     doctor = commands.add_parser(
         "doctor",
         usage="tpmon doctor [PID] [options]",
@@ -221,13 +216,9 @@ def build_parser(demo_epilog: str = "") -> Parser:
             "this machine. Say what may be read and what not, why, and the one command that changes it.\n"
             "Nothing is stopped. Ends with 4 where something that is needed may not be read or is not there."
         ),
-        formatter_class=plain,
-        allow_abbrev=False,
     )
-    doctor.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    for setting in settings.LOOK_SETTINGS:
-        if setting.key != "interval":
-            _add_setting(doctor, setting)
+    _add_pid(doctor)
+    _add_settings(doctor, *_UNTIMED)
     _add_setting(doctor, settings.STACKS_SETTING)
     sample = _add_sample(commands)
     capture = add_capture(commands, _add_setting, EXIT_CODES)
@@ -241,17 +232,12 @@ def build_parser(demo_epilog: str = "") -> Parser:
             f"Without a terminal and an output flag: {DEMO_FRAMES} readings as text."
         ),
         epilog=demo_epilog,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
-    for setting in settings.DEMO_SETTINGS:
-        _add_setting(demo, setting)
+    _add_settings(demo, *settings.DEMO_SETTINGS)
     for command in (attach, demo):
-        for setting in settings.OUTPUT_SETTINGS:
-            _add_setting(command, setting)
+        _add_settings(command, *settings.OUTPUT_SETTINGS)
     for command in (attach, diagnose, demo):
-        for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
-            _add_setting(command, setting)
+        _add_settings(command, settings.STACKS_SETTING, *settings.WATCH_SETTINGS)
     for command in (ps, attach, diagnose, dump, fold, sample, capture, doctor, bundle, trace, demo):
         _add_common(command)
         _add_setting(command, settings.SHOW_SETTING)
@@ -269,22 +255,14 @@ def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
             "The price comes first, and nothing is stopped. Ctrl-C ends it early, and keeps what is there."
         ),
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    own: dict[str, Any] = {"default": argparse.SUPPRESS}
-    sample.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    _add_pid(sample)
     rank_help = "that rank and its workers (default: the rank that PID belongs to, else the lowest here)"
-    sample.add_argument("--rank", metavar="K", help=rank_help, **own)
-    sample.add_argument("--all", action="store_true", help="every rank, worker and helper of the job", **own)
-    sample.add_argument(
-        "--out", metavar="FILE", help="write --format to a new file and the table here", **own
-    )
-    for setting in (settings.JOB_SETTING, *settings.SAMPLE_SETTINGS):
-        _add_setting(sample, setting)
-    for setting in settings.LOOK_SETTINGS:
-        if setting.key != "interval":
-            _add_setting(sample, setting)
+    sample.add_argument("--rank", metavar="K", help=rank_help)
+    sample.add_argument("--all", action="store_true", help="every rank, worker and helper of the job")
+    sample.add_argument("--out", metavar="FILE", help="write --format to a new file and the table here")
+    _add_settings(sample, settings.JOB_SETTING, *settings.SAMPLE_SETTINGS)
+    _add_settings(sample, *_UNTIMED)
     _add_setting(sample, settings.STACKS_SETTING)
     return sample
 
@@ -300,18 +278,12 @@ def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:
             f"{PROMISE}"
         ),
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    own: dict[str, Any] = {"default": argparse.SUPPRESS}
-    bundle.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    bundle.add_argument(
-        "--out", metavar="DIR", help="a new folder (default: named after host, job, time)", **own
-    )
-    bundle.add_argument("--tar", metavar="FILE", help="one new tar file instead; .tar.gz is packed", **own)
+    _add_pid(bundle)
+    bundle.add_argument("--out", metavar="DIR", help="a new folder (default: named after host, job, time)")
+    bundle.add_argument("--tar", metavar="FILE", help="one new tar file instead; .tar.gz is packed")
     shared = [setting for setting in settings.OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
-    for setting in (settings.JOB_SETTING, *settings.BUNDLE_SETTINGS, *shared, settings.STACKS_SETTING):
-        _add_setting(bundle, setting)
+    _add_settings(bundle, settings.JOB_SETTING, *settings.BUNDLE_SETTINGS, *shared, settings.STACKS_SETTING)
     return bundle
 
 

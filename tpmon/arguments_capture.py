@@ -29,8 +29,6 @@ def add_capture(
             "possible, and touches nothing."
         ),
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     own: dict[str, Any] = {"default": argparse.SUPPRESS}
     switch: dict[str, Any] = {"action": "store_true", **own}

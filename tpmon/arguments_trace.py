@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tpmon import settings
 
@@ -27,35 +27,32 @@ def add_trace(
             "What of a file cannot be read is counted and said. docs/metrics.md has every formula.\n"
             "Memory snapshots of torch (.pickle): what lives on the device by stack, now and at the peak."
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    own: dict[str, Any] = {"default": argparse.SUPPRESS}
     trace.add_argument(
         "files", metavar="FILE", nargs="+", help="traces, patterns, directories; also s3:// gs:// abfs://"
     )
-    trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
+    trace.add_argument("--top", metavar="N", help="rows of each table (default 10)")
     table_help = (
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
         "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
         "collectives, ranks; beside --against: changes; "
         "of a memory snapshot: devices, live, peak, oom"
     )
-    trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
+    trace.add_argument("--csv", metavar="TABLE", help=table_help)
     alone_help = (
         "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
         "allocations, ranges (record_function), curve (memory over time), "
         "and on request only: shapes, lines (operators by input shapes, by Python line)"
     )
-    trace.add_argument("--table", metavar="TABLE", help=alone_help, **own)
+    trace.add_argument("--table", metavar="TABLE", help=alone_help)
     against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"
-    trace.add_argument("--against", metavar="BEFORE", help=against_help, **own)
-    trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against", **own)
+    trace.add_argument("--against", metavar="BEFORE", help=against_help)
+    trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against")
     slice_help = "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)"
-    trace.add_argument("--slice", metavar="OUT", dest="slice_out", help=slice_help, **own)
-    trace.add_argument("--steps", metavar="A-B", help="of --slice: these steps, as they are numbered", **own)
+    trace.add_argument("--slice", metavar="OUT", dest="slice_out", help=slice_help)
+    trace.add_argument("--steps", metavar="A-B", help="of --slice: these steps, as they are numbered")
     gaps_help = "of --slice: the surroundings of the N longest gaps"
-    trace.add_argument("--top-gaps", metavar="N", help=gaps_help, **own)
+    trace.add_argument("--top-gaps", metavar="N", help=gaps_help)
     for setting in settings.OUTPUT_SETTINGS:
         if setting.key in ("json", "ascii"):
             add_setting(trace, setting)

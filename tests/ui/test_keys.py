@@ -15,7 +15,8 @@ from tpmon.model.capture import CaptureChoice, CaptureStage
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.ui.actions import INTERVALS_S
-from tpmon.ui.key_row import Ask, ByDigit, OpenRow
+from tpmon.ui.key_row import Ask, OpenRow
+from tpmon.ui.key_table import ByDigit
 from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.panes import page_of, paint_screen
@@ -127,7 +128,8 @@ def test_while_a_filter_is_typed_letters_are_text():
 def test_every_key_says_what_it_does(key):
     assert key.help
     assert key.section
-    assert (key.priority > 0) == bool(key.footer)
+    word, priority = key.footer
+    assert (priority > 0) == bool(word)
 
 
 def test_docs_are_written_from_the_table():

@@ -12,7 +12,6 @@ from tpmon.judge.scene import Scene
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.units import format_bytes
 
 GROWTH_BYTES_S = 1e6
 """Slope from which memory grows; the allocator's own noise is below it."""
@@ -89,11 +88,6 @@ def say_about(seconds: float) -> str:
     if seconds < 5400:
         return f"about {seconds / 60:.0f} min"
     return f"about {seconds / 3600:.0f} h" if seconds < 172_800 else "days"
-
-
-def say_rate(bytes_s: float) -> str:
-    """Write bytes per second: "15M/s"."""
-    return f"{format_bytes(bytes_s)}/s"
 
 
 def find_urgency(eta_s: float) -> float:

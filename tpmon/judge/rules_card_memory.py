@@ -16,7 +16,7 @@ from tpmon.judge.card_memory import (
 )
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.data_wait import LEAST_SAMPLES
-from tpmon.judge.growth import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, say_about, say_rate
+from tpmon.judge.growth import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, say_about
 from tpmon.judge.hook_needs import STEADY_STEPS, count_risen, get_ooms, get_retries
 from tpmon.judge.hook_signs import HOOK, find_hook
 from tpmon.judge.phases import Phase
@@ -25,7 +25,7 @@ from tpmon.judge.scene_gpu import CardScene, cards_of
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
 from tpmon.model.card_use import list_processes
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
-from tpmon.model.units import format_bytes, format_pct
+from tpmon.model.units import format_bytes, format_pct, say_bytes_s
 from tpmon.model.verdict import Evidence, Kind
 
 CARD_FULL = 0.95
@@ -171,7 +171,7 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
         return Unsure(f"whether the job's {name} grows ({growth.reason})")
     if growth is None:
         return None
-    grows = f"it grows by {say_rate(growth.mean)}"
+    grows = f"it grows by {say_bytes_s(growth.mean)}"
     if growth.grown_bytes >= RAMP_RATIO * growth.newest:
         return Cleared(f"{name} ({grows}, as at a start)")
     eta_s = room / growth.mean
@@ -213,7 +213,7 @@ def _suspect_growth(
         weight=find_urgency(eta_s),
         margin=min(min(growth.slopes) / GROWTH_BYTES_S, ETA_S / max(eta_s, 1.0)),
         sources=frozenset((SOURCE, HOOK) if is_known(held) else (SOURCE,)),
-        summary=f"the job's memory on GPU {card.index} grows by {say_rate(growth.mean)}",
+        summary=f"the job's memory on GPU {card.index} grows by {say_bytes_s(growth.mean)}",
         evidence=tuple(evidence),
         card=card.index,
     )

@@ -16,7 +16,6 @@ from tpmon.judge.growth import (
     find_urgency,
     read_growth,
     say_about,
-    say_rate,
 )
 from tpmon.judge.rules_card_memory import judge_gpu_memory
 from tpmon.judge.rules_shm import judge_shm
@@ -26,7 +25,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
-from tpmon.model.units import format_bytes
+from tpmon.model.units import format_bytes, say_bytes_s
 from tpmon.model.verdict import Kind
 
 NEAR_LIMIT = 0.8
@@ -162,7 +161,7 @@ def _suspect_growth(
         weight=find_urgency(eta_s) if is_known(eta_s) else 0.2,
         margin=min(growth.slopes) / GROWTH_BYTES_S,
         sources=sources,
-        summary=f"{words} by {say_rate(growth.mean)}{when}",
+        summary=f"{words} by {say_bytes_s(growth.mean)}{when}",
         evidence=tuple(evidence),
         observed=frozenset((need, Need.MEMORY_LIMIT_NEAR)) if near else frozenset((need,)),
         pid=biggest.pid if biggest is not None else NOT_APPLICABLE,
@@ -196,9 +195,9 @@ def judge_leak(scene: Scene) -> Answer:
     near = _is_near_the_end(scene, anon)
     room = _room(scene)
     if not is_known(near) or not is_known(room):
-        return Unsure(f"when memory is full (it grows by {say_rate(anon.mean)}, limit not known)")
+        return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
     if not near:
-        return Cleared(f"memory growth ({say_rate(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
+        return Cleared(f"memory growth ({say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
     seen = {scene.frame.memory.anon_source}
     if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add("RSS")
@@ -230,12 +229,12 @@ def judge_copy_on_write(scene: Scene) -> Answer:
         # Without them the group that grows holds other processes than these.
         return Cleared(f"copy-on-write (the workers touch {faults:.0f} new pages a second)")
     if faults * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean:
-        touched = f"{say_rate(faults * PAGE_BYTES)} of the {say_rate(anon.mean)}"
+        touched = f"{say_bytes_s(faults * PAGE_BYTES)} of the {say_bytes_s(anon.mean)}"
         return Cleared(f"copy-on-write (the workers touch {touched} by which memory grows)")
     near = _is_near_the_end(scene, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):
-        return Cleared(f"copy-on-write ({say_rate(anon.mean)}, small beside what is free)")
+        return Cleared(f"copy-on-write ({say_bytes_s(anon.mean)}, small beside what is free)")
     seen = {scene.frame.memory.anon_source, "minor faults"}
     return _suspect_growth(
         scene,

@@ -66,6 +66,21 @@ def format_pct(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
 
 
+def say_pct(value: float) -> str:
+    """Write a percentage with its sign: 41 %."""
+    return f"{format_pct(value)} %"
+
+
+def say_ratio(value: float) -> str:
+    """Write a ratio as a percentage: 0.41 is 41 %."""
+    return say_pct(value * 100)
+
+
+def say_bytes_s(value: float) -> str:
+    """Write a rate of bytes: 41.2G/s."""
+    return f"{format_bytes(value)}/s"
+
+
 def count_cells(text: str) -> int:
     """Count the cells of a terminal that ``text`` takes: a CJK character two, a combining one none."""
     if text.isascii():

@@ -6,7 +6,15 @@ from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState, name_recovery
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
-from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.units import (
+    format_bytes,
+    format_pct,
+    format_rate,
+    format_seconds,
+    say_bytes_s,
+    say_pct,
+    say_ratio,
+)
 from tpmon.report.table import (
     Reading,
     count_of,
@@ -14,9 +22,6 @@ from tpmon.report.table import (
     lay_paragraph,
     lay_phrases,
     sum_known,
-    write_bytes_s,
-    write_pct,
-    write_ratio_pct,
     write_runnable,
 )
 
@@ -35,7 +40,7 @@ def write_cpu(frame: Frame, reading: Reading) -> list[str]:
     """Say what the job may use, uses and asks for, and whose pool it is."""
     cpu = frame.cpu
     budget = reading.show("CPU budget", cpu.budget_cores, "{:g} CPUs".format)
-    waits = reading.show("wait share", cpu.run_delay_ratio, write_ratio_pct)
+    waits = reading.show("wait share", cpu.run_delay_ratio, say_ratio)
     if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
         waits = "-"
     lines = lay_phrases(
@@ -45,8 +50,8 @@ def write_cpu(frame: Frame, reading: Reading) -> list[str]:
             f"used {reading.show('CPU used', cpu.used_cores, _write_cores)}",
             f"runnable {reading.show('runnable threads', cpu.runnable, write_runnable)}",
             f"waiting for a CPU {waits} of thread time",
-            f"throttled {reading.show('throttling', cpu.throttled_ratio, write_ratio_pct)} of periods",
-            f"pressure {reading.show('CPU pressure', cpu.psi_some_pct, write_pct)}",
+            f"throttled {reading.show('throttling', cpu.throttled_ratio, say_ratio)} of periods",
+            f"pressure {reading.show('CPU pressure', cpu.psi_some_pct, say_pct)}",
         ),
     )
     pool = cpu.pool
@@ -64,7 +69,7 @@ def write_cpu(frame: Frame, reading: Reading) -> list[str]:
             f"host {cpu.host_cores} CPUs",
             f"used {reading.show('CPU used of the host', cpu.host_used_cores, _write_cores)}",
             f"load {reading.show('load', cpu.host_load, write_runnable)}",
-            f"stolen {reading.show('stolen time', cpu.host_steal_pct, write_pct)}",
+            f"stolen {reading.show('stolen time', cpu.host_steal_pct, say_pct)}",
         ),
     )
     return lines + host
@@ -77,7 +82,7 @@ def write_memory(frame: Frame, reading: Reading) -> list[str]:
     if not isinstance(memory.limit_bytes, NotApplicable):
         limit = reading.show("memory limit", memory.limit_bytes, format_bytes)
         used += f" of {limit} ({memory.limit_source})"
-    growth = reading.show("memory growth", memory.anon_growth_bytes_s, write_bytes_s)
+    growth = reading.show("memory growth", memory.anon_growth_bytes_s, say_bytes_s)
     free = reading.show("free memory", memory.host_available_bytes, format_bytes)
     total = reading.show("memory of the host", memory.host_total_bytes, format_bytes)
     words = [
@@ -86,7 +91,7 @@ def write_memory(frame: Frame, reading: Reading) -> list[str]:
         f"used {used}",
         f"swap {reading.show('swap', memory.swap_bytes, format_bytes)}",
         f"major faults {reading.show('major faults', memory.major_faults_s, format_rate)}/s",
-        f"pressure {reading.show('memory pressure', memory.psi_some_pct, write_pct)}",
+        f"pressure {reading.show('memory pressure', memory.psi_some_pct, say_pct)}",
         f"OOM kills {reading.show('OOM kills', memory.oom_kills)}",
         f"host {free} free of {total}",
     ]
@@ -112,10 +117,10 @@ def write_io(frame: Frame, reading: Reading) -> list[str]:
     device_read = sum_known([p.device_read_bytes_s for p in frame.processes])
     device_write = sum_known([p.device_write_bytes_s for p in frame.processes])
     text = (
-        f"asked for {_at_least(frame)}{reading.show('bytes read', asked_read, write_bytes_s)} read,"
-        f" {reading.show('bytes written', asked_write, write_bytes_s)} written;"
-        f" device {_at_least(frame)}{reading.show('device reads', device_read, write_bytes_s)} read,"
-        f" {reading.show('device writes', device_write, write_bytes_s)} written"
+        f"asked for {_at_least(frame)}{reading.show('bytes read', asked_read, say_bytes_s)} read,"
+        f" {reading.show('bytes written', asked_write, say_bytes_s)} written;"
+        f" device {_at_least(frame)}{reading.show('device reads', device_read, say_bytes_s)} read,"
+        f" {reading.show('device writes', device_write, say_bytes_s)} written"
     )
     return lay_paragraph("io", text)
 
@@ -209,8 +214,8 @@ def write_network(frame: Frame, reading: Reading) -> list[str]:
     else:
         used = sorted(frame.network, key=lambda n: not known_or(n.used_by_job, False))
         texts = [
-            f"{n.interface} in {reading.show('network', n.receive_bytes_s, write_bytes_s)}"
-            f" out {reading.show('network', n.send_bytes_s, write_bytes_s)}"
+            f"{n.interface} in {reading.show('network', n.receive_bytes_s, say_bytes_s)}"
+            f" out {reading.show('network', n.send_bytes_s, say_bytes_s)}"
             + (" (the job's)" if known_or(n.used_by_job, False) else "")
             for n in used[:MOST_INTERFACES]
         ]

@@ -20,7 +20,7 @@ from tpmon.model.pace_words import (
     say_times,
 )
 from tpmon.model.process import ProcessSample, RankRow, Role
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
+from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds, say_bytes_s, say_pct
 from tpmon.report.machine import (
     write_card_cells,
     write_cpu,
@@ -38,8 +38,6 @@ from tpmon.report.table import (
     lay_paragraph,
     lay_phrases,
     sum_known,
-    write_bytes_s,
-    write_pct,
     write_runnable,
 )
 from tpmon.report.verdict import write_verdict
@@ -249,7 +247,7 @@ def _write_workers(frame: Frame, reading: Reading) -> list[str]:
         cpu = sum_known([p.cpu_pct for p in workers])
         rss = sum(p.rss_bytes for p in workers)
         lines.append(
-            f"workers  {len(workers)}, CPU {reading.show('CPU', cpu, write_pct)} together,"
+            f"workers  {len(workers)}, CPU {reading.show('CPU', cpu, say_pct)} together,"
             f" RSS {format_bytes(rss)} together (shared pages more than once)"
         )
         headers = ("worker", "rank", "PID", "S", "CPU %", "threads", "runnable", "RSS", "read", "waits for")
@@ -260,7 +258,7 @@ def _write_workers(frame: Frame, reading: Reading) -> list[str]:
                 reading.show("rank", p.rank),
                 str(p.pid),
                 *_process_cells(p, reading),
-                reading.show("bytes read", p.asked_read_bytes_s, write_bytes_s),
+                reading.show("bytes read", p.asked_read_bytes_s, say_bytes_s),
                 reading.show("what it waits for", p.waits_for),
             )
             for p in busiest[:MOST_WORKERS]
@@ -315,7 +313,7 @@ def write_once(frame: Frame) -> list[str]:
     cost = frame.self_
     rss = map_known(lambda own: own + cost.children_rss_bytes, cost.rss_bytes)
     own = (
-        f"tpmon itself: CPU {reading.show('own CPU', cost.cpu_pct, write_pct)} of one core,"
+        f"tpmon itself: CPU {reading.show('own CPU', cost.cpu_pct, say_pct)} of one core,"
         f" RSS {reading.show('own RSS', rss, format_bytes)},"
         f" target paused {cost.target_paused_ms:.0f} ms"
     )

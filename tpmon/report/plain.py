@@ -18,10 +18,9 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.stop_words import say_job_stop
-from tpmon.model.units import format_clock, format_seconds
+from tpmon.model.units import format_clock, format_seconds, say_pct
 from tpmon.model.verdict_words import is_undecided, name_verdict
 from tpmon.report.once import describe_target
-from tpmon.report.table import write_pct
 from tpmon.report.verdict import write_check
 
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
@@ -99,13 +98,13 @@ def _step_data(frame: Frame) -> Known[float]:
 
 FIGURES = (
     Figure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
-    Figure("data wait of a step, host", _step_data, 15, 1.25, write_pct),
-    Figure("GPU busy", _gpu_busy, 15, 1.2, write_pct),
-    Figure("CPU used of the budget", _cpu_used, 25, 1.25, write_pct),
+    Figure("data wait of a step, host", _step_data, 15, 1.25, say_pct),
+    Figure("GPU busy", _gpu_busy, 15, 1.2, say_pct),
+    Figure("CPU used of the budget", _cpu_used, 25, 1.25, say_pct),
     Figure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),
-    Figure("thread time waiting for a CPU", _waiting, 20, 1.25, write_pct),
-    Figure("looks without a ready batch", _empty_looks, 40, 1.5, write_pct),
-    Figure("memory used of its limit", _memory_used, 10, 1.0, write_pct),
+    Figure("thread time waiting for a CPU", _waiting, 20, 1.25, say_pct),
+    Figure("looks without a ready batch", _empty_looks, 40, 1.5, say_pct),
+    Figure("memory used of its limit", _memory_used, 10, 1.0, say_pct),
 )
 
 

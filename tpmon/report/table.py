@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from tpmon.model.known import Applicable, Missing, NotApplicable, is_known
-from tpmon.model.units import LINE_WIDTH, count_cells, format_bytes, format_pct
+from tpmon.model.units import LINE_WIDTH, count_cells
 
 T = TypeVar("T")
 
@@ -97,21 +97,6 @@ def lay_phrases(label: str, phrases: Iterable[str]) -> list[str]:
         phrase.replace(" ", "\N{NO-BREAK SPACE}") if len(phrase) < room else phrase for phrase in phrases
     ]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lay_paragraph(label, ", ".join(whole))]
-
-
-def write_pct(value: float) -> str:
-    """Write a percentage with its sign: 41 %."""
-    return f"{format_pct(value)} %"
-
-
-def write_ratio_pct(value: float) -> str:
-    """Write a ratio as a percentage: 0.41 is 41 %."""
-    return write_pct(value * 100)
-
-
-def write_bytes_s(value: float) -> str:
-    """Write a rate of bytes: 41.2G/s."""
-    return f"{format_bytes(value)}/s"
 
 
 def write_runnable(value: float) -> str:

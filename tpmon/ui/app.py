@@ -36,12 +36,13 @@ from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import Inbox, keep_newest, turns_bad
-from tpmon.ui.key_row import Ask, ByDigit, OpenRow
+from tpmon.ui.key_row import Ask, OpenRow
+from tpmon.ui.key_table import ByDigit
 from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Captured, Told
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.opening import Paint
-from tpmon.ui.view import Overlay, Pane, ViewState
+from tpmon.ui.view import Overlay, ViewState
 
 STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
@@ -128,14 +129,17 @@ class MonitorApp(Shell):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
-        dump, sample, capture = self._inbox.take_readings()
-        self._dump, self._sample = dump or self._dump, sample or self._sample
         view = self.view
-        if capture is not None:
-            self._capture = capture
-            if toast := say_toast(view, capture):
-                self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
-                view = replace(view, message=clean_text(toast, LINE_CHARS))
+        for reading in self._inbox.take_readings():
+            if isinstance(reading, DumpUpdate):
+                self._dump = reading
+            elif isinstance(reading, SampleUpdate):
+                self._sample = reading
+            else:
+                self._capture = reading
+                if toast := say_toast(view, reading):
+                    self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
+                    view = replace(view, message=clean_text(toast, LINE_CHARS))
         self._show(view, STALLED_SECONDS)
 
     # Lines out
@@ -220,7 +224,7 @@ class MonitorApp(Shell):
         elif isinstance(key.deed, OpenRow):
             view = actions.action_row_overlay(view, key.deed.overlay, self._rows)
         elif isinstance(key.deed, ByDigit):
-            view = key.deed.act(view, Pane(int(name)))
+            view = key.deed.act(view, int(name))
         else:
             view = key.deed(view)
         if view.interval_s != self.view.interval_s:

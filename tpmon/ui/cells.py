@@ -97,14 +97,7 @@ def wrap(pieces: Sequence[str], width: int, separator: str) -> list[str]:
 
 def wrap_words(text: str, width: int) -> list[str]:
     """Break ``text`` at spaces into lines of at most ``width`` cells; longer words are cut."""
-    lines: list[str] = []
-    for word in text.split():
-        joined = f"{lines[-1]} {word}" if lines else word
-        if width_of(joined) <= width:
-            lines[-1:] = [joined]
-        else:
-            lines.append(cut(word, width))
-    return lines
+    return wrap([cut(word, width) for word in text.split()], width, " ")
 
 
 def wrap_all(text: str, width: int) -> list[str]:

@@ -25,37 +25,9 @@ WIDE = 100
 AGE_WIDTH = 6
 
 
-def _ready(pulse: Pulse) -> Known[float]:
-    return pulse.ready_batches
-
-
 def _gpu(pulse: Pulse) -> Known[float]:
     busy = [one for one in pulse.gpu_pct if is_known(one)]
     return fmean(busy) if busy else Missing("no card answered")
-
-
-def _used(pulse: Pulse) -> Known[float]:
-    return pulse.used_cores
-
-
-def _runnable(pulse: Pulse) -> Known[float]:
-    return pulse.runnable
-
-
-def _waiting(pulse: Pulse) -> Known[float]:
-    return pulse.run_delay_ratio
-
-
-def _memory(pulse: Pulse) -> Known[float]:
-    return pulse.memory_bytes
-
-
-def _shm(pulse: Pulse) -> Known[float]:
-    return pulse.shm_ratio
-
-
-def _empty(pulse: Pulse) -> Known[float]:
-    return pulse.empty_ratio
 
 
 def _gpu_idle(pulse: Pulse) -> Known[float]:
@@ -63,15 +35,15 @@ def _gpu_idle(pulse: Pulse) -> Known[float]:
 
 
 SERIES: Mapping[str, tuple[Read, float]] = {
-    "CPUs used": (_used, 0.0),
+    "CPUs used": (lambda pulse: pulse.used_cores, 0.0),
     "GPU busy": (_gpu, 100.0),
     "GPU idle": (_gpu_idle, 100.0),
-    "batches ready": (_ready, 0.0),
-    "queue empty": (_empty, 1.0),
-    "runnable": (_runnable, 0.0),
-    "used of it": (_shm, 1.0),
-    "used of the limit": (_memory, 0.0),
-    "waiting for a CPU": (_waiting, 1.0),
+    "batches ready": (lambda pulse: pulse.ready_batches, 0.0),
+    "queue empty": (lambda pulse: pulse.empty_ratio, 1.0),
+    "runnable": (lambda pulse: pulse.runnable, 0.0),
+    "used of it": (lambda pulse: pulse.shm_ratio, 1.0),
+    "used of the limit": (lambda pulse: pulse.memory_bytes, 0.0),
+    "waiting for a CPU": (lambda pulse: pulse.run_delay_ratio, 1.0),
 }
 """The names of evidence whose history the Pulses hold: what to read, and the top.
 

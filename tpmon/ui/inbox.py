@@ -6,10 +6,9 @@ import re
 import threading
 from collections.abc import Sequence
 
-from tpmon.model.capture import CaptureUpdate
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
-from tpmon.model.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results import Update
 from tpmon.model.verdict import pick_code
 from tpmon.ui.controls import Reading
 
@@ -61,9 +60,7 @@ class Inbox:
         """Start empty."""
         self._lock = threading.Lock()
         self._update: Update | None = None
-        self._dump: DumpUpdate | None = None
-        self._sample: SampleUpdate | None = None
-        self._capture: CaptureUpdate | None = None
+        self._readings: dict[type, Reading] = {}
         self._events: tuple[Event, ...] = ()
 
     def put(self, update: Update) -> bool:
@@ -85,18 +82,13 @@ class Inbox:
     def put_reading(self, result: Reading) -> bool:
         """Keep the newest dump, sample or capture and tell whether it is the first since the last look."""
         with self._lock:
-            first = self._dump is None and self._sample is None and self._capture is None
-            if isinstance(result, DumpUpdate):
-                self._dump = result
-            elif isinstance(result, CaptureUpdate):
-                self._capture = result
-            else:
-                self._sample = result
+            first = not self._readings
+            self._readings[type(result)] = result
             return first
 
-    def take_readings(self) -> tuple[DumpUpdate | None, SampleUpdate | None, CaptureUpdate | None]:
+    def take_readings(self) -> tuple[Reading, ...]:
         """Return the newest dump, sample and capture since the last call, where there are any."""
         with self._lock:
-            taken = self._dump, self._sample, self._capture
-            self._dump = self._sample = self._capture = None
+            taken = tuple(self._readings.values())
+            self._readings.clear()
             return taken

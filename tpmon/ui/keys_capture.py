@@ -14,121 +14,96 @@ from tpmon.model.capture_choice import (
 )
 from tpmon.ui import ask_capture
 from tpmon.ui import situations as when
-from tpmon.ui.key_row import Ask, Key
+from tpmon.ui.key_row import Ask, LiveKey
 from tpmon.ui.moves import Effect
 
-_SECTION = "Capture"
+_capture = partial(LiveKey, "Capture")
+_copying = partial(LiveKey, "Copying")
 
 
 def _change(change: Change) -> Ask:
     return Ask(partial(ask_capture.ask_change, change=change))
 
 
-CAPTURE_KEYS: tuple[Key, ...] = (
-    Key(
+CAPTURE_KEYS: tuple[LiveKey, ...] = (
+    _copying(
         "capture",
-        ("t",),
-        ("t",),
-        "Copying",
+        "t",
         "a capture of some steps: what to choose, and what it would cost; asks nothing of the run yet",
         Ask(ask_capture.ask_plan),
         when.CAPTURABLE,
         brief="a capture; asks first",
     ),
-    Key(
+    _copying(
         "capture-cancel",
-        ("t",),
-        ("t",),
-        "Copying",
+        "t",
         "cancel the capture that is under way; no file is left",
         Ask(ask_capture.ask_end),
         when.CAPTURE_ACTS,
-        "cancel capture",
-        1,
+        ("cancel capture", 1),
         brief="cancel the capture",
     ),
-    Key(
+    _copying(
         "open-trace",
-        ("o",),
-        ("o",),
-        "Copying",
+        "o",
         "open the trace that was captured last; q comes back here",
         Effect.OPEN_TRACE,
         when.CAPTURED,
-        "open trace",
-        2,
+        ("open trace", 2),
         brief="open the captured trace",
     ),
-    Key(
+    _capture(
         "capture-go",
-        ("t", "enter"),
-        ("t", "enter"),
-        _SECTION,
+        "t enter",
         "agree: one step is profiled for the price of a trace; once more at that price: it is recorded",
         Ask(ask_capture.ask_go),
         when.CAPTURE_ASKS,
-        "go on",
-        1,
+        ("go on", 1),
         brief="go on at this price",
     ),
-    Key(
+    _capture(
         "capture-kind",
-        ("c",),
-        ("c",),
-        _SECTION,
+        "c",
         "what to capture: a trace, a snapshot of the CUDA allocator, a range for nsys",
         _change(next_kind),
         when.CAPTURE_KINDS,
-        "other kind",
-        4,
+        ("other kind", 4),
         brief="trace, snapshot, nsys range",
     ),
-    Key(
+    _capture(
         "capture-more",
-        ("+", "="),
-        ("+",),
-        _SECTION,
+        "+",
         f"more steps, at most {STEP_CHOICES[-1]:,}; of a price that was read: back to the plan",
         _change(more_steps),
         when.CAPTURE_MORE,
-        "more steps",
-        2,
+        ("more steps", 2),
         brief="more steps, fewer",
     ),
-    Key(
+    _capture(
         "capture-fewer",
-        ("-",),
-        ("-",),
-        _SECTION,
+        "-",
         "fewer steps",
         _change(fewer_steps),
         when.CAPTURE_FEWER,
-        "fewer",
-        2,
+        ("fewer", 2),
         brief="more steps, fewer",
     ),
-    Key(
+    _capture(
         "capture-ranks",
-        ("a",),
-        ("a",),
-        _SECTION,
+        "a",
         "the same steps of all ranks on this machine, or of this one alone",
         _change(other_ranks),
         when.CAPTURE_RANKS,
-        "all ranks or one",
-        3,
+        ("all ranks or one", 3),
         brief="all ranks, or this one",
     ),
-    Key(
+    _capture(
         "capture-leave",
-        ("escape",),
-        ("esc",),
-        _SECTION,
+        "esc",
         "leave the price that was read, or cancel the capture that is under way",
         Ask(ask_capture.ask_end),
         when.CAPTURE_OPEN,
-        "leave, cancel",
-        1,
+        ("leave, cancel", 1),
         brief="leave or cancel the capture",
     ),
 )

@@ -4,262 +4,195 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_bundle, ask_dump, ask_sample, stack_rows
+from tpmon.ui import actions, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
-from tpmon.ui.key_row import Ask, Key
+from tpmon.ui.key_row import Ask, LiveKey
 from tpmon.ui.moves import Effect
 from tpmon.ui.view import Overlay
 
-_SECTION = "Stacks"
+_stacks = partial(LiveKey, "Stacks")
 _FOLD = "open or close a stack"
 _DEEPER = "3 looks, C frames, locals"
 
-STACK_KEYS: tuple[Key, ...] = (
-    Key(
+STACK_KEYS: tuple[LiveKey, ...] = (
+    _stacks(
         "dump",
-        ("d",),
-        ("d",),
-        _SECTION,
+        "d",
         "where every thread of the job is now; nothing is stopped for it",
         Ask(ask_dump.ask_job),
         when.ALIVE,
-        "stacks",
-        3,
+        ("stacks", 3),
         brief="stacks: all, of this row",
     ),
-    Key(
+    _stacks(
         "dump-row",
-        ("D",),
-        ("D",),
-        _SECTION,
+        "D",
         "the stacks of the process under the cursor alone, of a rank with its workers",
         Ask(ask_dump.ask_row),
         when.LIVE_ROWS,
         brief="stacks: all, of this row",
     ),
-    Key(
+    _stacks(
         "sample",
-        ("f",),
-        ("f",),
-        _SECTION,
+        "f",
         "what hot functions of the rank under the cursor and its workers would cost, else of the lowest rank",
         Ask(ask_sample.open_price),
         when.UNSAMPLED,
-        "hot functions",
-        5,
+        ("hot functions", 5),
         brief="hot functions: a rank, all",
     ),
-    Key(
+    _stacks(
         "sample-all",
-        ("F",),
-        ("F",),
-        _SECTION,
+        "F",
         "what hot functions of the whole job would cost",
         Ask(ask_sample.price_whole_job),
         when.UNSAMPLING,
         brief="hot functions: a rank, all",
     ),
-    Key(
+    _stacks(
         "sample-start",
-        ("f",),
-        ("f",),
-        _SECTION,
+        "f",
         "start to sample: the functions come while it goes on",
         Ask(ask_sample.start_sample),
         when.PRICED,
-        "start",
-        1,
+        ("start", 1),
         brief="start to sample",
     ),
-    Key(
+    _stacks(
         "sample-end",
-        ("f",),
-        ("f",),
-        _SECTION,
+        "f",
         "end the sampling early and keep what it has",
         Ask(ask_sample.end_sample),
         when.SAMPLING,
-        "end",
-        1,
+        ("end", 1),
         brief="end it early, keep it",
     ),
-    Key(
+    _stacks(
         "sample-write",
-        ("w",),
-        ("w",),
-        _SECTION,
+        "w",
         "write all samples into new files here, for speedscope and as folded stacks for a flame graph",
         Ask(ask_sample.write_samples),
         when.WRITABLE,
-        "write",
-        2,
+        ("write", 2),
         brief="files for other tools",
     ),
-    Key(
+    _stacks(
         "stacks",
-        ("6",),
-        ("6",),
-        _SECTION,
+        "6",
         "the stacks read last, again to return",
         partial(actions.action_overlay, overlay=Overlay.STACKS),
         when.OVERVIEWS,
         brief="what was read last",
     ),
-    Key(
+    _stacks(
         "hot",
-        ("7",),
-        ("7",),
-        _SECTION,
+        "7",
         "the hot functions sampled last, again to return",
         partial(actions.action_overlay, overlay=Overlay.SAMPLE),
         when.OVERVIEWS,
         brief="what was read last",
     ),
-    Key(
+    _stacks(
         "capture-shown",
-        ("8",),
-        ("8",),
-        _SECTION,
+        "8",
         "the capture asked for last, again to return; what is under way goes on",
         partial(actions.action_overlay, overlay=Overlay.CAPTURE),
         when.OVERVIEWS,
         brief="what was read last",
     ),
-    Key(
+    _stacks(
         "looks",
-        ("m",),
-        ("m",),
-        _SECTION,
+        "m",
         f"{ask_dump.LOOKS} looks {ask_dump.LOOKS_EVERY_S:g} s apart: what moves, what is frozen",
         Ask(ask_dump.ask_looks),
         when.LIVE_STACKS,
-        "3 looks",
-        2,
+        ("3 looks", 2),
         brief=_DEEPER,
     ),
-    Key(
+    _stacks(
         "native",
-        ("N",),
-        ("N",),
-        _SECTION,
+        "N",
         "read the C frames too, with a stop of every process shown; says its price, N again does it",
         Ask(ask_dump.ask_native),
         when.STOPPING_STACKS,
         brief=_DEEPER,
     ),
-    Key(
+    _stacks(
         "variables",
-        ("L",),
-        ("L",),
-        _SECTION,
+        "L",
         "read the variables of your own frames too; nothing is stopped; says its price, L again does it",
         Ask(ask_dump.ask_variables),
         when.LIVE_STACKS,
         brief=_DEEPER,
     ),
-    Key(
+    _stacks(
         "turn-stack",
-        ("enter",),
-        ("enter",),
-        _SECTION,
+        "enter",
         "open or close the group under the cursor",
         stack_rows.action_fold,
         when.IN_GROUPS,
-        "open",
-        2,
+        ("open", 2),
         brief=_FOLD,
     ),
-    Key(
+    _stacks(
         "open-stack",
-        ("right",),
-        ("right",),
-        _SECTION,
+        "right",
         "open the group under the cursor, then go into its stack",
         partial(stack_rows.action_fold, opens=True),
         when.IN_GROUPS,
         brief=_FOLD,
     ),
-    Key(
+    _stacks(
         "close-stack",
-        ("left",),
-        ("left",),
-        _SECTION,
+        "left",
         "go back to the group of this line, then close it",
         partial(stack_rows.action_fold, opens=False),
         when.IN_GROUPS,
         brief=_FOLD,
     ),
-    Key(
+    _stacks(
         "tree",
-        ("T",),
-        ("T",),
-        _SECTION,
+        "T",
         "merge the stacks of all threads into a tree, and back",
         stack_rows.action_tree,
         when.DUMPED_STACKS,
-        "tree",
-        6,
+        ("tree", 6),
         brief="as a tree, with all frames",
     ),
-    Key(
+    _stacks(
         "whole",
-        ("w",),
-        ("w",),
-        _SECTION,
+        "w",
         "every frame of a stack, also those of libraries, and back",
         stack_rows.action_whole,
         when.DUMPED_STACKS,
-        "all frames",
-        6,
+        ("all frames", 6),
         brief="as a tree, with all frames",
     ),
-    Key(
+    _stacks(
         "edit",
-        ("o",),
-        ("o",),
-        _SECTION,
+        "o",
         "open $VISUAL or $EDITOR at the line under the cursor",
         Effect.EDIT,
         when.FRAMED,
-        "editor",
-        2,
+        ("editor", 2),
         brief="$EDITOR at this line",
     ),
-    Key(
+    _stacks(
         "copy-dump",
-        ("y",),
-        ("y",),
-        _SECTION,
+        "y",
         "copy all stacks, all hot functions, or what came of a capture, as text",
         Effect.COPY_RESULT,
         when.DUMPED,
-        "copy",
-        4,
+        ("copy", 4),
         brief="copy all of it as text",
     ),
-    Key(
+    _stacks(
         "stop-and-read",
-        ("R",),
-        ("R",),
-        _SECTION,
+        "R",
         "read with a stop what could not be read without; says its price, R again does it",
         Ask(ask_dump.ask_stop),
         when.STOPPABLE,
-        "retry",
-        1,
+        ("retry", 1),
         brief="retry with a stop; asks first",
-    ),
-)
-
-BUNDLE_KEYS: tuple[Key, ...] = (
-    Key(
-        "bundle",
-        ("b",),
-        ("b",),
-        "Copying",
-        "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
-        Ask(ask_bundle.ask_bundle),
-        when.ALIVE,
-        brief="a bundle for a ticket",
     ),
 )

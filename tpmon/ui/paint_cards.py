@@ -6,16 +6,12 @@ from collections.abc import Callable
 
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance, name_recovery
 from tpmon.model.known import Known, Missing, is_known, map_known
-from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.model.units import format_bytes, format_seconds, say_pct
 from tpmon.ui.cells import cut
 from tpmon.ui.marks import age_of, card_ink, list_held
 from tpmon.ui.paint_gpus import order_cards, write_pids
 from tpmon.ui.table import explain, paint_pairs, show
 from tpmon.ui.view import Ink, Line, ViewState
-
-
-def _pct(value: float) -> str:
-    return f"{format_pct(value)} %"
 
 
 def _watts(value: float) -> str:
@@ -52,11 +48,11 @@ def describe_card(view: ViewState, card: GpuSample) -> list[tuple[str, str]]:
     return [
         ("state", f"{card.state.value}, last answer {format_seconds(age_of(view, card.age_s))} ago"),
         ("SM busy (NVML)", _busy(card)),
-        ("SM active (GPM)", explain(card.sm_active_pct, _pct)),
-        ("occupancy", explain(card.occupancy_pct, _pct)),
-        ("tensor cores", explain(card.tensor_pct, _pct)),
-        ("DRAM", explain(card.dram_pct, _pct)),
-        ("memory busy", explain(card.memory_busy_pct, _pct)),
+        ("SM active (GPM)", explain(card.sm_active_pct, say_pct)),
+        ("occupancy", explain(card.occupancy_pct, say_pct)),
+        ("tensor cores", explain(card.tensor_pct, say_pct)),
+        ("DRAM", explain(card.dram_pct, say_pct)),
+        ("memory busy", explain(card.memory_busy_pct, say_pct)),
         ("memory used", _pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)),
         ("power", _power(card)),
         ("SM clock", _pair(card.sm_clock_mhz, card.sm_clock_max_mhz, _mhz)),
@@ -82,10 +78,10 @@ def _busy(card: GpuSample) -> str:
     if not is_known(card.sm_pct):
         return f"? {card.sm_pct.reason}"
     if not card.sm_samples:
-        return f"{_pct(card.sm_pct)}, one-shot value"
-    idle = explain(map_known(lambda ratio: 100 * ratio, card.sm_idle_ratio), _pct)
-    busy = explain(map_known(lambda ratio: 100 * ratio, card.sm_busy_ratio), _pct)
-    return f"{_pct(card.sm_pct)}, mean of {card.sm_samples} samples, {idle} of them idle, {busy} busy"
+        return f"{say_pct(card.sm_pct)}, one-shot value"
+    idle = explain(map_known(lambda ratio: 100 * ratio, card.sm_idle_ratio), say_pct)
+    busy = explain(map_known(lambda ratio: 100 * ratio, card.sm_busy_ratio), say_pct)
+    return f"{say_pct(card.sm_pct)}, mean of {card.sm_samples} samples, {idle} of them idle, {busy} busy"
 
 
 def _power(card: GpuSample) -> str:
@@ -101,7 +97,7 @@ def _temperatures(card: GpuSample) -> str:
 def _throttle(card: GpuSample) -> str:
     if isinstance(card.throttle_known, Missing):
         return f"? {card.throttle_known.reason}"
-    told = [f"{one.reason} {_pct(one.pct)} of the window ({one.source})" for one in card.throttle_shares]
+    told = [f"{one.reason} {say_pct(one.pct)} of the window ({one.source})" for one in card.throttle_shares]
     told += [f"{reason} now" for reason in card.throttle]
     return ("! " if list_held(card) else "") + ", ".join(told) if told else "nothing"
 
@@ -117,7 +113,7 @@ def _pcie(card: GpuSample) -> str:
 
 def _instance(one: MigInstance) -> str:
     memory = _pair(one.memory_used_bytes, one.memory_total_bytes, format_bytes)
-    return f"{memory}, SM active {explain(one.sm_active_pct, _pct)}"
+    return f"{memory}, SM active {explain(one.sm_active_pct, say_pct)}"
 
 
 def _processes(card: GpuSample) -> str:

@@ -9,7 +9,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ProcessSample, Role
-from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.units import format_bytes, format_rate, format_seconds, say_bytes_s, say_pct, say_ratio
 from tpmon.ui.gauges import list_gauges
 from tpmon.ui.marks import age_of, is_old
 from tpmon.ui.paint_cpu import paint_gauge, thin
@@ -23,24 +23,12 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 """What sizes the pools of torch, numpy and numexpr where the script does not."""
 
 
-def _pct(ratio: float) -> str:
-    return f"{format_pct(100 * ratio)} %"
-
-
-def _plain_pct(value: float) -> str:
-    return f"{format_pct(value)} %"
-
-
 def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
 def _times(value: float) -> str:
     return f"{value:.2f}x"
-
-
-def _rate(value: float) -> str:
-    return f"{format_bytes(value)}/s"
 
 
 def _cpu_pairs(frame: Frame) -> Pairs:
@@ -54,12 +42,12 @@ def _cpu_pairs(frame: Frame) -> Pairs:
         ("pools runnable", explain(cpu.pool_runnable, lambda v: f"{v:.2f} threads")),
         ("pools / budget", explain(cpu.oversubscription, _times)),
         ("largest pool", explain(cpu.pool, _pool)),
-        ("waiting share", explain(cpu.run_delay_ratio, _pct)),
-        ("throttled periods", explain(cpu.throttled_ratio, _pct)),
+        ("waiting share", explain(cpu.run_delay_ratio, say_ratio)),
+        ("throttled periods", explain(cpu.throttled_ratio, say_ratio)),
         ("throttled CPU s/s", explain(cpu.throttled_s, _number)),
-        ("PSI cpu some", explain(cpu.psi_some_pct, _plain_pct)),
+        ("PSI cpu some", explain(cpu.psi_some_pct, say_pct)),
         ("host used", explain(cpu.host_used_cores, lambda v: f"{v:.2f} of {cpu.host_cores} CPUs")),
-        ("host steal", explain(cpu.host_steal_pct, _plain_pct)),
+        ("host steal", explain(cpu.host_steal_pct, say_pct)),
         ("host load", explain(cpu.host_load, _number)),
     ]
 
@@ -78,13 +66,13 @@ def _memory_pairs(frame: Frame) -> Pairs:
         ("used", explain(memory.used_bytes, format_bytes)),
         ("limit", f"{explain(memory.limit_bytes, format_bytes)}  ({memory.limit_source})"),
         ("anonymous", f"{explain(memory.anon_bytes, format_bytes)}  ({memory.anon_source})"),
-        ("  growth", explain(memory.anon_growth_bytes_s, _rate)),
+        ("  growth", explain(memory.anon_growth_bytes_s, say_bytes_s)),
         ("sum of RSS", f"{explain(memory.rss_bytes, format_bytes)}  ({shared})"),
         ("swap", explain(memory.swap_bytes, format_bytes)),
         ("OOM kills", explain(memory.oom_kills, str)),
-        ("refaults", explain(memory.refault_bytes_s, _rate)),
+        ("refaults", explain(memory.refault_bytes_s, say_bytes_s)),
         ("major faults", explain(memory.major_faults_s, lambda v: f"{format_rate(v)}/s")),
-        ("PSI memory some", explain(memory.psi_some_pct, _plain_pct)),
+        ("PSI memory some", explain(memory.psi_some_pct, say_pct)),
         ("host available", explain(memory.host_available_bytes, format_bytes)),
         ("host total", explain(memory.host_total_bytes, format_bytes)),
         ("shared memory", explain(memory.shm, _shm)),
@@ -102,7 +90,7 @@ def _loader_pair(loader: LoaderSample) -> tuple[str, str]:
     idle = sum(is_known(queue.pending_bytes) and queue.pending_bytes == 0 for queue in loader.queues)
     told = [
         explain(loader.ready_batches, lambda v: f"{v:.1f} batches ready"),
-        f"empty in {explain(loader.empty_ratio, _pct)} of {loader.looks} looks",
+        f"empty in {explain(loader.empty_ratio, say_ratio)} of {loader.looks} looks",
         f"{idle} of {loader.workers} workers without work",
     ]
     if loader.births:
@@ -136,7 +124,7 @@ def _ago(seconds: Known[float]) -> str:
 
 def _interface_pair(one: NetworkSample) -> tuple[str, str]:
     used = "  (the job's)" if is_known(one.used_by_job) and one.used_by_job else ""
-    moved = f"in {explain(one.receive_bytes_s, _rate)}, out {explain(one.send_bytes_s, _rate)}"
+    moved = f"in {explain(one.receive_bytes_s, say_bytes_s)}, out {explain(one.send_bytes_s, say_bytes_s)}"
     lost = f"errors {explain(one.errors_s, format_rate)}/s, drops {explain(one.drops_s, format_rate)}/s"
     return one.interface, f"{moved}, {lost}{used}"
 
@@ -183,7 +171,7 @@ def _count_ranks(value: str, count: int) -> str:
 def _own_pairs(frame: Frame) -> Pairs:
     own = frame.self_
     return [
-        ("CPU", f"{explain(own.cpu_pct, _plain_pct)} of one core, {own.tick_ms:.1f} ms for this reading"),
+        ("CPU", f"{explain(own.cpu_pct, say_pct)} of one core, {own.tick_ms:.1f} ms for this reading"),
         (
             "memory",
             f"{explain(own.rss_bytes, format_bytes)}, children {format_bytes(own.children_rss_bytes)}",

@@ -11,7 +11,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.hook_words import describe_settings, say_device
 from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
-from tpmon.model.units import format_bytes, format_moment, format_pct, format_rate, format_seconds
+from tpmon.model.units import format_bytes, format_moment, format_rate, format_seconds, say_bytes_s, say_pct
 from tpmon.ui.cells import cut, fit_line, pad, pad_line, width_of, wrap_words
 from tpmon.ui.paint_cards import describe_card
 from tpmon.ui.paint_ranks import join_ranks, waiting_pct, write_state
@@ -142,13 +142,6 @@ def paint_details(view: ViewState, width: int) -> list[Line]:
 
 def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, str]]:
     """Return everything known of one process as labels and values."""
-
-    def rate(value: float) -> str:
-        return f"{format_bytes(value)}/s"
-
-    def pct(value: float) -> str:
-        return f"{format_pct(value)} %"
-
     owner = ""
     if is_known(process.rank_pid):
         owner = f", belongs to rank process {process.rank_pid}"
@@ -162,9 +155,9 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("  unchanged for", explain(process.waits_unchanged_s, format_seconds)),
         ("  wchan", explain(process.wchan, str)),
         ("  syscall", explain(process.syscall, str)),
-        ("CPU", explain(process.cpu_pct, lambda v: f"{pct(v)} of one CPU")),
+        ("CPU", explain(process.cpu_pct, lambda v: f"{say_pct(v)} of one CPU")),
         ("runnable", explain(process.runnable, lambda v: f"{v:.2f} threads")),
-        ("  waiting", explain(waiting_pct(process), lambda v: f"{pct(v)} of that waits for a CPU")),
+        ("  waiting", explain(waiting_pct(process), lambda v: f"{say_pct(v)} of that waits for a CPU")),
         ("threads", f"{process.threads}, busy {explain(process.busy_threads, str)}"),
         *((f"  {group.kind.value}", _describe_group(group)) for group in process.thread_groups),
         ("switches", explain(process.switches_s, lambda v: f"{format_rate(v)}/s")),
@@ -172,11 +165,11 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("PSS", _describe_pss(process)),
         (
             "read(2)",
-            explain(process.asked_read_bytes_s, lambda v: f"{rate(v)}, with page cache"),
+            explain(process.asked_read_bytes_s, lambda v: f"{say_bytes_s(v)}, with page cache"),
         ),
-        ("write(2)", explain(process.asked_write_bytes_s, rate)),
-        ("from disks", explain(process.device_read_bytes_s, rate)),
-        ("to disks", explain(process.device_write_bytes_s, rate)),
+        ("write(2)", explain(process.asked_write_bytes_s, say_bytes_s)),
+        ("from disks", explain(process.device_read_bytes_s, say_bytes_s)),
+        ("to disks", explain(process.device_write_bytes_s, say_bytes_s)),
         ("minor faults", explain(process.minor_faults_s, lambda v: f"{format_rate(v)}/s")),
         ("major faults", explain(process.major_faults_s, lambda v: f"{format_rate(v)}/s")),
     ]

@@ -62,6 +62,17 @@ def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
     return [tuple(line) for line in lines]
 
 
+def list_head(finding: Finding, since: str, share: str) -> list[Span]:
+    """Return the pieces of the first lines: word, cause, confidence, since when, what it costs."""
+    return [
+        (name_kind(finding), kind_ink(finding)),
+        (name_cause(finding), Ink.STRONG),
+        (say_confidence(finding), Ink.PLAIN),
+        (since, Ink.PLAIN),
+        (share, Ink.PLAIN),
+    ]
+
+
 def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
     """Paint word, cause, confidence, since when and, where it takes no further line, what it costs.
 
@@ -74,14 +85,7 @@ def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
     share = say_share(finding)
 
     def lay(since: str, share: str) -> list[Line]:
-        items: list[Span] = [
-            (name_kind(finding), kind_ink(finding)),
-            (name_cause(finding), Ink.STRONG),
-            (say_confidence(finding), Ink.PLAIN),
-            (since, Ink.PLAIN),
-            (share, Ink.PLAIN),
-        ]
-        return flow(items, width, gap)
+        return flow(list_head(finding, since, share), width, gap)
 
     least = lay(short, "")
     richer = (lay(whole, share), lay(short, share))

@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Finding
-from tpmon.model.verdict_words import (
-    list_also,
-    name_cause,
-    name_kind,
-    say_ceiling,
-    say_confidence,
-    say_share,
-    say_since_in_full,
-    say_value,
-)
+from tpmon.model.verdict_words import list_also, say_ceiling, say_share, say_since_in_full, say_value
 from tpmon.ui.cells import CUT_MARK, cut, fit_line, width_of, wrap_all, wrap_indented
 from tpmon.ui.evidence import fit_widths, say_age, write_reading
 from tpmon.ui.moments import say_moment
-from tpmon.ui.paint_verdict import TRY, flow, kind_ink, paint_try
-from tpmon.ui.view import Ink, Line, Span, ViewState
+from tpmon.ui.paint_verdict import TRY, flow, list_head, paint_try
+from tpmon.ui.view import Ink, Line, ViewState
 
 
 def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
@@ -51,14 +42,8 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
 
 
 def _paint_whole_head(frame: Frame, finding: Finding, width: int) -> list[Line]:
-    items: list[Span] = [
-        (name_kind(finding), kind_ink(finding)),
-        (name_cause(finding), Ink.STRONG),
-        (say_confidence(finding), Ink.PLAIN),
-        (say_since_in_full(finding, frame.taken), Ink.PLAIN),
-        (say_share(finding), Ink.PLAIN),
-    ]
-    lines = flow(items, width, 2)
+    head = list_head(finding, say_since_in_full(finding, frame.taken), say_share(finding))
+    lines = flow(head, width, 2)
     return lines + [((f" {text}", Ink.PLAIN),) for text in wrap_all(finding.summary, max(8, width - 2))]
 
 

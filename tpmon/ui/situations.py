@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from tpmon.model.capture_choice import Change, fewer_steps, more_steps, next_kind, other_ranks
-from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
-from tpmon.ui import ask_capture
+from tpmon.ui import ask_capture, key_table
 from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
 from tpmon.ui.ask_dump import has_ended, list_stoppable
 from tpmon.ui.ask_sample import is_running
 from tpmon.ui.stack_rows import frame_under_cursor, list_rows, shown_dump
 from tpmon.ui.view import Overlay, Pane, ViewState
 
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """Hold a test of the ViewState and its words."""
-
-    holds: Callable[[ViewState], bool]
-    words: str
+Situation = key_table.Situation[ViewState]
 
 
 def _no_typing(view: ViewState) -> bool:

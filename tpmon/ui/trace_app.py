@@ -18,13 +18,13 @@ from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.model.units import clean_text
 from tpmon.ui import editor
 from tpmon.ui import trace_actions as actions
+from tpmon.ui.key_table import ByDigit
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.paint_timeline import count_cells
 from tpmon.ui.paint_trace import page_of_trace, paint_trace
 from tpmon.ui.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
-from tpmon.ui.trace_situations import OpenTab
 from tpmon.ui.trace_view import WHOLE, Grouping, Subject, Tab, TraceControls, TraceOverlay, TraceView
 
 
@@ -101,8 +101,8 @@ class TraceApp(Shell):
         elif isinstance(key.deed, Move):
             page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
             view = actions.action_move(view, key.deed, page, limit)
-        elif isinstance(key.deed, OpenTab):
-            view = actions.action_tab(view, view.subject.tabs[int(name) - 1])
+        elif isinstance(key.deed, ByDigit):
+            view = key.deed.act(view, int(name))
         else:
             view = key.deed(view)
         if view.message:

@@ -12,268 +12,239 @@ from functools import partial
 from tpmon.model.known import Missing
 from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
+from tpmon.ui.key_table import ByDigit, find_in, list_help, list_moves, list_steps, list_stops, say_why_not
 from tpmon.ui.lines import KeyHelp
 from tpmon.ui.moves import Effect
-from tpmon.ui.trace_keys_rows import BACK, ROW_KEYS
-from tpmon.ui.trace_situations import OpenTab, TraceKey, TraceSituation
+from tpmon.ui.trace_situations import TraceKey
 from tpmon.ui.trace_view import TraceOverlay, TraceView
 
-_TPMON, _TAB, _TIME = "Trace", "Trace: tabs", "Trace: timeline"
-_ALONG = "next, previous step or part"
+_TAB, _TIME, _ROW = "Trace: tabs", "Trace: timeline", "Trace: rows"
+_BACK = "close, back, clear filter"
 _ZOOM = "closer, wider, all steps"
-_NEXT = "next tab, previous"
-_FILE = "next file, previous"
 
 
-def _open(
-    name: str, digits: str, text: str, situation: TraceSituation, *, footer: str, brief: str
-) -> TraceKey:
-    keys = tuple(str(digit) for digit in range(int(digits[0]), int(digits[-1]) + 1))
-    return TraceKey(name, keys, (digits,), _TAB, text, OpenTab(), situation, footer, 3, brief)
+def _open(view: TraceView, digit: int) -> TraceView:
+    return actions.action_tab(view, view.subject.tabs[digit - 1])
 
+
+_trace = partial(TraceKey, "Trace")
+_tab = partial(TraceKey, _TAB)
+_time = partial(TraceKey, _TIME)
+_row = partial(TraceKey, _ROW)
 
 TRACE_KEYS: tuple[TraceKey, ...] = (
-    TraceKey(
-        "quit",
-        ("q",),
-        ("q",),
-        _TPMON,
-        "leave",
-        Effect.QUIT,
-        when.NOT_TYPING,
-        "quit",
-        1,
-        brief="leave",
-    ),
-    TraceKey(
-        "interrupt",
-        ("ctrl+c",),
-        ("ctrl-c",),
-        _TPMON,
-        "leave, also while typing",
-        Effect.QUIT,
-        when.EVER,
-        brief="leave",
-    ),
-    TraceKey(
+    _trace("quit", "q", "leave", Effect.QUIT, when.NOT_TYPING, ("quit", 1), brief="leave"),
+    _trace("interrupt", "ctrl-c", "leave, also while typing", Effect.QUIT, when.EVER, brief="leave"),
+    _trace(
         "help",
-        ("?", "f1"),
-        ("?", "F1"),
-        _TPMON,
+        "? F1",
         "the keys that work now; any other key closes it",
         partial(actions.action_overlay, overlay=TraceOverlay.HELP),
         when.NOT_TYPING,
-        "help",
-        2,
+        ("help", 2),
         brief="these keys; others close it",
     ),
-    TraceKey(
-        "suspend",
-        ("ctrl+z",),
-        ("ctrl-z",),
-        _TPMON,
-        "stop tpmon; fg goes on",
-        Effect.SUSPEND,
-        when.EVER,
-        brief="stop tpmon; fg goes on",
-    ),
-    TraceKey(
-        "redraw",
-        ("ctrl+l",),
-        ("ctrl-l",),
-        _TPMON,
-        "draw all again, after another program wrote here",
-        Effect.REDRAW,
-        when.EVER,
-        brief="draw all again",
-    ),
-    _open(
+    *list_stops("Trace", when.EVER),
+    _tab(
         "tab",
         "1-6",
         "one tab: 1 overview, 2 gaps, 3 ops, 4 kernels, 5 memory, 6 ranks",
+        ByDigit(_open),
         when.OF_TRACE,
-        footer="tab",
+        ("tab", 3),
         brief="one tab",
     ),
-    _open(
+    _tab(
         "against",
         "7",
         "what changed since the other trace",
+        ByDigit(_open),
         when.COMPARED,
-        footer="against",
+        ("against", 3),
         brief="what changed",
     ),
-    _open(
+    _tab(
         "snapshot-tab",
         "1-4",
         "one tab: 1 overview, 2 live (by stack), 3 peak, 4 oom (requests that failed)",
+        ByDigit(_open),
         when.OF_SNAPSHOT,
-        footer="tab",
+        ("tab", 3),
         brief="one tab",
     ),
-    TraceKey(
-        "next-tab",
-        ("tab",),
-        ("tab",),
+    *list_steps(
         _TAB,
-        "next tab",
-        partial(actions.action_next_tab, step=1),
-        when.TABS,
-        "next tab",
-        10,
-        brief=_NEXT,
+        ("next-tab", "tab", "next tab"),
+        ("previous-tab", "shift-tab", "previous tab"),
+        actions.action_next_tab,
+        when=when.TABS,
+        footer=("next tab", 10),
+        brief="next tab, previous",
     ),
-    TraceKey(
-        "previous-tab",
-        ("shift+tab",),
-        ("shift-tab",),
+    *list_steps(
         _TAB,
-        "previous tab",
-        partial(actions.action_next_tab, step=-1),
-        when.TABS,
-        brief=_NEXT,
+        ("next-file", ">", "the next file, of the next rank"),
+        ("previous-file", "<", "the file before"),
+        actions.action_next_file,
+        when=when.FILES,
+        footer=("next file", 6),
+        brief="next file, previous",
     ),
-    TraceKey(
-        "next-file",
-        (">",),
-        (">",),
-        _TAB,
-        "the next file, of the next rank",
-        partial(actions.action_next_file, step=1),
-        when.FILES,
-        "next file",
-        6,
-        brief=_FILE,
-    ),
-    TraceKey(
-        "previous-file",
-        ("<",),
-        ("<",),
-        _TAB,
-        "the file before",
-        partial(actions.action_next_file, step=-1),
-        when.FILES,
-        brief=_FILE,
-    ),
-    TraceKey(
+    _tab(
         "close",
-        ("escape",),
-        ("esc",),
-        _TAB,
+        "esc",
         "close what lies over the tabs; the filter line loses its text",
         actions.action_close,
         when.OVER,
-        "close",
-        1,
-        brief=BACK,
+        ("close", 1),
+        brief=_BACK,
     ),
-    TraceKey(
-        "along",
-        ("right", "]"),
-        ("right", "]"),
+    *list_steps(
         _TIME,
-        "the next step; of all steps the first one, of a part the next part",
-        partial(actions.action_along, step=1),
-        when.WALKED,
-        "next step",
-        5,
-        brief=_ALONG,
+        ("along", "right ]", "the next step; of all steps the first one, of a part the next part"),
+        ("back", "left [", "the step before; of all steps the last one, of a part the part before"),
+        actions.action_along,
+        when=when.WALKED,
+        footer=("next step", 5),
+        brief="next, previous step or part",
     ),
-    TraceKey(
-        "back",
-        ("left", "["),
-        ("left", "["),
-        _TIME,
-        "the step before; of all steps the last one, of a part the part before",
-        partial(actions.action_along, step=-1),
-        when.WALKED,
-        brief=_ALONG,
-    ),
-    TraceKey(
+    _time(
         "closer",
-        ("+", "="),
-        ("+",),
-        _TIME,
+        "+",
         "half of the steps that are drawn, then half of a step",
         actions.action_closer,
         when.DRAWN,
-        "closer",
-        6,
+        ("closer", 6),
         brief=_ZOOM,
     ),
-    TraceKey(
-        "wider",
-        ("-",),
-        ("-",),
-        _TIME,
-        "twice as much",
-        actions.action_wider,
-        when.PARTLY,
-        "wider",
-        6,
-        brief=_ZOOM,
-    ),
-    TraceKey(
-        "whole",
-        ("0",),
-        ("0",),
-        _TIME,
-        "all steps",
-        actions.action_whole,
-        when.PARTLY,
-        "all steps",
-        6,
-        brief=_ZOOM,
-    ),
-    TraceKey(
+    _time("wider", "-", "twice as much", actions.action_wider, when.PARTLY, ("wider", 6), brief=_ZOOM),
+    _time("whole", "0", "all steps", actions.action_whole, when.PARTLY, ("all steps", 6), brief=_ZOOM),
+    _time(
         "device",
-        ("n",),
-        ("n",),
-        _TIME,
+        "n",
         "the timeline of the next device",
         actions.action_next_device,
         when.LANES,
-        "next GPU",
-        8,
+        ("next GPU", 8),
         brief="the next device",
     ),
-    *ROW_KEYS,
+    *list_moves(_ROW, when.NOT_TYPING),
+    _row(
+        "enter",
+        "enter",
+        "everything about the row; of bytes their stack, of a rank its trace, of a step its timeline",
+        actions.action_enter,
+        when.ROWS,
+        ("open", 4),
+        brief="all about it; a rank, a step",
+    ),
+    _row(
+        "edit",
+        "o",
+        "open $VISUAL or $EDITOR at the line of Python that called it, or at the frame",
+        Effect.EDIT,
+        when.FINDABLE,
+        ("editor", 4),
+        brief="$EDITOR at its line",
+    ),
+    _row(
+        "copy",
+        "y",
+        "copy the row or paragraph under the cursor, whole",
+        Effect.COPY_RESULT,
+        when.NOT_TYPING,
+        ("copy", 5),
+        brief="copy it, whole",
+    ),
+    _row(
+        "copy-screen",
+        "Y",
+        "copy the whole screen as text",
+        Effect.COPY_SCREEN,
+        when.NOT_TYPING,
+        brief="copy the whole screen",
+    ),
+    _row(
+        "sort",
+        "s",
+        "sort by the next column",
+        actions.action_sort_next,
+        when.SORTABLE,
+        ("sort", 9),
+        brief="sort: next, reversed",
+    ),
+    _row(
+        "reverse",
+        "S",
+        "reverse the order",
+        actions.action_reverse,
+        when.SORTABLE,
+        brief="sort: next, reversed",
+    ),
+    _row(
+        "group",
+        "a",
+        "operators by name, by input shapes, by line of the program",
+        actions.action_group,
+        when.GROUPED,
+        ("by shape", 4),
+        brief="by name, shapes, line",
+    ),
+    *list_steps(
+        _ROW,
+        ("next-table", "}", "the next table of the tab"),
+        ("previous-table", "{", "the table before"),
+        actions.action_next_table,
+        when=when.SEVERAL,
+        footer=("next table", 10),
+        brief="next table, previous",
+    ),
+    _row(
+        "filter",
+        "/",
+        "show only rows with this text; a leading ! shows the others",
+        partial(actions.action_overlay, overlay=TraceOverlay.FILTER),
+        when.TABLES,
+        ("filter", 8),
+        brief="only rows with a text",
+    ),
+    _row("filter-keep", "enter", "keep the filter", actions.action_filter_keep, when.TYPING, ("keep", 1)),
+    _row("filter-erase", "backspace", "erase a character", actions.action_filter_erase, when.TYPED),
+    _row(
+        "filter-clear",
+        "esc",
+        "clear the filter",
+        actions.action_filter_clear,
+        when.FILTERED,
+        ("no filter", 9),
+        brief=_BACK,
+    ),
 )
 
 
 def find_trace_key(name: str, view: TraceView) -> TraceKey | None:
     """Return the row of the table that the pressed key means now, if any."""
-    return next((key for key in TRACE_KEYS if name in key.keys and key.when.holds(view)), None)
+    return find_in(TRACE_KEYS, name, view)
 
 
 def say_trace_unused(name: str, view: TraceView) -> str:
     """Say why a key did nothing; "" for keys without a letter."""
-    if len(name) != 1 or not name.isprintable():
-        return ""
-    shown = "space" if name == " " else name
-    where = tuple(dict.fromkeys(key.when.words for key in TRACE_KEYS if name in key.keys))
-    if not where:
-        return f"{shown} has no meaning, ? shows the keys"
-    if name in ("+", "=", "[", "]", "0", "-") and isinstance(view.timeline, Missing):
-        return view.timeline.reason
-    return f"{name} works {where[0]}" if len(where) == 1 else f"{name} does nothing here, ? shows what does"
+    lost = view.timeline
+    of_time = name in ("+", "=", "[", "]", "0", "-")
+    return say_why_not(TRACE_KEYS, name, lost.reason if of_time and isinstance(lost, Missing) else "")
 
 
 def trace_keys_shown(view: TraceView) -> tuple[KeyHelp, ...]:
     """Return what works now, in the order of the table; with the help open also what works below it."""
     below = replace(view, overlay=TraceOverlay.NONE) if view.overlay is TraceOverlay.HELP else view
-    working = [(key, key.when.holds(view)) for key in TRACE_KEYS]
-    working = [(key, now) for key, now in working if now or key.when.holds(below)]
+    working = list_help(TRACE_KEYS, view, below)
     # The three share a line of the help, which must not promise the one that does nothing now.
-    zoom = ", ".join(key.footer for key, _now in working if key.brief == _ZOOM)
+    zoom = ", ".join(key.footer for key in working if key.brief == _ZOOM)
     return tuple(
-        KeyHelp(
-            key.shown,
-            key.help,
-            key.section.removeprefix("Trace: ").capitalize(),
-            key.footer,
-            key.priority if now else 0,
-            zoom if key.brief == _ZOOM else key.brief,
+        replace(
+            key,
+            section=key.section.removeprefix("Trace: ").capitalize(),
+            brief=zoom if key.brief == _ZOOM else key.brief,
         )
-        for key, now in working
+        for key in working
     )

@@ -17,22 +17,7 @@ from tpmon.model.sample import SampleRequest
 from tpmon.model.window import Pulse
 from tpmon.ui.lines import Ink, KeyHelp, Line, Size, Span
 
-__all__ = [
-    "OTHER_THREADS",
-    "WHOLE_GROUP",
-    "Ink",
-    "KeyHelp",
-    "Line",
-    "Overlay",
-    "Pane",
-    "Price",
-    "Size",
-    "SortBy",
-    "Span",
-    "StackRow",
-    "StacksView",
-    "ViewState",
-]
+__all__ = ["Ink", "KeyHelp", "Line", "Size", "Span"]  # beside what is made here
 
 
 class Pane(IntEnum):
