@@ -93,11 +93,6 @@ class Picture:
             return seen.thread.state not in ("R", "?")
         return trait.used_s <= RESTS_RATIO * self.seconds and not trait.ready
 
-    def never_ran(self, seen: Seen) -> bool:
-        """Tell whether a thread did not get a CPU at all between the looks: its wait never ended."""
-        trait = self.trait_of(seen)
-        return trait is not None and trait.used_s == 0.0
-
     def goes_round(self, seen: Seen) -> bool:
         """Tell whether a thread runs in one function alone, and is no long call of a C library.
 

@@ -78,11 +78,6 @@ class Starved:
         """Return the workers that are there now, of the loader that feeds the rank."""
         return self.rank.feeders
 
-    @property
-    def has_slow_workers(self) -> Known[bool]:
-        """Tell whether the workers have work most of the time."""
-        return map_known(lambda idle: idle < IDLE_WORKERS, self.idle)
-
 
 Starvation = Union[Starved, Cleared, Unsure]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,3 @@ class StackSlice:
     stacks: tuple[StackCount, ...]
     loop_tid: Applicable[int] = NOT_APPLICABLE
     """The thread among them that runs the training loop, where that is not the main thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackSource:
-    """Say what the stack sampler did: slices taken, and why none could be."""
-
-    slices: int
-    refused: Known[str]
-    """"" while sampling works; else Missing with the reason."""

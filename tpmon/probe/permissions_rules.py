@@ -275,9 +275,3 @@ def check_profile(proc: str = PROC) -> Check:
 def check_perf(proc: str = PROC) -> Check:
     """Read and judge kernel.perf_event_paranoid."""
     return judge_perf(read_number(f"{proc}/sys/kernel/perf_event_paranoid", "no such file"), read_own(proc))
-
-
-def may_read_log(restrict: Known[int], own: Own) -> bool:
-    """Tell by its setting whether the kernel log is open to tpmon."""
-    closed = is_known(restrict) and restrict > 0
-    return not closed or any(parse_capability(own.status, number) for number in (CAP_SYSLOG, CAP_SYS_ADMIN))

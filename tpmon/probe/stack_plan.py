@@ -151,11 +151,6 @@ class StackPlan:
         is_lone = self.pace is Pace.SETTLED and len(self._ranks()) == 1
         return BUDGET_MS_PER_S * (LEAST if is_lone else LESS)
 
-    @property
-    def credit_ms(self) -> float:
-        """Return the CPU that may be used now; below 0 the plan waits."""
-        return self._credit_ms
-
     def set_pace(self, pace: Pace) -> bool:
         """Set how much may be spent; tells whether more may be than before, so that a turn may be due.
 
