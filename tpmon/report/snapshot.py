@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 
 from tpmon.model.known import is_known
@@ -20,6 +18,7 @@ from tpmon.model.snapshot_words import (
     say_pieces,
 )
 from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.csv_rows import write_csv_rows
 from tpmon.report.table import lay_columns, lay_paragraph
 
 SNAPSHOT_TABLES = ("devices", "live", "peak", "oom")
@@ -82,14 +81,13 @@ def _write_stacks(stacks: Sequence[StackBytes], top: int) -> list[str]:
 
 def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
     """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("path", "device", *_HEADERS[table]))
-    for file in report.files:
-        for device in file.devices:
-            for row in _rows(device, table):
-                writer.writerow([_safe(cell) for cell in (file.path, device.device, *row)])
-    return out.getvalue().splitlines()
+    rows = (
+        (file.path, device.device, *row)
+        for file in report.files
+        for device in file.devices
+        for row in _rows(device, table)
+    )
+    return write_csv_rows(("path", "device", *_HEADERS[table]), rows)
 
 
 _STACK_HEADERS = ("bytes", "requested_bytes", "blocks", "line", "frames")
@@ -134,10 +132,3 @@ def _rows(device: DeviceSnapshot, table: str) -> Iterable[tuple[object, ...]]:
 
 def _join(frames: Sequence[str]) -> str:
     return ";".join(frame.replace(";", ",") for frame in frames)
-
-
-def _safe(value: object) -> object:
-    """Keep a name from being a formula where the file is opened in a spreadsheet."""
-    if not is_known(value):
-        return ""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
