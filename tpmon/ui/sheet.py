@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, Union
 
+from tpmon.model.columns import Figure, Figures, Where
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.trace_words import NA, ms_of_us
@@ -164,6 +166,36 @@ def fit_column(
     return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
 
 
+def list_columns(figures: Figures[Row], rows: Sequence[Row], unknown: str = "") -> tuple[Column[Row], ...]:
+    """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
+
+    def column(one: Figure[Row]) -> Column[Row]:
+        def read(row: Row) -> str:
+            return unknown if unknown and not is_known(one.read(row)) else one.tell(row)
+
+        if one.width:
+            return Column(one.head, one.width, one.keep, read, right=not one.left, grows=one.grows)
+        return fit_column(one.head, one.keep, read, rows, right=not one.left)
+
+    return tuple(column(one) for one in figures if one.where is not Where.TEXT)
+
+
+def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:
+    """Return what the rows of a table can be sorted by."""
+    return tuple((one.head, _order_by(one.read)) for one in figures if one.sorts)
+
+
+def _order_by(read: Callable[[Row], object]) -> Callable[[Row], float]:
+    return lambda row: as_number(read(row))
+
+
+def lay_sheet(
+    title: str, figures: Figures[Row], rows: tuple[Row, ...], name: Callable[[Row], str]
+) -> Sheet[Row]:
+    """Make a table of rows with a name that events of the trace have."""
+    return Sheet(title, list_columns(figures, rows), rows, name, list_orders(figures), findable=True)
+
+
 def as_number(value: object) -> float:
     """Return what rows are sorted by: what is not known comes last."""
     return float(value) if isinstance(value, (int, float)) else float("-inf")
@@ -239,7 +271,7 @@ def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:
         tuple(columns),
         tuple(rows),
         lambda row: _cell(name, row),
-        tuple((_head(one), _order(one)) for one in shown if one not in texts),
+        tuple((_head(one), _order_by(attrgetter(one))) for one in shown if one not in texts),
         source=(lambda row: _cell(source, row)) if source else (lambda row: _cell(name, row)),
         findable=name in ("name", "operator"),
     )
@@ -254,10 +286,6 @@ def _plain_column(name: str, place: int, rows: Sequence[Any]) -> Column[Any]:
         return _cell(name, row)
 
     return Column(_head(name), width, place + 1, read, right=not is_text)
-
-
-def _order(name: str) -> Callable[[Any], float]:
-    return lambda row: as_number(getattr(row, name))
 
 
 def _is_nested(value: object) -> bool:

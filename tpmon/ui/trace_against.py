@@ -6,13 +6,12 @@ import os
 
 from tpmon.model.known import is_known
 from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_words import CAUSES, KINDS, NA, ms_of_us
+from tpmon.model.trace_words import CAUSES, KINDS, NA, ms_of_us, shorten_kernel
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import Block, Paragraph, Sheet
 from tpmon.ui.table import Cell, Column, Item
 from tpmon.ui.trace_view import Answer
-from tpmon.ui.trace_words import shorten_kernel
 
 _SHOWN_US = 0.5
 """A change of less is 0.000 ms in the table: neither faster nor slower."""
