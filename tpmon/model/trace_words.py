@@ -9,7 +9,9 @@ from itertools import takewhile
 
 from tpmon.model.known import Applicable, Known, NotApplicable, is_known
 from tpmon.model.trace import Communication, RankRow, RankTable, TraceFile, TraceVerdict
+from tpmon.model.trace_change import Change
 from tpmon.model.trace_gaps import DeviceGaps, LargeGap
+from tpmon.model.trace_tables import PatternRow
 from tpmon.model.units import clean_text, format_bytes
 
 NA = "n/a"
@@ -106,6 +108,17 @@ def say_missing(table: RankTable) -> str:
     """Say of which ranks there is no trace."""
     named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
     return f"no trace of rank {named}"
+
+
+def say_pattern(pattern: PatternRow) -> str:
+    """Say what costs time, and how much."""
+    return f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
+
+
+def name_change(change: Change) -> str:
+    """Name what changed between two traces, a kernel or an operator by its own name."""
+    words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
+    return words.get(change.name, change.name)
 
 
 def say_growth(value: Applicable[int]) -> str:

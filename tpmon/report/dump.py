@@ -20,12 +20,12 @@ from tpmon.model.dump_words import (
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import TreeLine
-from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
 from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_errors import write_errors
 from tpmon.report.dump_tree import write_tree
-from tpmon.report.table import LABEL_WIDTH, WIDTH, count_of, cut, lay_paragraph
+from tpmon.report.table import LABEL_WIDTH, WIDTH, cut, lay_paragraph
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""

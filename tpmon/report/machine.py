@@ -6,10 +6,9 @@ from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
-from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.units import count_of, format_bytes, format_pct, format_rate, format_seconds
 from tpmon.report.table import (
     Reading,
-    count_of,
     lay_columns,
     lay_paragraph,
     lay_phrases,

@@ -19,7 +19,7 @@ from tpmon.model.pace_words import (
     say_times,
 )
 from tpmon.model.process import ProcessSample, RankRow, Role
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
+from tpmon.model.units import count_of, format_bytes, format_clock, format_pct, format_seconds
 from tpmon.report.machine import (
     write_card_cells,
     write_cpu,
@@ -31,7 +31,6 @@ from tpmon.report.machine import (
 from tpmon.report.table import (
     WIDTH,
     Reading,
-    count_of,
     cut,
     lay_columns,
     lay_paragraph,

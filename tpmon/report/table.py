@@ -143,11 +143,6 @@ def sum_known(values: list[float | Missing]) -> float | Missing:
     return values[0]
 
 
-def count_of(number: int, noun: str, nouns: str = "") -> str:
-    """Write a count with its noun: 1 rank, 4 workers; ``nouns`` where several take more than an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {nouns or f'{noun}s'}"
-
-
 class Reading:
     """Turn readings into text and remember the name and reason of each that was not read."""
 

@@ -34,8 +34,8 @@ from tpmon.model.trace_words import (
     say_idle,
     say_missing,
 )
-from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_figures, lay_paragraph
+from tpmon.model.units import clean_text, count_of, format_bytes
+from tpmon.report.table import WIDTH, cut, lay_columns, lay_figures, lay_paragraph
 from tpmon.report.trace_tables import write_curves, write_hot_kernel, write_more, write_patterns, write_rates
 
 TOP = 10

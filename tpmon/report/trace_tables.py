@@ -18,7 +18,7 @@ from tpmon.model.memory_chart import (
 from tpmon.model.trace import KernelRow, TraceFile, TraceReport
 from tpmon.model.trace_columns import ALLOCATIONS, FRAMES, GROUPS, MODULES, PRODUCTS, RANGES, RATES
 from tpmon.model.trace_tables import AllocationRow, PatternRow
-from tpmon.model.trace_words import NA, pct
+from tpmon.model.trace_words import NA, say_pattern
 from tpmon.model.units import clean_text
 from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_figures, lay_paragraph
 
@@ -30,7 +30,7 @@ def write_patterns(patterns: tuple[PatternRow, ...]) -> list[str]:
     """Write what costs time, each with what helps."""
     lines: list[str] = []
     for row in patterns:
-        lines += lay_paragraph("pattern", f"{row.name}, {pct(row.share_pct)} of the window: {row.seen}")
+        lines += lay_paragraph("pattern", say_pattern(row))
         for advice in row.advice:
             lines += lay_paragraph("", f"try: {advice}")
     return lines

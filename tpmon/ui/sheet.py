@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, Union
 
-from tpmon.model.columns import Figure, Figures, Where
+from tpmon.model.columns import Figures
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.trace_words import NA, ms_of_us
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.ui.cells import width_of
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.table import Cell, Column
+from tpmon.ui.table import Cell, Column, list_columns
 
 Row = TypeVar("Row")
 MOST_ROWS = 2000
 _NAME_WIDTH = 16
 _FACT_CHARS = 4000
-_MEASURED_ROWS = 200
 _WORDS = {
     "gb_s": ("memory rate", "GB/s"),
     "gb_s_peak_pct": ("memory, of peak", "%"),
@@ -150,34 +148,6 @@ def _text_of(sheet: Sheet[Row], row: Row) -> str:
 def bar(share_pct: float, width: int) -> str:
     """Draw a share as a bar."""
     return "█" * round(max(0.0, min(share_pct, 100.0)) * width / 100)
-
-
-def fit_column(
-    head: str,
-    keep: int,
-    read: Callable[[Row], str],
-    rows: Sequence[Row],
-    *,
-    right: bool = True,
-    most: int = 40,
-) -> Column[Row]:
-    """Make a column as wide as what stands in its first rows."""
-    widest = max((width_of(read(row)) for row in rows[:_MEASURED_ROWS]), default=1)
-    return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
-
-
-def list_columns(figures: Figures[Row], rows: Sequence[Row], unknown: str = "") -> tuple[Column[Row], ...]:
-    """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
-
-    def column(one: Figure[Row]) -> Column[Row]:
-        def read(row: Row) -> str:
-            return unknown if unknown and not is_known(one.read(row)) else one.tell(row)
-
-        if one.width:
-            return Column(one.head, one.width, one.keep, read, right=not one.left, grows=one.grows)
-        return fit_column(one.head, one.keep, read, rows, right=not one.left)
-
-    return tuple(column(one) for one in figures if one.where is not Where.TEXT)
 
 
 def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:

@@ -22,7 +22,8 @@ from tpmon.model.trace_tables import MemoryCurve
 from tpmon.model.trace_words import NA, size
 from tpmon.ui.cells import fit_line, pad
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_columns
+from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet
+from tpmon.ui.table import list_columns
 
 _MOST_CURVES = 16
 """All of them are drawn at each key: a damaged file names hundreds of devices."""

@@ -19,8 +19,8 @@ from tpmon.model.trace_columns import (
 )
 from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow, ProductRow, RangeRow
 from tpmon.model.trace_words import NA, ms_of_us, said, thousands
-from tpmon.ui.sheet import Block, Paragraph, Sheet, fit_column, lay_sheet, list_columns, list_orders
-from tpmon.ui.table import Column
+from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_orders
+from tpmon.ui.table import Column, fit_column, list_columns
 from tpmon.ui.trace_view import Grouping
 
 _GROUPED = {

@@ -21,11 +21,12 @@ from tpmon.model.trace_words import (
     say_file,
     say_gap,
     say_idle,
+    say_pattern,
 )
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import Block, Paragraph, Sheet, bar, list_columns
-from tpmon.ui.table import Column
+from tpmon.ui.sheet import Block, Paragraph, Sheet, bar
+from tpmon.ui.table import Column, list_columns
 
 _BAR = 20
 
@@ -82,7 +83,7 @@ def _say_verdict(verdict: TraceVerdict) -> list[Block]:
 
 
 def _say_pattern(pattern: PatternRow) -> list[Block]:
-    said_of = Paragraph("pattern", f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}")
+    said_of = Paragraph("pattern", say_pattern(pattern))
     return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
 
 

@@ -18,7 +18,8 @@ from tpmon.model.trace_columns import (
 from tpmon.model.trace_words import NA, name_rank, said, say_communication, say_missing
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_columns, list_orders
+from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_orders
+from tpmon.ui.table import list_columns
 from tpmon.ui.trace_more import list_kernel_tables, list_operator_tables
 
 _LONG_STEP_MS = 1000.0
