@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 
 CAPTURE_SCHEMA = "tpmon.capture/1"
 
@@ -245,6 +245,3 @@ class CaptureResult:
     price: Known[CapturePrice]
     paused_ms: Known[float]
     notes: tuple[str, ...]
-
-
-NOT_SIZED = Missing("no step was profiled to size it")

@@ -7,10 +7,10 @@ import re
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.snapshot import MemoryMoment, OutOfMemory, Pieces, SnapshotLost
 from tpmon.model.timeline import CodePlace
+from tpmon.model.trace_words import size
 from tpmon.model.units import count_of, format_bytes
 
 NOTHING_HELD = "the allocator held nothing, and no history was recorded"
-NOT_KNOWN = "n/a"
 _FRAME = re.compile(r"^(.*):(\d+) (.*)$")
 
 
@@ -28,7 +28,7 @@ def say_pieces(pieces: Pieces) -> str:
     """Say how much is reserved, allocated and waiting."""
     return (
         f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
-        f"{format_bytes(pieces.allocated_bytes)} allocated ({say_bytes(pieces.rounding_bytes)} of it by "
+        f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
         f"rounding up), {format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
     )
 
@@ -72,11 +72,6 @@ def say_older(peak: MemoryMoment) -> str:
         return ""
     older = format_bytes(peak.older_bytes)
     return f"{older} more were allocated before the history begins, and freed after the peak"
-
-
-def say_bytes(value: Known[int]) -> str:
-    """Write bytes, or that they are not known."""
-    return format_bytes(value) if is_known(value) else NOT_KNOWN
 
 
 def say_line(line: Known[str]) -> str:

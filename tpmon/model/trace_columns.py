@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tpmon.model.columns import Figure, Figures, Where
@@ -45,6 +46,10 @@ from tpmon.model.trace_words import (
 )
 from tpmon.model.units import clean_text
 
+_WHOLE = partial(number, digits=0)
+_HUNDREDTHS = partial(number, digits=2)
+_THOUSANDTHS = partial(number, digits=3)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -79,19 +84,6 @@ def list_causes(gaps: DeviceGaps) -> tuple[Part, ...]:
     return _share(((CAUSES[name], us) for name, us in gaps.causes()), gaps.window or 1.0)
 
 
-def number_3(value: Known[float]) -> str:
-    """Write milliseconds that are told to the microsecond."""
-    return number(value, 3)
-
-
-def _number_0(value: Known[float]) -> str:
-    return number(value, 0)
-
-
-def _number_2(value: Known[float]) -> str:
-    return number(value, 2)
-
-
 def _name_file(row: RankRow) -> str:
     return clean_text(os.path.basename(row.path))
 
@@ -106,9 +98,9 @@ def _name_frame(row: FrameRow) -> str:
 
 STEPS: Figures[StepRow] = (
     Figure("step", lambda row: row.name, keep=0, width=20, left=True),
-    Figure("start ms", lambda row: row.start_ms, number_3, 2, 12),
-    Figure("host ms", lambda row: row.host_ms, number_3, 3, 12),
-    Figure("ms", lambda row: row.ms, number_3, 1, 12),
+    Figure("start ms", lambda row: row.start_ms, _THOUSANDTHS, 2, 12),
+    Figure("host ms", lambda row: row.host_ms, _THOUSANDTHS, 3, 12),
+    Figure("ms", lambda row: row.ms, _THOUSANDTHS, 1, 12),
 )
 CARDS: Figures[CardUse] = (
     Figure("gpu", lambda row: row.device, left=True, where=Where.TEXT),
@@ -124,7 +116,7 @@ CARDS: Figures[CardUse] = (
     Figure("name", lambda row: row.name, said, 7, 20, left=True, grows=True, where=Where.SCREEN),
 )
 GAPS: Figures[LargeGap] = (
-    Figure("at ms", lambda row: row.start_ms, number_3, 3, 12),
+    Figure("at ms", lambda row: row.start_ms, _THOUSANDTHS, 3, 12),
     Figure("gap ms", lambda row: row.us, ms_of_us, 0, 11),
     Figure("cause", lambda row: row.cause, name_cause, 2, 16, left=True),
     Figure("what", lambda row: row, say_gap, 1, 14, left=True, grows=True),
@@ -164,7 +156,7 @@ PRODUCTS: Figures[ProductRow] = (
     Figure("ms", lambda row: row.total_us, ms_of_us, 1, sorts=True),
     Figure("share", lambda row: row.share_pct, pct, 2),
     Figure("calls", lambda row: row.calls, thousands, 5, sorts=True),
-    Figure("TFLOP/s", lambda row: row.tflop_s, _number_2, 3),
+    Figure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3),
     Figure("of peak", lambda row: row.peak_pct, pct, 4),
     Figure("misaligned", lambda row: row.misaligned_pct, pct, 6),
     Figure("type", lambda row: row.dtype, said, 0, left=True),
@@ -199,8 +191,8 @@ KERNELS: Figures[KernelRow] = (
     Figure("mean us", lambda row: row.mean_us, number, 3, 9, sorts=True),
     Figure("max us", lambda row: row.max_us, number, 7, 9, sorts=True),
     Figure("blocks/SM", lambda row: row.blocks_per_sm, number, 8, 9),
-    Figure("occ.", lambda row: row.occupancy_reported_pct, _number_0, 9, 4),
-    Figure("recomp.", lambda row: row.occupancy_pct, _number_0, 5, 7),
+    Figure("occ.", lambda row: row.occupancy_reported_pct, _WHOLE, 9, 4),
+    Figure("recomp.", lambda row: row.occupancy_pct, _WHOLE, 5, 7),
     Figure("limited by", lambda row: row.limited_by, said, 11, 14, left=True, where=Where.SCREEN),
     Figure("tensor", lambda row: row.tensor_cores, said, 6, 7, left=True),
     Figure("operator", lambda row: row.operator, said, 10, 24, left=True, where=Where.SCREEN),
@@ -208,9 +200,9 @@ KERNELS: Figures[KernelRow] = (
     Figure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN),
 )
 RATES: Figures[KernelRow] = (
-    Figure("GB/s", lambda row: row.gb_s, _number_0, 1, sorts=True),
+    Figure("GB/s", lambda row: row.gb_s, _WHOLE, 1, sorts=True),
     Figure("of peak", lambda row: row.gb_s_peak_pct, pct, 2),
-    Figure("TFLOP/s", lambda row: row.tflop_s, _number_2, 3, sorts=True),
+    Figure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3, sorts=True),
     Figure("of its peak", lambda row: row.tflop_s_peak_pct, pct, 4, text_head="of peak "),
     Figure("held by", lambda row: row.bound_by, said, 5, left=True),
     Figure("occ. limit", lambda row: row.limited_by, said, left=True, where=Where.TEXT),
@@ -295,10 +287,7 @@ def list_rank_figures(ranks: Sequence[RankRow], digits: int = 3) -> Figures[Rank
     """Return the columns of the ranks, their milliseconds with so many digits."""
     names = name_ranks(ranks)
     is_named = not all(map(str.isdecimal, names.values()))
-
-    def ms(value: Known[float]) -> str:
-        return number(value, digits)
-
+    ms = partial(number, digits=digits)
     return (
         Figure("rank", lambda row: names[row.path], left=is_named),
         Figure("step", lambda row: row.step_ms, ms, 1, sorts=True, text_head="step ms"),

@@ -36,7 +36,6 @@ from tpmon.probe.procread import PROC, read_stat, read_status
 NO_HOOK = "no hook in this process"
 NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
 NO_SCALER = Missing("the hook watches no GradScaler in this torch")
-NO_PAGE_NOW = "the hook's page is gone"
 
 _MOST_RECORDS = 128
 """Of so many new records the detail is read, 3 us each; totals need only the newest."""

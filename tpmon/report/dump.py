@@ -8,13 +8,11 @@ from tpmon.model.dump import Dump, ShownFrame, StackGroup
 from tpmon.model.dump_errors import Means
 from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
-    list_waits,
+    list_state,
     name_processes,
     name_threads,
     say_count,
-    say_cpu,
     say_last_write,
-    say_motion,
     say_other,
 )
 from tpmon.model.known import Missing, is_known
@@ -88,9 +86,7 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
     who = name_processes(group.threads, with_host=_is_of_several(dump))
     head = f"{say_count(group)}{who}: {group.doing}"
-    words = [f"state {group.state}", *list_waits(group), say_motion(group.motion, group.since_s)]
-    words += [say_cpu(group)]
-    lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
+    lines = [cut(head, WIDTH), cut(f"  {', '.join(list_state(group))}", WIDTH)]
     if isinstance(group.frames, Missing):
         return [*lines, cut(f"  ? {group.frames.reason}", WIDTH)]
     frames = shorten(group)

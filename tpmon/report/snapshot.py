@@ -9,7 +9,6 @@ from typing import Any
 from tpmon.model.known import is_known
 from tpmon.model.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotFile, SnapshotReport, StackBytes
 from tpmon.model.snapshot_words import (
-    NOT_KNOWN,
     NOTHING_HELD,
     say_free,
     say_line,
@@ -19,6 +18,7 @@ from tpmon.model.snapshot_words import (
     say_peak,
     say_pieces,
 )
+from tpmon.model.trace_words import NA
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.csv_rows import write_csv_rows
 from tpmon.report.table import lay_columns, lay_paragraph
@@ -60,7 +60,7 @@ def _write_device(device: DeviceSnapshot, top: int) -> list[str]:
         older = say_older(peak)
         lines += [f"  {older}"] if older else []
     else:
-        lines += ["", *lay_paragraph("peak", f"{NOT_KNOWN}: {peak.reason}")]
+        lines += ["", *lay_paragraph("peak", f"{NA}: {peak.reason}")]
     return lines
 
 

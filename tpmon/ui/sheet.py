@@ -17,7 +17,7 @@ from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.trace_words import NA, ms_of_us
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.table import Cell, Column, list_columns
+from tpmon.ui.table import MEASURED_ROWS, Column, fit_column, list_columns
 
 Row = TypeVar("Row")
 MOST_ROWS = 2000
@@ -160,10 +160,18 @@ def _order_by(read: Callable[[Row], object]) -> Callable[[Row], float]:
 
 
 def lay_sheet(
-    title: str, figures: Figures[Row], rows: tuple[Row, ...], name: Callable[[Row], str]
+    title: str,
+    figures: Figures[Row],
+    rows: tuple[Row, ...],
+    name: Callable[[Row], str],
+    *,
+    unknown: str = "",
+    findable: bool = True,
+    source: Callable[[Row], str] = lambda _row: "",
 ) -> Sheet[Row]:
-    """Make a table of rows with a name that events of the trace have."""
-    return Sheet(title, list_columns(figures, rows), rows, name, list_orders(figures), findable=True)
+    """Make a table of rows; mostly their names are those of events in the trace."""
+    columns = list_columns(figures, rows, unknown)
+    return Sheet(title, columns, rows, name, list_orders(figures), source=source, findable=findable)
 
 
 def as_number(value: object) -> float:
@@ -248,14 +256,10 @@ def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:
 
 
 def _plain_column(name: str, place: int, rows: Sequence[Any]) -> Column[Any]:
-    widest = max((len(_cell(name, row)) for row in rows[:200]), default=1)
-    is_text = any(isinstance(getattr(row, name), str) for row in rows[:200])
-    width = min(max(widest, len(_head(name))), 40 if is_text else 14)
-
-    def read(row: Any) -> Cell:
-        return _cell(name, row)
-
-    return Column(_head(name), width, place + 1, read, right=not is_text)
+    is_text = any(isinstance(getattr(row, name), str) for row in rows[:MEASURED_ROWS])
+    most = 40 if is_text else 14
+    head, keep = _head(name), place + 1
+    return fit_column(head, keep, lambda row: _cell(name, row), rows, right=not is_text, most=most)
 
 
 def _is_nested(value: object) -> bool:

@@ -12,7 +12,7 @@ from tpmon.ui.cells import cut, fit_line, line_width, pad, pad_left, width_of, w
 from tpmon.ui.ink import FOCUS_RULE, RULE
 from tpmon.ui.lines import Ink, Line, Span
 
-_MEASURED_ROWS = 200
+MEASURED_ROWS = 200
 Cell = Union[str, Span]
 """Text in the ink of its row, or in an ink of its own."""
 
@@ -42,7 +42,7 @@ def fit_column(
     most: int = 40,
 ) -> Column[Row]:
     """Make a column as wide as what stands in its first rows."""
-    widest = max((width_of(read(row)) for row in rows[:_MEASURED_ROWS]), default=1)
+    widest = max((width_of(read(row)) for row in rows[:MEASURED_ROWS]), default=1)
     return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
 
 

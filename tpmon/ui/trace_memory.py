@@ -22,8 +22,7 @@ from tpmon.model.trace_tables import MemoryCurve
 from tpmon.model.trace_words import NA, size
 from tpmon.ui.cells import fit_line, pad
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet
-from tpmon.ui.table import list_columns
+from tpmon.ui.sheet import Block, Paragraph, lay_sheet
 
 _MOST_CURVES = 16
 """All of them are drawn at each key: a damaged file names hundreds of devices."""
@@ -37,17 +36,16 @@ def list_memory(file: TraceFile) -> list[Block]:
     if not memory.peaks:
         text = "no allocations in the trace: tpmon capture --memory, or profile_memory=True, records them"
         return [Paragraph(NA, text)]
-    peaks: Sheet[MemoryPeak] = Sheet(
-        "memory",
-        list_columns(PEAKS_ON_SCREEN, memory.peaks),
-        memory.peaks,
-        lambda row: f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}",
-    )
+    peaks = lay_sheet("memory", PEAKS_ON_SCREEN, memory.peaks, _say_peak, findable=False)
     blocks: list[Block] = [peaks, *_list_curves(file)]
     if memory.by_operator:
         title = "allocated by operator"
         blocks.append(lay_sheet(title, ALLOCATIONS, memory.by_operator, lambda row: row.operator))
     return blocks
+
+
+def _say_peak(row: MemoryPeak) -> str:
+    return f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}"
 
 
 def _list_curves(file: TraceFile) -> list[Block]:

@@ -17,7 +17,7 @@ from tpmon.model.trace_columns import (
     RATES,
     list_module_figures,
 )
-from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow, ProductRow, RangeRow
+from tpmon.model.trace_tables import FrameRow, OperatorGroupRow, ProductRow
 from tpmon.model.trace_words import NA, ms_of_us, said, thousands
 from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_orders
 from tpmon.ui.table import Column, fit_column, list_columns
@@ -64,48 +64,28 @@ def list_operator_tables(file: TraceFile) -> list[Block]:
     """List what stands below the operators: ranges, products, modules and Python functions."""
     blocks: list[Block] = []
     if file.ranges:
-        blocks.append(_ranges_sheet(file.ranges))
+        title = "ranges of the program (record_function)"
+        blocks.append(lay_sheet(title, RANGES, file.ranges, lambda row: row.name, unknown="-"))
     if file.products:
-        blocks.append(_products_sheet(file.products))
+        title = "matrix products, convolutions, attention by number type"
+        blocks.append(lay_sheet(title, PRODUCTS, file.products, _say_product, findable=False))
     if is_known(file.modules) and file.modules:
-        blocks.append(_modules_sheet(file.modules))
+        modules = list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
+        sheet = lay_sheet("modules", modules, file.modules, lambda row: row.name, unknown="-", findable=False)
+        blocks.append(sheet)
     if is_known(file.frames) and file.frames:
-        blocks.append(_frames_sheet(file.frames))
+        blocks.append(
+            lay_sheet("Python functions", FRAMES, file.frames, lambda row: row.name, source=_find_caller)
+        )
     return blocks
 
 
-def _ranges_sheet(rows: tuple[RangeRow, ...]) -> Sheet[RangeRow]:
-    title = "ranges of the program (record_function)"
-    columns = list_columns(RANGES, rows, "-")
-    return Sheet(title, columns, rows, lambda row: row.name, list_orders(RANGES), findable=True)
+def _say_product(row: ProductRow) -> str:
+    return f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms"
 
 
-def _products_sheet(rows: tuple[ProductRow, ...]) -> Sheet[ProductRow]:
-    return Sheet(
-        "matrix products, convolutions, attention by number type",
-        list_columns(PRODUCTS, rows),
-        rows,
-        lambda row: f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms",
-        list_orders(PRODUCTS),
-    )
-
-
-def _modules_sheet(rows: tuple[ModuleRow, ...]) -> Sheet[ModuleRow]:
-    figures = list_module_figures(on_device=is_known(rows[0].forward_total_us))
-    columns = list_columns(figures, rows, "-")
-    return Sheet("modules", columns, rows, lambda row: row.name, list_orders(figures))
-
-
-def _frames_sheet(rows: tuple[FrameRow, ...]) -> Sheet[FrameRow]:
-    return Sheet(
-        "Python functions",
-        list_columns(FRAMES, rows),
-        rows,
-        lambda row: row.name,
-        list_orders(FRAMES),
-        source=lambda row: known_or(row.called_by, row.name),
-        findable=True,
-    )
+def _find_caller(row: FrameRow) -> str:
+    return known_or(row.called_by, row.name)
 
 
 def list_kernel_tables(file: TraceFile) -> list[Block]:

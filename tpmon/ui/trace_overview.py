@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known, known_or
-from tpmon.model.trace import Breakdown, CardUse, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.trace import CardUse, Lost, StepRow, TraceFile, TraceVerdict
 from tpmon.model.trace_columns import CARDS, GAPS, STEPS, Part, list_causes, list_parts
 from tpmon.model.trace_gaps import DeviceGaps, LargeGap
 from tpmon.model.trace_tables import PatternRow
@@ -25,7 +25,7 @@ from tpmon.model.trace_words import (
 )
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import Block, Paragraph, Sheet, bar
+from tpmon.ui.sheet import Block, Paragraph, Sheet, bar, lay_sheet
 from tpmon.ui.table import Column, list_columns
 
 _BAR = 20
@@ -67,9 +67,11 @@ def list_overview(file: TraceFile) -> list[Block]:
         blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
     blocks += [block for pattern in file.patterns for block in _say_pattern(pattern)]
-    blocks.append(_breakdown_sheet(overview.breakdown_us, overview.overlapping_us))
+    parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
+    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
+    blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
     if overview.gpus:
-        blocks.append(_cards_sheet(overview.gpus))
+        blocks.append(lay_sheet("devices", CARDS, overview.gpus, _say_card, findable=False))
     if overview.steps:
         blocks.append(_steps_sheet(overview.step_table, overview.steps))
     return blocks
@@ -100,20 +102,8 @@ def _say_lost(lost: Lost) -> list[Block]:
     return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
 
 
-def _breakdown_sheet(own: Breakdown, full: Breakdown) -> Sheet[Part]:
-    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
-    return parts_sheet("of a step, exclusive", list_parts(KINDS, own, full), overlapping)
-
-
-def _cards_sheet(cards: tuple[CardUse, ...]) -> Sheet[CardUse]:
-    return Sheet(
-        "devices",
-        list_columns(CARDS, cards),
-        cards,
-        lambda card: (
-            f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
-        ),
-    )
+def _say_card(card: CardUse) -> str:
+    return f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
 
 
 def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
@@ -154,13 +144,9 @@ def _device_gaps(gaps: DeviceGaps) -> list[Block]:
             f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {name_cause(gap.cause)}, {say_gap(gap)}"
         ),
         (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
-        source=lambda gap: _first_known(gap.source, gap.operator),
+        source=lambda gap: known_or(gap.source, "") or known_or(gap.operator, ""),
         place_ms=lambda gap: (gap.start_ms, gap.start_ms + gap.us / 1000),
         findable=True,
     )
     by_cause = parts_sheet("idle by cause, share of the window", list_causes(gaps))
     return [Paragraph(f"GPU {gaps.device}", f"idle {say_idle(gaps)}"), by_cause, largest]
-
-
-def _first_known(*values: object) -> str:
-    return next((str(value) for value in values if is_known(value) and value), "")

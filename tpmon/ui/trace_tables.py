@@ -18,8 +18,7 @@ from tpmon.model.trace_columns import (
 from tpmon.model.trace_words import NA, name_rank, said, say_communication, say_missing
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet, list_orders
-from tpmon.ui.table import list_columns
+from tpmon.ui.sheet import Block, Paragraph, Sheet, lay_sheet
 from tpmon.ui.trace_more import list_kernel_tables, list_operator_tables
 
 _LONG_STEP_MS = 1000.0
@@ -77,11 +76,10 @@ def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
 
 def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
     longest = max((row.step_ms for row in ranks), default=0.0)
-    figures = list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1)
-    return Sheet(
+    return lay_sheet(
         "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
-        list_columns(figures, ranks),
+        list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1),
         ranks,
         lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
-        list_orders(figures),
+        findable=False,
     )
