@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,23 +65,20 @@ def list_parts(names: Mapping[str, str], own: object, full: object | None = None
     """Return the named fields of a split with their shares of all of them."""
     us: dict[str, Known[float]] = {key: getattr(own, key) for key in names}
     whole = sum(known_or(value, 0.0) for value in us.values()) or 1.0
-    shared = _share(((name, us[key]) for key, name in names.items()), whole)
-    if full is None:
-        return shared
-    overlapping = (getattr(full, key) for key in names)
     return tuple(
-        Part(part.name, part.us, part.share_pct, us) for part, us in zip(shared, overlapping, strict=True)
+        Part(name, us[key], _share(us[key], whole), getattr(full, key) if full else 0.0)
+        for key, name in names.items()
     )
-
-
-def _share(parts: Iterable[tuple[str, Known[float]]], whole: float) -> tuple[Part, ...]:
-    """Return parts with their shares of a whole."""
-    return tuple(Part(name, us, map_known(lambda value: 100 * value / whole, us)) for name, us in parts)
 
 
 def list_causes(gaps: DeviceGaps) -> tuple[Part, ...]:
     """Return the causes of the idle time of a device with their shares of the window."""
-    return _share(((CAUSES[name], us) for name, us in gaps.causes()), gaps.window or 1.0)
+    whole = gaps.window or 1.0
+    return tuple(Part(CAUSES[name], us, _share(us, whole)) for name, us in gaps.causes())
+
+
+def _share(us: Known[float], whole: float) -> Known[float]:
+    return map_known(lambda value: 100 * value / whole, us)
 
 
 def _name_file(row: RankRow) -> str:
