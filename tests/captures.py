@@ -1,4 +1,4 @@
-"""Read what a capture wrote: marks, order and nesting of its events without tpmon's own parser."""
+"""Read what a capture wrote, without tpmon's own parser: marks, order and nesting of its events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-from tpmon.capture.conditions import find_block, to_conditions
-from tpmon.model.capture import Conditions
-from tpmon.model.known import Known, Missing
 
 Event = dict[str, Any]
 
@@ -99,9 +95,3 @@ def judge_pairs(events: Sequence[Event]) -> list[str]:
     for one in events:
         depth[one.get("pid"), one.get("tid")] += {"B": 1, "E": -1}.get(str(one.get("ph")), 0)
     return [f"thread {where}: {many} unpaired" for where, many in depth.items() if many]
-
-
-def parse_conditions(head: bytes, tail: bytes = b"") -> Known[Conditions]:
-    """Parse the conditions out of the beginning or the end of a trace, as tpmon does."""
-    block = find_block(head) or find_block(tail)
-    return to_conditions(block.told) if block is not None else Missing("the trace does not say it")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.captures import parse_conditions
+from tpmon.capture.conditions import parse_conditions
 from tpmon.capture.outcome import IS_BUSY, find_use, judge_end, note_kernels
 from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
 from tpmon.model.known import NOT_APPLICABLE, Missing

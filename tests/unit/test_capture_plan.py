@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.captures import parse_conditions
 from tests.children import child
 from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
+from tpmon.capture.conditions import parse_conditions
 from tpmon.capture.files import Place, clear_parts, pack
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.nsys import judge_nsys

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
-from tpmon.capture.conditions import find_block
+from tpmon.capture.conditions import find_block, parse_conditions
 from tpmon.capture.ends import Outcome
 from tpmon.capture.files import Place, look_at_trace
 from tpmon.capture.ranks import describe_rank

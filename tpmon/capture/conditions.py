@@ -74,6 +74,12 @@ def write_clocks(block: Block, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
     return (json.dumps(told) if block.quoted else told).encode()
 
 
+def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
+    """Parse the conditions out of the beginning or the end of a trace; what has another type is missing."""
+    block = find_block(head) or find_block(tail)
+    return to_conditions(block.told) if block is not None else _NOT_THERE
+
+
 def to_conditions(told: dict[str, Any]) -> Conditions:
     """Believe of what was told what has the type that it is to have; clocks are tpmon's own reading."""
     return Conditions(
