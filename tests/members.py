@@ -8,6 +8,7 @@ from typing import Any
 
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Identity, Role
+from tpmon.probe.changes import Changes, describe_by_role
 from tpmon.probe.job import Member
 from tpmon.probe.procread import read_stat
 
@@ -35,3 +36,8 @@ def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
     return made_up(
         pid, rank, role=role, identity=Identity(pid, read_stat(pid).start_ticks), parent=os.getpid()
     )
+
+
+def describe_changes(changes: Changes) -> tuple[str, ...]:
+    """Return the lines of what happened, whosesoever they are."""
+    return tuple(line for _role, line in describe_by_role(changes))

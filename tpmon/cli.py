@@ -308,7 +308,7 @@ def _run_session(
 
 def _describe_job(job: Job) -> str:
     from tpmon.model.process import Role
-    from tpmon.report.table import count_of
+    from tpmon.model.units import count_of
 
     roles = [member.role for member in job.members]
     ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.members import describe_changes
 from tests.programs.conftest import run_program
 from tests.waiting import wait_until
 from tpmon.model.process import Role
-from tpmon.probe.changes import describe_changes
 from tpmon.probe.members import Membership
 from tpmon.probe.target import find_job
 

@@ -9,6 +9,7 @@ import pytest
 from tests.goldens.trace_views import make_run
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.trace_words import shorten_kernel
 from tpmon.ui.paint_sheet import lay_blocks
 from tpmon.ui.sheet import (
     MOST_ROWS,
@@ -23,7 +24,6 @@ from tpmon.ui.sheet import (
 )
 from tpmon.ui.trace_sheets import list_blocks
 from tpmon.ui.trace_view import Tab
-from tpmon.ui.trace_words import shorten_kernel
 
 
 @dataclass(frozen=True, slots=True)

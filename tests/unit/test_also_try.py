@@ -12,7 +12,7 @@ from tests.frames import make_view as make_any_view
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, Cause, choose
 from tpmon.judge.advice_facts import Facts
-from tpmon.judge.advice_needs import Need, Sight, name_sight
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.judgement import judge
 from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Suspicion
@@ -27,6 +27,27 @@ from tpmon.ui.view import Line, Size
 
 ONLY_ON_THE_PAGE = {"pin-the-batch"}
 """It makes figures believable and speeds nothing up: a healthy run is told only what was seen to help it."""
+NOT_YET = frozenset(
+    (
+        Need.BUCKET_VIEW_OFF,
+        Need.TRANSFORM_MOVABLE,
+        Need.JPEG_DECODED,
+        Need.SAMPLES_WIDE,
+        Need.DATASET_FITS_MEMORY,
+        Need.LOCAL_DISK_FREE,
+        Need.PAGEABLE_COPIES,
+        Need.FP32_MATMUL_SEEN,
+        Need.MISALIGNED_PRODUCTS,
+        Need.CONV_MODEL,
+        Need.FIXED_SHAPES_KNOWN,
+        Need.ATTENTION_SLOW_PATH,
+        Need.ZERO_FILL_SEEN,
+        Need.UNFUSED_OPTIMIZER,
+        Need.ACCUMULATION_SYNCS,
+        Need.GRADIENTS_COMPLETE,
+    )
+)
+"""No reading of a live run proves these."""
 NAMED = Facts(rank=2, pid=4211, card=0, ranks=1)
 
 
@@ -52,10 +73,10 @@ def say_first(row: tuple[Kind, Cause], observed: Iterable[Need]) -> list[str]:
 def try_needs(name: str, *, live: bool) -> Iterator[frozenset[Need]]:
     """Return sets of needs for which a remedy may be said: its own, and the same where others are ruled out."""
     remedy = CATALOGUE[name]
-    own = [n for n in (*remedy.needs, *remedy.first_with) if not live or name_sight(n) is not Sight.NOT_YET]
+    own = [n for n in (*remedy.needs, *remedy.first_with) if not live or n not in NOT_YET]
     yield frozenset(own)
     for more in Need:
-        if more not in remedy.never_with and (not live or name_sight(more) is not Sight.NOT_YET):
+        if more not in remedy.never_with and (not live or more not in NOT_YET):
             yield frozenset((*own, more))
 
 

@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 import pytest
 
 from tests.frames import make_process
+from tests.members import describe_changes
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity, Outcome, Role
-from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.changes import Changes, Departure
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.ends import DYING_NS, OUTLIVED_NS, Ends, OomKills
 from tpmon.probe.job import Member

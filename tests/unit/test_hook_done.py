@@ -13,7 +13,7 @@ from tests.paces import make_hook, with_hooks
 from tests.unit.test_hook_words import MIB, make_settings
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_facts import Facts
-from tpmon.judge.advice_needs import Need, Sight, name_sight
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_done import DEEP_PREFETCH, observe_done
 from tpmon.judge.observe import observe
 from tpmon.judge.suspicion import Suspicion
@@ -68,7 +68,6 @@ def test_settings_prove_what_is_done(fields: dict[str, Any], needs: set[Need]) -
     scene = scene_of(told(fields))
     assert observe_done(scene) == needs
     assert needs <= observe(scene, SUSPECT)
-    assert {name_sight(need) for need in needs} <= {Sight.HOOK}
 
 
 def test_it_holds_only_where_every_rank_says_so_after_its_first_steps() -> None:

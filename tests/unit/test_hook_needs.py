@@ -13,7 +13,7 @@ from tests.paces import make_hook, with_hooks
 from tests.unit.test_hook_words import MIB, make_settings
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_facts import Facts
-from tpmon.judge.advice_needs import Need, Sight, name_sight
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.observe import observe
 from tpmon.judge.scene import Scene, see
@@ -148,9 +148,7 @@ def test_the_first_steps_and_a_job_without_a_hook_prove_nothing() -> None:
     assert observe_settings(scene_of(make_frame())) == set()
 
 
-def test_they_reach_the_choice_of_remedies_and_their_sight_is_named() -> None:
+def test_they_reach_the_choice_of_remedies() -> None:
     suspicion = Suspicion(Kind.BALANCED, "none", 0.0, 1.0, frozenset(), "", ())
     scene = scene_of(told(compiled=CompileCounts(9, 9, 5, 4, 0)))
     assert Need.GRAPH_BREAKS in observe(scene, suspicion)
-    assert name_sight(Need.GRAPH_BREAKS) is Sight.HOOK
-    assert name_sight(Need.UNFUSED_OPTIMIZER) is Sight.NOT_YET

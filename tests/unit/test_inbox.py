@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_event
-from tests.members import made_up
+from tests.members import describe_changes, made_up
 from tpmon.model.frame import EventKind
 from tpmon.model.process import Role
-from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.changes import Changes, Departure
 from tpmon.ui.inbox import EVENT_LIMIT, EVERYDAY_KEPT, is_everyday, keep_newest
 
 WORKERS = tuple(made_up(100 + n, n // 4, role=Role.WORKER, worker=n % 4) for n in range(8))

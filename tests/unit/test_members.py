@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.fake_proc import BASH, FakeProc
+from tests.members import describe_changes
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe import members as members_module
 from tpmon.probe import procread
-from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.changes import Changes, Departure
 from tpmon.probe.dump import dumpable
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.job import Member

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.children import MAP_TORCH, child
+from tests.members import describe_changes
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe import ending
-from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.changes import Changes, Departure
 from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.members import Membership
 from tpmon.probe.procread import read_stat

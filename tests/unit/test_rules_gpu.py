@@ -13,7 +13,7 @@ from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import observe
 from tpmon.judge.phases import DataPart, Phase
-from tpmon.judge.rules_gpu import gpu_idle_ratio, is_starved, judge_gpu_compute
+from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.rules_launch import (
     judge_allocator_sync,
     judge_explicit_sync,
@@ -23,7 +23,7 @@ from tpmon.judge.rules_launch import (
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.gpu import MigInstance
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind
 
@@ -74,15 +74,6 @@ def test_without_cards_nothing_about_them_is_suspected():
         assert type(rule(scene_of(make_frame(gpus=hidden)))) is Unsure
 
 
-def test_starved_is_idle_time_with_or_without_a_sawtooth():
-    assert is_starved(on(make_gpu(sm_pct=40.0, sm_idle_ratio=0.5, sm_busy_ratio=0.4))) is True
-    assert is_starved(on(make_gpu(sm_pct=40.0, sm_idle_ratio=0.0, sm_busy_ratio=0.0))) is True
-    assert is_starved(on(make_gpu(sm_pct=96.0))) is False
-    assert gpu_idle_ratio(on(make_gpu(sm_pct=75.0))) == pytest.approx(0.25)
-    assert not is_known(is_starved(scene_of(make_frame(gpus=()))))
-    assert not is_known(is_starved(on(make_gpu(sm_pct=UNREAD))))
-
-
 def test_async_gpu_work_hides_a_loader_that_is_waited_for():
     """20 ms of queued kernels and 12 ms of loader: the GPU is full, and the wait is named as hidden."""
     phases = {Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.2, Phase.BACKWARD: 0.2}
@@ -90,7 +81,6 @@ def test_async_gpu_work_hides_a_loader_that_is_waited_for():
     answer = judge_gpu_compute(scene)
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu-compute")
     assert any(one.name == "hidden data wait" for one in answer.evidence)
-    assert is_starved(scene) is False
 
 
 LAUNCHES = [

@@ -5,15 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Sight(str, Enum):
-    """Say where a need can be observed."""
-
-    OUTSIDE = "readings from outside"
-    STACKS = "stack samples"
-    HOOK = "settings that a hook tells"
-    NOT_YET = "not in this version"
-
-
 class Need(str, Enum):
     """Name one observable precondition; the value is the sentence that a person reads after "if"."""
 
@@ -164,71 +155,3 @@ class Need(str, Enum):
     FROZEN = "a control group keeps a process of the job frozen"
     TRACED = "a debugger holds a process of the job"
     CARD_LOST = "a card does not answer"
-
-
-_STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {
-    Need.ONLY_FORWARD,
-    Need.SPINNING,
-    Need.STACKS_READ,
-    Need.TORCH_LOADER,
-}
-_HOOK = frozenset(
-    (
-        Need.EAGER_MODEL,
-        Need.RECOMPILES_SEEN,
-        Need.GRAPH_BREAKS,
-        Need.ALLOCATOR_RETRIES,
-        Need.SMALL_BUCKETS,
-        Need.WORKERS_KEPT,
-        Need.TF32_ALLOWED,
-        Need.AUTOCAST_ON,
-        Need.FSDP1_IN_USE,
-        Need.FSDP2_IN_USE,
-        Need.GATHERS_LIMITED,
-        Need.GATHERS_UNLIMITED,
-        Need.FIND_UNUSED_ON,
-        Need.FIND_UNUSED_OFF,
-    )
-)
-_DONE = frozenset(
-    (
-        Need.NOTHING_COMPILED,
-        Need.MODEL_COMPILED,
-        Need.FEW_BREAKS,
-        Need.BENCHMARK_ON,
-        Need.DETERMINISTIC_ON,
-        Need.NO_RETRIES,
-        Need.LARGE_BUCKETS,
-        Need.PREFETCH_DEEP,
-    )
-)
-"""What a hook tells that speaks against a remedy."""
-_NOT_YET = frozenset(
-    (
-        Need.BUCKET_VIEW_OFF,
-        Need.TRANSFORM_MOVABLE,
-        Need.JPEG_DECODED,
-        Need.SAMPLES_WIDE,
-        Need.DATASET_FITS_MEMORY,
-        Need.LOCAL_DISK_FREE,
-        Need.PAGEABLE_COPIES,
-        Need.FP32_MATMUL_SEEN,
-        Need.MISALIGNED_PRODUCTS,
-        Need.CONV_MODEL,
-        Need.FIXED_SHAPES_KNOWN,
-        Need.ATTENTION_SLOW_PATH,
-        Need.ZERO_FILL_SEEN,
-        Need.UNFUSED_OPTIMIZER,
-        Need.ACCUMULATION_SYNCS,
-        Need.GRADIENTS_COMPLETE,
-    )
-)
-
-
-def name_sight(need: Need) -> Sight:
-    """Say where ``need`` can be observed; what is NOT_YET visible is never in an observed set."""
-    if need in _NOT_YET:
-        return Sight.NOT_YET
-    if need in _HOOK or need in _DONE:
-        return Sight.HOOK
-    return Sight.STACKS if need in _STACKS else Sight.OUTSIDE

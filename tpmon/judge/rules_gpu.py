@@ -13,11 +13,11 @@ from tpmon.judge.hollow import FULL_SM_PCT, HOLLOW_POWER_RATIO, HOLLOW_SM_PCT, f
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, CardScene, mean_busy_pct
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, mean_busy_pct
 from tpmon.judge.silent_cards import goes_on
 from tpmon.judge.slack import gpu_figures, median_over, works_all_the_time
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
@@ -28,20 +28,6 @@ TENSOR_WORKS_PCT = 25.0
 HIDDEN_WAIT_RATIO = 0.1
 SLICE_SYNC = 0.5
 """Share of time that a host waits for its slice from which that is busy, where neither U nor SMs are read."""
-
-
-def is_starved(scene: Scene) -> Known[bool]:
-    """Tell whether the job's GPUs wait for their host: U below 70 %; Missing without cards.
-
-    Long gaps show as a sawtooth in the driver's samples, gaps shorter than a sample (1/6 s) as a
-    low mean without one; both are idle time.
-    """
-    return map_known(lambda busy: busy < STARVED_PCT, mean_busy_pct(scene.gpus))
-
-
-def gpu_idle_ratio(scene: Scene) -> Known[float]:
-    """Return the share of time, 0-1, in which no kernel runs on the job's GPUs; Missing without cards."""
-    return map_known(lambda busy: max(0.0, 1 - busy / 100), mean_busy_pct(scene.gpus))
 
 
 def _full_margin(card: CardScene) -> Known[float]:

@@ -253,3 +253,10 @@ def list_waits(group: StackGroup, most: int = 2) -> list[str]:
     words = [said for said, _ in waits.most_common(most)]
     more = len(waits) - len(words)
     return [*words, f"{more} more wait{'s' if more > 1 else ''}"] if more else words
+
+
+def list_state(group: StackGroup) -> list[str]:
+    """List the state of a group, what it waits for, whether it moved, and its CPU."""
+    motion = say_motion(group.motion, group.since_s)
+    words = [f"state {group.state}", *list_waits(group), motion, say_cpu(group)]
+    return [word for word in words if word]

@@ -11,7 +11,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.pace import StepPace
 from tpmon.model.pace_words import say_steps_fact
 from tpmon.model.process import Setting
-from tpmon.model.units import format_pct
+from tpmon.model.units import count_of, format_pct
 
 JOIN = " · "
 NO_RANK_LEFT = "no rank left"
@@ -44,10 +44,6 @@ def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
     mean = sum(busy) / len(busy)
     spread = "" if high - low < 5 else f" ({format_pct(low)} to {format_pct(high)})"
     return f"{len(busy)} GPUs {format_pct(mean)} % busy{spread}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _cores(cores: float) -> str:
@@ -92,8 +88,8 @@ def state_facts(
     if not ranks:
         facts.insert(0, NO_RANK_LEFT if had_ranks else "no rank yet")
     if ranks > 1:
-        facts.append(_count(ranks, "rank"))
-    facts.append(_count(workers, "worker") if workers else "no loader workers")
+        facts.append(count_of(ranks, "rank"))
+    facts.append(count_of(workers, "worker") if workers else "no loader workers")
     facts.extend(_cpu_facts(cpu))
     return JOIN.join(fact for fact in facts if fact)
 

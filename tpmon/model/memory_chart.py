@@ -76,6 +76,12 @@ def draw_curve(curve: MemoryCurve, span: Span, columns: int, rows: int = ROWS) -
     return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
 
 
+def label_curve(curve: MemoryCurve, span: Span, columns: int) -> list[tuple[str, str]]:
+    """Draw a curve with what its first and its last row stand for before them."""
+    labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
+    return list(zip(labels, draw_curve(curve, span, columns), strict=True))
+
+
 def draw_steps(steps: Sequence[StepRow], span: Span, columns: int) -> str:
     """Draw where steps begin, each with its number as far as there is room."""
     ruler = [" "] * columns

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 
+from tpmon.model.columns import Figure, Figures
 from tpmon.model.dump_words import list_numbers
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
-from tpmon.model.sample import Counted, HotFunction, HotGroup, HotSample
-from tpmon.model.units import format_clock
+from tpmon.model.sample import Counted, HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.units import count_of, format_clock
 
 LEAST_PCT = 1.0
 """A share below this is not worth a word."""
 MOST_PHASES = 5
+MOST_FUNCTIONS = 12
+MOST_OTHERS = 4
+"""Functions of threads that are no main thread, which mostly wait."""
+WAITING_PCT = 95.0
+"""Other threads that wait so much of the time are one line."""
+YOURS = "yours"
+"""The code that is of no package."""
 _COUNTED = {
     Counted.RUNNING: "; counted: samples where it ran",
     Counted.GIL: "; counted: samples where it held the GIL",
@@ -24,8 +32,8 @@ def say_what(hot: HotSample) -> str:
     short = hot.seconds < hot.asked_seconds - 1
     span = f"{hot.seconds:.1f} of {hot.asked_seconds:g} s" if short else f"{hot.seconds:.1f} s"
     several = hot.asked_processes != hot.sampled_processes
-    sampled = f"{hot.sampled_processes} of {_count(hot.asked_processes, 'process', 'es')}"
-    whom = sampled if several else _count(hot.sampled_processes, "process", "es")
+    sampled = f"{hot.sampled_processes} of {count_of(hot.asked_processes, 'process', 'processes')}"
+    whom = sampled if several else count_of(hot.sampled_processes, "process", "processes")
     return f"{whom} of {hot.script} for {span} at {hot.rate_hz} Hz{_COUNTED.get(hot.counted, '')}"
 
 
@@ -33,16 +41,16 @@ def name_group(group: HotGroup) -> str:
     """Name a part of the job: "rank 0", "other threads of ranks 0-3", "2 loader workers of rank 0"."""
     ranks = f"rank{'s' if len(group.ranks) > 1 else ''} {list_numbers(group.ranks)}" if group.ranks else ""
     if group.role is Role.RANK:
-        name = ranks or _count(group.processes, "rank")
+        name = ranks or count_of(group.processes, "rank")
     else:
         noun = "loader worker" if group.role is Role.WORKER else group.role.value
-        name = _count(group.processes, noun) + (f" of {ranks}" if ranks else "")
+        name = count_of(group.processes, noun) + (f" of {ranks}" if ranks else "")
     return name if group.main else f"other threads of {name}"
 
 
 def say_group(group: HotGroup) -> str:
     """Say who a group is, how often it was seen, and how much CPU its main threads had."""
-    words = [f"{name_group(group)}: {_count(group.looks, 'look')}{_say_precision(group)}"]
+    words = [f"{name_group(group)}: {count_of(group.looks, 'look')}{_say_precision(group)}"]
     if group.samples < group.looks:
         words.append(f"{group.samples} counted")
     if is_known(group.cpu_pct):
@@ -63,6 +71,19 @@ def say_phases(group: HotGroup) -> str:
     """Say in which phases of the step the ranks were, "" where none is known."""
     phases = [f"{one.phase} {one.pct:.0f} %" for one in group.phases[:MOST_PHASES] if one.pct >= LEAST_PCT]
     return ", ".join(phases)
+
+
+def say_waiting(group: HotGroup) -> str:
+    """Say who waits all the time and is no main thread, "" for others: their functions tell nothing."""
+    if group.main or group.waiting_pct < WAITING_PCT:
+        return ""
+    return f"{say_group(group)}, {group.waiting_pct:.0f} % in frames that wait"
+
+
+def pick_shown(group: HotGroup, most: int = MOST_FUNCTIONS) -> tuple[tuple[HotFunction, ...], int]:
+    """Return the functions of a group that are shown, and how many are not."""
+    shown = tuple(pick_functions(group.functions, most if group.main else min(most, MOST_OTHERS)))
+    return shown, len(group.functions) + group.more_functions - len(shown)
 
 
 def name_function(function: HotFunction) -> str:
@@ -87,7 +108,7 @@ def count_without_turn(hot: HotSample) -> int:
 def say_lost(hot: HotSample) -> str:
     """Say how many looks gave no stack, and how late py-spy was."""
     looks = sum(group.looks for group in hot.groups if group.main) + hot.lost_samples
-    lost = f"{hot.lost_samples} of {_count(looks, 'look')} gave no stack" if hot.lost_samples else "nothing"
+    lost = f"{hot.lost_samples} of {count_of(looks, 'look')} gave no stack" if hot.lost_samples else "nothing"
     late = f"; py-spy was up to {hot.behind_s:.1f} s late" if hot.behind_s else ""
     return f"{lost}{late}"
 
@@ -99,5 +120,14 @@ def say_cost(hot: HotSample) -> str:
     return f"{when}, py-spy used {hot.spy_cpu_ms:.0f} ms of CPU, {share:.1f} % of a core, stopped nothing"
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+def _pct_1(value: float) -> str:
+    return f"{value:.1f}"
+
+
+FUNCTIONS: Figures[HotFunction] = (
+    Figure("self %", lambda one: one.self_pct, _pct_1, 1, 6),
+    Figure("total %", lambda one: one.total_pct, _pct_1, 2, 7),
+    Figure("waits %", lambda one: one.waiting_pct, _pct_1, 5, 7),
+    Figure("samples", lambda one: one.total_samples, str, 6, 7),
+)
+"""What is measured of a function; its package and its name stand behind it."""

@@ -7,17 +7,17 @@ import re
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.snapshot import MemoryMoment, OutOfMemory, Pieces, SnapshotLost
 from tpmon.model.timeline import CodePlace
-from tpmon.model.units import format_bytes
+from tpmon.model.trace_words import size
+from tpmon.model.units import count_of, format_bytes
 
 NOTHING_HELD = "the allocator held nothing, and no history was recorded"
-NOT_KNOWN = "n/a"
 _FRAME = re.compile(r"^(.*):(\d+) (.*)$")
 
 
 def say_lost(lost: SnapshotLost) -> str:
     """Say what could not be read; "" for nothing."""
     parts = [
-        _count(count, noun)
+        count_of(count, noun)
         for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
         if count
     ]
@@ -27,8 +27,8 @@ def say_lost(lost: SnapshotLost) -> str:
 def say_pieces(pieces: Pieces) -> str:
     """Say how much is reserved, allocated and waiting."""
     return (
-        f"{format_bytes(pieces.reserved_bytes)} reserved in {_count(pieces.segments, 'segment')}, "
-        f"{format_bytes(pieces.allocated_bytes)} allocated ({say_bytes(pieces.rounding_bytes)} of it by "
+        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
+        f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
         f"rounding up), {format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
     )
 
@@ -40,7 +40,7 @@ def say_free(pieces: Pieces) -> str:
         return kept if pieces.private_bytes else "nothing of what is reserved is free"
     cut_up = known_or(pieces.fragmentation_pct, 0.0)
     return (
-        f"{format_bytes(pieces.free_bytes)} in {_count(pieces.free_blocks, 'block')}, the largest "
+        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
         f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
         f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
         f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
@@ -74,11 +74,6 @@ def say_older(peak: MemoryMoment) -> str:
     return f"{older} more were allocated before the history begins, and freed after the peak"
 
 
-def say_bytes(value: Known[int]) -> str:
-    """Write bytes, or that they are not known."""
-    return format_bytes(value) if is_known(value) else NOT_KNOWN
-
-
 def say_line(line: Known[str]) -> str:
     """Write the line that a stack is known by, or why there is none."""
     return line if is_known(line) else f"({line.reason})"
@@ -90,7 +85,3 @@ def find_frame(frame: str) -> Known[CodePlace]:
     if found is None:
         return Missing(f"no file is told of {frame}")
     return CodePlace(found[3], found[1], int(found[2]))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

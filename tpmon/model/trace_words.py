@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from tpmon.model.known import Applicable, Known, NotApplicable, is_known
-from tpmon.model.trace import RankRow, TraceFile, TraceVerdict
+from tpmon.model.trace import Communication, RankRow, RankTable, TraceFile, TraceVerdict
+from tpmon.model.trace_change import Change
+from tpmon.model.trace_gaps import DeviceGaps, LargeGap
+from tpmon.model.trace_tables import PatternRow
 from tpmon.model.units import clean_text, format_bytes
 
 NA = "n/a"
@@ -27,6 +30,8 @@ CAUSES = {
     "other": "other",
 }
 """What holds an idle device or a host, and what a verdict shares its window among."""
+HOST_CAUSES = {key: CAUSES[key] for key in ("data", "comms", "sync", "alloc", "compute", "other")}
+"""What a host did in a trace without device work."""
 KINDS = {
     "kernel": "kernels",
     "memcpy": "memcpy",
@@ -41,6 +46,7 @@ KINDS = {
 
 _NAME_CHARS = 20
 _PATH_CHARS = 1000
+_COMMON = ("(anonymous namespace)::", "at::native::", "at::", "c10::", "std::")
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
 
@@ -64,6 +70,11 @@ def size(value: Applicable[float]) -> str:
     return format_bytes(value) if is_known(value) else NA
 
 
+def thousands(value: int) -> str:
+    """Write a count."""
+    return f"{value:,}"
+
+
 def said(value: object) -> str:
     """Write text, or n/a where it is not known."""
     return str(value) if is_known(value) else NA
@@ -72,6 +83,42 @@ def said(value: object) -> str:
 def name_cause(cause: Known[str]) -> str:
     """Name what held a device in a gap."""
     return CAUSES[cause] if is_known(cause) else NA
+
+
+def say_gap(gap: LargeGap) -> str:
+    """Name what a gap was in: its call, its operator and its line, as far as they are known."""
+    known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
+    return " ".join(known) or "-"
+
+
+def say_idle(gaps: DeviceGaps) -> str:
+    """Say how long a device was idle."""
+    share = pct(100 * gaps.idle / (gaps.window or 1.0))
+    return f"{ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {share}"
+
+
+def say_communication(comms: Communication) -> str:
+    """Say how long there was communication, and how much of it computation hid."""
+    hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
+    exposed = f"{ms_of_us(comms.exposed_us)} ms exposed"
+    return f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"
+
+
+def say_missing(table: RankTable) -> str:
+    """Say of which ranks there is no trace."""
+    named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
+    return f"no trace of rank {named}"
+
+
+def say_pattern(pattern: PatternRow) -> str:
+    """Say what costs time, and how much."""
+    return f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
+
+
+def name_change(change: Change) -> str:
+    """Name what changed between two traces, a kernel or an operator by its own name."""
+    words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
+    return words.get(change.name, change.name)
 
 
 def say_growth(value: Applicable[int]) -> str:
@@ -113,6 +160,14 @@ def _strip(name: str) -> str:
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
     return name
+
+
+def shorten_kernel(name: str) -> str:
+    """Take out of the name of a kernel what most of them begin with, so that a cut one still tells which."""
+    short = name.removeprefix("void ")
+    for part in _COMMON:
+        short = short.replace(part, "")
+    return short or name
 
 
 def name_verdict(verdict: TraceVerdict) -> str:

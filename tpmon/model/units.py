@@ -110,3 +110,8 @@ def clean_text(text: str, limit: int = 200) -> str:
     if not cleaned.isprintable():
         cleaned = "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in cleaned)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def count_of(number: int, noun: str, nouns: str = "") -> str:
+    """Write a count with its noun: 1 rank, 4 workers; ``nouns`` where several take more than an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {nouns or f'{noun}s'}"

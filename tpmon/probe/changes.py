@@ -63,11 +63,6 @@ Named = Union[Member, ProcessSample]
 """Says who a process is within its job."""
 
 
-def describe_changes(changes: Changes, *, oom_kills: int = 0) -> tuple[str, ...]:
-    """Write the lines of ``describe_by_role``, the most important last."""
-    return tuple(line for _, line in describe_by_role(changes, oom_kills=oom_kills))
-
-
 def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Role, str], ...]:
     """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
 

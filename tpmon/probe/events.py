@@ -8,6 +8,7 @@ from datetime import datetime
 from tpmon.model.frame import Event, EventKind, Target
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
+from tpmon.model.units import count_of
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_layout import HOST
 from tpmon.probe.changes import Changes, describe_by_role, describe_stops
@@ -28,13 +29,9 @@ _RANK_WEIGHT = 5
 _STOPS_MATTER = (Role.RANK, Role.WORKER)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Event:
     """Return the first event: what tpmon attached to."""
-    text = f"attached to pid {pid}: {_count(ranks, 'rank')}, {_count(workers, 'loader worker')}"
+    text = f"attached to pid {pid}: {count_of(ranks, 'rank')}, {count_of(workers, 'loader worker')}"
     return Event(taken, EventKind.ATTACH, text)
 
 

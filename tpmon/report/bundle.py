@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tpmon.errors import UsageError
-from tpmon.model.units import format_bytes
-from tpmon.report.table import count_of, lay_paragraph
+from tpmon.model.units import count_of, format_bytes
+from tpmon.report.table import lay_paragraph
 
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

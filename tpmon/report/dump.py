@@ -8,24 +8,22 @@ from tpmon.model.dump import Dump, ShownFrame, StackGroup
 from tpmon.model.dump_errors import Means
 from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
-    list_waits,
+    list_state,
     name_processes,
     name_threads,
     say_count,
-    say_cpu,
     say_last_write,
-    say_motion,
     say_other,
 )
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import TreeLine
-from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
 from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_errors import write_errors
 from tpmon.report.dump_tree import write_tree
-from tpmon.report.table import LABEL_WIDTH, WIDTH, count_of, cut, lay_paragraph
+from tpmon.report.table import LABEL_WIDTH, WIDTH, cut, lay_paragraph
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""
@@ -88,9 +86,7 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
     who = name_processes(group.threads, with_host=_is_of_several(dump))
     head = f"{say_count(group)}{who}: {group.doing}"
-    words = [f"state {group.state}", *list_waits(group), say_motion(group.motion, group.since_s)]
-    words += [say_cpu(group)]
-    lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
+    lines = [cut(head, WIDTH), cut(f"  {', '.join(list_state(group))}", WIDTH)]
     if isinstance(group.frames, Missing):
         return [*lines, cut(f"  ? {group.frames.reason}", WIDTH)]
     frames = shorten(group)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tpmon.model.dump import DumpError
 from tpmon.model.dump_errors import Means, group_errors, name_failed, suggest
 from tpmon.model.known import is_known
-from tpmon.report.table import count_of, lay_paragraph
+from tpmon.model.units import count_of
+from tpmon.report.table import lay_paragraph
 
 MOST_REASONS = 12
 

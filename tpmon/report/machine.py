@@ -7,6 +7,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState, name_recovery
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
 from tpmon.model.units import (
+    count_of,
     format_bytes,
     format_pct,
     format_rate,
@@ -17,7 +18,6 @@ from tpmon.model.units import (
 )
 from tpmon.report.table import (
     Reading,
-    count_of,
     lay_columns,
     lay_paragraph,
     lay_phrases,

@@ -20,7 +20,15 @@ from tpmon.model.pace_words import (
     say_times,
 )
 from tpmon.model.process import ProcessSample, RankRow, Role
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds, say_bytes_s, say_pct
+from tpmon.model.units import (
+    count_of,
+    format_bytes,
+    format_clock,
+    format_pct,
+    format_seconds,
+    say_bytes_s,
+    say_pct,
+)
 from tpmon.report.machine import (
     write_card_cells,
     write_cpu,
@@ -32,7 +40,6 @@ from tpmon.report.machine import (
 from tpmon.report.table import (
     WIDTH,
     Reading,
-    count_of,
     cut,
     lay_columns,
     lay_paragraph,

@@ -2,70 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from tpmon.model.columns import Figure, Figures
 from tpmon.model.dump_errors import Means
-from tpmon.model.sample import HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.sample import HotFunction, HotGroup, HotSample
 from tpmon.model.sample_words import (
+    FUNCTIONS,
+    MOST_FUNCTIONS,
+    YOURS,
     count_without_turn,
     name_function,
     name_group,
+    pick_shown,
     say_cost,
     say_ended,
     say_group,
     say_lost,
     say_phases,
+    say_waiting,
     say_what,
 )
-from tpmon.model.units import clean_text
+from tpmon.model.units import clean_text, count_of
 from tpmon.report.dump_errors import write_errors
-from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
+from tpmon.report.table import WIDTH, cut, lay_figures, lay_paragraph
 
-MOST_FUNCTIONS = 12
-MOST_OTHERS = 4
-"""Functions of threads that are no main thread, which mostly wait."""
-WAITING_PCT = 95.0
-"""Other threads that wait so much of the time are one line."""
 AGAIN = Means("again: tpmon sample {pid}")
 _LINE_CHARS = 400
-_HEADERS = ("self %", "total %", "waits %", "samples", "code", "function")
-_YOURS = "yours"
+_FIGURES: Figures[HotFunction] = (
+    *FUNCTIONS,
+    Figure("code", lambda one: cut(one.package or YOURS, 16), left=True),
+    Figure("function", name_function, left=True),
+)
 
 
 def write_sample(hot: HotSample, most: int = MOST_FUNCTIONS) -> list[str]:
     """Write every part of the job with its ``most`` functions, main threads first, then what was lost."""
     lines = lay_paragraph("sample", say_what(hot))
     for group in hot.groups:
-        lines += ["", *_write_group(group, most if group.main else min(most, MOST_OTHERS))]
+        lines += ["", *_write_group(group, most)]
     lines += ["", *_write_end(hot)]
     return [clean_text(line, _LINE_CHARS) if line else "" for line in lines]
 
 
 def _write_group(group: HotGroup, most: int) -> list[str]:
+    if waiting := say_waiting(group):
+        return [cut(waiting, WIDTH)]
     lines = [cut(say_group(group), WIDTH)]
-    if not group.main and group.waiting_pct >= WAITING_PCT:
-        return [cut(f"{lines[0]}, {group.waiting_pct:.0f} % in frames that wait", WIDTH)]
-    phases = say_phases(group)
-    if phases:
+    if phases := say_phases(group):
         lines.append(cut(f"  {phases}", WIDTH))
-    shown = pick_functions(group.functions, most)
-    if shown:
-        lines += lay_columns(_HEADERS, map(_row, shown), left=("code", "function"))
-    hidden = len(group.functions) + group.more_functions - len(shown)
+    shown, hidden = pick_shown(group, most)
+    lines += lay_figures(_FIGURES, shown)
     if hidden:
         lines.append(f"         {count_of(hidden, 'more function')}")
     return lines
-
-
-def _row(function: HotFunction) -> Sequence[str]:
-    return (
-        f"{function.self_pct:.1f}",
-        f"{function.total_pct:.1f}",
-        f"{function.waiting_pct:.1f}",
-        str(function.total_samples),
-        cut(function.package or _YOURS, 16),
-        name_function(function),
-    )
 
 
 def _write_end(hot: HotSample) -> list[str]:

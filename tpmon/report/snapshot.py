@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 from tpmon.model.known import is_known
-from tpmon.model.snapshot import DeviceSnapshot, SnapshotFile, SnapshotLost, SnapshotReport, StackBytes
+from tpmon.model.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotFile, SnapshotReport, StackBytes
 from tpmon.model.snapshot_words import (
-    NOT_KNOWN,
     NOTHING_HELD,
     say_free,
     say_line,
@@ -19,10 +18,11 @@ from tpmon.model.snapshot_words import (
     say_peak,
     say_pieces,
 )
+from tpmon.model.trace_words import NA
 from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.csv_rows import write_csv_rows
 from tpmon.report.table import lay_columns, lay_paragraph
 
-SNAPSHOT_TABLES = ("devices", "live", "peak", "oom")
 _LINE_CHARS = 400
 _CALLERS = 3
 """Lines of each stack that are shown below its own line."""
@@ -38,17 +38,13 @@ def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
 
 def _write_file(file: SnapshotFile, top: int) -> list[str]:
     lines = lay_paragraph("snapshot", f"{file.path}, {format_bytes(file.file_bytes)}")
-    lines += _write_lost(file.lost)
+    lost = say_lost(file.lost)
+    lines += lay_paragraph("lost", lost) if lost else []
     if not file.devices:
         lines.append(f"         {NOTHING_HELD}")
     for device in file.devices:
         lines += ["", *_write_device(device, top)]
     return lines
-
-
-def _write_lost(lost: SnapshotLost) -> list[str]:
-    said = say_lost(lost)
-    return lay_paragraph("lost", said) if said else []
 
 
 def _write_device(device: DeviceSnapshot, top: int) -> list[str]:
@@ -64,7 +60,7 @@ def _write_device(device: DeviceSnapshot, top: int) -> list[str]:
         older = say_older(peak)
         lines += [f"  {older}"] if older else []
     else:
-        lines += ["", *lay_paragraph("peak", f"{NOT_KNOWN}: {peak.reason}")]
+        lines += ["", *lay_paragraph("peak", f"{NA}: {peak.reason}")]
     return lines
 
 
@@ -82,62 +78,40 @@ def _write_stacks(stacks: Sequence[StackBytes], top: int) -> list[str]:
 
 def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
     """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("path", "device", *_HEADERS[table]))
-    for file in report.files:
-        for device in file.devices:
-            for row in _rows(device, table):
-                writer.writerow([_safe(cell) for cell in (file.path, device.device, *row)])
-    return out.getvalue().splitlines()
+    kind, more = _KINDS[table]
+    rows = (
+        (file.path, device.device, *row)
+        for file in report.files
+        for device in file.devices
+        for row in _rows(device, table)
+    )
+    return write_csv_rows(("path", "device", *(field.name for field in fields(kind)), *more), rows)
 
 
-_STACK_HEADERS = ("bytes", "requested_bytes", "blocks", "line", "frames")
-_HEADERS = {
-    "devices": (
-        *(
-            "segments",
-            "reserved_bytes",
-            "allocated_bytes",
-            "pending_bytes",
-            "free_bytes",
-            "free_blocks",
-            "largest_free_bytes",
-            "releasable_bytes",
-            "stuck_bytes",
-            "private_bytes",
-            "rounding_bytes",
-            "fragmentation_pct",
-        ),
-        "events",
-        "peak_requested_bytes",
-    ),
-    "live": _STACK_HEADERS,
-    "peak": _STACK_HEADERS,
-    "oom": ("asked_bytes", "device_free_bytes", "at_ms", "line", "frames"),
+_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "devices": (Pieces, ("events", "peak_requested_bytes")),
+    "live": (StackBytes, ()),
+    "peak": (StackBytes, ()),
+    "oom": (OutOfMemory, ()),
 }
+"""The class of a row of each table, whose fields are its header, and what stands behind them."""
+SNAPSHOT_TABLES = tuple(_KINDS)
 
 
 def _rows(device: DeviceSnapshot, table: str) -> Iterable[tuple[object, ...]]:
     peak = device.peak
     if table == "devices":
-        pieces = tuple(getattr(device.pieces, key) for key in _HEADERS[table][:-2])
-        yield (*pieces, device.events, peak.requested_bytes if is_known(peak) else peak)
-    elif table == "oom":
-        for one in device.out_of_memory:
-            yield (one.asked_bytes, one.device_free_bytes, one.at_ms, one.line, _join(one.frames))
-    else:
-        rows = device.live if table == "live" else peak.alive if is_known(peak) else ()
-        for row in rows:
-            yield (row.bytes, row.requested_bytes, row.blocks, row.line, _join(row.frames))
+        requested = peak.requested_bytes if is_known(peak) else peak
+        return [(*_cells(device.pieces), device.events, requested)]
+    if table == "peak":
+        return map(_cells, peak.alive if is_known(peak) else ())
+    return map(_cells, device.live if table == "live" else device.out_of_memory)
+
+
+def _cells(row: Any) -> tuple[object, ...]:
+    values = (getattr(row, field.name) for field in fields(row))
+    return tuple(_join(value) if isinstance(value, tuple) else value for value in values)
 
 
 def _join(frames: Sequence[str]) -> str:
     return ";".join(frame.replace(";", ",") for frame in frames)
-
-
-def _safe(value: object) -> object:
-    """Keep a name from being a formula where the file is opened in a spreadsheet."""
-    if not is_known(value):
-        return ""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

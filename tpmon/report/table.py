@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from tpmon.model.columns import Figures, Row, Where
 from tpmon.model.known import Applicable, Missing, NotApplicable, is_known
 from tpmon.model.units import LINE_WIDTH, count_cells
 
@@ -51,6 +52,21 @@ def lay_columns(
         ]
         lines.append(cut((" " * indent + "  ".join(cells)).rstrip(), width))
     return lines
+
+
+def lay_figures(
+    figures: Figures[Row], rows: Sequence[Row], top: int | None = None, more: str = "", indent: int = 0
+) -> list[str]:
+    """Lay the first rows of a table, and say how many more there are and where; nothing without rows."""
+    if not rows:
+        return []
+    shown = [one for one in figures if one.where is not Where.SCREEN]
+    headers = [one.text_head or one.head for one in shown]
+    left = [head for head, one in zip(headers, shown, strict=True) if one.left]
+    cells = ([one.tell(row) for one in shown] for row in rows[:top])
+    hidden = len(rows) - top if more and top is not None else 0
+    lines = lay_columns(headers, cells, left=left, indent=indent)
+    return [*lines, f"  {hidden} more ({more})"] if hidden > 0 else lines
 
 
 def _pad(text: str, cells: int, to_left: bool) -> str:
@@ -110,11 +126,6 @@ def sum_known(values: list[float | Missing]) -> float | Missing:
     if read or not values:
         return sum(read)
     return values[0]
-
-
-def count_of(number: int, noun: str, nouns: str = "") -> str:
-    """Write a count with its noun: 1 rank, 4 workers; ``nouns`` where several take more than an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {nouns or f'{noun}s'}"
 
 
 class Reading:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_words import CAUSES, KINDS
+from tpmon.model.trace_words import ms_of_us, name_change
 from tpmon.model.units import clean_text
 from tpmon.report.table import lay_columns, lay_paragraph
 
@@ -33,13 +33,8 @@ def write_comparison(comparison: TraceComparison, top: int) -> list[str]:
 def _row(change: Change) -> tuple[str, str, str, str]:
     difference = change.after_us - change.before_us
     return (
-        f"{change.before_us / 1000:,.3f}",
-        f"{change.after_us / 1000:,.3f}",
+        ms_of_us(change.before_us),
+        ms_of_us(change.after_us),
         f"{difference / 1000:+,.3f}",
-        _name(change),
+        name_change(change),
     )
-
-
-def _name(change: Change) -> str:
-    words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
-    return words.get(change.name, change.name)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.trace import (
     Breakdown,
     CardUse,
     CauseShare,
     CollectiveRow,
+    Communication,
     CopyRow,
     KernelRow,
     MemoryPeak,
@@ -35,32 +34,9 @@ from tpmon.model.trace_tables import (
     ProductRow,
     RangeRow,
 )
+from tpmon.report.csv_rows import write_csv_rows
 from tpmon.report.trace_tables import TEXT_TABLES, write_table
 
-TABLES = (
-    "steps",
-    "breakdown",
-    "gpus",
-    "gaps",
-    "operators",
-    "kernels",
-    "copies",
-    "memory",
-    "patterns",
-    "products",
-    "modules",
-    "frames",
-    "allocations",
-    "curve",
-    "shapes",
-    "lines",
-    "ranges",
-    "shares",
-    "host",
-    "idle",
-    "collectives",
-    "ranks",
-)
 CHANGES = "changes"
 """The table of a comparison."""
 _LEFT_OUT = ("largest",)
@@ -70,8 +46,9 @@ def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
         return _write_rows(RankRow, (((), row) for row in _ranks(report)))
-    named = (((file.path, file.rank), row) for file in report.files for row in _rows(file, table))
-    return _write_rows(_kinds()[table], named, before=("path", "rank"))
+    kind, read = _TABLES[table].kind, _TABLES[table].read
+    named = (((file.path, file.rank), row) for file in report.files for row in known_or(read(file), ()))
+    return _write_rows(kind, named, before=("path", "rank"))
 
 
 def explain_empty(report: TraceReport, table: str) -> str:
@@ -84,7 +61,7 @@ def explain_empty(report: TraceReport, table: str) -> str:
         )
     if table == "ranks" and not isinstance(report.ranks, Missing):
         return "ranks: there is one trace alone; name those of several ranks"
-    found = [report.ranks] if table == "ranks" else [_read_table(file, table) for file in report.files]
+    found = [report.ranks] if table == "ranks" else [_TABLES[table].read(file) for file in report.files]
     reasons = dict.fromkeys(one.reason for one in found if isinstance(one, Missing))
     return f"{table}: {'; '.join(reasons) or 'none in what was read'}"
 
@@ -99,86 +76,12 @@ def _write_rows(
 ) -> list[str]:
     """Write a header of ``before`` and the fields of ``kind``, and for each row its values of both."""
     names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*before, *names])
-    for values, row in rows:
-        writer.writerow([_safe(value) for value in (*values, *(getattr(row, name) for name in names))])
-    return out.getvalue().splitlines()
+    cells = ((*values, *(getattr(row, name) for name in names)) for values, row in rows)
+    return write_csv_rows((*before, *names), cells)
 
 
 def _ranks(report: TraceReport) -> tuple[RankRow, ...]:
     return report.ranks.ranks if is_known(report.ranks) else ()
-
-
-def _kinds() -> dict[str, type[Any]]:
-    """Return the class of a row of each table, whose fields are its header also where there is no row."""
-    return {
-        "steps": StepRow,
-        "breakdown": Breakdown,
-        "gpus": CardUse,
-        "gaps": DeviceGaps,
-        "operators": OperatorRow,
-        "kernels": KernelRow,
-        "copies": CopyRow,
-        "memory": MemoryPeak,
-        "patterns": PatternRow,
-        "products": ProductRow,
-        "modules": ModuleRow,
-        "frames": FrameRow,
-        "allocations": AllocationRow,
-        "curve": _CurveRow,
-        "shapes": OperatorGroupRow,
-        "lines": OperatorGroupRow,
-        "ranges": RangeRow,
-        "shares": CauseShare,
-        "host": HostTime,
-        "idle": _GapRow,
-        "collectives": CollectiveRow,
-    }
-
-
-def _rows(file: TraceFile, table: str) -> Iterable[Any]:
-    found = _read_table(file, table)
-    return found if is_known(found) else ()
-
-
-def _read_table(file: TraceFile, table: str) -> Applicable[Iterable[Any]]:
-    overview = file.overview
-    rows: dict[str, Applicable[Iterable[Any]]] = {
-        "steps": overview.step_table,
-        "breakdown": (overview.breakdown_us,),
-        "gpus": overview.gpus,
-        "gaps": file.gaps,
-        "operators": file.operators,
-        "kernels": file.kernels,
-        "copies": file.copies,
-        "memory": file.memory.peaks,
-        "patterns": file.patterns,
-        "products": file.products,
-        "modules": file.modules,
-        "frames": file.frames,
-        "allocations": file.memory.by_operator,
-        "shapes": file.shapes,
-        "lines": file.lines,
-        "ranges": file.ranges,
-        "shares": file.verdict.shares,
-        "host": (file.host_us,) if is_known(file.host_us) else file.host_us,
-        "collectives": file.communication.collectives if is_known(file.communication) else file.communication,
-    }
-    if table == "curve":
-        return [
-            _CurveRow(curve.kind, curve.device, point.ms, point.allocated_bytes, point.reserved_bytes)
-            for curve in file.memory.curves
-            for point in curve.points
-        ]
-    if table == "idle":
-        return [
-            _GapRow(gaps.device, gap.start_ms, gap.us, gap.cause, gap.operator, gap.call, gap.source)
-            for gaps in file.gaps
-            for gap in gaps.largest
-        ]
-    return rows[table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +108,55 @@ class _CurveRow:
     reserved_bytes: Applicable[int]
 
 
-def _safe(value: object) -> object:
-    """Keep a name from being a formula where the file is opened in a spreadsheet."""
-    if not is_known(value):
-        return ""
-    if isinstance(value, tuple):
-        value = "; ".join(map(str, value))
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+def _list_idle(file: TraceFile) -> list[_GapRow]:
+    return [
+        _GapRow(gaps.device, gap.start_ms, gap.us, gap.cause, gap.operator, gap.call, gap.source)
+        for gaps in file.gaps
+        for gap in gaps.largest
+    ]
+
+
+def _read_collectives(comms: Applicable[Communication]) -> Applicable[tuple[CollectiveRow, ...]]:
+    return comms.collectives if is_known(comms) else comms
+
+
+def _list_points(file: TraceFile) -> list[_CurveRow]:
+    return [
+        _CurveRow(curve.kind, curve.device, point.ms, point.allocated_bytes, point.reserved_bytes)
+        for curve in file.memory.curves
+        for point in curve.points
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows."""
+
+    kind: type[Any]
+    read: Callable[[TraceFile], Applicable[Iterable[Any]]]
+
+
+_TABLES = {
+    "steps": _Table(StepRow, lambda file: file.overview.step_table),
+    "breakdown": _Table(Breakdown, lambda file: (file.overview.breakdown_us,)),
+    "gpus": _Table(CardUse, lambda file: file.overview.gpus),
+    "gaps": _Table(DeviceGaps, lambda file: file.gaps),
+    "operators": _Table(OperatorRow, lambda file: file.operators),
+    "kernels": _Table(KernelRow, lambda file: file.kernels),
+    "copies": _Table(CopyRow, lambda file: file.copies),
+    "memory": _Table(MemoryPeak, lambda file: file.memory.peaks),
+    "patterns": _Table(PatternRow, lambda file: file.patterns),
+    "products": _Table(ProductRow, lambda file: file.products),
+    "modules": _Table(ModuleRow, lambda file: file.modules),
+    "frames": _Table(FrameRow, lambda file: file.frames),
+    "allocations": _Table(AllocationRow, lambda file: file.memory.by_operator),
+    "curve": _Table(_CurveRow, _list_points),
+    "shapes": _Table(OperatorGroupRow, lambda file: file.shapes),
+    "lines": _Table(OperatorGroupRow, lambda file: file.lines),
+    "ranges": _Table(RangeRow, lambda file: file.ranges),
+    "shares": _Table(CauseShare, lambda file: file.verdict.shares),
+    "host": _Table(HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us),
+    "idle": _Table(_GapRow, _list_idle),
+    "collectives": _Table(CollectiveRow, lambda file: _read_collectives(file.communication)),
+}
+TABLES = (*_TABLES, "ranks")

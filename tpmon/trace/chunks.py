@@ -117,7 +117,6 @@ class Pieces:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.dropped_bytes = 0
-        self.is_list = False
         self._was_cut = False
         self.head, self._rest = self._find_start()
 
@@ -133,7 +132,6 @@ class Pieces:
             looked = max(len(seen) - 64, 0)
             opened = _LIST.match(seen, 0, _LIST_WITHIN)
             if opened:
-                self.is_list = True
                 return b"", seen[seen.index(b"[") + 1 :]
             if not data or len(seen) > BESIDE_BYTES or bytes(seen[:64].lstrip()[:1]) not in (b"{", b"[", b""):
                 raise UsageError(self._refuse(bool(seen)), _NOT_A_TRACE)

@@ -21,7 +21,6 @@ from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell  # isort: skip
 from textual.message import Message
 from textual.timer import Timer
 
-from tpmon.errors import ExitCode
 from tpmon.model.capture import CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
@@ -203,7 +202,7 @@ class MonitorApp(Shell):
                 view = replace(view, message=say_unused(name, view))
         elif isinstance(key.deed, Effect):
             self._show(view)
-            self._carry_out(key.deed)
+            self.carry_out(key.deed)
             return
         elif isinstance(key.deed, Ask):
             before = view
@@ -233,16 +232,9 @@ class MonitorApp(Shell):
         self._message_until_ns = self._clock() + int(MESSAGE_SECONDS * 1e9)
         self._show(view)
 
-    def _carry_out(self, effect: Effect) -> None:
-        if effect is Effect.QUIT:
-            self.leave(ExitCode.OK)
-        elif effect is Effect.REDRAW:
-            self.redraw()
-        elif effect is Effect.SUSPEND:
-            self.action_suspend_process()
-        elif effect is Effect.COPY_SCREEN:
-            self.copy_text("the screen", self._canvas.text())
-        elif effect is Effect.COPY_RESULT:
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key does beyond the picture."""
+        if effect is Effect.COPY_RESULT:
             shown = {Overlay.SAMPLE: self.view.sample, Overlay.CAPTURE: self.view.capture}
             result = shown.get(self.view.overlay, self.view.dump)
             if not isinstance(result, (Missing, NotApplicable)):
@@ -251,12 +243,14 @@ class MonitorApp(Shell):
             self._plan_edit()
         elif effect is Effect.OPEN_TRACE:
             self._open_trace()
-        elif is_known(self.view.frame):
+        elif effect in (Effect.COPY_TRY, Effect.COPY_FACTS) and is_known(self.view.frame):
             finding = self.view.frame.verdict
             if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
                 self.copy_text("what to try", finding.try_)
             else:
                 self.copy_text("the facts", paste.facts_text(self.view.frame))
+        else:
+            super().carry_out(effect)
 
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds, or until a key is pressed."""

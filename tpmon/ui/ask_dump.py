@@ -12,6 +12,7 @@ from dataclasses import replace
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpState, ErrorKind
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.units import count_of
 from tpmon.ui.actions import NO_ROW
 from tpmon.ui.controls import Asked
 from tpmon.ui.stack_rows import has_unseen, is_priced, shown_dump
@@ -75,12 +76,12 @@ def say_price(view: ViewState) -> str:
     if not is_priced(view, price):
         return ""
     if price is Price.STOP:
-        who = _count(len(list_stoppable(view)))
+        who = count_of(len(list_stoppable(view)), "process", "processes")
         return (
             f"! R again reads {who} with a stop: each stands still for it, mostly for less than 5 ms. "
             "Any other key: no stop."
         )
-    who = _count(_count_shown(view))
+    who = count_of(_count_shown(view), "process", "processes")
     if price is Price.NATIVE:
         return (
             f"! N again reads the C frames of {who} with a stop: a loader worker stands still for 0.03 to "
@@ -91,10 +92,6 @@ def say_price(view: ViewState) -> str:
         f"! L again reads the variables of {who}: nothing is stopped, py-spy takes up to twice the CPU. "
         "Values are cut and what looks like a secret is hidden, but read them before you pass them on."
     )
-
-
-def _count(processes: int) -> str:
-    return f"{processes} processes" if processes != 1 else "1 process"
 
 
 def _count_shown(view: ViewState) -> int:

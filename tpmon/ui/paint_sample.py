@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from tpmon.model.known import is_known
-from tpmon.model.sample import HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.sample import HotFunction, HotGroup, HotSample
 from tpmon.model.sample_words import (
+    FUNCTIONS,
+    YOURS,
     count_without_turn,
     name_function,
+    pick_shown,
     say_cost,
     say_ended,
     say_group,
     say_lost,
     say_phases,
+    say_waiting,
     say_what,
 )
 from tpmon.model.units import clean_text, format_seconds
@@ -19,14 +23,9 @@ from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.ask_sample import is_running, say_next_price
 from tpmon.ui.cells import wrap_all
 from tpmon.ui.paint_dump_errors import paint_errors
-from tpmon.ui.table import Column, Table
+from tpmon.ui.table import Column, Table, list_columns
 from tpmon.ui.view import Ink, Line, ViewState
 
-MOST_FUNCTIONS = 12
-MOST_OTHERS = 4
-"""Functions of threads that are no main thread, which mostly wait."""
-WAITING_PCT = 95.0
-"""Other threads that wait so much of the time are one line."""
 _ERROR_LINES = 6
 _TEXT_CHARS = 400
 _ENDED = "the job has ended: no stack is left to sample"
@@ -90,32 +89,27 @@ def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
 
 def _paint_group(group: HotGroup, width: int) -> list[Line]:
     """Paint who it is and how it did, then its functions, the user's own standing out."""
-    if not group.main and group.waiting_pct >= WAITING_PCT:
-        said = f"{say_group(group)}, {group.waiting_pct:.0f} % in frames that wait"
-        return _wrapped(said, Ink.DIM, width)
+    if waiting := say_waiting(group):
+        return _wrapped(waiting, Ink.DIM, width)
     lines = _wrapped(say_group(group), Ink.TITLE, width)
     phases = say_phases(group)
     if phases:
         lines += [
             ((f"  {text[0][0].strip()}", Ink.PLAIN),) for text in _wrapped(phases, Ink.PLAIN, width - 2)
         ]
-    shown = pick_functions(group.functions, MOST_FUNCTIONS if group.main else MOST_OTHERS)
+    shown, hidden = pick_shown(group)
     if not shown:
         return lines
     table = Table(_list_columns(), width)
     lines.append(table.paint_head())
     lines += [table.paint_row(one, Ink.DIM if one.package else Ink.STRONG) for one in shown]
-    hidden = len(group.functions) + group.more_functions - len(shown)
     return [*lines, ((f"   {hidden} more (tpmon sample --json has them)", Ink.DIM),)] if hidden else lines
 
 
 def _list_columns() -> list[Column[HotFunction]]:
     return [
-        Column("self %", 6, 1, lambda one: f"{one.self_pct:.1f}"),
-        Column("total %", 7, 2, lambda one: f"{one.total_pct:.1f}"),
-        Column("waits %", 7, 5, lambda one: f"{one.waiting_pct:.1f}"),
-        Column("samples", 7, 6, lambda one: str(one.total_samples)),
-        Column("code", 10, 4, lambda one: clean_text(one.package or "yours"), right=False),
+        *list_columns(FUNCTIONS),
+        Column("code", 10, 4, lambda one: clean_text(one.package or YOURS), right=False),
         Column(
             "function",
             16,

@@ -8,13 +8,11 @@ from tpmon.model.dump import Asker, Dump, DumpState, Motion, StackGroup
 from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
     ONCE_HINT,
-    list_waits,
+    list_state,
     name_processes,
     name_threads,
     say_count,
-    say_cpu,
     say_last_write,
-    say_motion,
     say_other,
 )
 from tpmon.model.known import is_known
@@ -247,10 +245,8 @@ def _paint_member(member: Member, cursor: object, width: int, *, main: bool = Tr
 def _paint_state(group: StackGroup, width: int, *, main: bool) -> list[Line]:
     """Paint state, wait, motion and CPU of a group below its name."""
     if main:
-        once = Motion.ONCE.value if group.motion is Motion.ONCE else ""
-        words = [f"state {group.state}", *list_waits(group), say_motion(group.motion, group.since_s)]
-        words += [say_cpu(group), once]
-        said = ", ".join(word for word in words if word)
+        once = [Motion.ONCE.value] if group.motion is Motion.ONCE else []
+        said = ", ".join([*list_state(group), *once])
     else:
         said = say_other(group)
     blocked = "D" in group.state or "T" in group.state or "t" in group.state

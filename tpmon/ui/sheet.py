@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, Union
 
+from tpmon.model.columns import Figures
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.trace_words import NA, ms_of_us
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.ui.cells import width_of
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.table import Cell, Column
+from tpmon.ui.table import MEASURED_ROWS, Column, fit_column, list_columns
 
 Row = TypeVar("Row")
 MOST_ROWS = 2000
 _NAME_WIDTH = 16
 _FACT_CHARS = 4000
-_MEASURED_ROWS = 200
 _WORDS = {
     "gb_s": ("memory rate", "GB/s"),
     "gb_s_peak_pct": ("memory, of peak", "%"),
@@ -150,18 +150,28 @@ def bar(share_pct: float, width: int) -> str:
     return "█" * round(max(0.0, min(share_pct, 100.0)) * width / 100)
 
 
-def fit_column(
-    head: str,
-    keep: int,
-    read: Callable[[Row], str],
-    rows: Sequence[Row],
+def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:
+    """Return what the rows of a table can be sorted by."""
+    return tuple((one.head, _order_by(one.read)) for one in figures if one.sorts)
+
+
+def _order_by(read: Callable[[Row], object]) -> Callable[[Row], float]:
+    return lambda row: as_number(read(row))
+
+
+def lay_sheet(
+    title: str,
+    figures: Figures[Row],
+    rows: tuple[Row, ...],
+    name: Callable[[Row], str],
     *,
-    right: bool = True,
-    most: int = 40,
-) -> Column[Row]:
-    """Make a column as wide as what stands in its first rows."""
-    widest = max((width_of(read(row)) for row in rows[:_MEASURED_ROWS]), default=1)
-    return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
+    unknown: str = "",
+    findable: bool = True,
+    source: Callable[[Row], str] = lambda _row: "",
+) -> Sheet[Row]:
+    """Make a table of rows; mostly their names are those of events in the trace."""
+    columns = list_columns(figures, rows, unknown)
+    return Sheet(title, columns, rows, name, list_orders(figures), source=source, findable=findable)
 
 
 def as_number(value: object) -> float:
@@ -239,25 +249,17 @@ def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:
         tuple(columns),
         tuple(rows),
         lambda row: _cell(name, row),
-        tuple((_head(one), _order(one)) for one in shown if one not in texts),
+        tuple((_head(one), _order_by(attrgetter(one))) for one in shown if one not in texts),
         source=(lambda row: _cell(source, row)) if source else (lambda row: _cell(name, row)),
         findable=name in ("name", "operator"),
     )
 
 
 def _plain_column(name: str, place: int, rows: Sequence[Any]) -> Column[Any]:
-    widest = max((len(_cell(name, row)) for row in rows[:200]), default=1)
-    is_text = any(isinstance(getattr(row, name), str) for row in rows[:200])
-    width = min(max(widest, len(_head(name))), 40 if is_text else 14)
-
-    def read(row: Any) -> Cell:
-        return _cell(name, row)
-
-    return Column(_head(name), width, place + 1, read, right=not is_text)
-
-
-def _order(name: str) -> Callable[[Any], float]:
-    return lambda row: as_number(getattr(row, name))
+    is_text = any(isinstance(getattr(row, name), str) for row in rows[:MEASURED_ROWS])
+    most = 40 if is_text else 14
+    head, keep = _head(name), place + 1
+    return fit_column(head, keep, lambda row: _cell(name, row), rows, right=not is_text, most=most)
 
 
 def _is_nested(value: object) -> bool:

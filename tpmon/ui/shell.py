@@ -24,6 +24,7 @@ from tpmon.ui.canvas import Canvas
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.lines import Size
 from tpmon.ui.messages import Planned, Told
+from tpmon.ui.moves import Effect
 from tpmon.ui.terminal import LEAVE_SECONDS, ScreenResult, TerminalGuard, lend_terminal, report_crash
 
 MESSAGE_SECONDS = 6.0
@@ -170,6 +171,19 @@ class Shell(App[None]):
             failure = editor.run_editor(command)
         self.redraw()
         return failure
+
+    # What keys do beyond the picture
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key means on every screen; a screen does what is its own."""
+        if effect is Effect.QUIT:
+            self.leave(ExitCode.OK)
+        elif effect is Effect.REDRAW:
+            self.redraw()
+        elif effect is Effect.SUSPEND:
+            self.action_suspend_process()
+        elif effect is Effect.COPY_SCREEN:
+            self.copy_text("the screen", self._canvas.text())
 
     # The end
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, Union
 
+from tpmon.model.columns import Figure, Figures, Row, Where
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Missing, NotApplicable
+from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.ui.cells import cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
 from tpmon.ui.ink import FOCUS_RULE, RULE
 from tpmon.ui.lines import Ink, Line, Span
 
-Row = TypeVar("Row")
+MEASURED_ROWS = 200
 Cell = Union[str, Span]
 """Text in the ink of its row, or in an ink of its own."""
 
@@ -29,6 +30,36 @@ class Column(Generic[Row]):
     read: Callable[[Row], Cell]
     right: bool = True
     grows: bool = False
+
+
+def fit_column(
+    head: str,
+    keep: int,
+    read: Callable[[Row], str],
+    rows: Sequence[Row],
+    *,
+    right: bool = True,
+    most: int = 40,
+) -> Column[Row]:
+    """Make a column as wide as what stands in its first rows."""
+    widest = max((width_of(read(row)) for row in rows[:MEASURED_ROWS]), default=1)
+    return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
+
+
+def list_columns(
+    figures: Figures[Row], rows: Sequence[Row] = (), unknown: str = ""
+) -> tuple[Column[Row], ...]:
+    """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
+
+    def column(one: Figure[Row]) -> Column[Row]:
+        def read(row: Row) -> str:
+            return unknown if unknown and not is_known(one.read(row)) else one.tell(row)
+
+        if one.width:
+            return Column(one.head, one.width, one.keep, read, right=not one.left, grows=one.grows)
+        return fit_column(one.head, one.keep, read, rows, right=not one.left)
+
+    return tuple(column(one) for one in figures if one.where is not Where.TEXT)
 
 
 @dataclass(frozen=True, slots=True)

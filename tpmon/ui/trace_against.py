@@ -6,13 +6,12 @@ import os
 
 from tpmon.model.known import is_known
 from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_words import CAUSES, KINDS, NA, ms_of_us
+from tpmon.model.trace_words import NA, ms_of_us, name_change, shorten_kernel
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import Block, Paragraph, Sheet
 from tpmon.ui.table import Cell, Column, Item
 from tpmon.ui.trace_view import Answer
-from tpmon.ui.trace_words import shorten_kernel
 
 _SHOWN_US = 0.5
 """A change of less is 0.000 ms in the table: neither faster nor slower."""
@@ -105,11 +104,7 @@ def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Cha
 
 
 def _name_row(row: Change) -> str:
-    if row.part == "phase":
-        return KINDS.get(row.name, row.name)
-    if row.part == "idle":
-        return CAUSES.get(row.name, row.name)
-    return shorten_kernel(row.name) if row.part == "kernel" else row.name
+    return shorten_kernel(row.name) if row.part == "kernel" else name_change(row)
 
 
 def _paint_change(row: Change) -> Cell:
@@ -122,9 +117,8 @@ def _paint_change(row: Change) -> Cell:
 
 
 def _say_change(row: Change) -> str:
-    name = row.name if row.part in ("operator", "kernel") else _name_row(row)
     change_us = row.after_us - row.before_us
     return (
-        f"{name}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
+        f"{name_change(row)}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
         f"{change_us / 1000:+,.3f} ms"
     )

@@ -13,7 +13,6 @@ from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: sk
 
 from textual.timer import Timer
 
-from tpmon.errors import ExitCode
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.model.units import clean_text
 from tpmon.ui import editor
@@ -96,7 +95,7 @@ class TraceApp(Shell):
                 view = replace(view, message=say_trace_unused(name, view))
         elif isinstance(key.deed, Effect):
             self._show(view)
-            self._carry_out(key.deed)
+            self.carry_out(key.deed)
             return
         elif isinstance(key.deed, Move):
             page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
@@ -111,19 +110,14 @@ class TraceApp(Shell):
         else:
             self._show(view)
 
-    def _carry_out(self, effect: Effect) -> None:
-        if effect is Effect.QUIT:
-            self.leave(ExitCode.OK)
-        elif effect is Effect.REDRAW:
-            self.redraw()
-        elif effect is Effect.SUSPEND:
-            self.action_suspend_process()
-        elif effect is Effect.COPY_SCREEN:
-            self.copy_text("the screen", self._canvas.text())
-        elif effect is Effect.COPY_RESULT:
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key does beyond the picture."""
+        if effect is Effect.COPY_RESULT:
             self._copy_chosen()
         elif effect is Effect.EDIT:
             self._open_line()
+        else:
+            super().carry_out(effect)
 
     def _copy_chosen(self) -> None:
         paragraph = find_paragraph(self.view, list_blocks(self.view))

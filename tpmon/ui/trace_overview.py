@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known, known_or, map_known
-from tpmon.model.trace import Breakdown, CardUse, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.known import is_known, known_or
+from tpmon.model.trace import CardUse, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.trace_columns import CARDS, GAPS, STEPS, Part, list_causes, list_parts
 from tpmon.model.trace_gaps import DeviceGaps, LargeGap
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.trace_words import (
-    CAUSES,
+    HOST_CAUSES,
     KINDS,
     NA,
     ms_of_us,
     name_cause,
     name_verdict,
-    number,
     pct,
     said,
     say_file,
+    say_gap,
+    say_idle,
+    say_pattern,
 )
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import Block, Paragraph, Sheet, bar
-from tpmon.ui.table import Column
+from tpmon.ui.sheet import Block, Paragraph, Sheet, bar, lay_sheet
+from tpmon.ui.table import Column, list_columns
 
 _BAR = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
-
-    name: str
-    us: Known[float]
-    share_pct: Known[float]
-    overlapping_us: Known[float] = 0.0
-
-
-def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[Part, ...]:
-    """Return the named fields of a split with their shares of all of them."""
-    us: dict[str, Known[float]] = {key: getattr(own, key) for key in names}
-    whole = sum(known_or(value, 0.0) for value in us.values()) or 1.0
-    return tuple(
-        Part(
-            name,
-            us[key],
-            map_known(lambda value: 100 * value / whole, us[key]),
-            getattr(full, key) if full else 0.0,
-        )
-        for key, name in names.items()
-    )
 
 
 def parts_sheet(title: str, parts: Sequence[Part], *more: Column[Part]) -> Sheet[Part]:
@@ -90,9 +67,11 @@ def list_overview(file: TraceFile) -> list[Block]:
         blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
     blocks += [block for pattern in file.patterns for block in _say_pattern(pattern)]
-    blocks.append(_breakdown_sheet(overview.breakdown_us, overview.overlapping_us))
+    parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
+    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
+    blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
     if overview.gpus:
-        blocks.append(_cards_sheet(overview.gpus))
+        blocks.append(lay_sheet("devices", CARDS, overview.gpus, _say_card, findable=False))
     if overview.steps:
         blocks.append(_steps_sheet(overview.step_table, overview.steps))
     return blocks
@@ -106,7 +85,7 @@ def _say_verdict(verdict: TraceVerdict) -> list[Block]:
 
 
 def _say_pattern(pattern: PatternRow) -> list[Block]:
-    said_of = Paragraph("pattern", f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}")
+    said_of = Paragraph("pattern", say_pattern(pattern))
     return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
 
 
@@ -123,31 +102,8 @@ def _say_lost(lost: Lost) -> list[Block]:
     return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
 
 
-def _breakdown_sheet(own: Breakdown, full: Breakdown) -> Sheet[Part]:
-    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
-    return parts_sheet("of a step, exclusive", list_parts(KINDS, own, full), overlapping)
-
-
-def _cards_sheet(cards: tuple[CardUse, ...]) -> Sheet[CardUse]:
-    return Sheet(
-        "devices",
-        (
-            Column("gpu", 4, 0, lambda card: str(card.device)),
-            Column("kernels", 7, 1, lambda card: pct(card.utilization_pct)),
-            Column("busy", 7, 2, lambda card: pct(card.busy_pct)),
-            Column("est. SM eff.", 12, 3, lambda card: pct(card.sm_efficiency_pct)),
-            Column("occ. reported", 13, 5, lambda card: pct(card.occupancy_reported_pct)),
-            Column("recomputed", 10, 4, lambda card: pct(card.occupancy_pct)),
-            Column("tensor cores", 12, 6, lambda card: pct(card.tensor_core_pct)),
-            Column("unknown", 7, 8, lambda card: pct(card.tensor_core_unknown_pct)),
-            Column("count", 9, 9, lambda card: f"{card.kernels:,}"),
-            Column("name", 20, 7, lambda card: said(card.name), right=False, grows=True),
-        ),
-        cards,
-        lambda card: (
-            f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
-        ),
-    )
+def _say_card(card: CardUse) -> str:
+    return f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
 
 
 def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
@@ -155,10 +111,7 @@ def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
     return Sheet(
         "steps",
         (
-            Column("step", 20, 0, lambda step: step.name, right=False),
-            Column("start ms", 12, 2, lambda step: number(step.start_ms, 3)),
-            Column("host ms", 12, 3, lambda step: number(step.host_ms, 3)),
-            Column("ms", 12, 1, lambda step: number(step.ms, 3)),
+            *list_columns(STEPS, steps),
             Column("", _BAR, 4, lambda step: bar(100 * step.ms / longest, _BAR), right=False),
         ),
         steps,
@@ -176,46 +129,24 @@ def list_gaps(file: TraceFile) -> list[Block]:
     if not is_known(file.host_us):
         return [Paragraph(NA, "no device work in the trace, and nothing of the host either")]
     said_why = "no device work in the trace, so no device was idle; this is what the host did with the window"
-    names = {key: CAUSES[key] for key in ("data", "comms", "sync", "alloc", "compute", "other")}
     return [
         Paragraph(NA, said_why),
-        parts_sheet("host, window of the steps", list_parts(names, file.host_us)),
+        parts_sheet("host, window of the steps", list_parts(HOST_CAUSES, file.host_us)),
     ]
 
 
 def _device_gaps(gaps: DeviceGaps) -> list[Block]:
-    idle_pct = 100 * gaps.idle / gaps.window if gaps.window else 0.0
-    whole = gaps.window or 1.0
-    parts = [
-        Part(CAUSES[name], us, map_known(lambda value: 100 * value / whole, us)) for name, us in gaps.causes()
-    ]
-    text = f"idle {ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {idle_pct:.1f} %"
     largest: Sheet[LargeGap] = Sheet(
         f"largest gaps of GPU {gaps.device}",
-        (
-            Column("at ms", 12, 3, lambda gap: number(gap.start_ms, 3)),
-            Column("gap ms", 11, 0, lambda gap: ms_of_us(gap.us)),
-            Column("cause", 16, 2, lambda gap: name_cause(gap.cause), right=False),
-            Column("what", 14, 1, say_gap, right=False, grows=True),
-        ),
+        list_columns(GAPS, gaps.largest),
         gaps.largest,
         lambda gap: (
             f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {name_cause(gap.cause)}, {say_gap(gap)}"
         ),
         (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
-        source=lambda gap: _first_known(gap.source, gap.operator),
+        source=lambda gap: known_or(gap.source, "") or known_or(gap.operator, ""),
         place_ms=lambda gap: (gap.start_ms, gap.start_ms + gap.us / 1000),
         findable=True,
     )
-    by_cause = parts_sheet("idle by cause, share of the window", parts)
-    return [Paragraph(f"GPU {gaps.device}", text), by_cause, largest]
-
-
-def say_gap(gap: LargeGap) -> str:
-    """Name what a gap was in: its call, its operator and its line, as far as they are known."""
-    known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
-    return " ".join(known) or "-"
-
-
-def _first_known(*values: object) -> str:
-    return next((str(value) for value in values if is_known(value) and value), "")
+    by_cause = parts_sheet("idle by cause, share of the window", list_causes(gaps))
+    return [Paragraph(f"GPU {gaps.device}", f"idle {say_idle(gaps)}"), by_cause, largest]

@@ -25,6 +25,14 @@ _KNOWN: dict[str, frozenset[str]] = {
     "verdict": frozenset(("advice", "shares")),
 }
 """What has a table of its own: of a TraceFile, and of its parts."""
+_LISTS = {
+    Tab.OVERVIEW: list_overview,
+    Tab.GAPS: list_gaps,
+    Tab.OPS: list_operators,
+    Tab.KERNELS: list_kernels,
+    Tab.MEMORY: list_memory,
+}
+"""What each tab holds of a trace by itself."""
 _WORDS = (
     (Tab.MEMORY, ("memory", "alloc", "fragment", "curve")),
     (Tab.KERNELS, ("kernel", "dtype", "matmul", "copies", "bandwidth")),
@@ -36,18 +44,7 @@ _WORDS = (
 
 def list_tab(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> list[Block]:
     """Return what a tab holds of a trace."""
-    if tab is Tab.OVERVIEW:
-        blocks = list_overview(file)
-    elif tab is Tab.GAPS:
-        blocks = list_gaps(file)
-    elif tab is Tab.OPS:
-        blocks = list_operators(file)
-    elif tab is Tab.KERNELS:
-        blocks = list_kernels(file)
-    elif tab is Tab.MEMORY:
-        blocks = list_memory(file)
-    else:
-        blocks = list_ranks(ranks, file)
+    blocks = _LISTS[tab](file) if tab in _LISTS else list_ranks(ranks, file)
     return [*blocks, *_list_others(file, tab)]
 
 
