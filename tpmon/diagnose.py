@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tpmon.errors import UsageError
-from tpmon.model.card_use import list_silent
+from tpmon.model.card_use import list_missed
 from tpmon.model.codec import encode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import is_known, known_or
@@ -228,5 +228,5 @@ def pick_exit_code(frame: Frame) -> int:
     if not is_known(finding):
         return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
     code = pick_code(finding.kind, finding.cause)
-    silent = list_silent(known_or(frame.gpus, ()))
-    return code if code or not silent else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
+    missed = list_missed(known_or(frame.gpus, ()))
+    return code if code or not missed else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]

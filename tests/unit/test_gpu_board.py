@@ -483,7 +483,7 @@ def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers()
     assert is_known(story.cards()[0].unheard)
 
 
-def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_of_nobody_known() -> None:
+def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_held() -> None:
     story = Story()
     story.driver(1)
     story.card(0)
@@ -495,7 +495,7 @@ def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_of_nobo
         (0, "GPU-0", GpuState.OK),
         (1, "GPU-b", GpuState.STALE),
     ]
-    assert isinstance(reading.gpus[1].pids, Missing)
+    assert (reading.gpus[1].pids, reading.gpus[1].pids_are_visible_only) == ((10,), True)
     assert reading.notes == (f"{NOT_VISIBLE}: the job holds /dev/nvidia1",)
     seen = story.read({10: 1}, {10: (0, 1)}).gpus
     assert is_known(seen)

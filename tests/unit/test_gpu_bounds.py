@@ -91,8 +91,8 @@ UTILISATION = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
     ("changes", "drawn_w", "denied", "reason"),
     [
         ({"sm_pct": 0.0}, NO, UTILISATION, "the driver says 0 %, but SMs were active 91 % of the time"),
-        ({"sm_pct": 60.0}, NO, UTILISATION, "the driver says 60 %, but SMs were active 91 % of the time"),
-        ({"sm_pct": 70.0}, NO, (), ""),
+        ({"sm_pct": 50.0}, NO, UTILISATION, "the driver says 50 %, but SMs were active 91 % of the time"),
+        ({"sm_pct": 60.0}, NO, (), ""),  # of a card that takes turns of some seconds
         (
             {"sm_pct": 0.0, "sm_active_pct": NO},
             636.0,
@@ -100,6 +100,7 @@ UTILISATION = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
             "the driver says 0 %, but the card draws 636 of 700 W",
         ),
         ({"sm_pct": 0.0, "sm_active_pct": NO}, 300.0, (), ""),
+        ({"sm_pct": 0.0, "sm_active_pct": NO, "power_limit_w": 40.0}, 31.0, (), ""),  # at rest, at full clock
         ({"sm_pct": 30.0, "sm_active_pct": NO}, 636.0, (), ""),
         ({"sm_pct": 0.0, "sm_active_pct": NO, "power_limit_w": NO}, 636.0, (), ""),
         ({"sm_pct": 0.0, "sm_active_pct": NO, "sm_clock_mhz": 210.0}, 636.0, (), ""),

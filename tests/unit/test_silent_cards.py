@@ -122,6 +122,42 @@ def test_no_silence_is_a_hang_at_high_confidence_where_the_driver_does_not_call_
     assert conclude(watch(40, 35, 0, STANDING, state=GpuState.LOST))[0].confidence is Confidence.HIGH
 
 
+@pytest.mark.parametrize(("pids", "code"), [((4211, 4212), 0), ((4211, 4212, 9), 11)])
+def test_a_dead_card_that_all_hold_open_who_have_one_of_their_own_is_not_theirs(pids, code):
+    """CUDA opens every card of the machine; the dead one is another's, unless somebody without a card holds it."""
+    frames = [
+        replace(
+            frame,
+            gpus=(
+                make_gpu(0, pids=(4211,)),
+                make_gpu(1, pids=(4212,)),
+                silence(2, 60.0 + number, pids=pids, pids_are_visible_only=True),
+            ),
+        )
+        for number, frame in enumerate(watch(40, 0, 2))
+    ]
+    finding, frame = conclude(frames)
+    assert (finding.kind is Kind.COMPUTE_BOUND, pick_exit_code(frame)) == (not code, code)
+    assert any(note.startswith("silent: card 2") for note in frame.notes)
+
+
+def test_a_card_that_refuses_has_answered():
+    finding, frame = conclude(watch(40, 35, 2, state=GpuState.REFUSED))
+    assert "answer" not in finding.summary
+    assert pick_exit_code(frame) != 12
+
+
+def test_where_no_sign_of_life_can_be_read_that_there_is_none_is_no_hang():
+    """A driver that is busy for 20 s beside ranks that spin, without stacks, log and hook."""
+    frames = [
+        replace(frame, output=(), gpus=tuple(silence(i, age_s, pids=(4211 + i,)) for i in (0, 1)))
+        if (age_s := number - 10.0) > 3
+        else replace(frame, output=())
+        for number, frame in enumerate(watch(40, 0, 2))
+    ]
+    assert conclude(frames)[0].kind is Kind.GPU_UNHEALTHY
+
+
 def test_names_that_users_give_change_nothing():
     for script in ("train.py", "gpu_lost_hung.py"):
         frames = [replace(one, target=make_target(script=script)) for one in watch(40, 24, 0, STANDING)]

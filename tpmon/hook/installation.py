@@ -11,7 +11,7 @@ from tpmon.hook.mailbox import Mailbox
 from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
-from tpmon.hook.surroundings import describe
+from tpmon.hook.surroundings import GRAPHS, describe
 
 
 class Installation:
@@ -84,6 +84,7 @@ class Installation:
     def _forked(self) -> None:
         """Begin anew in a forked child: a DataLoader worker counts nothing, a forked rank its own steps."""
         try:
+            GRAPHS.clear()  # their captures are the parent's
             self.mailbox.forked()
             if self.installed and not self.steps.problem:
                 self.steps.forget()

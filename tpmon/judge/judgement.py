@@ -158,7 +158,7 @@ def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: S
     suspected = {key_of(one) for one in suspicions}
     past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
-    silent = bool(find_silences(scene))
+    silent = any(one.missed for one in find_silences(scene))
     over = {
         key
         for key in keys

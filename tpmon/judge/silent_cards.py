@@ -11,7 +11,7 @@ from tpmon.judge.io_waits import is_io_wait
 from tpmon.judge.scene import Scene, known_cards
 from tpmon.judge.scene_gpu import CardScene
 from tpmon.judge.stillness import IDLE_CARD_PCT, QUIET_WORKER_DEMAND, find_excuse
-from tpmon.model.card_use import list_silent
+from tpmon.model.card_use import list_missed, list_silent
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import is_known, known_or
@@ -36,6 +36,8 @@ class Silence:
     """The job's processes on it; all that hold it open where no list tells."""
     sure: bool
     """Whether the job is known to compute on it: by a list, or by as many ranks as cards held open."""
+    missed: bool
+    """Whether the job may need it: not where each of its processes has a card of its own that answers."""
     words: str
     """What it does not do: "card 1 has not answered the driver for 24 s"."""
 
@@ -49,13 +51,15 @@ def _say(one: GpuSample) -> str:
 
 def find_silences(scene: Scene) -> tuple[Silence, ...]:
     """Return the silent cards of a job, those that are surely its own first."""
-    found = []
-    for one in list_silent(known_cards(scene.frame)):
+    found, cards = [], known_cards(scene.frame)
+    missed = {one.uuid for one in list_missed(cards)}
+    for one in list_silent(cards):
         card = next((card for card in scene.gpus if card.last.uuid == one.uuid), None)
         pids = known_or(one.pids, ()) if card is None else card.pids
         lost = one.state is GpuState.LOST and (card is None or card.lost_readings >= LOST_READINGS)
         if lost or one.age_s >= SILENT_S:
-            found.append(Silence(one, pids, card is not None and not is_known(one.unheard), _say(one)))
+            sure = card is not None and not is_known(one.unheard)
+            found.append(Silence(one, pids, sure, one.uuid in missed, _say(one)))
     return tuple(sorted(found, key=lambda one: not one.sure))
 
 
@@ -102,6 +106,12 @@ def stands_s(scene: Scene) -> float:
     return (scene.frame.taken_ns - still_ns) / 1e9 if still_ns else 0.0
 
 
+def _may_show_life(scene: Scene) -> bool:
+    """Tell whether a sign of life could be read at all: else that there is none says nothing."""
+    phases = any(is_known(one.phases) for one in scene.ranks)
+    return phases or log_age_s(scene.frame) is not None or bool(last_event_ns(scene.frame))
+
+
 def hangs_on(silence: Silence, scene: Scene) -> bool:
     """Tell whether a run stands since its card fell silent.
 
@@ -109,16 +119,20 @@ def hangs_on(silence: Silence, scene: Scene) -> bool:
     open, it must be seen that nothing moves, where other cards compute or it is not surely the job's.
     """
     silent_s = silence.sample.age_s
-    if not silence.pids or is_known(silence.sample.unheard) or goes_on(scene, silence.pids, silent_s):
+    if (
+        not (silence.pids and silence.missed)
+        or is_known(silence.sample.unheard)
+        or goes_on(scene, silence.pids, silent_s)
+    ):
         return False
     if silence.sure and silence.sample.state is GpuState.LOST:
-        return True
+        return silent_s >= SILENT_S or stands_s(scene) >= SILENT_S
     if silent_s < HUNG_S or any(map(find_excuse, scene.ranks)):
         return False
     if silence.sure:
         works = any(
             known_or(one.busy_pct, 0.0) >= IDLE_CARD_PCT and judge_hollow(one) is False for one in scene.gpus
         )
-        return not works or stands_s(scene) >= SILENT_S
+        return stands_s(scene) >= SILENT_S or (not works and _may_show_life(scene))
     reads = any(is_io_wait(known_or(rank.process.waits_for, "")) for rank in scene.ranks)
     return not reads and stands_s(scene) >= HUNG_S

@@ -113,7 +113,7 @@ def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
 
     No run is called well while a card that it is on, or may be, does not answer.
     """
-    why = next((one.words for one in find_silences(scene)), "")
+    why = next((one.words for one in find_silences(scene) if one.missed), "")
     return [
         Unsure(f"{_name(one.kind, one.cause)} ({why})")
         if why and isinstance(one, Suspicion) and not one.seen and pick_code(one.kind, one.cause) == 0

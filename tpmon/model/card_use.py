@@ -106,8 +106,24 @@ def _busy_pct(pid: int, card: GpuSample) -> Known[float]:
 
 
 def list_silent(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
-    """Return the cards that do not answer and that the job is on, or may be."""
-    return tuple(one for one in cards if one.state is not GpuState.OK and may_be_on(one))
+    """Return the cards that do not answer and that the job is on, or may be; a refusal is an answer."""
+    return tuple(one for one in cards if one.state in (GpuState.STALE, GpuState.LOST) and may_be_on(one))
+
+
+def list_missed(cards: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
+    """Return the silent cards but those that are no card of the job, though it holds them open.
+
+    CUDA opens every card it may see: where the driver lists each of several processes on one card that
+    answers, those are their cards.
+    """
+    own = [known_or(one.pids, ()) for one in cards if one.state is GpuState.OK and is_listed(one)]
+    placed = {pid for pids in own for pid in pids}
+    apart = len(placed) > 1 and len(placed) == sum(map(len, own))
+    return tuple(
+        one
+        for one in list_silent(cards)
+        if not (apart and one.pids_are_visible_only and placed.issuperset(known_or(one.pids, ())))
+    )
 
 
 def may_be_on(card: GpuSample) -> bool:

@@ -5,6 +5,7 @@ Owned by ``GpuProbe``, which holds a lock around every call. Times are CLOCK_MON
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -177,7 +178,7 @@ class Board:
                 notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
                 there = map_known(lambda all_: tuple(c for c in all_ if c.minor in unlisted), driver_cards)
                 lost = list_unheard(there, (), 1 + gpus[-1].index, silent_s, _NOT_LISTED)
-                gpus += tuple(card.sample for card in lost)
+                gpus += map_to_job(lost, job, held, pids_are_ours)
         elif held_by_job and (self._hidden or self._expected == 0):
             gpus = Missing(point_to(NOT_VISIBLE, "cards"))
         elif self._expected == 0:
@@ -296,15 +297,19 @@ class Board:
         line = slot.track.window[-1]
         sample = slot.sample
         age_s = max(0.0, (now_ns - slot.track.last_answer_ns()) / 1e9)
+        # One that a new child has not read yet: silent only since that began.
+        waited_s = (now_ns - self._driver_ns) / 1e9 if key not in self._seen else math.inf
         late_s = (now_ns - line.taken_ns) / 1e9 - min(line.next_s, MAX_PERIOD_S)
         if self._expected and key not in self._seen and len(self._seen) >= self._expected:
             gone = "the driver lists this card no more"
             sample = replace(without_live(sample, gone), state=GpuState.LOST)
         elif sample.state is not GpuState.LOST and late_s > GRACE_S:
             sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
-            if not self.answered:
+            if not self.answered or waited_s < PATIENCE_S:
                 sample = replace(sample, unheard="NVML does not answer")
-        return Card(replace(sample, age_s=age_s), slot.track.identity.minor)
+        return Card(
+            replace(sample, age_s=min(age_s, waited_s) if self.answered else age_s), slot.track.identity.minor
+        )
 
     def _say_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
         """Say why NVML does not answer, or that there is no card for it to answer of."""

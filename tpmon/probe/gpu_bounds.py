@@ -17,9 +17,10 @@ from tpmon.model.known import Known, Missing, is_known, known_or
 
 POWER_RATIO = 1.3  # over the limit: a limiter takes some tenths of a second
 CLOCK_RATIO = 1.5  # over the highest: the table of a driver can lag behind its card
-APART_PCT = 25.0  # SM activity over U, of which it is a part: the two are not of quite the same second
+APART_PCT, APART_AT_WORK_PCT = 25.0, 40.0
+"""SM activity over U, of which it is a part, below ``REST_PCT`` and from it: they are of other moments."""
 REST_PCT = 20.0  # U below which a card mostly rests; from it on some process computed
-FULL_POWER_RATIO = 0.75  # over the limit: no card that rests draws it
+FULL_POWER_RATIO, LEAST_FULL_W = 0.75, 50.0  # over the limit: no card that rests draws both
 WORK_CLOCK_RATIO = 0.5  # over the highest: a card below it may rest
 LANE_BYTES_S = 0.3e9  # of PCIe generation 1, and a fifth; each later one at most doubles it
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of include/linux/threads.h
@@ -147,13 +148,13 @@ def hold_against(
 def _deny_rest(sample: GpuSample, sensor_w: Sequence[Known[float]]) -> str:
     """Say what denies that the card rests as much as its utilisation says, "" for nothing."""
     busy_pct, active_pct = known_or(sample.sm_pct, 100.0), known_or(sample.sm_active_pct, 0.0)
-    if active_pct > busy_pct + APART_PCT:
+    if active_pct > busy_pct + (APART_PCT if busy_pct < REST_PCT else APART_AT_WORK_PCT):
         return f"SMs were active {active_pct:.0f} % of the time"
     watts = min((one for one in (sample.power_w, *sensor_w) if is_known(one)), default=0.0)
     limit_w = known_or(sample.power_limit_w, math.inf)
     # A limit may be set so low that a card at rest draws it, at the clock of one.
     slow = known_or(sample.sm_clock_mhz, math.inf) < WORK_CLOCK_RATIO * known_or(sample.sm_clock_max_mhz, 0.0)
-    if busy_pct >= REST_PCT or watts < FULL_POWER_RATIO * limit_w or slow:
+    if busy_pct >= REST_PCT or watts < max(FULL_POWER_RATIO * limit_w, LEAST_FULL_W) or slow:
         return ""
     return f"the card draws {watts:.0f} of {limit_w:.0f} W"
 
