@@ -55,6 +55,15 @@ def test_a_secret_is_hidden_as_one_word_of_a_command_line(secret: Secret) -> Non
     assert shown.endswith("--lr 3")
 
 
+def test_a_word_of_several_lines_is_hidden_to_its_end() -> None:
+    assert hide_words(("x", "--password", f"a\n{S}", "--api-key=b\nc", "3")) == (
+        *("x", "--password", "***", "--api-key=***", "3"),
+    )
+    assert hide_words(("python", "-c", f"import os\ntoken = '{S}'\n")) == (
+        *("python", "-c", "import os\ntoken = ***\n"),
+    )
+
+
 @pytest.mark.parametrize("secret", EVERY, ids=named)
 def test_a_secret_is_hidden_in_the_tail_of_a_log(secret: Secret) -> None:
     tail = parse_tail(f"step 1\n{secret.text}\nstep 2\n".encode(), cut=False, most=20, length=4000)
@@ -81,6 +90,9 @@ def test_of_ordinary_logs_two_lines_in_a_hundred_may_change() -> None:
         f"/kubepods/burstable/pod6f1c2d3e-4b5a-6978-8a9b-0c1d2e3f4a5b/{HEX64}",
         f"/data/weights/{HEX40}.safetensors",
         "/tmp/torchinductor_me/3s/c3slh7q6xg5ndoz4e4y2svurf5ys2hd2nlhyp7hnnr4rhtsp2lfw.py",
+        f"actor_id: {HEX32} ObjectRef({HEX40})",
+        f"Received request cmpl-{HEX32}-0: prompt",
+        f"BuildID[sha1]={HEX40}, stripped",
         "GPU-5f0c2a9e-1b2c-3d4e-5f60-718293a4b5c6",
         "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f",
         "00000000:3B:00.0",

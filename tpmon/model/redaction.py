@@ -25,8 +25,8 @@ from tpmon.model.secrets import (
 from tpmon.model.units import clean_text
 
 HIDDEN = "***"
-_GAP = "\x1f"
-"""Between the words of a command line; white space for every pattern."""
+_GAP, _BREAK = "\x1f", "\x1e"
+"""Between the words of a command line, and between lines in one; white space for every pattern."""
 _KEPT_TEXTS, _MOST_KEPT = 2048, 300
 _MOST_NAME, _MOST_OPEN = 130, 600
 _MOST_LINES, _MOST_QUOTED = 200, 6
@@ -38,7 +38,7 @@ _BLOCK = "block"
 
 _HINTS = (
     *("pass", "pw", "secret", "token", "key", "auth", "cred", "cookie", "sig", "session", "sid", "csrf"),
-    *("xsrf", "jwt", "otp", "psk", "webhook", "mnemonic", "sas"),
+    *("xsrf", "jwt", "otp", "psk", "_pat", "webhook", "mnemonic", "sas"),
 )
 """One of them is in every name of a secret; most lines have none."""
 _UNSEEN = late(
@@ -59,17 +59,19 @@ _PAIR = late(
     r"(?P<quote>[\"'])(?P<value>(?:(?!(?P=quote)).){1,2000})(?P=quote)\s?[)\]]"
 )
 _CALLED = late(
-    rf"\b(?:name|key|id|k|field|header|var|variable|property|param)[\"']?\s?[=:]?\s?\\?[\"']?({_NAME})\\?[\"']?"
-    r"[^\n]{0,60}?\b(?:value|val|v|content|text|default)\\?[\"']?\s?[=:]\s?"
+    rf"(?i)\b(?:name|key|id|k|field|header|var|variable|property|param)[\"']?\s?[=:>]?\s?\\?[\"']?({_NAME})"
+    r"\\?[\"']?[^\n]{0,60}?\b(?:value|val|v|content|text|default)\\?[\"']?(?:\s?[=:>]\s?|\s(?=[\"']))"
 )
 _ELEMENT = late(r"<(?P<name>[\w:.-]{1,60})(?:\s[^<>]{0,200})?>(?P<value>[^<\x1f]{1,2000})(?=</)")
 _WORD = late(r"(?<![\w.-])[A-Za-z_][\w.-]{2,60}(?=[\"']?\s)")
-_SAID = late(r"[\"']?\s{1,3}(?:(?:\||(?:is|was|are|set to|to|as|of|for \S{1,60} is):?)\s{1,3})?")
+_SAID = late(
+    r"(?i)[\"']?\s{1,40}(?:(?:[|│┃]|(?:is|was|are|set to|to|as|of|for \S{1,60}(?: is|:| =)):?)\s{1,3})?"
+)
 _SETS = late(
-    r"(?:^|\s)(?:set|setenv|export|env|setx|-\w*x|config|login|machine|\w+set)\s(?:\S{1,60}\s){0,3}$",
+    r"(?:^|\s)(?:set|setenv|export|env|setx|-\w*x|config|login|machine|modify|connect|\w+set)\s(?:\S{1,60}\s){0,3}$",
     re.IGNORECASE,
 )
-_LINK = late(r"\s(?:is|was|are|set to):\s")
+_LINK = late(r"(?i)\s(?:is|was|are|set to|for \S{1,60}?)(?::|\s=)\s|\s*[|│┃]|\t")
 _HEADER = late(r"(?:proxy-)?authorization|(?:set-)?cookie2?|www-authenticate", re.IGNORECASE)
 _BEGIN = late(
     r"-{4,5}\s?BEGIN [A-Z0-9 ]{0,30}(?:PRIVATE KEY|PGP MESSAGE)[A-Z ]{0,12}-{4,5}|^Private-(?:Lines|MAC):"
@@ -77,7 +79,7 @@ _BEGIN = late(
 _END = late(r"-{4,5}\s?END [A-Z0-9 ]{0,30}(?:PRIVATE KEY|PGP MESSAGE)[A-Z ]{0,12}-{4,5}")
 _BODY = late(r"[A-Za-z0-9+/=]{2,}(?=(?:\\n|[\"',]|\s){0,6}$)")
 _OPEN = late(
-    rf"[\"'\\]{{0,3}}(?P<name>{_NAME})[\"'\])\\]{{0,4}}\s?(?P<sign>=>|->|:=|[=:,])?"
+    rf"[\"'\\]{{0,3}}(?P<name>{_NAME})[\"'\])\\]{{0,4}}(?:</name>)?\s?(?P<sign>=>|->|:=|[=:,])?"
     r"\s{0,3}(?P<block>[|>][+-]?)?[\\(\[{]?\s*$"
 )
 _VERSION = late(r"==[0-9]")
@@ -89,9 +91,10 @@ _TO_SPACE = late(r"(?:\\ |[^\s\x1f])+")
 _TO_SIGN = late(r"[^\s,;&)}\]]+")
 _HEX = late(r"(?:%|\\x|\\u00)([2-7][0-9A-Fa-f])")
 _ENDS_OPEN = tuple("=:,>|+-\\([{\"'")
-_NAMING = late(r"\s*-?\s*(?:name|key)\s*:")
+_NAMING = late(r"\s*-?\s*(?:<?(?:name|key)\s*[:>]|variable\s\")")
+_REST = late(r"(?:[ \t]{1,3}[^\s=:,;|│]{1,60}){1,24}\s*$")  # of a value
 _UNCLOSED = late(rf"({_NAME})[\"'\])]{{0,3}}\s?[=:]\s?[bru]?(\"\"\"|\'\'\'|[\"'])(?=[^\"']*$)")
-_VALUE = late(r"\s*-?\s?[\"']?(?:value|val|v|text|default)[\"']?\s?[:=]\s?")
+_VALUE = late(r"\s*-?\s?[\"'<]?(?:value|val|v|text|default)[\"']?\s?[:=>]\s?")
 _ONE = late(r"\s*(?:-\s)?(?P<value>[bru]?(?P<quote>[\"']).*?(?P=quote)|\S+)[\s,]*$")
 
 _policy = {"random": True}
@@ -134,8 +137,9 @@ def hide_lines(lines: Sequence[str], most: int = 0) -> list[str]:
 
 def hide_words(words: Sequence[str]) -> tuple[str, ...]:
     """Hide the secrets in a command line, word by word: a value ends where its word ends."""
-    joined = _GAP.join(word.replace(_GAP, " ") for word in words)
-    return tuple(hide(joined).split(_GAP)) if words else ()
+    joined = _GAP.join(word.replace(_GAP, " ").replace("\n", _BREAK) for word in words)
+    shown = hide(joined) if _BREAK in joined else joined
+    return tuple(hide(shown.replace(_BREAK, "\n")).split(_GAP)) if words else ()
 
 
 class Redactor:
@@ -178,8 +182,9 @@ class Redactor:
             if end_at >= 0 or self._lines >= _MOST_QUOTED:
                 self._until = ("", 0)
         if self._named and line.strip():
-            yield self._find_promised(line)
-            self._named = Rating.NONE
+            yield (span := self._find_promised(line))
+            listed = line.rstrip().endswith(",") or line.lstrip().startswith("- ")
+            self._named = self._named if listed and span != _NO_SPAN else Rating.NONE
 
     def _find_promised(self, line: str) -> _Span:
         """Return the value of a name that stands on the line before: one word, or all that is deeper in."""
@@ -275,8 +280,10 @@ def _find_assigned(line: str) -> Iterator[_Span]:
             whole = rating > Rating.WEAK and (not before or line[before - 1] == _GAP)
             span = _span_value(line, sign.end(), rating, whole=whole)
         if span[0] < span[1]:
-            at = span[1]
-            yield span
+            more = rating > Rating.BRIEF and sign[0][-1:] == " " and not line[:before].strip(" -+")
+            rest = _REST().match(line, span[1]) if more else None
+            at = rest.end() if rest else span[1]
+            yield (span[0], at)
 
 
 def _span_value(line: str, begin: int, rating: Rating, *, whole: bool = False) -> _Span:
@@ -353,7 +360,9 @@ def _find_spoken(line: str) -> Iterator[_Span]:
         if said is None or value is None or not value[0]:
             continue
         sets = not said[0].strip(" \x1f\"'") and _SETS().search(line[max(0, one.start() - 100) : one.start()])
-        told = rating > Rating.BRIEF and (value[0][0] in "\"'" or _LINK().match(said[0]))
+        alone = not (line[: one.start()].strip() or line[value.end() :].strip() or one[0].istitle())
+        last = alone and not value[0].endswith("ed")  # of a .netrc
+        told = rating > Rating.BRIEF and (value[0][0] in "\"'" or last or _LINK().match(said[0]))
         if sets or told or looks_secret(rating, value[0].strip("\"'.,;")):
             yield _span_value(line, said.end(), rating)
 

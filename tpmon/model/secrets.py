@@ -48,7 +48,7 @@ _STEMS = (
 _ALWAYS = _words(
     "authorization cookie cookies cred creds psk otp totp jwt mnemonic authtoken accesstoken sas webhook"
 )
-_WEAK = _words("key keys token tokens signature sig session sid csrf xsrf sessionid")
+_WEAK = _words("key keys token tokens signature sig session sid csrf xsrf sessionid pat")
 _BRIEF = _words("pass pw pwd auth")
 _OF_SECRETS = _words(
     "access account admin anthropic api app auth aws azure azureml bearer bot client cohere csrf deploy"
@@ -113,7 +113,7 @@ _NOTHING = late(
     re.IGNORECASE,
 )
 _CODE = late(
-    r"[A-Za-z_][A-Za-z_.]*[(\[](?:.*)|(?:self|args|cfg|config|os|opts|options|settings|kwargs|hparams)\.[\w.]+"
+    r"(?!Some\()[A-Za-z_][A-Za-z_.]*[(\[].*|(?:self|args|cfg|config|os|opts|options|settings|kwargs|hparams)\.[\w.]+"
 )
 _FOLDER = late(r"[/~][\w./-]*")
 _HARMLESS = late(
@@ -182,9 +182,10 @@ _PLACES = (
         ("auth", "login", "secret", "credential", "passw", "securestring"),
         late(
             r"(?i)(?:auth|login|secret|secretstr|credentials?|password|securestring)[(\s]\s?"
-            r"(?:b?[\"'][^\"']{0,100}[\"']\s?,\s?)?b?[\"']([^\"']{1,200})[\"'](?:\)|\s-)"
+            r"(?:b?[\"'][^\"']{0,100}[\"']\s?,\s?){0,2}b?[\"']([^\"']{1,200})[\"'](?:\)|\s-|,\s?\w{1,40}=)"
         ),
     ),
+    (("send",), late(r"\bsend\s\\?[\"']([^\"'\\]{1,100})\\{1,2}[rn]")),
     (("<<<",), late(r"(?<!<)<<<\s?([^\s<]\S*)")),
     (("://",), late(r"://(?:(?!/)[^/\s?#@:]{0,100}:)?([^/\s?#]{1,300})@")),
     (
@@ -192,14 +193,16 @@ _PLACES = (
         late(r"(?<![\w./@-])[\w.+-]{1,60}:([^\s@:/\"'=,]{3,100})@(?=[\w-]{1,60}(?:\.[\w.-]|:[0-9]|$|[/(]))"),
     ),
     (
-        ("hooks", "api.", ".org/t"),
+        ("hooks", "api.", "/t/"),
         late(
             r"(?i)(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks|api\.tele"
-            r"gram\.org/bot|webhook\.office\.com|hooks\.zapier\.com|anaconda\.org/t|chat\.googleapis\.com/v1/spaces)(/?[^\s\"'<>]+)"
+            r"gram\.org/bot|webhook\.office\.com|hooks\.zapier\.com|anaconda\.org/t"
+            r"|/t(?=/[a-z]{2}-[0-9a-f-]{8})|chat\.googleapis\.com/v1/spaces)(/?[^\s\"'<>]+)"
         ),
     ),
     (("=",), late(r"(?i)[?&;](?:sig|code|access|t|k|pw?|st|auth|hash|hmac|key|sign)=([^\s&\"'<>#]{8,})")),
     ((":5432:", ":*:"), late(r"(?<!\S)[\w.*-]+:(?:\d+|\*):[^:\s]*:[^:\s]+:(\S+)")),
+    ((" code",), late(r"(?i)(?:-time|recovery|enter the)\scodes?(?:\sis)?:?((?:\s(?=[\w-]*\d)[\w-]{4,})+)")),
     (("identified",), late(r"(?i)\bidentified\s(?:with\s\S{1,40}\s)?by\s{1,3}([^\s;]{1,200})")),
     (
         ("echo", "printf"),
@@ -241,8 +244,8 @@ _NAMES_HASH = late(
     r"|run|trace|span|docker|containerd|crio|libpod|container|pod\S{0,60}|image|layer|overlay2|fingerprint|HEAD|branch"
     r"|tree|version|build|\.?cache\S{0,200}|torchinductor\S{0,80}|triton\S{0,80}|mlruns\S{0,60}|artifacts?|experiment"
     r"|packages\S{0,20}|world_info|checkpoints?|ckpts?|files?|weights|dataset|objects?|job|tag"
-    r"|ssh-(?:rsa|dss|ed25519)|ecdsa\S{0,20})"
-    r"(?:[_ -]?id|[_ -]?hash)?(?:\sof\s\S{1,60})?[\"']?"
+    r"|cmpl|request|[a-z]{2,20}(?:(?<!key)_?id|ref)|ssh-(?:rsa|dss|ed25519)|ecdsa\S{0,20})"
+    r"(?:[_ -]?id|[_ -]?hash)?(?:\sof\s\S{1,60})?[\"'\]]?"
     r"(?:\s{0,3}[:=/@._+-]{0,3}|\s(?:is|at|to|now at))\s{0,2}[\"'(\[]?$",
     re.IGNORECASE,
 )
@@ -303,17 +306,19 @@ def _widen(text: str, whole: tuple[int, int], solid: tuple[int, int]) -> tuple[i
 
 _PROGRAMS = (
     ("sshpass mysql mysqldump mysqladmin mariadb 7z 7za rar unrar mongo mongosh mongodump", "-p"),
-    ("helm skopeo az oc docker podman cqlsh ncftp psexec", "-p"),
-    ("curl wget http https xh lftp", "-u|-U|-a|--user|--auth|--proxy-user"),
-    ("snmpget snmpwalk snmpset", "-A|-X"),
+    ("helm skopeo az oc docker podman cqlsh ncftp psexec useradd usermod twine", "-p"),
+    ("curl wget http https xh lftp etcdctl", "-u|-U|-a|--user|--auth|--proxy-user"),
+    ("snmpget snmpwalk snmpset", "-A|-X|-c"),
     ("redis-cli valkey-cli", "-a"),
     ("openssl", "-passin|-passout|-pass|-[kK]"),
     ("smbclient smbmap rpcclient", "-U|--user"),
     ("ldapsearch ldapadd ldapmodify ldapwhoami", "-w"),
-    ("ipmitool zip unzip sqlcmd bcp tsql ssh-keygen", "-P|-N"),
+    ("ipmitool mosquitto_pub mosquitto_sub zip unzip sqlcmd bcp tsql ssh-keygen", "-P|-N"),
     ("wandb comet clearml huggingface-cli hf ngc", "login|--relogin"),
     ("htpasswd", r"-nb\w*\s+\S+|-b\w*\s+\S+\s+\S+"),
     ("xfreerdp rdesktop net", "/p:"),
+    ("poetry", r"http-basic\.\S+\s+\S+|pypi-token\.\S+"),
+    ("mc", r"(?:set|add)\s+\S+\s+\S+\s+\S+"),
     ("sqlplus", r"\S+/"),
 )  # fmt: skip
 """What takes a secret without a name that says so, and the option before it."""
