@@ -17,7 +17,7 @@ from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import Around, try_kineto
 from tpmon.capture.kineto_target import find_client
 from tpmon.capture.leftovers import NEW_FOLDER, sweep, write_host
-from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
+from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
 from tpmon.capture.offers import advise_on_slot, read_hook
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
 from tpmon.capture.plan import LONGEST_S
@@ -215,7 +215,7 @@ def capture_job(
     """
     members = choose_ranks(job, asked)
     for member in members:
-        _check_nsys(member, asked)
+        _check_slot(member, asked)
     name, folder = _choose_place(members[0].identity.pid, job, asked)
     here = locate(members[0].identity.pid, folder).here
     _check_above(here)
@@ -305,8 +305,8 @@ def _remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[Non
                     os.rmdir(folder)
 
 
-def _check_nsys(member: Member, asked: Asked) -> None:
-    """Refuse a range that could end the run, and a trace where nsys records the GPU.
+def _check_slot(member: Member, asked: Asked) -> None:
+    """Refuse a range that could end the run, and a trace where nsys or another tool records the GPU.
 
     Raises:
         UsageError: saying which.
@@ -318,9 +318,15 @@ def _check_nsys(member: Member, asked: Asked) -> None:
         if refusal:
             again = call_as_owner(pid, "run --nsys -- COMMAND")
             raise UsageError(refusal, f"{again} starts nsys so that it can be asked")
-    elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and uses_cuda(pid):
-        hook = read_hook(member.identity, member.rank)
-        raise UsageError(HOLDS_SLOT, advise_on_slot(pid, hook.lacks, above))
+    elif asked.kind is CaptureKind.TRACE and uses_cuda(pid):
+        if traces_cuda(above):
+            hook = read_hook(member.identity, member.rank)
+            raise UsageError(HOLDS_SLOT, advise_on_slot(pid, hook.lacks, above))
+        if other := find_other_tool(pid):
+            raise UsageError(
+                f"{other} in this run holds the GPU's one profiling slot (CUPTI)",
+                "start the run again without the tool whose library that is",
+            )
 
 
 def _step_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,9 +166,25 @@ def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
         monkeypatch.setattr(capture_command, "read_hook", lambda process, rank: hook(0))
         with pytest.raises(UsageError) as refused:
-            capture_command._check_nsys(member(os.getpid()), asked)
+            capture_command._check_slot(member(os.getpid()), asked)
         assert refused.value.what == HOLDS_SLOT
         assert tried in refused.value.try_this
+
+
+def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = parse_asked({}, config.settle(config.resolve({}, {}, "", {})))
+    monkeypatch.setattr(capture_command, "read_ancestors", lambda _pid: [])
+    monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
+    environment = {**os.environ, "CUDA_INJECTION64_PATH": "/opt/odd tool/lib/libwatches.so"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as run:
+        try:
+            with pytest.raises(UsageError, match=r"libwatches\.so in this run holds the GPU's one profiling"):
+                capture_command._check_slot(member(run.pid), asked)
+        finally:
+            run.kill()
+    capture_command._check_slot(member(os.getpid()), asked)
 
 
 def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ with the range where it is not told otherwise. Pure.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
+
+from tpmon.hook.wire_capture import CUPTI_LIBRARIES, INJECTED, find_mapped
+from tpmon.model.redaction import admit_text
 
 _RANGE = "cudaProfilerApi"
 _ENDS_WELL = re.compile(r"stop|repeat(:\d+)?(:sync)?")
@@ -16,6 +20,7 @@ _SHORT = {"-c": "--capture-range", "-t": "--trace"}
 _NAMES = ("nsys", "nsys-launcher")
 _INTERPRETERS = ("sh", "bash", "dash", "zsh")
 _COMMANDS = ("profile", "launch", "start")
+_MOST_ENVIRONMENT = 1 << 20
 _DEFAULT_TRACE = "cuda,opengl,nvtx,osrt"
 
 HOLDS_SLOT = "nsys in front of this run holds the GPU's one profiling slot (CUPTI)"
@@ -53,6 +58,18 @@ def traces_cuda(commands: Sequence[Sequence[str]]) -> bool:
         if flags is not None:
             return "cuda" in flags.get("--trace", _DEFAULT_TRACE).split(",")
     return False
+
+
+def find_other_tool(pid: int) -> str:
+    """Return the library in a process of a tool other than nsys that holds the slot of CUPTI, "" for none."""
+    words: list[bytes] = []
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        words = file.read(_MOST_ENVIRONMENT).split(b"\0")
+    named = b"%s=" % INJECTED.encode()
+    injected = next((word[len(named) :] for word in words if word.startswith(named)), b"").strip()
+    return find_mapped(CUPTI_LIBRARIES, f"/proc/{pid}/maps") or admit_text(
+        os.fsdecode(os.path.basename(injected))
+    )
 
 
 def _judge_flags(flags: dict[str, str]) -> str:

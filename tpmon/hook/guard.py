@@ -25,20 +25,6 @@ _PROFILER = "torch.autograd.profiler"
 _BEGINS = ("_prepare_trace", "_start_trace", "__enter__")
 _RANGES = ("emit_nvtx", "emit_itt")
 _LONGEST_WAIT_NS = 2_000_000_000
-_NSYS = ("libToolsInjection", "libnsys", "/nsight-systems/")
-_CUPTI_USERS = (
-    *_NSYS,
-    # Nsight Compute and compute-sanitizer, by what either maps into a program; nvprof.
-    *("libcuda-injection", "libTreeLauncher", "libInterceptorInjection", "/nsight-compute/", "libsanitizer-"),
-    *("libcuinj64", "libaccinj64"),
-    # Triton's Proton, HPCToolkit, TAU, Score-P, Extrae; parcagpu and others name CUPTI within their own name.
-    *("libproton.", "libhpcrun.", "libTAU", "libscorep_adapter_cuda", "libcudatrace", "libcudampitrace"),
-    *("gpucupti", "cupti_", "_cupti", "-cupti", "-CUPTI"),
-)
-"""In the names of libraries whose tool holds the one slot that CUPTI has, or their folders; torch's own is
-libcupti.so."""
-_INJECTED = "CUDA_INJECTION64_PATH"
-"""The driver loads the library that it names: so tools come into a program that is to be observed."""
 _GRAPH_TREES = "torch._inductor.cudagraph_trees"
 _FIRST_HISTORY = (2, 1)
 """The torch from which on an allocator's history is bounded, and of Python's stacks alone."""
@@ -124,7 +110,7 @@ class Guard:
         if kind not in wire_capture.PROFILES:
             if not cuda:
                 return "this process does not use CUDA"
-            if kind == wire_capture.KIND_RANGE and not _find_mapped(_NSYS):
+            if kind == wire_capture.KIND_RANGE and not wire_capture.find_mapped(wire_capture.NSYS_LIBRARIES):
                 return "nsys is not in front of this run, and cannot be put there now"
             if kind == wire_capture.KIND_SNAPSHOT and parse_version(str(torch.__version__)) < _FIRST_HISTORY:
                 return f"torch {torch.__version__} keeps no bounded history: a snapshot needs torch 2.1"
@@ -240,16 +226,6 @@ def _list_instances(kind: type) -> list[Any]:
 
 def find_cupti_user(path: str = "/proc/self/maps") -> str:
     """Name the library of another tool that holds the GPU's one profiling slot in this process, or ""."""
-    return _find_mapped(_CUPTI_USERS, path) or os.path.basename(os.environ.get(_INJECTED, "").strip())
-
-
-def _find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                file = line.rsplit("/", 1)[-1]
-                if any(name in (line if name[0] == "/" else file) for name in names):
-                    return file.strip()
-    except OSError:
-        return ""
-    return ""
+    names = (*wire_capture.NSYS_LIBRARIES, *wire_capture.CUPTI_LIBRARIES)
+    injected = os.environ.get(wire_capture.INJECTED, "")
+    return wire_capture.find_mapped(names, path) or os.path.basename(injected.strip())

@@ -21,7 +21,7 @@ What became of it lies in the telemetry page, which the process itself alone can
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock; valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock and the libraries of other tools; valid Python 3.8.
 """
 
 from __future__ import annotations
@@ -53,6 +53,20 @@ _LOCK = struct.Struct("hhqqi4x")
 """struct flock: type, whence, start, length, PID."""
 _OFD_GETLK, _OFD_SETLK = 36, 37
 """Linux 3.15; Python names them since 3.9."""
+
+NSYS_LIBRARIES = ("libToolsInjection", "libnsys", "/nsight-systems/")
+CUPTI_LIBRARIES = (
+    # Nsight Compute and compute-sanitizer, by what either maps into a program; nvprof.
+    *("libcuda-injection", "libTreeLauncher", "libInterceptorInjection", "/nsight-compute/", "libsanitizer-"),
+    *("libcuinj64", "libaccinj64"),
+    # Triton's Proton, HPCToolkit, TAU, Score-P, Extrae; parcagpu and others name CUPTI within their own name.
+    *("libproton.", "libhpcrun.", "libTAU", "libscorep_adapter_cuda", "libcudatrace", "libcudampitrace"),
+    *("gpucupti", "cupti_", "_cupti", "-cupti", "-CUPTI"),
+)
+"""In the names of libraries whose tool holds the one slot that CUPTI has, or their folders; torch's own is
+libcupti.so."""
+INJECTED = "CUDA_INJECTION64_PATH"
+"""The driver loads the library that it names: so tools come into a program that is to be observed."""
 
 TRACE_ENDING = ".pt.trace.json"
 """By it TensorBoard's profiler plugin finds a trace, packed or not."""
@@ -296,3 +310,16 @@ def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
 
 def _path(data: bytes) -> str:
     return data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:
+    """Return the file name of the first library of ``names`` that a process maps, "" for none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                file = line.rsplit("/", 1)[-1]
+                if any(name in (line if name[0] == "/" else file) for name in names):
+                    return file.strip()
+    except OSError:
+        return ""
+    return ""
