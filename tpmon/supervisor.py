@@ -15,10 +15,15 @@ import sys
 import time
 from contextlib import suppress
 
+LEAVE_SCREEN = (
+    b"\x1b[?2004l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?7h"
+    b"\x1b[?1049l\x1b[?25h\x1b[0m"
+)
+
 TYPE_CHECKING = False  # to import typing takes as long as all else here
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STILL_S = 0.6
@@ -31,6 +36,7 @@ _ASKED_S = 10.0
 """How long a signal is taken for a wish to end: an editor on the screen's terminal is sent ^C, too."""
 _ORDERLY_S = 1.0
 _LEFT = "tpmon: ended without process {}: it waits for a file or device that does not answer\n"
+_UNPREPARED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 _AWAITED = ("pipe:", "socket:", "/dev/")
 
 _link: list[int] = []
@@ -53,7 +59,7 @@ def supervise() -> None:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # trap '' CHLD: the kernel would reap it
     endings = {number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
-    watched = endings | {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG}
+    watched = endings | {signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP, signal.SIGURG}
     hold_descriptors()
     reader, writer = os.pipe()
     lives, holds = os.pipe()
@@ -73,7 +79,8 @@ def supervise() -> None:
         _link.extend((own, writer))
         if signal.SIGINT in endings:
             signal.signal(signal.SIGINT, lambda number, _: end(128 + number))
-        _thread.start_new_thread(_outlive, (lives,))
+        with suppress(RuntimeError):  # a limit on processes, which the command meets as well
+            _thread.start_new_thread(_outlive, (lives,))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -142,6 +149,7 @@ class _Supervisor:
         """The signal that asks for the end, 0: none does."""
         self._asked_s = self._since_s = 0.0
         self._seen = ("", "")
+        self._terminal = _read_terminal()
         os.set_blocking(reader, False)
 
     def wait(self, watched: set[signal.Signals]) -> NoReturn:
@@ -156,8 +164,10 @@ class _Supervisor:
                 if took.si_code <= 0 or number == signal.SIGHUP:
                     self._send(number)
                 self._asked, self._asked_s, self._seen = number, time.monotonic(), ("", "")
-            elif number == signal.SIGCONT:
-                self._send(number)
+            elif number == signal.SIGCONT or (
+                took is not None and number == signal.SIGTSTP and took.si_code <= 0
+            ):
+                self._send(number)  # its stop comes back as SIGCHLD
             elif number == signal.SIGCHLD:
                 self._stop_with_it()
             elif self._is_stuck():
@@ -176,11 +186,25 @@ class _Supervisor:
             signal.sigtimedwait({signal.SIGCHLD}, _LOOK_S)  # mostly it is gone at once
         pid, status = os.waitpid(self._child, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status)
+        if pid and not said and -code in _UNPREPARED:
+            self._give_terminal_back()
         return said[0] if said else None if not pid else code if code >= 0 else 128 - code
+
+    def _give_terminal_back(self) -> None:
+        """Leave the screen of one that was killed: the shell takes what it finds for the norm."""
+        import termios  # noqa: PLC0415 no start waits for it
+
+        with suppress(OSError, termios.error):
+            if self._terminal and os.tcgetpgrp(0) == os.getpgrp() and termios.tcgetattr(0) != self._terminal:
+                termios.tcsetattr(0, termios.TCSANOW, self._terminal)
+                os.write(0, LEAVE_SCREEN)
 
     def _stop_with_it(self) -> None:
         """Stop where the working process alone was stopped, which tells the shell, and go on with it."""
         for wait_s in (0.05, 0.0):  # one that fg wakes at this moment is none
+            if self._asked or signal.SIGCONT in signal.sigpending():  # which a stop would discard
+                self._send(signal.SIGCONT)
+                return
             if not _read_status(self._child).get("State", "").startswith("T"):
                 return
             time.sleep(wait_s)
@@ -210,6 +234,16 @@ class _Supervisor:
         with suppress(OSError):  # closed, or nobody reads
             os.write(2, _LEFT.format(self._child).encode())
         os._exit(128 + (self._asked or signal.SIGKILL))
+
+
+def _read_terminal() -> list[Any]:
+    """Return how the terminal is set, [] where standard input is none."""
+    if os.isatty(0):
+        import termios  # noqa: PLC0415 no start without a terminal waits for it
+
+        with suppress(termios.error):
+            return termios.tcgetattr(0)
+    return []
 
 
 def _read_status(pid: int) -> dict[str, str]:

@@ -67,9 +67,8 @@ def find_other_tool(pid: int) -> str:
         words = file.read(_MOST_ENVIRONMENT).split(b"\0")
     named = b"%s=" % INJECTED.encode()
     injected = next((word[len(named) :] for word in words if word.startswith(named)), b"").strip()
-    return find_mapped(CUPTI_LIBRARIES, f"/proc/{pid}/maps") or admit_text(
-        os.fsdecode(os.path.basename(injected))
-    )
+    mapped = find_mapped(CUPTI_LIBRARIES, f"/proc/{pid}/maps")
+    return mapped or admit_text(os.fsdecode(os.path.basename(injected)))
 
 
 def _judge_flags(flags: dict[str, str]) -> str:

@@ -21,7 +21,8 @@ What became of it lies in the telemetry page, which the process itself alone can
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock and the libraries of other tools; valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock and the
+libraries of other tools; valid Python 3.8.
 """
 
 from __future__ import annotations

@@ -274,7 +274,9 @@ def now_ticks() -> int:
 
 def _read_version(package: str) -> str:
     try:
-        found = _VERSION.search(read_file(f"{package}/version.py", 1 << 16).decode(errors="replace"))
+        found = _VERSION.search(
+            read_file(f"{package}/version.py", 1 << 16, os.O_NONBLOCK).decode(errors="replace")
+        )
     except FileNotFoundError:
         found = None
     if found:

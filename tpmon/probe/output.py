@@ -119,7 +119,17 @@ def _open(path: str, owner: Owner) -> int:
         # Only the owner may leave the access time alone.
         return open_foreign(path, owner, flags=os.O_NOATIME, follows=True)
     except PermissionError:
+        if _was_opened(path):  # by whoever started the job: it writes into that file, whosever it is
+            owner = replace(owner, uid=os.stat(path).st_uid)
         return open_foreign(path, owner, follows=True)
+
+
+def _was_opened(path: str) -> bool:
+    """Tell whether a descriptor in /proc was opened, and does not only name a file (O_PATH)."""
+    process, _, number = path.rpartition("/fd/")
+    with contextlib.suppress(OSError), open(f"{process}/fdinfo/{number}", encoding="ascii") as file:
+        return any(line.startswith("flags:") and not int(line.split()[1], 8) & os.O_PATH for line in file)
+    return False
 
 
 def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:

@@ -108,13 +108,13 @@ def is_python_name(path: str) -> bool:
     return os.path.basename(path).startswith(("python", "pypy"))
 
 
-def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
+def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
     """Read a file of /proc, at most ``limit`` bytes.
 
     Raises:
         OSError: as the kernel says.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         data = os.read(fd, limit)
         parts = [data]

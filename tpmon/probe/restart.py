@@ -40,7 +40,7 @@ def is_armed(pid: int, proc: str = "/proc") -> bool:
 def _is_export(path: str, owner: Owner) -> bool:
     """Tell by the last bytes of a file: a library that reads a zip believes what that claims of itself."""
     try:
-        with os.fdopen(open_foreign(path, owner), "rb") as file:
+        with os.fdopen(open_foreign(os.path.realpath(path), owner), "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _DIRECTORY_BYTES, 0))
             end = file.read(_DIRECTORY_BYTES)
     except (OSError, ValueError):

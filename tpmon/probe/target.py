@@ -30,6 +30,7 @@ from tpmon.probe.each_process import each_process
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.left_threads import find_left
+from tpmon.probe.process_limit import explain_limit
 from tpmon.probe.procfs import require_descriptors
 from tpmon.probe.procread import (
     PROC,
@@ -322,6 +323,8 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
     if fact.denied:
         return _deny(fact, sight.proc)
     if isinstance(fact.mapped, Missing):
+        if limit := explain_limit(RuntimeError(fact.mapped.reason)):
+            return limit
         return NoTargetError(
             f"process {pid} ({label}) does not say whether it has torch: {fact.mapped.reason}", try_this
         )

@@ -70,6 +70,8 @@ class ScreenDriver(LinuxDriver):
 
     def _sigtstp_application(self, *_: object) -> None:
         # textual stops one process; the shell waits for another one of the group
+        if os.getpgrp() == os.getsid(0):
+            return  # no shell that could wake it: ssh -t HOST tpmon, kubectl exec -it
         if self._auto_restart:
             self.suspend_application_mode()
             self._must_signal_resume = True
@@ -78,7 +80,8 @@ class ScreenDriver(LinuxDriver):
     def _sigcont_application(self, *_: object) -> None:
         # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start
         # a second input thread and take raw mode for the terminal's first attributes.
-        if self.suspended:
+        # One that was started in the background has no screen yet.
+        if self.suspended or (self._auto_restart and self._writer_thread is None):
             super()._sigcont_application()
 
     def _get_terminal_size(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from tpmon import __version__
 from tpmon.errors import ExitCode, NoTerminalError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
-from tpmon.supervisor import end
+from tpmon.supervisor import LEAVE_SCREEN, end
 
 ADVICE = "use --once --json for one reading as JSON, or --plain for lines of text"
 
@@ -52,12 +52,6 @@ _IFLAG, _LFLAG = 0, 3
 
 # Everything that a drawn screen turned on, turned off: bracketed paste, mouse, focus reports,
 # kitty keys, alternate screen; line wrap and the cursor on again.
-_LEAVE_SCREEN = (
-    b"\x1b[?2004l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?7h"
-    b"\x1b[?1049l\x1b[?25h\x1b[0m"
-)
-
-
 ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 """Alternate screen, no cursor, no line wrap, nothing on it; ``TerminalGuard.restore`` leaves it."""
 
@@ -164,7 +158,7 @@ class TerminalGuard:
 
     def restore(self) -> None:
         """Write the leaving sequences without blocking and put the line discipline back."""
-        write_now(_LEAVE_SCREEN, 0)
+        write_now(LEAVE_SCREEN, 0)
         self._set_line(self._attributes)
 
     @staticmethod
@@ -207,7 +201,7 @@ class TerminalGuard:
             self.leave_within(LEAVE_SECONDS, ExitCode.OK)
             self._leave(ExitCode.OK)
             return
-        write_now(_LEAVE_SCREEN)
+        write_now(LEAVE_SCREEN)
         self._set_line(self._attributes)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
