@@ -135,6 +135,19 @@ def test_a_log_that_its_holder_may_not_read_is_not_shown(tmp_path: Path) -> None
         assert isinstance(sample.size_bytes, Missing)
 
 
+@needs_root
+def test_a_log_that_who_started_the_job_opened_for_it_is_shown(tmp_path: Path) -> None:
+    """As by sudo -u USER python train.py > train.log: the job may write into it, and root may read its own."""
+    path = tmp_path / "train.log"
+    with path.open("w") as log:
+        path.chmod(0o600)
+        log.write("epoch 3\n")
+        log.flush()
+        with process_of_nobody("", stdout=log) as pid:
+            (sample,) = OutputReader().read([pid])
+            assert sample.lines == ("epoch 3",)
+
+
 def test_a_zip_that_claims_a_huge_directory_is_not_believed(tmp_path: Path) -> None:
     claimed, path = 1 << 28, tmp_path / "hook.zip"
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, claimed, 0, 0)

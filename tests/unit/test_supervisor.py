@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.waiting import wait_until
+from tpmon.supervisor import LEAVE_SCREEN
 
 ROOT = Path(__file__).parents[2]
 BEGIN = (
@@ -158,3 +161,33 @@ def test_work_that_is_stopped_alone_stops_the_command_and_goes_on_with_it():
     assert wait_until(lambda: read_state(child) != "T")
     process.communicate(timeout=30)
     assert process.returncode == 6
+
+
+def test_a_stopped_pair_goes_on_where_only_the_command_is_told_to():
+    """As when a connection drops after ctrl-z: the kernel wakes the leader of the session alone."""
+    process = start("print(os.getpid(), flush=True); time.sleep(60)")
+    working = hear_pid(process)
+    os.killpg(process.pid, signal.SIGSTOP)
+    wait_until(lambda: read_state(process.pid) == read_state(working) == "T")
+    os.kill(process.pid, signal.SIGCONT)
+    wait_until(lambda: read_state(process.pid) == read_state(working) == "S")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+def test_the_terminal_of_work_that_was_killed_is_given_back():
+    ours, terminal = os.openpty()
+    before = termios.tcgetattr(terminal)
+    killed = "import tty; tty.setraw(0); os.kill(os.getpid(), signal.SIGKILL)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN + killed],
+        cwd=ROOT,
+        stdin=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # no thread runs here
+    )
+    assert process.wait(timeout=30) == 137
+    assert termios.tcgetattr(terminal) == before
+    assert os.read(ours, 4096) == LEAVE_SCREEN
+    os.close(ours)
+    os.close(terminal)
