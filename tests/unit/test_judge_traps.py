@@ -178,8 +178,8 @@ def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
     job = (make_process(4211), make_process(4212, rank=1))
     both = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
     gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
-    frames = [make_frame(processes=job, gpus=both)] * 20 + [
-        make_frame(processes=job, gpus=(both[0], gone))
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20 + [
+        make_frame(processes=job, gpus=(both[0], gone), output=())
     ] * 15
     answer = judge_gpu_lost(see(line_up(frames)))
     assert (answer.kind, answer.card, answer.pid) == (Kind.HUNG, 1, 4212)
@@ -193,8 +193,8 @@ def test_a_lost_card_that_every_rank_held_open_names_none():
     open_ = {"pids": (4211, 4212), "pids_are_visible_only": True}
     both = (make_gpu(0, **open_), make_gpu(1, **open_))
     gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
-    frames = [make_frame(processes=job, gpus=both)] * 20
-    frames += [make_frame(processes=job, gpus=(both[0], gone))] * 15
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20
+    frames += [make_frame(processes=job, gpus=(both[0], gone), output=())] * 15
     answer = judge_gpu_lost(see(line_up(frames)))
     assert (answer.card, answer.pid, answer.rank) == (1, NOT_APPLICABLE, NOT_APPLICABLE)
 

@@ -281,12 +281,14 @@ def test_a_zombie_worker_is_dead_also_when_nobody_saw_it_die():
 
 
 def test_a_card_is_lost_after_three_readings_in_a_row():
-    lost = make_frame(gpus=(make_gpu(state=GpuState.LOST),))
+    lost = make_frame(gpus=(make_gpu(state=GpuState.LOST),), output=())
     answer = judge_gpu_lost(scene_of(lost))
     assert (said(answer), answer.card, answer.rank) == ((Kind.HUNG, "gpu-lost"), 0, 0)
-    frames = hold(make_frame(gpus=(make_gpu(),)))
+    frames = hold(make_frame(gpus=(make_gpu(),), output=()))
     frames[-1] = lost
     assert type(judge_gpu_lost(see(frames))) is Cleared
+    writes = make_frame(gpus=(make_gpu(state=GpuState.LOST),))  # into its log, seconds ago
+    assert type(judge_gpu_lost(scene_of(writes))) is Cleared
     stale = make_frame(gpus=(make_gpu(state=GpuState.STALE),))
     assert type(judge_gpu_lost(scene_of(stale))) is Cleared
 

@@ -89,15 +89,16 @@ def goes_on(scene: Scene, pids: Collection[int] = (), silent_s: float | None = N
     """
     now_ns, written = scene.frame.taken_ns, log_age_s(scene.frame)
     ranks = [one for one in scene.watch.ranks if one.pid in pids] or scene.watch.ranks
-    signs_ns = [last_event_ns(scene.frame), *(one.moved_ns for one in ranks)]
-    signs_ns += [] if written is None else [now_ns - age_ns(written)]
+    told_ns = max(last_event_ns(scene.frame), 0 if written is None else now_ns - age_ns(written))
+    signs_ns = [0, *(one.moved_ns for one in ranks)]
     workers = (worker.demand for rank in scene.ranks for worker in rank.workers)
     if any(known_or(one, 0.0) >= QUIET_WORKER_DEMAND for one in workers):
         signs_ns.append(now_ns)
     limit_s = scene.watch.hang_after_s
     if silent_s is not None:
         limit_s = min(limit_s, silent_s - AFTER_S)
-    return now_ns - max(signs_ns) < limit_s * 1e9
+    # What the job itself tells, it tells every some seconds.
+    return now_ns - max(signs_ns) < limit_s * 1e9 or now_ns - told_ns < max(limit_s, SILENT_S) * 1e9
 
 
 def stands_s(scene: Scene) -> float:
@@ -126,7 +127,7 @@ def hangs_on(silence: Silence, scene: Scene) -> bool:
     ):
         return False
     if silence.sure and silence.sample.state is GpuState.LOST:
-        return silent_s >= SILENT_S or stands_s(scene) >= SILENT_S
+        return True
     if silent_s < HUNG_S or any(map(find_excuse, scene.ranks)):
         return False
     if silence.sure:
