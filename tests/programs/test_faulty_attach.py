@@ -6,13 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cards import Cards
 from tests.children import MAP_TORCH, Child, child
-from tests.commands import call, start
+from tests.commands import start
 
 WAITING = MAP_TORCH + 'say("ready")\nhear()'
 FAULTS = {
@@ -34,17 +33,24 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         yield one
 
 
-def look(job: Child, cards: Cards, *arguments: str) -> Any:
-    return call("attach", str(job.pid), *arguments, env={**os.environ, **cards.environment})
+@pytest.fixture(scope="module")
+def looks(job: Child, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Look once at each kind of faulty cards, all at the same time: exit code, output, errors."""
+    begun = {}
+    for name, fault in FAULTS.items():
+        cards = Cards(tmp_path_factory.mktemp("cards"), 2, [job.pid] * 2)
+        cards.fail(fault)
+        environment = {**os.environ, **cards.environment}
+        begun[name] = start("attach", str(job.pid), "--once", "--json", env=environment)
+    said = {name: one.communicate(timeout=120) for name, one in begun.items()}
+    return {name: (one.returncode, *said[name]) for name, one in begun.items()}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_one_look_at_faulty_cards(job: Child, tmp_path: Path, name: str) -> None:
-    cards = Cards(tmp_path, 2, [job.pid] * 2)
-    cards.fail(FAULTS[name])
-    done = look(job, cards, "--once", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    gpus = json.loads(done.stdout)["gpus"]
+def test_one_look_at_faulty_cards(looks: dict[str, tuple[int, str, str]], name: str) -> None:
+    code, output, errors = looks[name]
+    assert (code, errors) == (0, "")
+    gpus = json.loads(output)["gpus"]
     if name in ("no card", "init hangs", "all silent"):
         assert gpus.keys() == {"missing"}
         return

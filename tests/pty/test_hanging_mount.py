@@ -93,23 +93,25 @@ BY_ITSELF = (
 )
 
 
-@pytest.mark.parametrize("case", BY_ITSELF, ids=lambda case: case.words)
-def test_a_command_on_such_a_job_ends_by_itself(scene: Scene, tmp_path: Path, case: Case):
-    words = case.words.replace("{out}", str(tmp_path / "bundle")).split()
-    process = scene.start(*words)
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == case.code, errors
-    assert case.says in output
+def test_commands_on_such_a_job_end_by_themselves(scene: Scene, tmp_path: Path):
+    """All at once: most of their time they wait."""
+    out = str(tmp_path / "bundle")
+    begun = [scene.start(*case.words.replace("{out}", out).split()) for case in BY_ITSELF]
+    for case, process in zip(BY_ITSELF, begun, strict=True):
+        output, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == case.code, (case, errors)
+        assert case.says in output, case
 
 
-@pytest.mark.parametrize(
-    "words", ["attach {pid} --json", "attach {pid} --plain", "diagnose {pid} --until ended"]
-)
-def test_a_stream_of_such_a_job_ends_by_ctrl_c(scene: Scene, words: str):
-    process = scene.start(*words.split())
-    time.sleep(2.5)
-    assert interrupt(process) < PROMISED_S
-    assert process.returncode == 130
+STREAMS = ("attach {pid} --json", "attach {pid} --plain", "diagnose {pid} --until ended")
+
+
+def test_streams_of_such_a_job_end_by_ctrl_c(scene: Scene):
+    begun = [scene.start(*words.split()) for words in STREAMS]
+    time.sleep(4.0)
+    for words, process in zip(STREAMS, begun, strict=True):
+        assert interrupt(process) < PROMISED_S, words
+        assert process.returncode == 130, words
 
 
 NAMED = (

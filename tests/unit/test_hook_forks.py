@@ -133,7 +133,12 @@ while thread.is_alive():
 }
 
 
-@pytest.mark.parametrize("child", CHILDREN)
+ONCE = ("workers of three epochs and a validation", "a child that collects and ends as a program does")
+
+
+@pytest.mark.parametrize(
+    "child", [pytest.param(one, marks=() if one in ONCE else pytest.mark.long) for one in CHILDREN]
+)
 def test_no_object_of_a_device_ends_in_a_forked_child(child: str) -> None:
     program = f"{CARD}\n{CHILDREN[child]}\n{END}"
     done = subprocess.run(

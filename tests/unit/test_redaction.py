@@ -221,6 +221,7 @@ def test_a_secret_is_hidden_before_its_text_is_cut() -> None:
         *("pod/", "token\x1f", "aaaa:bbbb", "eyJaaaaaaaa.", "password='", "\\", "AUTH ", "login(", "_Z"),
     ],
 )
+@pytest.mark.long
 def test_hostile_lines_take_no_longer_than_they_are_long(unit: str) -> None:
     """A pattern that tries every way would take hours for these."""
     long = unit * (100_000 // len(unit))
@@ -230,6 +231,10 @@ def test_hostile_lines_take_no_longer_than_they_are_long(unit: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], input=long, text=True, check=False, timeout=120)
     assert done.returncode == 0
+
+
+def test_a_hostile_text_takes_no_longer_than_it_is_long() -> None:
+    test_hostile_lines_take_no_longer_than_they_are_long("password a@b:aaaa=(token, '{<curl -u ")
 
 
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,|>%(){}\x1f\n", max_size=60))
