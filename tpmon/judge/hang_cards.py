@@ -60,7 +60,7 @@ def _say_state(card: CardScene, scene: Scene) -> Known[str]:
     """Say what a card does that is at no work, "" for one that works; Missing where that is not told."""
     silence = find_silence(card, scene)
     if silence is not None:
-        return silence.words.removeprefix(f"card {card.index} ")
+        return silence.state
     if is_sliced(card.last) and is_known(card.sm_active_pct):
         return _WORKS if card.sm_active_pct >= IDLE_SLICE_PCT else "is idle"
     if not is_known(card.busy_pct):

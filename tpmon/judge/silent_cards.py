@@ -38,15 +38,19 @@ class Silence:
     """Whether the job is known to compute on it: by a list, or by as many ranks as cards held open."""
     missed: bool
     """Whether the job may need it: not where each of its processes has a card of its own that answers."""
-    words: str
-    """What it does not do: "card 1 has not answered the driver for 24 s"."""
 
+    @property
+    def state(self) -> str:
+        """Say what the card does not do: "has not answered the driver for 24 s"."""
+        if self.sample.state is GpuState.LOST:
+            return "does not answer the driver any more"
+        why = f" ({self.sample.unheard})" if is_known(self.sample.unheard) else ""
+        return f"has not answered the driver for {format_seconds(self.sample.age_s)}{why}"
 
-def _say(one: GpuSample) -> str:
-    if one.state is GpuState.LOST:
-        return f"card {one.index} does not answer the driver any more"
-    why = f" ({one.unheard})" if is_known(one.unheard) else ""
-    return f"card {one.index} has not answered the driver for {format_seconds(one.age_s)}{why}"
+    @property
+    def words(self) -> str:
+        """Say which card that is, too."""
+        return f"card {self.sample.index} {self.state}"
 
 
 def find_silences(scene: Scene) -> tuple[Silence, ...]:
@@ -59,7 +63,7 @@ def find_silences(scene: Scene) -> tuple[Silence, ...]:
         lost = one.state is GpuState.LOST and (card is None or card.lost_readings >= LOST_READINGS)
         if lost or one.age_s >= SILENT_S:
             sure = card is not None and not is_known(one.unheard)
-            found.append(Silence(one, pids, sure, one.uuid in missed, _say(one)))
+            found.append(Silence(one, pids, sure, one.uuid in missed))
     return tuple(sorted(found, key=lambda one: not one.sure))
 
 

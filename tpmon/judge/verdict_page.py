@@ -46,8 +46,9 @@ What the rules compare with, and where each number comes from, is in [thresholds
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
 `hollow`, `memory-full`, `shared` (others compute on a card), `held` (a thermal reason or the power brake that
 costs less than 5 %), `xid` (a fault of the program that a card told of, or one that it contained), `silent`
-(a card does not answer that the job may be on: no run is called well beside it), debug settings that slow the
-run, the second cause that was seen (`also ...`), and what it `may be ...` while no verdict stands.
+(a card does not answer that the job may be on: no run is called well beside it, unless each of several
+processes has a card of its own that answers), debug settings that slow the run, the second
+cause that was seen (`also ...`), and what it `may be ...` while no verdict stands.
 """
 
 
