@@ -76,6 +76,8 @@ def test_find_mapping_agrees_with_a_linear_search(starts, address):
     assert find_mapping(mappings, address) == (inside[0] if inside else "")
 
 
+TORCH = Mapping(0x1000, 0x2000, "/v/torch/lib/libtorch_cpu.so")
+
 PATHS = {
     "/v/torch/lib/libgomp-24e2ab19.so.1.0.0": "OpenMP (libgomp: torch)",
     "/usr/lib/x86_64-linux-gnu/libgomp.so.1": "OpenMP (libgomp: torch)",
@@ -164,7 +166,13 @@ def test_the_first_frame_of_a_stack_names_its_library():
     assert name_start(mappings, [0, 7, LIBC, BLAS, GOMP]) == "OpenBLAS (numpy)"
     assert name_start(mappings, [LIBC, GOMP, BLAS]) == "OpenMP (libgomp: torch)"
     assert name_start(mappings, [LIBC, 0x404000]) == ""
-    assert name_start([Mapping(0x1000, 0x2000, "/v/torch/lib/libtorch_cpu.so")], [0x1800]) == "torch"
+    assert name_start([*mappings, TORCH], [LIBC, 0x1800]) == "torch"
+
+
+def test_a_pointer_among_a_threads_variables_names_no_library():
+    mappings = [*parse_maps(MAPS), TORCH]
+    assert name_start(mappings, [0x1800, 0, LIBC, GOMP, 0x1800]) == "OpenMP (libgomp: torch)"
+    assert name_start(mappings, [0x1800, GOMP]) == "", "nothing started it"
 
 
 def test_a_library_is_named_without_leaving_a_thread_or_file():

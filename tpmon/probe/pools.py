@@ -36,6 +36,7 @@ _LIBRARIES = (
 )
 _TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")
 """Is mapped in every training: it names only a thread that began in it."""
+_C_LIBRARY = re.compile(r"/(libc|libpthread)[.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,22 @@ def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
 
 
 def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
-    """Name the library in which a thread began, from the words at the far end of its stack; "" for none."""
+    """Name the library in which a thread began, from the words at the far end of its stack; "" for none.
+
+    The first function of a thread is called by the C library. What lies before that are variables of the
+    thread, and torch keeps pointers to its own code in some.
+    """
+    starters = [one for one in mappings if _C_LIBRARY.search(one.path)]
     named = [
         (one.start, one.end, name)
         for one in mappings
         if (name := name_library(one.path) or ("torch" if _TORCH.search(one.path) else ""))
     ]
+    started = False
     for word in words:
+        started = started or any(one.start <= word < one.end for one in starters)
         for start, end, name in named:
-            if start <= word < end:
+            if started and start <= word < end:
                 return name
     return ""
 
