@@ -73,7 +73,7 @@ test: torch-for-tests ## run the tests once: unit, screen, terminal, real progra
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m 'not long' $(PYTEST)
 
 test-fast: setup ## the tests that start no training, drive no terminal and measure nothing: half of the time
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m 'not (long or torch or pty or budget)' tests/unit tests/ui $(PYTEST)
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m 'not (long or torch or pty or budget)' --ignore tests/programs --ignore tests/pty --ignore tests/gpu --ignore tests/budget $(PYTEST)
 
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
@@ -128,11 +128,11 @@ types: setup ## mypy --strict
 	@$(BIN)/mypy
 
 docs-tests: setup
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/unit/test_docs.py tests/unit/test_layers.py
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/test_docs.py tests/test_layers.py
 
 docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the pictures of README.md and docs anew
-	@$(BIN)/python -m tpmon.ui.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
-	@$(BIN)/python -c 'from tpmon.judge.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
+	@$(BIN)/python -m tpmon.ui.monitor.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
+	@$(BIN)/python -c 'from tpmon.judge.advice.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
 	@$(BIN)/python -m tests.readme
 
 goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it

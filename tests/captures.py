@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tpmon.capture.conditions import find_block, to_conditions
-from tpmon.model.capture import Conditions
 from tpmon.model.known import Known, Missing
+from tpmon.model.results.capture import Conditions
 
 Event = dict[str, Any]
 

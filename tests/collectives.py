@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW
-from tpmon.model.collectives import (
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.results.collectives import (
     CallState,
     CollectiveCall,
     CollectivesReading,
@@ -18,7 +19,6 @@ from tpmon.model.collectives import (
     RecordSource,
     SourceNote,
 )
-from tpmon.model.known import NOT_APPLICABLE
 
 HOST = "node-01"
 

@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.command_line import start_training
 
 if TYPE_CHECKING:
     from tests.hangs.beside import Beside
@@ -81,3 +84,22 @@ def hung_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     beside = Beside(tmp_path_factory.mktemp("hung"))
     yield beside
     beside.end()
+
+
+@pytest.fixture(scope="session")
+def job(sampling_works: None) -> Iterator[int]:
+    """Give the PID of a process with torch that waits; every test leaves it as it is."""
+    with start_training() as training:
+        yield training.pid
+        training.kill()
+
+
+@pytest.fixture
+def small_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the settings of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith(("TPMON_", "XDG_", "LC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

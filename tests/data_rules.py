@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tpmon.judge import rules_data, rules_loader, rules_memory, rules_python, rules_storage
-from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.rules import data as rules_data
+from tpmon.judge.rules import loader as rules_loader
+from tpmon.judge.rules import memory as rules_memory
+from tpmon.judge.rules import python as rules_python
+from tpmon.judge.rules import storage as rules_storage
 from tpmon.model.known import Missing
 
 LOADER = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW, NOW_NS
-from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.dumps.groups import Origin, fold_rounds
 from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind

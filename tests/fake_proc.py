@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpmon.probe.job import now_ticks
+from tpmon.probe.job.job import now_ticks
 
 PYTHON = "/usr/bin/python3.11"
 PACKAGES = "/venv/lib/python3.11/site-packages"

@@ -36,9 +36,9 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.window import Pulse, pulse_of
-from tpmon.ui.controls import ScreenOptions
-from tpmon.ui.first_view import first_view
-from tpmon.ui.view import ViewState
+from tpmon.ui.monitor.controls import ScreenOptions
+from tpmon.ui.monitor.first_view import first_view
+from tpmon.ui.monitor.state import ViewState
 
 NOW = datetime(2026, 3, 14, 3, 7, 41, tzinfo=timezone.utc)
 NOW_NS = 90_000 * 1_000_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tpmon.probe.cgroup_tree import V2, parse_mounts
+from tpmon.probe.base.cgroup_tree import V2, parse_mounts
 
 _KNOBS = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
 

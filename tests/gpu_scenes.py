@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.frames import make_frame, make_process
 from tests.judging import make_phases, scene_of
-from tpmon.judge.phases import Phase
-from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.known import Missing
 

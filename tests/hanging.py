@@ -10,9 +10,9 @@ from typing import Any
 from tests.dumps import make_round
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND
-from tpmon.judge.hang_memory import Watch
-from tpmon.judge.judgement import Judgement, judge
-from tpmon.judge.standing import Standing
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import Judgement, judge
+from tpmon.judge.watch.tracker import Watch
 from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known

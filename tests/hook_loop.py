@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpmon.hook import counts, steps, wire
+from tpmon.hook import counters as counts
+from tpmon.hook import steps
+from tpmon.hook.bus import wire
 from tpmon.hook.steps import Steps
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tpmon.hook import wire
+from tpmon.hook.bus import wire
 
 
 def list_pages(pid: int, name: str = wire.TELEMETRY_NAME) -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tpmon.judge.phase_shares import share_of
-from tpmon.judge.phases import DataPart, Phase, RankPhases
-from tpmon.judge.scene import Scene, see
+from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.stacks.phase_shares import share_of
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.frame import Frame
 from tpmon.model.process import MainThreadSample
 

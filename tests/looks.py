@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from tests.collectives import make_group, make_record
 from tests.frames import NOW, NOW_NS, make_frame
-from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.results import DumpUpdate
+from tpmon.model.results.collectives import CollectivesReading
+from tpmon.model.results.results import DumpUpdate
 from tpmon.model.window import Pulse, pulse_of
 
 RECORDS = CollectivesReading((make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))), (), ())

@@ -8,8 +8,8 @@ from typing import Any
 from tests.frames import NOW, make_cpu, make_frame, make_process
 from tests.judging import make_looks
 from tests.starving import line_up
-from tpmon.judge.phases import RankPhases
-from tpmon.judge.scene import Scene, see
+from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.stacks.profile import RankPhases
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
 RANK = 4211

@@ -8,9 +8,9 @@ from typing import Any
 
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Identity, Role
-from tpmon.probe.changes import Changes, describe_by_role
-from tpmon.probe.job import Member
-from tpmon.probe.procread import read_stat
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.job.changes import Changes, describe_by_role
+from tpmon.probe.job.job import Member
 
 
 def made_up(pid: int, rank: int = 0, **fields: Any) -> Member:

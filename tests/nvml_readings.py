@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.fake_nvml import FakeNvml, ring
-from tpmon.probe.gpu_wire import CardLine
-from tpmon.probe.nvml import CardReader
+from tpmon.probe.gpu.nvml import CardReader
+from tpmon.probe.gpu.wire import CardLine
 
 SECOND_NS = 1_000_000_000
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from tpmon.model.frame import Frame
+from tpmon.model.hook import HookPatch, HookState, LoopPhase, StepCounts, StepRule
 from tpmon.model.known import Known, is_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import RankRow
-from tpmon.model.steps import HookPatch, HookState, LoopPhase, StepCounts, StepRule
 
 
 def make_pace(pid: int = 4211, **fields: Any) -> StepPace:

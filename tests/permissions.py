@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tpmon.model.doctor import Access, Check
 from tpmon.model.known import is_known
-from tpmon.probe.around import Around
-from tpmon.probe.permissions_rules import Own
-from tpmon.probe.remedies import Caller
+from tpmon.model.results.doctor import Access, Check
+from tpmon.probe.base.environment import Around
+from tpmon.probe.doctor.rules import Own
+from tpmon.probe.proc.remedies import Caller
 
 ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
 STATUS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.frames import make_process
-from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.answers.result import Suspicion
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 

@@ -18,9 +18,9 @@ from tpmon.model.frame import Event, Frame
 from tpmon.model.known import is_known
 from tpmon.report.collectives import write_collectives
 from tpmon.report.verdict import write_verdict
-from tpmon.ui.keys import keys_shown
-from tpmon.ui.panes import paint_screen
-from tpmon.ui.view import Overlay, Size
+from tpmon.ui.monitor.keys import keys_shown
+from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.state import Overlay, Size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.children import child
 from tpmon.model.known import is_known
-from tpmon.probe.procread import read_table
-from tpmon.probe.stack_child import SpyChild, dump_arguments, find_spy
-from tpmon.probe.stack_refusal import explain_refusal, read_standing
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.proc.access import explain_refusal, read_standing
+from tpmon.probe.spy.child import SpyChild, dump_arguments, find_spy
 
 NAP = "say('up')\ntime.sleep(60)\n"
 

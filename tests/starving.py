@@ -16,7 +16,7 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, make_looks
-from tpmon.judge.scene import BATCH_WAIT, Scene, see
+from tpmon.judge.features.snapshot import BATCH_WAIT, Scene, see
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
 from tpmon.model.known import known_or

@@ -12,8 +12,8 @@ import pytest
 from tests.children import MAP_TORCH, Child
 from tpmon.errors import TpmonError
 from tpmon.model.process import Role
-from tpmon.probe.job import Job
-from tpmon.probe.target import find_job
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.resolve import find_job
 
 RANK, WORKER, LAUNCHER, HELPER = Role.RANK, Role.WORKER, Role.LAUNCHER, Role.HELPER
 
@@ -49,8 +49,8 @@ import json
 sys.path[:0] = sys.argv[2:]
 from tpmon.errors import NotPermittedError
 from tpmon.model.codec import to_plain
-from tpmon.probe.jobs import list_jobs
-from tpmon.probe.target import find_job
+from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.resolve import find_job
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tpmon.model.process import ThreadKind
-from tpmon.probe.threads import Allowance, ThreadSet
+from tpmon.probe.proc.threads import Allowance, ThreadSet
 
 
 def kind_of(name: str) -> ThreadKind:

@@ -7,7 +7,7 @@ def main() -> int:
     """Run one command and return its exit status; ``run`` mostly becomes another program instead."""
     refused = None
     if sys.argv[1:2] == ["run"]:
-        from tpmon.run import start  # noqa: PLC0415 before all that only a tool needs
+        from tpmon.commands.run import start  # noqa: PLC0415 before all that only a tool needs
 
         refused = start(sys.argv[2:])
     from tpmon.supervisor import supervise, work  # noqa: PLC0415

@@ -17,15 +17,22 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpmon import __version__
-from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
+from tpmon.commands.arguments import (
+    DEMO_FRAMES,
+    OWN_PARSERS,
+    ask_help,
+    check_target,
+    parse_arguments,
+    parse_pid,
+)
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.report.write import Output, ReaderGone, complain
 
 if TYPE_CHECKING:
     from tpmon.config import Options
     from tpmon.model.frame import Frame
-    from tpmon.model.results import Update
-    from tpmon.probe.job import Job
+    from tpmon.model.results.results import Update
+    from tpmon.probe.job.job import Job
     from tpmon.session import DumpSink, SampleSink, Session, Sink
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,7 +80,7 @@ def _signals_end() -> Iterator[None]:
 def _list_jobs(options: Options) -> int:
     from tpmon.model.codec import encode
     from tpmon.own_command import call_as_root
-    from tpmon.probe.jobs import list_jobs
+    from tpmon.probe.job.jobs import list_jobs
     from tpmon.report.jobs import write_jobs
 
     jobs, output = list_jobs(), _stdout(options.ascii_only)
@@ -86,9 +93,9 @@ def _list_jobs(options: Options) -> int:
 
 def _find_job(asked: str | None, await_s: float = 0.0) -> Job:
     """Find the job that was asked for, and say what is odd about it; wait for one that is just starting."""
-    from tpmon.probe.awaiting import await_job
-    from tpmon.probe.scheduling import step_aside
-    from tpmon.probe.target import find_job, find_only_job
+    from tpmon.probe.base.scheduling import step_aside
+    from tpmon.probe.job.awaiting import await_job
+    from tpmon.probe.job.resolve import find_job, find_only_job
 
     def find() -> Job:
         return find_only_job() if asked is None else find_job(int(asked))
@@ -106,7 +113,7 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
     check_target(options.job, asked, job_was_asked)
     job = _find_job(asked)
     if not options.is_text:
-        from tpmon.ui.terminal import require_terminal
+        from tpmon.ui.terminal_io.terminal import require_terminal
 
         require_terminal()
         return _watch_on_screen(job, options)
@@ -116,9 +123,9 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
 def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
-    from tpmon.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
+    from tpmon.commands.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
     from tpmon.model.codec import encode
-    from tpmon.probe.awaiting import AWAIT_S
+    from tpmon.probe.job.awaiting import AWAIT_S
     from tpmon.report.verdict import write_check, write_verdict
 
     check_target(options.job, asked, job_was_asked)
@@ -155,7 +162,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
 def _dump(options: Options, given: Mapping[str, Any]) -> int:
     """Print where every thread of the job is."""
-    from tpmon.dump import Asked, check_asked, run_dump
+    from tpmon.commands.dump import Asked, check_asked, run_dump
 
     asked = Asked(
         tuple(given.get("rank", ())),
@@ -169,8 +176,8 @@ def _dump(options: Options, given: Mapping[str, Any]) -> int:
 
 def _doctor(options: Options, asked: str | None) -> int:
     """Print what may be read and what not."""
-    from tpmon.doctor import run_doctor
-    from tpmon.probe.scheduling import step_aside
+    from tpmon.commands.doctor import run_doctor
+    from tpmon.probe.base.scheduling import step_aside
 
     step_aside()
     return run_doctor(parse_pid(asked) if asked is not None else None, options, _stdout(options.ascii_only))
@@ -178,7 +185,7 @@ def _doctor(options: Options, asked: str | None) -> int:
 
 def _sample(options: Options, given: Mapping[str, Any]) -> int:
     """Sample a job for some seconds and print its hot functions."""
-    from tpmon.sample import Asked, pick_format, run_sample
+    from tpmon.commands.sample import Asked, pick_format, run_sample
 
     asked = Asked(given.get("rank"), bool(given.get("all")), given.get("out"))
     check_target(options.job, given.get("pid"), given.get("job", False))
@@ -188,7 +195,7 @@ def _sample(options: Options, given: Mapping[str, Any]) -> int:
 
 def _capture(options: Options, given: Mapping[str, Any]) -> int:
     """Have the hook of a run record some steps."""
-    from tpmon.capture_command import parse_asked, run_capture
+    from tpmon.commands.capture import parse_asked, run_capture
 
     asked = parse_asked(given, options)
     check_target(options.job, given.get("pid"), given.get("job", False))
@@ -197,7 +204,7 @@ def _capture(options: Options, given: Mapping[str, Any]) -> int:
 
 def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tuple[str, str]) -> int:
     """Watch for some seconds and write what a ticket asks for."""
-    from tpmon.bundle import run_bundle
+    from tpmon.commands.bundle import run_bundle
 
     check_target(options.job, asked, job_was_asked)
     return run_bundle(_find_job(asked), options, place, _stdout(options.ascii_only))
@@ -205,18 +212,18 @@ def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tup
 
 def _trace(options: Options, given: Mapping[str, Any]) -> int:
     """Analyse traces: on the screen where there is a terminal and no text was asked for."""
-    from tpmon.probe.scheduling import step_aside
+    from tpmon.probe.base.scheduling import step_aside
 
     step_aside()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
-    from tpmon.trace_screen import start_trace
+    from tpmon.commands.trace_screen import start_trace
 
     return start_trace(given, options, _stdout(options.ascii_only))
 
 
 def _demo(options: Options) -> int:
-    from tpmon.launch import DemoOptions, check_demo, start_demo
-    from tpmon.ui.terminal import has_terminal
+    from tpmon.commands.demo import DemoOptions, check_demo, start_demo
+    from tpmon.ui.terminal_io.terminal import has_terminal
 
     on_screen = not options.is_text and has_terminal()
     name = options.demo_bottleneck
@@ -226,7 +233,7 @@ def _demo(options: Options) -> int:
     demo = start_demo(wanted)
     try:
         complain(f"tpmon: demo training {demo.pid} runs; its log, until it ends: {demo.log_path}")
-        from tpmon.probe.target import find_job
+        from tpmon.probe.job.resolve import find_job
 
         job = find_job(demo.pid)
         if on_screen:
@@ -280,7 +287,7 @@ def _open_session(
     sample_sinks: Sequence[SampleSink] = (),
 ) -> Session:
     """Start the probes; nothing is collected yet."""
-    from tpmon.probe.collect import Collector
+    from tpmon.probe.collect.collector import Collector
     from tpmon.session import Session, collect_rarely
 
     collect_rarely()
@@ -317,7 +324,7 @@ def _describe_job(job: Job) -> str:
 
 def _watch_on_screen(job: Job, options: Options) -> int:
     complain(f"tpmon: attaching to {_describe_job(job)}")
-    from tpmon.screen import watch_on_screen
+    from tpmon.commands.screen import watch_on_screen
 
     def open_session(sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
         return _open_session(job, options, sink, dump_sinks=(dump_sink,), sample_sinks=(sample_sink,))
@@ -328,7 +335,7 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 def _run(arguments: Sequence[str]) -> int:
     arguments = ask_help(arguments)
     if arguments and arguments[0] in OWN_PARSERS:
-        from tpmon.starting import start_with_hook
+        from tpmon.commands.starting import start_with_hook
 
         return start_with_hook(arguments, _watch_on_screen)
     given = vars(parse_arguments(arguments))
@@ -336,7 +343,7 @@ def _run(arguments: Sequence[str]) -> int:
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     from tpmon import config
-    from tpmon.starting import await_files, read_tables
+    from tpmon.commands.starting import await_files, read_tables
 
     bad: list[str] | None = [] if given.get("print_config") else None
     path, tables = read_tables()
@@ -355,7 +362,7 @@ def _run(arguments: Sequence[str]) -> int:
     if command == "dump":
         return _dump(options, given)
     if command == "fold":
-        from tpmon.dump import run_fold
+        from tpmon.commands.dump import run_fold
 
         return run_fold(given["files"], options, _stdout(options.ascii_only), tree=given.get("tree", False))
     if command == "capture":
@@ -391,6 +398,6 @@ def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = No
         complain(f"tpmon: {error.what}\nTry: {error.try_this}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # a bug: told in a report file, never as a bare traceback
-        from tpmon.starting import tell_failure
+        from tpmon.commands.starting import tell_failure
 
         return tell_failure(error)

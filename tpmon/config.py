@@ -14,7 +14,7 @@ from typing import Any
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.redaction import keep_random
+from tpmon.model.text.redaction import keep_random
 from tpmon.model.units import clean_text
 from tpmon.settings import CATALOGUE, DECIDED_LATER, SETTINGS, Value, check_value, parse_text
 

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tpmon.model.collectives import DumpRecords
 from tpmon.model.dump import DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
-from tpmon.model.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results.collectives import DumpRecords
+from tpmon.model.results.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.model.window import Pulse, Window
 
 if TYPE_CHECKING:
-    from tpmon.judge.standing import Standing
+    from tpmon.judge.hysteresis import Standing
 
 GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
@@ -228,7 +228,7 @@ class Session:
 
     def _judge(self) -> Frame:
         """Judge the window, start the looks that the judge asks for, and return the judged Frame."""
-        from tpmon.judge.judgement import judge
+        from tpmon.judge.judge import judge
 
         judged = judge(tuple(self._window), self._standing or self._begin())
         self._standing = judged.standing
@@ -237,8 +237,8 @@ class Session:
         return judged.frame
 
     def _begin(self) -> Standing:
-        from tpmon.judge.hang_memory import Watch
-        from tpmon.judge.standing import Standing
+        from tpmon.judge.hysteresis import Standing
+        from tpmon.judge.watch.tracker import Watch
 
         return Standing(watch=Watch(asked_s=self._hang_after_s, may_ask=self._may_look))
 
@@ -306,7 +306,7 @@ class Session:
         """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
         state = self._source.dumps.state
         if state is not self._dump_state and is_known(state):
-            from tpmon.judge.dump_update import fold_state
+            from tpmon.judge.dumps.dump_update import fold_state
 
             self._dump_state = state
             # Where nobody looks on, the end alone counts: the hang watch hears of the job's own records.
@@ -319,7 +319,7 @@ class Session:
 
     def _add_records(self, bare: DumpUpdate) -> None:
         """Have the records of a finished dump read, and hand it out again once they are there."""
-        from tpmon.judge.dump_update import add_records
+        from tpmon.judge.dumps.dump_update import add_records
 
         dump_ns = bare.state.rounds[-1].taken_ns
         records = self._source.records.newest
@@ -337,8 +337,8 @@ class Session:
         self._sample_state = state
         if not self._sample_sinks:
             return
-        from tpmon.judge.fold import Origin
-        from tpmon.judge.hot import hot_functions
+        from tpmon.judge.dumps.groups import Origin
+        from tpmon.judge.dumps.hot import hot_functions
 
         target = self._window.last().target
         origin = Origin(target.pid, target.script, target.world_size)

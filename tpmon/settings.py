@@ -133,7 +133,7 @@ BOTTLENECKS = (
     "memory-leak",
     "hang",
 )
-"""The names of what can be wrong with the demo; ``tpmon.launch`` says what each is."""
+"""The names of what can be wrong with the demo; ``tpmon.commands.demo`` says what each is."""
 DEMO_SETTINGS = (
     Setting(
         "demo.ranks",

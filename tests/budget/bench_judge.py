@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from tests.budget.measure import measure_import, say_neighbours
 from tests.starving import COMPUTES, line_up, make_second
-from tpmon.judge.judgement import LARGE_JOB_S, judge
-from tpmon.judge.scene import MANY_PROCESSES
-from tpmon.judge.standing import Standing
+from tpmon.judge.features.snapshot import MANY_PROCESSES
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import LARGE_JOB_S, judge
 
 SECONDS = 60
 WORKERS = (2, 8, 16, 24, 32, 63, 128)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.budget.bench_hook import CLOCK_NS, measure_clock
 from tests.frames import make_process
-from tpmon.hook import wire
-from tpmon.hook.pages import Pages
-from tpmon.probe.procread import read_stat
-from tpmon.probe.step_pace import StepProbe
+from tpmon.hook.bus import wire
+from tpmon.hook.bus.pages import Pages
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.hooked.step_pace import StepProbe
 
 pytestmark = pytest.mark.budget
 

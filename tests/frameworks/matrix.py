@@ -30,8 +30,8 @@ from tests.programs.causes.running import (
     diagnose,
     end_tree,
 )
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 SECONDS = 240

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tpmon.capture.offers import COUNT_APART, NO_CUDA
 from tpmon.capture.plan import say_dear, say_price
-from tpmon.model.capture import (
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     UNKNOWN,
     CaptureAsked,
@@ -21,8 +22,7 @@ from tpmon.model.capture import (
     CaptureUpdate,
     RankCapture,
 )
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.trace import Breakdown, Lost, OperatorRow, TraceSummary
+from tpmon.model.results.trace import Breakdown, Lost, OperatorRow, TraceSummary
 from tpmon.report.capture import write_capture, write_capture_line
 
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/runs/a")

@@ -14,9 +14,9 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing
-from tpmon.ui.keys import keys_shown
-from tpmon.ui.panes import paint_screen
-from tpmon.ui.view import (
+from tpmon.ui.monitor.keys import keys_shown
+from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.state import (
     OTHER_THREADS,
     Line,
     Overlay,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from tests.judging import SECOND
-from tpmon.judge.hang_memory import Watch
-from tpmon.judge.judgement import judge
-from tpmon.judge.standing import Standing
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge
+from tpmon.judge.watch.tracker import Watch
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import known_or
 from tpmon.model.stacks import StackSlice

@@ -8,12 +8,12 @@ from datetime import timedelta
 from tests.dumps import ALL_REDUCE, BACKWARD, HOST, NEXT_BATCH, WORKER_READS, WORKER_WAITS
 from tests.frames import NOW
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
-from tpmon.judge.fold import Origin
-from tpmon.judge.hot import hot_functions
+from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.model.results import SampleUpdate
+from tpmon.model.results.results import SampleUpdate
 from tpmon.model.sample import SampleReading, SampleState
 from tpmon.model.stacks import StackFrame
 

@@ -19,11 +19,11 @@ from tests.frames import (
     make_target,
     make_worker,
 )
-from tpmon.model.facts import list_taxes, state_facts
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ProcessSample, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.text.job_words import list_taxes, state_facts
 
 
 def with_facts(frame: Frame) -> Frame:

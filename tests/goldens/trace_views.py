@@ -17,21 +17,21 @@ from typing import Any
 from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
-from tpmon.model.timeline import Stretch, Timeline
-from tpmon.model.trace import TraceFile, TraceReport
-from tpmon.model.trace_tables import OperatorGroupRow
-from tpmon.trace.against import compare_traces
+from tpmon.model.results.timeline import Stretch, Timeline
+from tpmon.model.results.trace import TraceFile, TraceReport
+from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.analysis import Findings, analyze, group_operators
+from tpmon.trace.compare import compare_traces
 from tpmon.trace.snapshot import analyze_snapshots
 from tpmon.trace.timeline import Timelines, lay_timelines
-from tpmon.ui.paint_timeline import count_cells
-from tpmon.ui.paint_trace import paint_trace
-from tpmon.ui.snapshot_subject import SnapshotSubject
-from tpmon.ui.trace_keys import trace_keys_shown
-from tpmon.ui.trace_subject import TraceSubject
-from tpmon.ui.trace_tabs import is_other
-from tpmon.ui.trace_view import Grouping, SnapshotTab, Tab, TraceOverlay, TraceView
-from tpmon.ui.view import Line, Size
+from tpmon.ui.monitor.state import Line, Size
+from tpmon.ui.traces.keys import trace_keys_shown
+from tpmon.ui.traces.layout import paint_trace
+from tpmon.ui.traces.snapshots import SnapshotSubject
+from tpmon.ui.traces.state import Grouping, SnapshotTab, Tab, TraceOverlay, TraceView
+from tpmon.ui.traces.subject import TraceSubject
+from tpmon.ui.traces.tabs import is_other
+from tpmon.ui.traces.timeline import count_cells
 
 FOLDER = Path(__file__).parent / "trace_pictures"
 SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))

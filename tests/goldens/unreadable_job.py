@@ -17,11 +17,11 @@ from tests.frames import (
     make_target,
 )
 from tests.goldens.small_jobs import two_ranks, with_facts
-from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
 from tpmon.model.known import Missing
 from tpmon.model.process import ProcessSample, ThreadGroup, ThreadKind
+from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 
 DENIED = Missing(point_to(NOT_PERMITTED, "io"))
 BLANK = Missing("first reading: rates need two")

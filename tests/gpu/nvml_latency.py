@@ -12,8 +12,8 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from tpmon.probe.gpu_child import load_pynvml
-from tpmon.probe.nvml import CardReader
+from tpmon.probe.gpu.child import load_pynvml
+from tpmon.probe.gpu.nvml import CardReader
 
 ROUNDS = 11
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from tests.captures import read_told
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 FOLDER = sys.argv[1]

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, count, told
-from tpmon.hook import wire_capture as w
-from tpmon.hook import wire_settings
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus import wire_settings
 from tpmon.hook.settings import Settings
 
 STEPS = 30

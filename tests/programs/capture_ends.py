@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 WAY = sys.argv[2]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, count, told
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600)
 

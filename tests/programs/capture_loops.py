@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, count, told
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600, torch.ones(200, 1))
@@ -246,7 +246,7 @@ def forked() -> dict[str, object]:
 
 def broken() -> dict[str, object]:
     """Each method of what captures raises in turn: the loop goes on, and tpmon is told."""
-    from tpmon.hook import capture as module
+    from tpmon.hook.capture import capture as module
 
     report = {}
     plain = train(12)

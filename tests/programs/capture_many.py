@@ -15,7 +15,7 @@ import torch
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, told
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 STEPS = 20
 LAYERS = 4

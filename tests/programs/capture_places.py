@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, told
-from tpmon.hook import recorder
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.capture import recorder
 
 SIZE = "96m"
 FILL = os.path.join(FOLDER, "of-others")

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.programs.capture_asking import FOLDER, ask, told
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 DATA = TensorDataset(torch.ones(40, 8))
 torch.set_num_threads(1)

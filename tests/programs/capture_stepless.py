@@ -18,7 +18,7 @@ sys.path.insert(0, ROOT)
 import torch  # noqa: E402
 
 import tpmon.hook  # noqa: E402
-from tpmon.hook import wire  # noqa: E402
+from tpmon.hook.bus import wire  # noqa: E402
 from tpmon.hook.installation import HOOK  # noqa: E402
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.programs.conftest import READY_S
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]

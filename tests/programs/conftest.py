@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

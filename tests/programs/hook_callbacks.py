@@ -67,7 +67,7 @@ def request(number: int, kind: str, **words: int) -> None:
     found = hook()
     if found is not None and found.steps.pages is not None:
         from tests.programs.capture_asking import ask
-        from tpmon.hook import wire_capture
+        from tpmon.hook.bus import wire_capture
 
         ask(number, getattr(wire_capture, kind), **words)
 
@@ -77,7 +77,7 @@ def state() -> tuple[int, str]:
     found = hook()
     if found is None or found.steps.pages is None:
         return 0, ""
-    from tpmon.hook import wire_capture
+    from tpmon.hook.bus import wire_capture
 
     words, reason = wire_capture.parse_capture(found.steps.pages.page)
     return words[wire_capture.CAP_STATE], reason
@@ -231,7 +231,7 @@ def timed() -> list[float]:
 
 
 def ended(found: tuple[int, str]) -> bool:
-    from tpmon.hook import wire_capture
+    from tpmon.hook.bus import wire_capture
 
     return found[0] in (
         wire_capture.STATE_VERIFIED,

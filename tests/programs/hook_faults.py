@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask
 from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_guarded
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640, torch.ones(80, 1))

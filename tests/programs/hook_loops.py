@@ -340,7 +340,7 @@ def counts() -> dict[str, object]:
 
 
 def own_pid() -> int:
-    from tpmon.hook import wire
+    from tpmon.hook.bus import wire
 
     return wire.parse_header(HOOK.steps.pages.page).pid
 

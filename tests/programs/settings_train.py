@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask, told
-from tpmon.hook import wire_capture as w
-from tpmon.hook import wire_settings
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus import wire_settings
 from tpmon.hook.installation import HOOK
 
 DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640)

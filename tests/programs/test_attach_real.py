@@ -21,9 +21,9 @@ from tests.torch_build import read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.probe.job import Job
-from tpmon.probe.members import Membership
-from tpmon.probe.target import find_job
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.members import Membership
+from tpmon.probe.job.resolve import find_job
 
 __all__ = ["jobs"]  # a fixture of the tests here
 

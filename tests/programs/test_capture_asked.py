@@ -19,16 +19,16 @@ from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
-from tpmon.capture.talk import Talk
-from tpmon.capture_asked import start_capture
-from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
+from tpmon.capture.dialog import Talk
+from tpmon.commands.capture_asked import start_capture
 from tpmon.model.process import Identity
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_stat, read_table
-from tpmon.probe.target import find_job
-from tpmon.ui.key_row import Ask
-from tpmon.ui.keys import find_key
-from tpmon.ui.view import Overlay
+from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
+from tpmon.probe.base.procread import read_stat, read_table
+from tpmon.probe.job.job import find_descendants
+from tpmon.probe.job.resolve import find_job
+from tpmon.ui.monitor.key_row import Ask
+from tpmon.ui.monitor.keys import find_key
+from tpmon.ui.monitor.state import Overlay
 
 pytestmark = [
     pytest.mark.torch,

@@ -22,12 +22,12 @@ from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, tr
 from tests.programs.conftest import READY_S, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
-from tpmon.hook import wire
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire
+from tpmon.hook.bus import wire_capture as w
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
-from tpmon.probe.hook import StepReader
-from tpmon.probe.procread import read_stat
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.hooked.page import StepReader
 
 pytestmark = [
     pytest.mark.torch,

@@ -14,7 +14,7 @@ from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, capture, run_json
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 pytestmark = [
     pytest.mark.torch,
@@ -101,7 +101,7 @@ import sys, time
 from tpmon.__main__ import main
 from tpmon.capture import bus
 from tpmon.capture.plan import parse_pace
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 post = bus.Bus.post
 

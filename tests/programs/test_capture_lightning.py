@@ -14,7 +14,7 @@ import pytest
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, TPMON, capture, run_json
 from tests.programs.test_kineto_real import FROM_KINETO, read_folder
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
 
 # Torch is asked of that Python alone: the one of the tests may have none.
 pytestmark = [pytest.mark.torch, pytest.mark.long]

@@ -16,10 +16,10 @@ from tests.programs.capturing import ENVIRONMENT, HERE, PYTHON, ROOT, TPMON, cap
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
-from tpmon.hook import wire
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire
+from tpmon.hook.bus import wire_capture as w
 from tpmon.model.process import Identity
-from tpmon.probe.procread import read_stat
+from tpmon.probe.base.procread import read_stat
 
 pytestmark = [
     pytest.mark.torch,

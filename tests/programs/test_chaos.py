@@ -22,8 +22,8 @@ from tests.nobody import AS_NOBODY, NOBODY
 from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tpmon.model.process import Role
-from tpmon.probe.collect import Collector
-from tpmon.probe.target import find_job
+from tpmon.probe.collect.collector import Collector
+from tpmon.probe.job.resolve import find_job
 
 pytestmark = [
     pytest.mark.torch,

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import call
+from tests.command_line import call
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_dump_real import dump
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
-from tpmon.model.collectives import CollectiveCause, CollectiveFinding, Collectives, RecordSource
 from tpmon.model.dump import Dump
 from tpmon.model.known import is_known
-from tpmon.model.unpickle import load_plain
-from tpmon.probe.collectives import read_collectives
-from tpmon.probe.procread import read_table
-from tpmon.probe.target import find_job
+from tpmon.model.results.collectives import CollectiveCause, CollectiveFinding, Collectives, RecordSource
+from tpmon.model.text.unpickle import load_plain
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.records.collectives import read_collectives
 
 pytestmark = [
     pytest.mark.torch,

@@ -17,7 +17,7 @@ import pytest
 
 import tpmon
 from tests.waiting import wait_until
-from tpmon.launch import DemoJob, DemoOptions, bottlenecks, start_demo
+from tpmon.commands.demo import DemoJob, DemoOptions, bottlenecks, start_demo
 
 pytestmark = [
     pytest.mark.torch,
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
-START = "from tpmon.launch import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
+START = "from tpmon.commands.demo import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
 
 
 def read_tree(pid: int) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import call
+from tests.command_line import call
 from tests.hangs.programs import start_trees
 from tests.programs.hangs.table import ROWS
 

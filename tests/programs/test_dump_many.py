@@ -20,15 +20,15 @@ from tests.programs.conftest import HERE, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.dumps.groups import Origin, fold_rounds
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, Dump, DumpRequest
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
-from tpmon.probe.dump import dumpable
-from tpmon.probe.dump_service import DumpService
-from tpmon.probe.job import Job
-from tpmon.probe.target import find_job
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.spy.dump import dumpable
+from tpmon.probe.spy.dump_service import DumpService
 
 pytestmark = [
     pytest.mark.torch,

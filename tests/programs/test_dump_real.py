@@ -10,21 +10,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.commands import call, call_behind
+from tests.command_line import call, call_behind
 from tests.nobody import AS_NOBODY, needs_setpriv
 from tests.programs.conftest import TORCHRUN, run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.dumps.groups import Origin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.verdict import Kind
-from tpmon.probe.dump import Dumper, dumpable
-from tpmon.probe.procread import read_table
-from tpmon.probe.target import find_job
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.spy.dump import Dumper, dumpable
 
 pytestmark = [
     pytest.mark.torch,

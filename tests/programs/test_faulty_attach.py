@@ -11,7 +11,7 @@ import pytest
 
 from tests.cards import Cards
 from tests.children import MAP_TORCH, Child, child
-from tests.commands import start
+from tests.command_line import start
 
 WAITING = MAP_TORCH + 'say("ready")\nhear()'
 FAULTS = {

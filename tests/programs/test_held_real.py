@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import call
+from tests.command_line import call
 from tests.freezing import freezing
 from tests.programs.causes.running import HERE, Running, start_program
 from tests.waiting import wait_until
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_stat, read_table
+from tpmon.probe.base.procread import read_stat, read_table
+from tpmon.probe.job.job import find_descendants
 
 LOOK_S = 40
 """Longest time for a verdict that takes seconds."""

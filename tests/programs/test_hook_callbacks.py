@@ -11,12 +11,12 @@ import pytest
 
 from tests.hooks import find_page, open_page
 from tests.programs.capturing import ENVIRONMENT, PYTHON, ROOT
-from tpmon.hook import wire_capture as w
+from tpmon.hook.bus import wire_capture as w
+from tpmon.model.hook import HookState
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
-from tpmon.model.steps import HookState
-from tpmon.probe.hook import StepReader
-from tpmon.probe.procread import read_stat
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.hooked.page import StepReader
 
 pytestmark = [
     pytest.mark.torch,

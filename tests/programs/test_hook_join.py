@@ -17,17 +17,17 @@ import pytest
 
 from tests.programs.conftest import READY_S
 from tests.waiting import wait_until
-from tpmon.judge.judgement import judge
-from tpmon.judge.standing import Standing
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import Frame
+from tpmon.model.hook import HookState, StepRule
 from tpmon.model.known import is_known
 from tpmon.model.pace import list_shares
-from tpmon.model.steps import HookState, StepRule
 from tpmon.model.verdict import Kind
 from tpmon.model.window import Window
-from tpmon.probe.collect import Collector
-from tpmon.probe.target import find_job
+from tpmon.probe.collect.collector import Collector
+from tpmon.probe.job.resolve import find_job
 
 pytestmark = [
     pytest.mark.torch,

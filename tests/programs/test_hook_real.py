@@ -15,13 +15,13 @@ import pytest
 from tests.hooks import list_pages
 from tests.programs.conftest import READY_S
 from tests.waiting import wait_until
-from tpmon.hook import wire
+from tpmon.hook.bus import wire
+from tpmon.model.hook import StepReading, StepRule
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
-from tpmon.model.steps import StepReading, StepRule
-from tpmon.probe.hook import NO_HOOK, StepReader
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_stat, read_table
+from tpmon.probe.base.procread import read_stat, read_table
+from tpmon.probe.hooked.page import NO_HOOK, StepReader
+from tpmon.probe.job.job import find_descendants
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,12 +13,12 @@ import pytest
 
 from tests.programs.conftest import READY_S
 from tests.waiting import wait_until
+from tpmon.model.hook import HookState, StepReading
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
-from tpmon.model.steps import HookState, StepReading
-from tpmon.probe.hook import StepReader
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.hooked.page import StepReader
+from tpmon.probe.job.job import find_descendants
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,10 +13,10 @@ import pytest
 
 from tests.programs.capturing import ENVIRONMENT, HERE
 from tests.programs.conftest import READY_S
-from tpmon.hook import wire_capture, wire_settings
+from tpmon.hook.bus import wire_capture, wire_settings
 from tpmon.model.hook_settings import DdpSettings, TrainSettings
 from tpmon.model.known import is_known
-from tpmon.probe.hook_settings import parse_settings
+from tpmon.probe.hooked.settings import parse_settings
 
 pytestmark = [
     pytest.mark.torch,

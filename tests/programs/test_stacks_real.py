@@ -20,10 +20,10 @@ from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackCount, StackSlice
-from tpmon.probe.main_threads import MainThreadProbe
-from tpmon.probe.procread import read_stat, read_table
-from tpmon.probe.stack_plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, Subject
-from tpmon.probe.stacks import StackSampler
+from tpmon.probe.base.procread import read_stat, read_table
+from tpmon.probe.proc.main_threads import MainThreadProbe
+from tpmon.probe.spy.plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, Subject
+from tpmon.probe.spy.stacks import StackSampler
 
 pytestmark = [
     pytest.mark.torch,

@@ -14,11 +14,11 @@ import pytest
 from tests.programs.conftest import TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.model.process import Role
-from tpmon.model.results import JobState
-from tpmon.probe.jobs import list_jobs
-from tpmon.probe.members import Membership
-from tpmon.probe.strays import LAUNCHER_GONE
-from tpmon.probe.target import find_job
+from tpmon.model.results.results import JobState
+from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.members import Membership
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.job.strays import LAUNCHER_GONE
 
 pytestmark = [
     pytest.mark.torch,

@@ -15,8 +15,8 @@ from tests.members import describe_changes
 from tests.programs.conftest import run_program
 from tests.waiting import wait_until
 from tpmon.model.process import Role
-from tpmon.probe.members import Membership
-from tpmon.probe.target import find_job
+from tpmon.probe.job.members import Membership
+from tpmon.probe.job.resolve import find_job
 
 pytestmark = [
     pytest.mark.torch,

@@ -31,7 +31,7 @@ from tests.frames import (
 from tests.goldens.dump_views import hung_running, hung_three_looks
 from tpmon.errors import ExitCode, NoTargetError, TpmonError
 from tpmon.model.frame import EventKind, Frame
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.results.results import DumpUpdate, Update
 from tpmon.model.verdict import Kind
 from tpmon.model.window import Window
 
@@ -201,9 +201,9 @@ def point_to(update: DumpUpdate, path: str) -> DumpUpdate:
 
 def draw(options: argparse.Namespace) -> int:
     """Run the screen with the real painters, or with one that fails when asked to."""
-    from tpmon.ui import panes
-    from tpmon.ui import start as starting
-    from tpmon.ui.controls import Controls, Order, Result, ScreenOptions
+    from tpmon.ui.monitor import layout as panes
+    from tpmon.ui.monitor import start as starting
+    from tpmon.ui.monitor.controls import Controls, Order, Result, ScreenOptions
 
     painted = 0
     dumps: list[Callable[[Result], None]] = []
@@ -224,7 +224,7 @@ def draw(options: argparse.Namespace) -> int:
     if options.load_s or options.no_textual:
         sys.meta_path.insert(0, SlowTextual(options.load_s, broken=options.no_textual))
     if options.crash_input or options.crash_leave or options.crash_run:
-        from tpmon.ui import app
+        from tpmon.ui.monitor import app
     if options.crash_input:
         app.ScreenDriver.run_input_thread = fail
     if options.crash_leave:

@@ -16,10 +16,10 @@ from tests.programs.test_dump_many import BUSY_WALL_S, SLOWER, busy_cores
 from tests.pty.conftest import ROOT
 from tests.spying import may_sample
 from tpmon.model.known import is_known
-from tpmon.probe.job import Job
-from tpmon.probe.stack_child import find_spy
-from tpmon.probe.target import find_job
-from tpmon.ui.terminal import LEAVE_SECONDS
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.spy.child import find_spy
+from tpmon.ui.terminal_io.terminal import LEAVE_SECONDS
 
 pytestmark = [
     pytest.mark.pty,

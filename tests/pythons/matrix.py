@@ -13,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.test_hook_install import VERSIONS, find_pythons
+from tests.hook.test_hook_install import VERSIONS, find_pythons
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_TORCH = ["tests/unit/test_hook_install.py", "tests/unit/test_run.py"]
+WITHOUT_TORCH = ["tests/hook/test_hook_install.py", "tests/commands/test_run.py"]
 CAPTURES = "tests/programs/test_capture_real.py"
 WITH_TORCH = [
     "tests/programs/test_hook_real.py",

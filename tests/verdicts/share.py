@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from tests.programs.causes.running import ROOT, TPMON, Running, TruthNow, run_program
 from tests.programs.causes.table import Label, Row
 from tests.verdicts.tracing import count_tracers
-from tpmon.judge.phases import read_phases
-from tpmon.judge.scene import see
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known, known_or

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from tests.programs.causes.running import ROOT, TPMON, Running, read_verdict, run_program
 from tests.programs.causes.table import HEALTHY, Label, Row
-from tpmon.judge.standing import SETTLED_S
+from tpmon.judge.hysteresis import SETTLED_S
 from tpmon.model.verdict import Kind
 
 SWITCHING = Row("switching", Label(Kind.BALANCED))

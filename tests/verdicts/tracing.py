@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 
 def count_tracers(pid: int) -> int:

@@ -14,12 +14,12 @@ import signal
 from tpmon.capture.running import is_running, name_end, read_image
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.foreign_file import Owner, open_foreign, read_owner
-from tpmon.hook import wire, wire_capture, wire_settings
-from tpmon.model.capture import CaptureState
+from tpmon.hook.bus import wire, wire_capture, wire_settings
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
-from tpmon.model.redaction import admit_text
+from tpmon.model.results.capture import CaptureState
+from tpmon.model.text.redaction import admit_text
 from tpmon.own_command import call_as_owner, call_as_root
 
 _SEALS = 1034

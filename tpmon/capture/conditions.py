@@ -10,11 +10,11 @@ import json
 import os
 from typing import Any, BinaryIO
 
-from tpmon.model.capture import Conditions, GpuClocks
 from tpmon.model.codec import to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.redaction import admit_text
+from tpmon.model.results.capture import Conditions, GpuClocks
+from tpmon.model.text.redaction import admit_text
 
 _CONDITIONS = b'"tpmon":'
 _EDGE = 1 << 16

@@ -10,9 +10,9 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.capture.bus import Bus, Progress
-from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureState
+from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
+from tpmon.model.results.capture import CaptureState
 
 STATES = {
     wire_capture.STATE_REGISTERED: CaptureState.REGISTERED,

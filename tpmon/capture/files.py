@@ -14,12 +14,12 @@ from tpmon.capture.plan import MOST_BYTES
 from tpmon.capture.summary import read_summary
 from tpmon.errors import UsageError
 from tpmon.foreign_file import FOLDER, NEW_FILE, Owner, hand_over, open_foreign, own, read_owner
-from tpmon.hook import wire_capture
-from tpmon.model.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
+from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.redaction import admit_text
-from tpmon.model.trace import TraceSummary
+from tpmon.model.results.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
+from tpmon.model.results.trace import TraceSummary
+from tpmon.model.text.redaction import admit_text
 
 MOST_READ = 4 * MOST_BYTES
 """Of a file that was written: so far its true size may be from what its price said."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpmon.capture.bus import Bus
 from tpmon.capture.plan import parse_pace
-from tpmon.hook import wire
+from tpmon.hook.bus import wire
 from tpmon.model.known import is_known
 
 _LEAST_BACKWARDS = 3

@@ -14,21 +14,24 @@ from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.conditions import NOT_READ, to_conditions
+from tpmon.capture.dialog import Agreed, agree_always
 from tpmon.capture.files import count_trace
 from tpmon.capture.kineto_conditions import describe_from_bus
-from tpmon.capture.kineto_daemon import TakenError
+from tpmon.capture.kineto_daemon_rest import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
 from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary, run_child
-from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError, UsageError
 from tpmon.foreign_file import NEW_FILE, hand_over
-from tpmon.hook import wire, wire_settings
-from tpmon.model.capture import (
+from tpmon.hook.bus import wire, wire_settings
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity
+from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
     CapturedFile,
@@ -39,10 +42,7 @@ from tpmon.model.capture import (
     GpuClocks,
     RankCapture,
 )
-from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
-from tpmon.model.process import Identity
-from tpmon.model.trace import TraceSummary
+from tpmon.model.results.trace import TraceSummary
 from tpmon.own_command import call_as_owner
 
 BACKEND = "kineto on demand, from a thread of its own"
@@ -350,7 +350,7 @@ def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marke
     """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
     told = (str(most), beside.conditions, beside.counted)
     try:
-        text, code = run_child("tpmon.trace.updates", *told, shared=(source, target))
+        text, code = run_child("tpmon.trace.figures.updates", *told, shared=(source, target))
     except OSError as error:
         return Missing(error.strerror or str(error))
     said = text.strip()

@@ -1,7 +1,7 @@
 """Say under which conditions kineto recorded, by what the hook told when asked, its bus, and NVML. Pure.
 
-The names are those that the hook writes into a trace of its own (``tpmon.hook.conditions``). What only
-the process itself can tell is missing, with the reason, where the hook did not answer.
+The names are those that the hook writes into a trace of its own (``tpmon.hook.capture.conditions``). What
+only the process itself can tell is missing, with the reason, where the hook did not answer.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tpmon.hook import wire, wire_settings
-from tpmon.model.capture import GpuClocks
+from tpmon.hook.bus import wire, wire_settings
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.results.capture import GpuClocks
 
 _NO_STEP = Missing("no step ended yet")
 _NOT_YET = Missing("the hook has not told its settings yet")

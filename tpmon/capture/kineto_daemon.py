@@ -1,133 +1,105 @@
-"""Answer the libkineto of a training in the place of the daemon that it was told to ask.
+"""Speak with libkineto in a training as the daemon that it asks for profiles: datagrams both ways. Pure.
 
-The socket is there while a capture is under way and no longer. Every process that asks is answered at
-once, with nothing; only the one that is meant gets an order, once.
+A message is its body's size (u64), its kind (32 bytes, zero-padded), and the body. libkineto sends
+
+    ctxt    i32 GPU, i32 PID, i64 job               and awaits an i32
+    req     i32 bits, i32 n, i64 job, n i32 PIDs    and awaits a configuration, or nothing
+
+every few seconds, and waits 50 ms for the answer. The PIDs are those that it sees itself; the kernel
+tells the sender's. Bit 2 is there while no profile is under way. An answer that is not understood
+ends the process that asked, so nothing is answered but what stands here.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import stat
 import struct
 
-from tpmon.capture.kineto import DAEMON, MOST_BYTES, Ask, Order, parse_ask, write_answer
-from tpmon.capture.kineto_target import KinetoClient, find_holder
-from tpmon.errors import UsageError
-from tpmon.foreign_file import open_foreign, read_owner
 from tpmon.model.frozen import dataclass
-from tpmon.own_command import call_as_owner
 
-_CREDENTIALS = struct.Struct("iII")
+DAEMON = "dynolog"
+CLIENT = "dynoconfigclient"
+MOST_BYTES = 1 << 16
+LONGEST_FOLDER = 54
+"""libkineto copies folder, "/", and 52 bytes of a name into the 107 of a socket's address, unchecked."""
 
-
-class TakenError(UsageError):
-    """Say that somebody else answers kineto already, or that nobody may."""
+_HEAD = struct.Struct("<Q32s")
+_CONTEXT = struct.Struct("<iiq")
+_REQUEST = struct.Struct("<iiq")
+_FREE = 2
+_UNSAFE = "\n\r#=\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """Hold a question, who asked it, and whether an order went back."""
+class Ask:
+    """Hold what a process asked: to be registered, or for a configuration."""
 
-    pid: int
-    ask: Ask
-    ordered: bool
+    registers: bool
+    free: bool
 
 
-class Daemon:
-    """Hold the socket that kineto asks; ``orders`` are what is to go to which process next."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Hold what kineto shall record: so many of the optimizer's updates from the next one on."""
 
-    def __init__(self, client: KinetoClient) -> None:
-        """Take the place of the daemon.
+    path: str
+    updates: int
+    stacks: bool
+    shapes: bool
+    memory: bool
 
-        Raises:
-            TakenError: when somebody has it, saying who.
-        """
-        self.orders: dict[int, Order] = {}
-        self._path = f"{client.folder}/{DAEMON}" if client.folder else ""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._bind(client)
-        except OSError as error:
-            self._socket.close()
-            holder = find_holder(client.daemon)
-            why = f"{holder} answers it already" if holder else f"its socket: {error.strerror or error}"
-            raise TakenError(
-                f"kineto cannot be asked: {why}",
-                f"{call_as_owner(client.process.pid)} records with the hook instead",
-            ) from error
 
-    def close(self) -> None:
-        """Give the place back: a socket that nobody reads would hold up the end of the training."""
-        self._socket.close()
-        if self._path:
-            try:
-                os.unlink(self._path)
-            except OSError:
-                return  # the folder went before
+def parse_ask(data: bytes) -> Ask | None:
+    """Parse a datagram of libkineto; None where it is none."""
+    if len(data) < _HEAD.size:
+        return None
+    size, kind = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if size != len(body):
+        return None
+    name = kind.split(b"\0", 1)[0]
+    if name == b"ctxt" and size == _CONTEXT.size:
+        return Ask(registers=True, free=False)
+    if name == b"req" and size >= _REQUEST.size:
+        bits, count, _ = _REQUEST.unpack_from(body)
+        if count >= 0 and size == _REQUEST.size + 4 * count:
+            return Ask(registers=False, free=bool(bits & _FREE))
+    return None
 
-    def listen(self, seconds: float) -> Heard | None:
-        """Wait for one question and answer it; None where none came in time, or nonsense."""
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        if not waiting.poll(round(1e3 * seconds)):
-            return None
-        try:
-            data, extra, _, sender = self._socket.recvmsg(
-                MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_DONTWAIT
-            )
-        except OSError:
-            return None
-        ask = parse_ask(data)
-        pid = next(
-            (
-                int(_CREDENTIALS.unpack(value)[0])
-                for level, kind, value in extra
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS
-            ),
-            0,
-        )
-        if ask is None or not pid or not self._is_beside(sender):
-            return None
-        order = self.orders.get(pid) if ask.free else None
-        try:
-            self._socket.sendto(write_answer(ask, order), socket.MSG_DONTWAIT, sender)
-        except OSError:
-            return None  # it has ended, or its own folder is gone
-        if order is not None:
-            del self.orders[pid]
-        return Heard(pid, ask, order is not None)
 
-    def _is_beside(self, sender: str | bytes) -> bool:
-        """Tell whether a socket has its name where kineto makes them: an answer goes nowhere else."""
-        if isinstance(sender, bytes):
-            return not self._path
-        return bool(sender) and os.path.dirname(sender) == os.path.dirname(self._path)
+def write_answer(ask: Ask, order: Order | None) -> bytes:
+    """Write the answer to a question; without an order there is nothing to do."""
+    if ask.registers:
+        return _HEAD.pack(4, b"ctxt") + struct.pack("<i", 1)
+    body = write_config(order).encode("utf-8", "surrogateescape") if order is not None else b""
+    return _HEAD.pack(len(body), b"req") + body
 
-    def _bind(self, client: KinetoClient) -> None:
-        if not self._path:
-            self._socket.bind(f"\0{DAEMON}\0".encode())
-            return
-        owner = read_owner(client.process.pid)
-        # Where others decide what the name leads to, root would make and remove files for them.
-        os.close(open_foreign(client.folder, owner, is_kind=stat.S_ISDIR))
-        self._clear(client)
-        # No chmod afterwards: it would follow a link that somebody put there meanwhile.
-        before = os.umask(0o177)
-        try:
-            self._socket.bind(self._path)
-        finally:
-            os.umask(before)
-        if owner.uid != os.geteuid():
-            os.chown(self._path, owner.uid, owner.gid, follow_symlinks=False)
 
-    def _clear(self, client: KinetoClient) -> None:
-        """Remove the socket of a daemon that was killed."""
-        try:
-            found = os.lstat(self._path)
-        except FileNotFoundError:
-            return
-        if stat.S_ISSOCK(found.st_mode) and not find_holder(client.daemon):
-            os.unlink(self._path)
+def write_config(order: Order) -> str:
+    """Write the configuration of one profile: one line of warm-up, then whole updates.
+
+    Raises:
+        ValueError: where the path cannot be said in it.
+    """
+    if not is_sayable(order.path):
+        raise ValueError(f"kineto cannot be told this path: {order.path!r}")
+    lines = (
+        f"ACTIVITIES_LOG_FILE={order.path}",
+        "PROFILE_START_ITERATION=0",
+        "ACTIVITIES_WARMUP_ITERATIONS=1",
+        f"ACTIVITIES_ITERATIONS={order.updates}",
+        f"PROFILE_REPORT_INPUT_SHAPES={_word(order.shapes)}",
+        f"PROFILE_PROFILE_MEMORY={_word(order.memory)}",
+        f"PROFILE_WITH_STACK={_word(order.stacks)}",
+        "PROFILE_WITH_FLOPS=false",
+        "PROFILE_WITH_MODULES=false",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def is_sayable(path: str) -> bool:
+    """Tell whether a path fits into a line of kineto's configuration."""
+    return path.startswith("/") and path == path.strip() and not any(sign in path for sign in _UNSAFE)
+
+
+def _word(on: bool) -> str:
+    return "true" if on else "false"

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from tpmon.capture.kineto import LONGEST_FOLDER
+from tpmon.capture.kineto_daemon import LONGEST_FOLDER
 from tpmon.capture.kineto_target import OURS, parse_sockets
 from tpmon.errors import UsageError
 

@@ -10,11 +10,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from tpmon.capture.kineto import CLIENT, DAEMON
+from tpmon.capture.kineto_daemon import CLIENT, DAEMON
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
-from tpmon.model.redaction import admit_text
+from tpmon.model.text.redaction import admit_text
 
 OURS = "tpmon-kineto-"
 """How the folders begin that ``tpmon run --kineto`` makes."""

@@ -12,21 +12,21 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from tpmon.capture.dialog import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.capture.files import MOST_READ, make_anew
-from tpmon.capture.kineto import Order, is_sayable
-from tpmon.capture.kineto_daemon import Daemon, TakenError
+from tpmon.capture.kineto_daemon import Order, is_sayable
+from tpmon.capture.kineto_daemon_rest import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.leftovers import hold, name_part
 from tpmon.capture.plan import say_count, size_window
 from tpmon.capture.plan_words import STAYS_SLOWER, say_plan_of_kineto
 from tpmon.capture.running import name_end, read_image
-from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
 from tpmon.foreign_file import FOLDER, hand_over, open_foreign, own, read_owner
-from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
+from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.model.results.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
 
 _LISTEN_S = 0.1
 _ASKS_S = 20.0

@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from tpmon.hook.wire_capture import CUPTI_LIBRARIES, INJECTED, find_mapped
-from tpmon.model.redaction import admit_text
+from tpmon.hook.bus.wire_capture import CUPTI_LIBRARIES, INJECTED, find_mapped
+from tpmon.model.text.redaction import admit_text
 
 _RANGE = "cudaProfilerApi"
 _ENDS_WELL = re.compile(r"stop|repeat(:\d+)?(:sync)?")

@@ -8,10 +8,10 @@ from tpmon.capture.bus import open_bus
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.plan import Pace, count_alike, known_paces, parse_pace
 from tpmon.errors import TpmonError
-from tpmon.model.capture import CaptureKind, CaptureOffers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
+from tpmon.model.results.capture import CaptureKind, CaptureOffers
 from tpmon.own_command import call_as_owner
 
 NO_CUDA = "this process does not use CUDA"

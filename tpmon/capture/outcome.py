@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from tpmon.capture.files import Place, clear_parts, look_at_snapshot, look_at_trace
-from tpmon.model.capture import (
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
     CapturedFile,
@@ -18,8 +19,7 @@ from tpmon.model.capture import (
     GpuClocks,
     RankCapture,
 )
-from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.trace import TraceSummary
+from tpmon.model.results.trace import TraceSummary
 
 IS_BUSY = "NVML saw a GPU work for it"
 IS_TIMED = "its steps were timed on a GPU meanwhile"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tpmon.errors import UsageError
-from tpmon.hook import wire, wire_capture
-from tpmon.model.capture import DEAR_MS, CaptureAsked, CaptureKind, CapturePrice
+from tpmon.hook.bus import wire, wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.capture import DEAR_MS, CaptureAsked, CaptureKind, CapturePrice
 from tpmon.model.units import format_seconds
 
 MOST_EVENTS = 200_000

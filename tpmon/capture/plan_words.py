@@ -6,9 +6,9 @@ import math
 
 from tpmon.capture.files import locate, read_free_bytes
 from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count, say_length
-from tpmon.hook import wire_capture
-from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
+from tpmon.hook.bus import wire_capture
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.capture import UNKNOWN, CaptureAsked, CaptureKind
 from tpmon.model.units import clean_text, format_bytes, format_seconds
 
 _FIRST_START = (

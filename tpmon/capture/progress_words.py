@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from tpmon.capture.bus import Progress
 from tpmon.capture.ends import STATES
 from tpmon.capture.plan import Pace
-from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureState
+from tpmon.hook.bus import wire_capture
 from tpmon.model.known import Known, is_known
+from tpmon.model.results.capture import CaptureState
 
 
 def say_progress(told: Sequence[Progress | None], pace: Callable[[], Known[Pace]], *, timed: bool) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Outcome
 from tpmon.capture.plan import mean_step, mean_step_of, parse_pace
-from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureState, RankCapture
+from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.results.capture import CaptureState, RankCapture
 
 _EVERY_S = 0.02
 

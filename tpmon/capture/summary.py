@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.known import Applicable, Missing, is_known
-from tpmon.model.trace import SummaryReply, TraceSummary
+from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.own_command import call_python
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tpmon.capture.bus import Bus
+from tpmon.capture.dialog import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.capture.ends import (
     ANOTHER_RANK,
     NOTHING,
@@ -46,10 +47,10 @@ from tpmon.capture.plan import (
 from tpmon.capture.plan_words import say_cut, say_of_cuda, say_plan
 from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
-from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
-from tpmon.hook import wire_capture
-from tpmon.model.capture import (
+from tpmon.hook.bus import wire_capture
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.capture import (
     CaptureAsked,
     CaptureKind,
     CapturePrice,
@@ -57,7 +58,6 @@ from tpmon.model.capture import (
     CaptureState,
     RankCapture,
 )
-from tpmon.model.known import Known, Missing, is_known
 
 _EVERY_S = 0.02
 """How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""

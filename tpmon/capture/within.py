@@ -9,7 +9,7 @@ from typing import Any
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Turn, judge_turn
 from tpmon.capture.plan import draw_number
-from tpmon.hook import wire_capture
+from tpmon.hook.bus import wire_capture
 from tpmon.model.known import Known, Missing
 
 ANSWERS_S = 3.0

@@ -21,7 +21,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.marks import mark
-    from tpmon.hook.profiles import export_trace, make_profiler, top_tables
+    from tpmon.hook.profiling import export_trace, make_profiler, top_tables
     from tpmon.hook.ptracer import allow_stacks
     from tpmon.hook.throughput import Throughput, ThroughputMeter
 
@@ -44,9 +44,9 @@ _LAZY = {
     "allow_stacks": "ptracer",
     "Throughput": "throughput",
     "ThroughputMeter": "throughput",
-    "make_profiler": "profiles",
-    "top_tables": "profiles",
-    "export_trace": "profiles",
+    "make_profiler": "profiling",
+    "top_tables": "profiling",
+    "export_trace": "profiling",
 }
 
 

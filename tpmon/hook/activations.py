@@ -7,7 +7,7 @@ holds the batch and the results of the forward too.
 
 from __future__ import annotations
 
-from tpmon.hook import wire_settings as wire
+from tpmon.hook.bus import wire_settings as wire
 from tpmon.hook.tensors import count_gradients
 
 TYPE_CHECKING = False

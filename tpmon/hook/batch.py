@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tpmon.hook.surroundings import is_from_handler
+from tpmon.hook.context import is_from_handler
 from tpmon.hook.tensors import bypass_functions
 
 TYPE_CHECKING = False

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 
-from tpmon.hook import wire_settings as wire
-from tpmon.hook.kept import keep_for_ever
-from tpmon.hook.surroundings import GRAPHS, is_ours, torch_folder
+from tpmon.hook.bus import wire_settings as wire
+from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.context import GRAPHS, is_ours, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ on, and what the steps before them were made of (``_learn_ahead``).
 
 from __future__ import annotations
 
-from tpmon.hook import wire
-from tpmon.hook.counts import SILENT_NS, Counts
-from tpmon.hook.surroundings import has_gradients_on
+from tpmon.hook.bus import wire
+from tpmon.hook.context import has_gradients_on
+from tpmon.hook.counters import SILENT_NS, Counts
 
 _AT_ONCE_NS = 100_000
 """So soon after a batch the next is asked for: nothing was computed on it, they are drawn for one step.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from tpmon.hook import wire
-from tpmon.hook.arrival import Arrival
-from tpmon.hook.mailbox import Mailbox
+from tpmon.hook.bus import wire
+from tpmon.hook.capture.mailbox import Mailbox
+from tpmon.hook.context import GRAPHS, describe
+from tpmon.hook.import_hook import Arrival
 from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
-from tpmon.hook.surroundings import GRAPHS, describe
 
 
 class Installation:

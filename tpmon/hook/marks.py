@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import monotonic_ns
 
-from tpmon.hook import wire
+from tpmon.hook.bus import wire
 from tpmon.hook.installation import HOOK
 
 TYPE_CHECKING = False

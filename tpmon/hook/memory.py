@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from tpmon.hook import wire_settings as wire
+from tpmon.hook.bus import wire_settings as wire
 from tpmon.hook.device import BACKWARD, BATCH, FORWARD, OPTIMIZER, find_device
 
 TYPE_CHECKING = False

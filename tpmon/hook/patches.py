@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from tpmon.hook import wire
+from tpmon.hook.bus import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import sys
 
-from tpmon.hook import wire_settings as wire
 from tpmon.hook.activations import Activations
+from tpmon.hook.bus import wire_settings as wire
+from tpmon.hook.context import is_from_handler
 from tpmon.hook.device import OTHER, find_device
 from tpmon.hook.memory import Memory
 from tpmon.hook.models import choose_wrapper, list_parameters, refer
-from tpmon.hook.surroundings import is_from_handler
 from tpmon.hook.tensors import count_sizes
 
 TYPE_CHECKING = False

@@ -26,10 +26,10 @@ from __future__ import annotations
 from _thread import get_ident
 from time import monotonic_ns
 
-from tpmon.hook import wire
-from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, OFF, SHORT_NS, SILENT_NS, UPDATE
+from tpmon.hook.bus import wire
+from tpmon.hook.context import count_of, find_sized, has_gradients_on
+from tpmon.hook.counters import BACKWARD, BATCH, CALL, NOTHING, OFF, SHORT_NS, SILENT_NS, UPDATE
 from tpmon.hook.ends import Ends
-from tpmon.hook.surroundings import count_of, find_sized, has_gradients_on
 
 # The live words, short: they are written at each event.
 _DATA_BEGAN = wire.LIVE_DATA_BEGAN

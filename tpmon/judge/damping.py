@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.judge.standing import AT_ONCE, Key, Standing
+from tpmon.judge.answers.result import Key
+from tpmon.judge.hysteresis import AT_ONCE, Standing
 
 FLICKER_S = 30.0
 """A verdict that took the place of another one, and gave it back sooner, was flicker."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from tpmon.judge.standing import INCUMBENT, Key, Track, key_of
+from tpmon.judge.answers.result import Key
+from tpmon.judge.hysteresis import INCUMBENT, Track, key_of
 from tpmon.model.known import NotApplicable
 from tpmon.model.verdict import Kind, pick_code
 

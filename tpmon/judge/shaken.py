@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from tpmon.judge.phase_shares import differs
+from tpmon.judge.stacks.phase_shares import differs
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
 from tpmon.model.process import Role

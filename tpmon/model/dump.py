@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 
-from tpmon.model.collectives import Collectives
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackFrame
 from tpmon.model.stops import Freezer
 from tpmon.model.verdict import Finding

@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 
-from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRound
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NOT_YET, Driver, GpuSample
@@ -25,6 +24,7 @@ from tpmon.model.host import (
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.pace import HookSample, StepPace
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
+from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
 from tpmon.model.verdict import Finding
 

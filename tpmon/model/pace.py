@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.hook import HookPatch, HookState, LoopPhase, NamedTime, StepCounts, StepRule
 from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
-from tpmon.model.steps import HookPatch, HookState, LoopPhase, NamedTime, StepCounts, StepRule
 
 
 @dataclass(frozen=True, slots=True)

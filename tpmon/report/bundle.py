@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tpmon.errors import UsageError
 from tpmon.model.units import count_of, format_bytes
-from tpmon.report.table import lay_paragraph
+from tpmon.report.text import lay_paragraph
 
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -6,9 +6,9 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from tpmon.model.capture import CaptureResult, CaptureState, Conditions, GpuClocks, RankCapture
 from tpmon.model.known import Applicable, Known, is_known, known_or, map_known
-from tpmon.model.trace import TraceSummary
+from tpmon.model.results.capture import CaptureResult, CaptureState, Conditions, GpuClocks, RankCapture
+from tpmon.model.results.trace import TraceSummary
 
 _TOP = 10
 _NAME = 40

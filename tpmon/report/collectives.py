@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.collectives import CollectiveCall, Collectives, GroupRecord, RankRecord
-from tpmon.model.dump_words import list_numbers
 from tpmon.model.known import is_known
+from tpmon.model.results.collectives import CollectiveCall, Collectives, GroupRecord, RankRecord
+from tpmon.model.text.dump_words import list_numbers
 from tpmon.model.units import count_of, format_clock
-from tpmon.report.table import WIDTH, cut, lay_paragraph
+from tpmon.report.text import WIDTH, cut, lay_paragraph
 
 LABEL = "calls"
 MOST_FINDINGS = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from tpmon.model.doctor import Access, Check, Checkup, JobCheckup, is_obstacle, list_obstacles
 from tpmon.model.known import is_known
+from tpmon.model.results.doctor import Access, Check, Checkup, JobCheckup, is_obstacle, list_obstacles
 from tpmon.model.units import clean_text
-from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_paragraph
+from tpmon.report.text import LABEL_WIDTH, WIDTH, lay_paragraph
 
 _WORDS = {
     Access.ALLOWED: "yes",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, ShownFrame, StackGroup
-from tpmon.model.dump_errors import Means
-from tpmon.model.dump_locals import locals_of
-from tpmon.model.dump_words import (
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.results.results import TreeLine
+from tpmon.model.text.dump_words import (
     list_state,
     name_processes,
     name_threads,
@@ -15,15 +16,14 @@ from tpmon.model.dump_words import (
     say_last_write,
     say_other,
 )
-from tpmon.model.known import Missing, is_known
-from tpmon.model.process import ThreadKind
-from tpmon.model.results import TreeLine
+from tpmon.model.text.verdict_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
-from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_errors import write_errors
 from tpmon.report.dump_tree import write_tree
-from tpmon.report.table import LABEL_WIDTH, WIDTH, cut, lay_paragraph
+from tpmon.report.text import LABEL_WIDTH, WIDTH, cut, lay_paragraph
+from tpmon.view.dump import Means
+from tpmon.view.dump_locals import locals_of
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.dump import DumpError
-from tpmon.model.dump_errors import Means, group_errors, name_failed, suggest
 from tpmon.model.known import is_known
 from tpmon.model.units import count_of
-from tpmon.report.table import lay_paragraph
+from tpmon.report.text import lay_paragraph
+from tpmon.view.dump import Means, group_errors, name_failed, suggest
 
 MOST_REASONS = 12
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.dump_words import say_end
 from tpmon.model.known import is_known
-from tpmon.model.results import TreeLine
-from tpmon.report.table import WIDTH, cut
+from tpmon.model.results.results import TreeLine
+from tpmon.model.text.dump_words import say_end
+from tpmon.report.text import WIDTH, cut
 
 MOST_DEEP = 30
 """Places further in than this are not moved in any more: a line of 100 columns has room for no more."""

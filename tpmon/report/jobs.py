@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.results import JobList
+from tpmon.model.results.results import JobList
 from tpmon.model.units import count_cells, format_seconds
-from tpmon.report.table import WIDTH, Reading, lay_columns, lay_paragraph, wrap_cells
+from tpmon.report.text import WIDTH, Reading, lay_columns, lay_paragraph, wrap_cells
 
 NO_JOBS = (
     "no training job on this machine: no Python process that has loaded torch",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState, name_recovery
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
+from tpmon.model.text.job_words import WAITING_FROM
 from tpmon.model.units import (
     count_of,
     format_bytes,
@@ -16,7 +16,7 @@ from tpmon.model.units import (
     say_pct,
     say_ratio,
 )
-from tpmon.report.table import (
+from tpmon.report.text import (
     Reading,
     lay_columns,
     lay_paragraph,

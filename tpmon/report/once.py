@@ -7,10 +7,10 @@ from collections import Counter
 from tpmon.model.card_use import name_several
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
-from tpmon.model.hook_words import say_device, say_settings
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known, known_or, map_known
-from tpmon.model.pace_words import (
+from tpmon.model.process import ProcessSample, RankRow, Role
+from tpmon.model.text.pace_words import (
     RULE_WORDS,
     format_ms,
     is_stalled,
@@ -19,7 +19,6 @@ from tpmon.model.pace_words import (
     say_split,
     say_times,
 )
-from tpmon.model.process import ProcessSample, RankRow, Role
 from tpmon.model.units import (
     count_of,
     format_bytes,
@@ -37,7 +36,7 @@ from tpmon.report.machine import (
     write_memory,
     write_network,
 )
-from tpmon.report.table import (
+from tpmon.report.text import (
     WIDTH,
     Reading,
     cut,
@@ -48,6 +47,7 @@ from tpmon.report.table import (
     write_runnable,
 )
 from tpmon.report.verdict import write_verdict
+from tpmon.view.hook import say_device, say_settings
 
 MOST_RANKS = 32
 MOST_WORKERS = 8

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from datetime import date
 
 from tpmon.model.card_use import list_used
-from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.stop_words import say_job_stop
+from tpmon.model.text.job_words import WAITING_FROM
+from tpmon.model.text.stop_words import say_job_stop
+from tpmon.model.text.verdict_words import is_undecided, name_verdict
 from tpmon.model.units import format_clock, format_seconds, say_pct
-from tpmon.model.verdict_words import is_undecided, name_verdict
 from tpmon.report.once import describe_target
 from tpmon.report.verdict import write_check
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tpmon.model.columns import Figure, Figures
-from tpmon.model.dump_errors import Means
 from tpmon.model.sample import HotFunction, HotGroup, HotSample
-from tpmon.model.sample_words import (
+from tpmon.model.units import clean_text, count_of
+from tpmon.report.dump_errors import write_errors
+from tpmon.report.text import WIDTH, cut, lay_figures, lay_paragraph
+from tpmon.view.dump import Means
+from tpmon.view.sample import (
     FUNCTIONS,
     MOST_FUNCTIONS,
     YOURS,
@@ -21,9 +23,7 @@ from tpmon.model.sample_words import (
     say_waiting,
     say_what,
 )
-from tpmon.model.units import clean_text, count_of
-from tpmon.report.dump_errors import write_errors
-from tpmon.report.table import WIDTH, cut, lay_figures, lay_paragraph
+from tpmon.view.table import Figure, Figures
 
 AGAIN = Means("again: tpmon sample {pid}")
 _LINE_CHARS = 400

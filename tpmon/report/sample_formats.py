@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tpmon.model.sample import FoldedStack, HotSample
-from tpmon.report.dump_formats import PartStack, collapse_stacks, lay_speedscope, name_frames
+from tpmon.report.formats import PartStack, collapse_stacks, lay_speedscope, name_frames
 
 
 def _part_stack(stack: FoldedStack) -> PartStack:

@@ -8,7 +8,7 @@ import time
 
 from tpmon.model.sample import HotSample
 from tpmon.report.sample import write_progress, write_sample
-from tpmon.report.table import cut
+from tpmon.report.text import cut
 from tpmon.report.write import complain, to_ascii
 
 DRAW_EVERY_S = 1.0

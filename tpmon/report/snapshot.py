@@ -7,8 +7,18 @@ from dataclasses import fields
 from typing import Any
 
 from tpmon.model.known import is_known
-from tpmon.model.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotFile, SnapshotReport, StackBytes
-from tpmon.model.snapshot_words import (
+from tpmon.model.results.snapshot import (
+    DeviceSnapshot,
+    OutOfMemory,
+    Pieces,
+    SnapshotFile,
+    SnapshotReport,
+    StackBytes,
+)
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.csv_rows import write_csv_rows
+from tpmon.report.text import lay_columns, lay_paragraph
+from tpmon.view.snapshot_words import (
     NOTHING_HELD,
     say_free,
     say_line,
@@ -18,10 +28,7 @@ from tpmon.model.snapshot_words import (
     say_peak,
     say_pieces,
 )
-from tpmon.model.trace_words import NA
-from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.csv_rows import write_csv_rows
-from tpmon.report.table import lay_columns, lay_paragraph
+from tpmon.view.trace_words import NA
 
 _LINE_CHARS = 400
 _CALLERS = 3

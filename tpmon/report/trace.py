@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
-from tpmon.model.trace import Communication, Lost, Overview, RankTable, TraceFile, TraceReport, TraceVerdict
-from tpmon.model.trace_columns import (
+from tpmon.model.results.trace import (
+    Communication,
+    Lost,
+    Overview,
+    RankTable,
+    TraceFile,
+    TraceReport,
+    TraceVerdict,
+)
+from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.units import clean_text, count_of, format_bytes
+from tpmon.report.text import WIDTH, cut, lay_columns, lay_figures, lay_paragraph
+from tpmon.report.trace_tables import write_curves, write_hot_kernel, write_more, write_patterns, write_rates
+from tpmon.view.trace import (
     CARDS,
     COLLECTIVES_IN_TEXT,
     COPIES,
@@ -22,8 +34,7 @@ from tpmon.model.trace_columns import (
     list_parts,
     list_rank_figures,
 )
-from tpmon.model.trace_gaps import DeviceGaps
-from tpmon.model.trace_words import (
+from tpmon.view.trace_words import (
     HOST_CAUSES,
     KINDS,
     ms_of_us,
@@ -34,9 +45,6 @@ from tpmon.model.trace_words import (
     say_idle,
     say_missing,
 )
-from tpmon.model.units import clean_text, count_of, format_bytes
-from tpmon.report.table import WIDTH, cut, lay_columns, lay_figures, lay_paragraph
-from tpmon.report.trace_tables import write_curves, write_hot_kernel, write_more, write_patterns, write_rates
 
 TOP = 10
 MOST_STEPS = 12

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_words import ms_of_us, name_change
+from tpmon.model.results.trace_change import Change, TraceComparison
 from tpmon.model.units import clean_text
-from tpmon.report.table import lay_columns, lay_paragraph
+from tpmon.report.text import lay_columns, lay_paragraph
+from tpmon.view.trace_words import ms_of_us, name_change
 
 _PARTS = {
     "phase": "of a step",

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
-from tpmon.model.trace import (
+from tpmon.model.results.trace import (
     Breakdown,
     CardUse,
     CauseShare,
@@ -23,9 +23,9 @@ from tpmon.model.trace import (
     TraceFile,
     TraceReport,
 )
-from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_gaps import DeviceGaps, HostTime
-from tpmon.model.trace_tables import (
+from tpmon.model.results.trace_change import Change, TraceComparison
+from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.results.trace_tables import (
     AllocationRow,
     FrameRow,
     ModuleRow,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpmon.model.columns import Figures, Row
 from tpmon.model.known import Applicable, is_known, known_or
-from tpmon.model.memory_chart import (
+from tpmon.model.results.trace import KernelRow, TraceFile, TraceReport
+from tpmon.model.results.trace_tables import AllocationRow, PatternRow
+from tpmon.model.units import clean_text
+from tpmon.report.text import LABEL_WIDTH, WIDTH, lay_figures, lay_paragraph
+from tpmon.view.snapshot import (
     LEGEND,
     describe_curve,
     draw_steps,
@@ -15,12 +18,9 @@ from tpmon.model.memory_chart import (
     say_span,
     span_curves,
 )
-from tpmon.model.trace import KernelRow, TraceFile, TraceReport
-from tpmon.model.trace_columns import ALLOCATIONS, FRAMES, GROUPS, MODULES, PRODUCTS, RANGES, RATES
-from tpmon.model.trace_tables import AllocationRow, PatternRow
-from tpmon.model.trace_words import NA, say_pattern
-from tpmon.model.units import clean_text
-from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_figures, lay_paragraph
+from tpmon.view.table import Figures, Row
+from tpmon.view.trace import ALLOCATIONS, FRAMES, GROUPS, MODULES, PRODUCTS, RANGES, RATES
+from tpmon.view.trace_words import NA, say_pattern
 
 _LINE_CHARS = 400
 MOST_CURVES = 8

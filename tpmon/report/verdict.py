@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, is_known
-from tpmon.model.units import format_seconds
-from tpmon.model.verdict import Evidence, Finding
-from tpmon.model.verdict_words import (
+from tpmon.model.text.verdict_words import (
     list_also,
     list_try,
     name_cause,
@@ -18,7 +16,9 @@ from tpmon.model.verdict_words import (
     say_value,
     shorten,
 )
-from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_paragraph, lay_phrases
+from tpmon.model.units import format_seconds
+from tpmon.model.verdict import Evidence, Finding
+from tpmon.report.text import LABEL_WIDTH, WIDTH, lay_paragraph, lay_phrases
 
 MOST_EVIDENCE = 5
 

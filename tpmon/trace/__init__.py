@@ -1,6 +1,6 @@
 """Read and analyse traces of torch.profiler. Needs numpy and msgspec; no other room imports them."""
 
-from tpmon.trace.read import Trace, read_trace
+from tpmon.trace.reading.read import Trace, read_trace
 
 __all__ = ["Trace", "open_trace"]
 

@@ -6,22 +6,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
-from tpmon.judge.advice_facts import Facts
-from tpmon.judge.advice_needs import Need
+from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
+from tpmon.judge.advice.facts import Facts
+from tpmon.judge.answers.needs import Need
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
-from tpmon.model.trace import CardUse, TraceVerdict
-from tpmon.model.trace_tables import PatternRow
+from tpmon.model.results.trace import CardUse, TraceVerdict
+from tpmon.model.results.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.breakdown import find_loader
-from tpmon.trace.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
-from tpmon.trace.columns import distinct
 from tpmon.trace.conditions import does_train
-from tpmon.trace.gaps import HostCauses
-from tpmon.trace.nesting import Nest
-from tpmon.trace.parts import Parts
-from tpmon.trace.patterns import Seen
-from tpmon.trace.read import Trace
+from tpmon.trace.figures.breakdown import find_loader
+from tpmon.trace.figures.gaps import HostCauses
+from tpmon.trace.figures.nesting import Nest
+from tpmon.trace.figures.parts import Parts
+from tpmon.trace.figures.patterns import Seen
+from tpmon.trace.reading.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
+from tpmon.trace.reading.columns import distinct
+from tpmon.trace.reading.read import Trace
 
 MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0

@@ -9,21 +9,29 @@ import numpy as np
 from tpmon.errors import TpmonError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
-from tpmon.model.trace import TRACE_SCHEMA, MemoryUse, Overview, RankTable, StepRow, TraceFile, TraceReport
-from tpmon.model.trace_gaps import DeviceGaps, HostTime
-from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
+from tpmon.model.results.trace import (
+    TRACE_SCHEMA,
+    MemoryUse,
+    Overview,
+    RankTable,
+    StepRow,
+    TraceFile,
+    TraceReport,
+)
+from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
 from tpmon.trace.advice import advise, explain
-from tpmon.trace.allocations import sum_allocations
-from tpmon.trace.breakdown import STRAY_PCT, Activity, break_down, find_activity
-from tpmon.trace.cards import use_cards
-from tpmon.trace.comms import sum_communication
 from tpmon.trace.conditions import read_conditions
-from tpmon.trace.gaps import HostCauses, find_causes, find_gaps, split_host
-from tpmon.trace.hot_kernel import find_hot_kernel
-from tpmon.trace.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
-from tpmon.trace.memory import draw_memory, sum_memory
-from tpmon.trace.modules import sum_modules
-from tpmon.trace.operators import (
+from tpmon.trace.figures.allocations import sum_allocations
+from tpmon.trace.figures.breakdown import STRAY_PCT, Activity, break_down, find_activity
+from tpmon.trace.figures.cards import use_cards
+from tpmon.trace.figures.comms import sum_communication
+from tpmon.trace.figures.gaps import HostCauses, find_causes, find_gaps, split_host
+from tpmon.trace.figures.hot_kernel import find_hot_kernel
+from tpmon.trace.figures.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
+from tpmon.trace.figures.memory import draw_memory, sum_memory
+from tpmon.trace.figures.modules import sum_modules
+from tpmon.trace.figures.operators import (
     find_launchers,
     group_by_line,
     group_by_shape,
@@ -31,17 +39,17 @@ from tpmon.trace.operators import (
     sum_operators,
     time_operators,
 )
-from tpmon.trace.parts import Parts
-from tpmon.trace.patterns import find_patterns
-from tpmon.trace.product_rows import sum_products
-from tpmon.trace.products import count_work
-from tpmon.trace.python_lines import nest_python, sum_frames
-from tpmon.trace.ranges import sum_ranges
+from tpmon.trace.figures.parts import Parts
+from tpmon.trace.figures.patterns import find_patterns
+from tpmon.trace.figures.product_rows import sum_products
+from tpmon.trace.figures.products import count_work
+from tpmon.trace.figures.python import nest_python, sum_frames
+from tpmon.trace.figures.ranges import sum_ranges
+from tpmon.trace.figures.steps import Steps, find_steps, match_calls
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
-from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
-from tpmon.trace.schema import Header
-from tpmon.trace.slice import describe_slice
-from tpmon.trace.steps import Steps, find_steps, match_calls
+from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
+from tpmon.trace.reading.schema import Header
+from tpmon.trace.reading.slice import describe_slice
 from tpmon.trace.verdict import judge_device, judge_host
 
 ON_REQUEST = ("shapes", "lines")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.redaction import hide
-from tpmon.model.trace import Condition, Conditions
-from tpmon.trace.classes import flag, is_optimizer, runs_compiled
-from tpmon.trace.columns import distinct
-from tpmon.trace.read import Trace, clean_name, find_device, read_distributed
-from tpmon.trace.schema import Category
+from tpmon.model.results.trace import Condition, Conditions
+from tpmon.model.text.redaction import hide
+from tpmon.trace.reading.classes import flag, is_optimizer, runs_compiled
+from tpmon.trace.reading.columns import distinct
+from tpmon.trace.reading.read import Trace, clean_name, find_device, read_distributed
+from tpmon.trace.reading.schema import Category
 
 PRODUCTS = (
     "aten::mm",

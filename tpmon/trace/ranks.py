@@ -10,15 +10,15 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.trace import RankRow, RankTable, TraceFile
-from tpmon.trace.breakdown import Activity, comm_rows
-from tpmon.trace.classes import flag, is_comm_host, is_host_backend, is_transfer
-from tpmon.trace.columns import Ints
-from tpmon.trace.comms import find_annotations
-from tpmon.trace.read import Trace
-from tpmon.trace.schema import Category
-from tpmon.trace.spans import unite, unite_all
-from tpmon.trace.steps import NEVER, Steps
+from tpmon.model.results.trace import RankRow, RankTable, TraceFile
+from tpmon.trace.figures.breakdown import Activity, comm_rows
+from tpmon.trace.figures.comms import find_annotations
+from tpmon.trace.figures.steps import NEVER, Steps
+from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend, is_transfer
+from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.spans import unite, unite_all
 
 SPREAD = 1.2
 """The straggler is named where the longest wait is this many times the shortest one."""

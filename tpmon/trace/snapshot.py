@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.snapshot import (
+from tpmon.model.results.snapshot import (
     SNAPSHOT_SCHEMA,
     DeviceSnapshot,
     MemoryMoment,

@@ -12,11 +12,11 @@ from itertools import islice
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.redaction import admit_text
-from tpmon.model.snapshot import SnapshotLost
-from tpmon.model.unpickle import load_plain
-from tpmon.model.unpickle_shape import Limits, PlainError
-from tpmon.trace.places import open_bytes
+from tpmon.model.results.snapshot import SnapshotLost
+from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.unpickle import load_plain
+from tpmon.model.text.unpickle_shape import Limits, PlainError
+from tpmon.trace.reading.sources import open_bytes
 
 FILE_BYTES = 1 << 30
 MOST_VALUES = 60_000_000

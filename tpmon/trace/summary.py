@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tpmon.model.known import Missing
-from tpmon.model.trace import TraceSummary
-from tpmon.trace.breakdown import break_down, find_activity
-from tpmon.trace.classes import flag, is_optimizer
-from tpmon.trace.operators import find_launchers, nest_operators, sum_operators, time_operators
-from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
-from tpmon.trace.schema import Category
-from tpmon.trace.steps import find_steps, match_calls
+from tpmon.model.results.trace import TraceSummary
+from tpmon.trace.figures.breakdown import break_down, find_activity
+from tpmon.trace.figures.operators import find_launchers, nest_operators, sum_operators, time_operators
+from tpmon.trace.figures.steps import find_steps, match_calls
+from tpmon.trace.reading.classes import flag, is_optimizer
+from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
+from tpmon.trace.reading.schema import Category
 
 TOP_OPERATORS = 10
 _NO_STEPS = Missing("the trace marks no steps")

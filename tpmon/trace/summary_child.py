@@ -12,7 +12,7 @@ import threading
 from tpmon.errors import TpmonError
 from tpmon.model.codec import encode
 from tpmon.model.known import Missing
-from tpmon.model.trace import SummaryReply
+from tpmon.model.results.trace import SummaryReply
 
 NICENESS = 10
 

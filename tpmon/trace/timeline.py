@@ -12,17 +12,17 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
-from tpmon.model.trace_gaps import GAP_CAUSES
-from tpmon.trace.breakdown import Activity, comm_rows
-from tpmon.trace.classes import STEP
-from tpmon.trace.columns import Ints, distinct
-from tpmon.trace.gaps import HostCauses, told_causes
-from tpmon.trace.kernels import LaunchFigures, Reals
-from tpmon.trace.read import Trace, clean_name
-from tpmon.trace.schema import Category
-from tpmon.trace.spans import Spans, unite, unite_all
-from tpmon.trace.steps import Steps
+from tpmon.model.results.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
+from tpmon.model.results.trace_gaps import GAP_CAUSES
+from tpmon.trace.figures.breakdown import Activity, comm_rows
+from tpmon.trace.figures.gaps import HostCauses, told_causes
+from tpmon.trace.figures.kernels import LaunchFigures, Reals
+from tpmon.trace.figures.steps import Steps
+from tpmon.trace.reading.classes import STEP
+from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.read import Trace, clean_name
+from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.spans import Spans, unite, unite_all
 
 UNTOLD = "idle"
 """What holds a device where the trace does not tell it."""

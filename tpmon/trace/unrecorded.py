@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-from tpmon.trace.columns import Small
-from tpmon.trace.memory import name_kind
-from tpmon.trace.read import Trace, clean_name
-from tpmon.trace.schema import Category
+from tpmon.trace.figures.memory import name_kind
+from tpmon.trace.reading.columns import Small
+from tpmon.trace.reading.read import Trace, clean_name
+from tpmon.trace.reading.schema import Category
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")
 """A profiler itself calls cudaDeviceSynchronize when it ends: that alone proves nothing."""

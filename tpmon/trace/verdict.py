@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, sum_known
-from tpmon.model.trace import CauseShare, TraceVerdict
-from tpmon.model.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.results.trace import CauseShare, TraceVerdict
+from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.verdict import Kind
-from tpmon.trace.breakdown import Activity, find_loader
-from tpmon.trace.classes import SINGLE_LOADER, flag, is_compiling
-from tpmon.trace.read import Trace
-from tpmon.trace.schema import Category
-from tpmon.trace.spans import unite, unite_all
+from tpmon.trace.figures.breakdown import Activity, find_loader
+from tpmon.trace.reading.classes import SINGLE_LOADER, flag, is_compiling
+from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.spans import unite, unite_all
 from tpmon.trace.unrecorded import find_proof
 
 LEAST_LOST_PCT = 30.0

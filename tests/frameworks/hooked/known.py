@@ -165,7 +165,7 @@ def begin() -> None:
 def report(name: str, steps: int, eval_steps: int = 0, skipped: int = 0) -> None:
     """Write what was so and what the hook counted: a line of JSON of this rank."""
     import tpmon.hook
-    from tpmon.hook import wire_settings
+    from tpmon.hook.bus import wire_settings
     from tpmon.hook.installation import HOOK
 
     one = HOOK.steps

@@ -20,8 +20,8 @@ from pathlib import Path
 from tests.programs.causes import limits
 from tests.programs.causes.table import FAULT, Row
 from tpmon.model.verdict import EXIT_CODES, Kind
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
+from tpmon.probe.base.procread import read_table
+from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -1,0 +1,245 @@
+"""What can be chosen of a capture: the keys' way through it, what a run offers, and why the rest cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.goldens import capture_views
+from tests.members import member
+from tpmon import config
+from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
+from tpmon.capture.offers import COUNT_APART, NO_CUDA, RankHook, advise_on_slot, judge_offers
+from tpmon.capture.plan import Pace
+from tpmon.commands import capture as capture_command
+from tpmon.commands.capture import MOST_STEPS, STEPS, parse_asked
+from tpmon.commands.capture_asked import find_shown
+from tpmon.errors import UsageError
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results.capture import CaptureChoice, CaptureKind, CaptureOffers, CaptureState
+from tpmon.model.results.capture_choice import (
+    STEP_CHOICES,
+    can_be,
+    fewer_steps,
+    more_steps,
+    next_kind,
+    other_ranks,
+    refuse,
+)
+from tpmon.probe.job.wrappers import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
+from tpmon.report.capture import write_capture_line
+
+TRACE, SNAPSHOT, NSYS = CaptureKind.TRACE, CaptureKind.SNAPSHOT, CaptureKind.NSYS_RANGE
+ALL = CaptureOffers("rank 0", 2)
+NO_SNAPSHOT = replace(ALL, refused=((SNAPSHOT, NO_CUDA),))
+WELL = [write_nsys_command("nsys", ["python", "x.py"])]
+ENDS_RUN = [["nsys", "profile", "-c", "cudaProfilerApi", "python", "x.py"]]
+
+
+def test_a_choice_begins_as_the_command_does() -> None:
+    assert CaptureChoice() == CaptureChoice(TRACE, STEPS, every=False)
+    assert STEPS in STEP_CHOICES
+    assert STEP_CHOICES[-1] == MOST_STEPS
+
+
+def test_steps_go_through_the_list_and_stop_at_both_ends() -> None:
+    up = [CaptureChoice(steps=1)]
+    while (more := more_steps(up[-1], ALL)) != up[-1]:
+        up.append(more)
+    assert tuple(one.steps for one in up) == STEP_CHOICES
+    down = [up[-1]]
+    while (fewer := fewer_steps(down[-1], ALL)) != down[-1]:
+        down.append(fewer)
+    assert down == up[::-1]
+
+
+def test_kinds_go_round_and_pass_by_what_cannot_be() -> None:
+    kinds = [CaptureChoice()]
+    for _ in range(3):
+        kinds.append(next_kind(kinds[-1], ALL))
+    assert [one.kind for one in kinds] == [TRACE, SNAPSHOT, NSYS, TRACE]
+    assert next_kind(CaptureChoice(), NO_SNAPSHOT).kind is NSYS
+    neither = replace(ALL, refused=((SNAPSHOT, "a"), (NSYS, "b")))
+    assert next_kind(CaptureChoice(steps=2), neither) == CaptureChoice(steps=2)
+
+
+def test_all_ranks_can_be_chosen_where_nothing_speaks_against_it() -> None:
+    every = other_ranks(CaptureChoice(), ALL)
+    assert every.every
+    assert not other_ranks(every, ALL).every
+    assert other_ranks(CaptureChoice(), replace(ALL, every="one rank")) == CaptureChoice()
+
+
+def test_what_cannot_be_gives_way_to_what_can() -> None:
+    wanted = CaptureChoice(SNAPSHOT, 20, every=True)
+    assert can_be(wanted, ALL) == wanted
+    assert can_be(wanted, NO_SNAPSHOT) == replace(wanted, kind=TRACE)
+    assert can_be(wanted, replace(ALL, every="x")) == replace(wanted, every=False)
+    nothing = replace(ALL, refused=tuple((kind, "x") for kind in CaptureKind))
+    assert can_be(CaptureChoice(), nothing) == CaptureChoice(), "its own reason is said then"
+
+
+def test_a_refusal_takes_back_what_was_chosen_beyond_the_choice_before() -> None:
+    good = CaptureChoice()
+    assert refuse(replace(good, kind=SNAPSHOT, every=True), good, "why", ALL) == replace(
+        ALL, refused=((SNAPSHOT, "why"),)
+    )
+    assert refuse(replace(good, every=True), good, "why", ALL) == replace(ALL, every="why")
+    assert refuse(replace(good, steps=20), good, "why", ALL) is None
+
+
+def hook(rank: int, lacks: str = "", steps: int = 100) -> RankHook:
+    pace = Missing(lacks) if lacks else Pace(steps, 10.0, evaluates=False)
+    return RankHook(4200 + rank, rank, lacks, pace)
+
+
+def test_on_a_cpu_without_nsys_a_trace_alone_can_be() -> None:
+    offers = judge_offers(hook(0), [hook(0), hook(1)], [["bash"]], uses_cuda=False)
+    assert (offers.who, offers.ranks, offers.every) == ("rank 0", 2, "")
+    assert offers.kinds() == (TRACE,)
+    reasons = dict(offers.refused)
+    assert reasons[SNAPSHOT] == NO_CUDA
+    assert reasons[NSYS] == "nsys is not in front of this run, and cannot be added to a running process"
+
+
+@pytest.mark.parametrize(
+    ("above", "kinds", "reason"),
+    [
+        ([["bash"]], (TRACE, SNAPSHOT), "nsys is not in front"),
+        (WELL, (SNAPSHOT, NSYS), ""),
+        (ENDS_RUN, (SNAPSHOT,), "--capture-range-end=stop-shutdown of nsys can end the run with the window"),
+        (
+            [["nsys", "profile", "--trace=osrt", "python"]],
+            (TRACE, SNAPSHOT),
+            "nsys in front of this run does not",
+        ),
+    ],
+)
+def test_on_a_gpu_the_nsys_in_front_decides(
+    above: list[list[str]], kinds: tuple[CaptureKind, ...], reason: str
+) -> None:
+    offers = judge_offers(hook(0), [hook(0)], above, uses_cuda=True)
+    assert offers.kinds() == kinds
+    reasons = dict(offers.refused)
+    assert reasons.get(NSYS, "").startswith(reason)
+    assert reasons.get(TRACE, HOLDS_SLOT) == HOLDS_SLOT
+
+
+def test_all_ranks_need_hooks_that_count_alike() -> None:
+    def every(*hooks: RankHook) -> str:
+        return judge_offers(hooks[0], hooks, [], uses_cuda=False).every
+
+    assert every(hook(0), hook(1, steps=101)) == ""
+    assert every(hook(0)) == "it is the only rank on this machine"
+    assert every(hook(0), hook(1, "process 4201 has no hook")) == "process 4201 has no hook"
+    assert every(hook(0), hook(1, steps=900)) == COUNT_APART
+
+
+def test_without_a_hook_nothing_but_a_trace_of_kineto_can_be() -> None:
+    bare = replace(hook(0, "process 4200 has no hook"), rank=NOT_APPLICABLE)
+    offers = judge_offers(bare, [bare], WELL, uses_cuda=True)
+    assert offers.who == "process 4200"
+    reasons = dict(offers.refused)
+    assert reasons[SNAPSHOT] == reasons[NSYS] == "process 4200 has no hook"
+
+
+def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal() -> None:
+    assert advise_on_slot(7, "", WELL) == "tpmon capture 7 --cuda-profiler has nsys record"
+    for lacks, above, why in (
+        ("", ENDS_RUN, "--capture-range-end=stop-shutdown of nsys can end the run"),
+        ("", [["nsys", "profile", "python"]], "lacks --capture-range=cudaProfilerApi"),
+        ("process 7 has no hook", WELL, "process 7 has no hook"),
+    ):
+        advice = advise_on_slot(7, lacks, above)
+        assert "--cuda-profiler" not in advice
+        assert "tpmon run --nsys -- COMMAND" in advice
+        assert why in advice
+
+
+def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = parse_asked({}, config.settle(config.resolve({}, {}, "", {})))
+    for above, tried in ((WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")):
+        monkeypatch.setattr(capture_command, "read_ancestors", lambda _pid, above=above: above)
+        monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
+        monkeypatch.setattr(capture_command, "read_hook", lambda process, rank: hook(0))
+        with pytest.raises(UsageError) as refused:
+            capture_command._check_slot(member(os.getpid()), asked)
+        assert refused.value.what == HOLDS_SLOT
+        assert tried in refused.value.try_this
+
+
+def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = parse_asked({}, config.settle(config.resolve({}, {}, "", {})))
+    monkeypatch.setattr(capture_command, "read_ancestors", lambda _pid: [])
+    monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
+    environment = {**os.environ, "CUDA_INJECTION64_PATH": "/opt/odd tool/lib/libwatches.so"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as run:
+        try:
+            with pytest.raises(UsageError, match=r"libwatches\.so in this run holds the GPU's one profiling"):
+                capture_command._check_slot(member(run.pid), asked)
+        finally:
+            run.kill()
+    capture_command._check_slot(member(os.getpid()), asked)
+
+
+def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> None:
+    with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+        parent = file.read().rstrip(b"\0").decode().split("\0")
+    assert read_ancestors(os.getpid())[0] == parent
+    assert not uses_cuda(os.getpid())
+    maps = tmp_path / "7" / "maps"
+    maps.parent.mkdir()
+    maps.write_text("7f00-7f01 r--p 00000000 08:01 42 /usr/lib/x86_64-linux-gnu/libcuda.so.550.54\n")
+    assert uses_cuda(7, str(tmp_path))
+    assert not uses_cuda(8, str(tmp_path))
+    environ = tmp_path / "7" / "environ"
+    assert stays_slower(7, str(tmp_path)), "an environment that cannot be read tells nothing"
+    for text, slower in ((b"A=1\0TEARDOWN_CUPTI=0\0", True), (b"A=1\0TEARDOWN_CUPTI=1\0B=2\0", False)):
+        environ.write_bytes(text)
+        assert stays_slower(7, str(tmp_path)) is slower
+    assert not stays_slower(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("library", "is_of_11"),
+    [
+        ("/venv/nvidia/cuda_runtime/lib/libcudart.so.11.0", True),
+        ("/venv/torch/lib/libcudart-d0da41ae.so.11.0", True),
+        ("/conda/lib/libcudart.so.11.8.89", True),
+        ("/venv/nvidia/cuda_runtime/lib/libcudart.so.12", False),
+        ("/venv/nvidia/cufft/lib/libcufft.so.11", False),
+        ("/venv/nvidia/cusolver/lib/libcusolver.so.11", False),
+    ],
+)
+def test_cuda_11_is_told_by_the_runtime_that_is_loaded(tmp_path: Path, library: str, is_of_11: bool) -> None:
+    maps = tmp_path / "7" / "maps"
+    maps.parent.mkdir()
+    maps.write_text(
+        f"7f00-7f01 r--p 00000000 08:01 42 /usr/lib/libc.so.6\n7f02-7f03 r--p 0 08:01 43 {library}\n"
+    )
+    assert runs_cuda_11(7, str(tmp_path)) is is_of_11
+    assert not runs_cuda_11(8, str(tmp_path))
+
+
+def test_of_several_ranks_one_line_names_the_folder_that_a_screen_shows() -> None:
+    one = capture_views.result()
+    first = one.files[0]
+    second = replace(first, rank=1, host_path=first.host_path.replace("rank0", "rank1"))
+    both = replace(one, files=(first, second))
+    summary = capture_views.summary()
+    line = write_capture_line(both, (summary, replace(summary, rank=1)))
+    assert line == "capture done: 5 steps of 13.10 ms, most in aten::addmm, 2 files in /runs/a"
+    assert (find_shown(one), find_shown(both)) == (first.host_path, "/runs/a")
+    snapshots = replace(both, files=tuple(replace(file, kind=SNAPSHOT) for file in both.files))
+    assert find_shown(snapshots) == first.host_path, "a folder stands for its traces alone"
+    ranged = replace(one, files=(), backend="cudaProfilerStart and Stop for nsys")
+    assert find_shown(ranged) == ""
+    assert write_capture_line(ranged, ()) == "capture done: cudaProfilerStart and Stop for nsys"
+    failed = replace(ranged, state=CaptureState.FAILED)
+    assert write_capture_line(failed, ()) == "capture failed: no file"

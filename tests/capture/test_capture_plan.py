@@ -1,0 +1,463 @@
+"""What a capture may cost and where it begins, told before anything is recorded."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.captures import parse_conditions
+from tests.children import child
+from tpmon import config
+from tpmon.capture.bus import NoHookError, open_bus
+from tpmon.capture.files import Place, clear_parts, hold_folder, pack
+from tpmon.capture.kineto_target import KinetoClient
+from tpmon.capture.nsys import judge_nsys
+from tpmon.capture.plan import (
+    MOST_EVENTS,
+    Pace,
+    choose_start,
+    count_alike,
+    fit_seconds,
+    fit_steps,
+    make_request,
+    mean_call,
+    mean_step,
+    mean_step_of,
+    parse_pace,
+    say_price,
+    size_window,
+    stretch_seconds,
+)
+from tpmon.commands import capture as capture_command
+from tpmon.commands.capture import parse_asked
+from tpmon.commands.hook import write_export
+from tpmon.commands.run import BOOT
+from tpmon.errors import UsageError
+from tpmon.foreign_file import own
+from tpmon.hook import models
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.headroom import read_memory_left
+from tpmon.hook.capture.conditions import read_conditions
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity
+from tpmon.model.results.capture import CaptureAsked, CaptureKind
+from tpmon.probe.job.restart import can_start_again, is_armed, write_restart
+
+TWELVE = Identity(12, 1)
+ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
+
+
+def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DATA_AFTER_UPDATE) -> list[int]:
+    words = [0] * wire.RECORD_WORDS
+    words[wire.REC_STEPS] = steps
+    words[wire.REC_EVAL_STEPS] = evals
+    words[wire.REC_TIME_NS] = int(time_ms * 1e6)
+    words[wire.REC_EVAL_FORWARD_NS if rule == wire.RULE_BATCH else wire.REC_FORWARD_NS] = int(time_ms * 1e6)
+    words[wire.REC_RULE] = rule
+    return words
+
+
+def test_a_window_is_as_long_as_asked_where_it_fits() -> None:
+    price = size_window(ASKED, [(242, 67_000, 10.0), (300, 60_000, 12.0)])
+    assert (price.steps, price.events, price.bytes) == (5, 1500, 335_000)
+    assert price.pause_ms == 60.0
+    assert "5 steps: each rank stands still for about 60 ms" in say_price(price, ASKED, 2)
+
+
+def test_a_window_is_cut_to_what_a_run_can_bear() -> None:
+    price = size_window(ASKED, [(MOST_EVENTS // 2, 1000, 400.0)])
+    assert price.steps == 2
+    assert "fewer than asked" in say_price(price, ASKED, 1)
+    assert size_window(ASKED, [(MOST_EVENTS + 1, 1000, 400.0)]).steps == 0
+
+
+def test_a_window_by_time_is_cut_too() -> None:
+    asked = replace(ASKED, timed=True, seconds=10.0)
+    probes = [(MOST_EVENTS // 10, 1000, 5.0)]
+    assert fit_seconds(asked, size_window(asked, probes), probes) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "steps"),
+    [
+        ([100.0], 200),
+        ([100.0, 50.0], 400),
+        ([0.2], 1000),
+        ([30_000.0], 1),
+        ([Missing("why")], 1000),
+        ([0.0], 1000),
+    ],
+)
+def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms: list[float | Missing], steps: int) -> None:
+    asked = replace(ASKED, steps=1000, seconds=10.0, by_seconds=True)
+    assert fit_steps(asked, steps_ms).steps == steps
+    assert fit_steps(ASKED, steps_ms) == ASKED
+    price = size_window(asked, [(MOST_EVENTS // 500, 1000, 1.0)])
+    assert say_price(price, asked, 1).startswith("10 s, 500 steps at most (more would not fit): the loop")
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "seconds"),
+    [
+        ([100.0], 60.0),
+        ([30_000.0], 225.0),
+        ([8_000.0, 9_000.0], 67.5),
+        ([150_000.0], 600.0),
+        ([Missing("why")], 60.0),
+    ],
+)
+def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(
+    steps_ms: list[float | Missing], seconds: float
+) -> None:
+    asked = replace(ASKED, named_seconds=False)
+    assert stretch_seconds(asked, steps_ms).seconds == seconds
+    assert stretch_seconds(ASKED, steps_ms) == ASKED
+    timed = replace(asked, timed=True)
+    assert stretch_seconds(timed, steps_ms) == timed
+
+
+def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
+    options = config.settle(config.resolve({}, {}, "", {}))
+    asked = [
+        parse_asked(given, options) for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
+    ]
+    assert [(one.steps, one.seconds, one.by_seconds, one.named_seconds) for one in asked] == [
+        (5, 60.0, False, False),
+        (capture_command.MOST_STEPS, 10.0, True, True),
+        (7, 10.0, False, True),
+    ]
+
+
+def test_all_ranks_hear_of_the_step_before_they_come_to_it() -> None:
+    assert choose_start([Pace(100, 10.0, False), Pace(101, 10.0, False)]) == 104
+    assert choose_start([Pace(100, 0.1, False)]) == 102
+    assert choose_start([Pace(9000, 4000.0, False)]) == 10_000
+
+
+def test_ranks_that_were_hooked_at_different_times_do_not_count_alike() -> None:
+    assert count_alike([Pace(100, 1.0, False), Pace(101, 1.0, False)])
+    assert not count_alike([Pace(100, 1.0, False), Pace(140, 1.0, False)])
+
+
+def test_a_pace_is_told_by_what_ends_steps() -> None:
+    pace = parse_pace([record(10, 0), record(30, 1000)])
+    assert pace == Pace(30, 20.0, False)
+    validates = parse_pace([record(10, 0), record(10, 100, 5)])
+    assert is_known(validates)
+    assert validates.evaluates
+    inference = parse_pace([record(0, 0, 5, wire.RULE_BATCH), record(0, 100, 7, wire.RULE_BATCH)])
+    assert inference == Pace(7, 20.0, False)
+    assert parse_pace([]) == parse_pace([record(0, 0)]) == Missing("no step ended yet")
+
+
+def test_kineto_counts_calls_of_optimizers_and_not_steps() -> None:
+    records = [record(steps, steps * 10.0) for steps in range(5)]
+    assert mean_call(records) == Missing("no optimizer was called")
+    for one in records:
+        one[wire.REC_OPTIMIZER_CALLS] = 2 * one[wire.REC_STEPS]  # two of a GAN
+    assert mean_call(records) == 5.0
+    assert mean_call(records[:2]) == Missing("too few steps to tell")
+
+
+def test_the_mean_step_is_of_the_time_asked_for() -> None:
+    records = [record(at, at * 10) for at in range(10)]
+    assert mean_step(records, 0, 10**12) == 10.0
+    assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
+
+
+def test_a_validation_is_no_part_of_the_mean_step() -> None:
+    records = [record(at, at * 50) for at in range(5)]
+    for at in range(1, 4):
+        records.append(record(4, 200 + at * 40, at))
+        records[-1][wire.REC_FORWARD_NS] = int(200 * 1e6)
+    for at in range(5, 9):
+        records.append(record(at, at * 50 + 120, 3))
+        records[-1][wire.REC_FORWARD_NS] = int(at * 50 * 1e6)
+    assert mean_step(records, 0, 10**12) == 50.0
+    assert mean_step_of(records, 3, 4) == 50.0
+    assert mean_step_of(records, 8, 4) == Missing("too few steps to tell")
+    within = record(8, 999, 3)  # in the middle of a step, as a slow loop publishes
+    assert mean_step([*records, within], 0, 10**12) == 50.0
+    evals = [record(0, at * 30, at, wire.RULE_BATCH) for at in range(4)]
+    assert mean_step(evals, 0, 10**12) == 30.0
+
+
+def test_a_request_carries_what_was_asked() -> None:
+    asked = replace(ASKED, stacks=True, memory=True)
+    made = make_request(
+        9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5
+    ).words
+    assert made[wire_capture.ASK_OPTIONS] == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
+    assert made[wire_capture.ASK_LONGEST_NS] == 2_000_000_000
+    assert (made[wire_capture.ASK_START], made[wire_capture.ASK_STEPS]) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi --capture-range-end repeat:3 python x", ""),
+        ("/opt/nsys launch --capture-range=cudaProfilerApi --capture-range-end=repeat python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi python x", "can end the run"),
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop-shutdown python x", "can end the run"),
+        ("nsys profile -o report python --capture-range=cudaProfilerApi", "lacks --capture-range"),
+        ("torchrun x.py", "cannot be added to a running process"),
+    ],
+)
+def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words: str, refusal: str) -> None:
+    told = judge_nsys([["bash"], words.split(" ")])
+    assert (told == "") == (refusal == "")
+    assert refusal in told
+
+
+def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> None:
+    text = b'{"tpmon": {"model": "Net", "parameters": "many", "batch_size": {"missing": "why"}, "training": true},'
+    for head, tail in ((text, b""), (b"{", text)):
+        told = parse_conditions(head, tail)
+        assert is_known(told)
+        assert (told.model, told.training) == ("Net", True)
+        assert told.parameters == Missing("the trace does not say it")
+        assert told.batch_size == Missing("why")
+    for broken in (b'{"tpmon": [1', b'{"tpmon": ' + b"[" * 60_000):
+        assert parse_conditions(broken, b"") == Missing("the trace does not say it")
+
+
+def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (groups / "a" / "b").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    assert read_memory_left(str(proc), str(groups)) == 8_000 * 1024
+    (groups / "a" / "memory.max").write_text("1000000\n")
+    (groups / "a" / "memory.current").write_text("900000\n")
+    (groups / "a" / "memory.stat").write_text("file 5\ninactive_file 30000\nactive_file 20000\nshmem 70\n")
+    (groups / "a" / "b" / "memory.max").write_text("max\n")
+    assert read_memory_left(str(proc), str(groups)) == 150_000
+
+
+def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_below(tmp_path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (groups / "memory" / "a").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
+    (proc / "self" / "cgroup").write_text("7:cpu,cpuacct:/a\n3:memory:/a\n")
+    (groups / "memory" / "a" / "memory.limit_in_bytes").write_text("1000000\n")
+    (groups / "memory" / "a" / "memory.usage_in_bytes").write_text("900000\n")
+    (groups / "memory" / "a" / "memory.stat").write_text(
+        "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\ntotal_active_file 40000\n"
+    )
+    assert read_memory_left(str(proc), str(groups)) == 170_000
+
+
+def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None:
+    with child("say('up'); hear()") as one:
+        stat = Path(f"/proc/{one.pid}/stat").read_text()
+        start = int(stat[stat.rindex(")") + 2 :].split()[19])
+        with pytest.raises(NoHookError, match="has no hook"):
+            open_bus(Identity(one.pid, start))
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
+    (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")
+    (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
+    assert (
+        write_restart(12, str(tmp_path))
+        == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
+    )
+    assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["python", "train.py", "-"], True),
+        (["/usr/bin/python3.13t", "-X", "dev", "-um", "package.train"], True),
+        (["python", "-c", "import x"], True),
+        (["./train", "--steps", "5"], True),
+        (["torchrun", "train.py"], True),
+        (["bash", "job.sh"], True),
+        (["python"], False),
+        (["python", "-u", "-X", "dev"], False),
+        (["python", "-"], False),
+        (["-bash"], False),
+        (["python", "/dev/fd/63"], False),
+        (["python", "train.py", "/proc/self/fd/11"], False),
+    ],
+)
+def test_a_command_is_started_again_where_it_names_its_program(words: list[str], again: bool) -> None:
+    assert can_start_again(words) == again
+
+
+def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_command, "is_armed", lambda _: True)
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), TWELVE)
+    assert "tpmon.hook.step() at the end of each pass" in told.try_this
+    assert "-S" in told.try_this
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
+    monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    client = KinetoClient(TWELVE, "/tmp/x") if asks else Missing("no thread of kineto asks for profiles")
+    monkeypatch.setattr(capture_command, "is_armed", lambda _: False)
+    monkeypatch.setattr(capture_command, "find_client", lambda _: client)
+    monkeypatch.setattr(capture_command, "write_restart", lambda pid: f"tpmon run -- of {pid}")
+    job = SimpleNamespace(root=SimpleNamespace(pid=11))
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE)
+    assert ("no profile of it is possible" in told.what) is not asks
+    assert ("--at, --all-ranks, --snapshot" in told.what) is asks
+    assert ("tpmon capture 12, which records by kineto" in told.try_this) is asks
+    assert told.try_this.endswith("start it again: tpmon run -- of 11")
+
+
+@pytest.mark.parametrize("title", ["ray::train", "train: epoch 3", "trainer", "/no/such/python"])
+def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title: str) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(title.encode() + b"\0train.py\0")
+    (tmp_path / "12" / "cwd").symlink_to("/home/me")
+    (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
+    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("folder", "word"),
+    [
+        ("/home/me", b"a\x1b]0;title\x07"),
+        ("/home/m\x1b[31me", b"x"),
+        ("/home/me", b"--token=abcdefgh9"),
+        ("/home/me", b"\xff"),
+        ("/home/me", b"x" * 5000),
+    ],
+)
+def test_a_command_that_is_not_for_a_terminal_is_not_repeated(tmp_path, folder: str, word: bytes) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0" + word + b"\0")
+    (tmp_path / "12" / "cwd").symlink_to(folder)
+    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path) -> None:
+    write_export(str(tmp_path / "hook.zip"))
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "root").symlink_to("/")
+    for path, armed in (
+        (f"/mine:{BOOT}", True),
+        (f"{tmp_path}/hook.zip", True),
+        (str(tmp_path), False),
+        ("/nowhere/other.zip", False),
+    ):
+        (tmp_path / "12" / "environ").write_bytes(b"A=1\0PYTHONPATH=" + os.fsencode(path) + b"\0")
+        assert is_armed(12, str(tmp_path)) == armed
+    assert not is_armed(13, str(tmp_path))
+
+
+def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_path) -> None:
+    names = [
+        "host-12-rank0-step5.json.part",
+        "host-12-rank1-step5.json.part",
+        "host-123-rank0-step5.json.part",
+        "host-12-rank0-step1.json",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    place = Place(str(tmp_path), str(tmp_path))
+    assert clear_parts(place, "host-12", 0) == [names[0]]
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    earlier = tmp_path / f"{names[3]}.gz"
+    earlier.write_text("earlier")
+    with hold_folder(place) as folder, open(tmp_path / names[3], "rb") as source:
+        assert pack(source, names[3], folder, own()) == names[3]
+    assert earlier.read_text() == "earlier"
+
+
+def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variables_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Module:
+        """A module, by what torch's has."""
+
+        training = True
+
+        def __init__(self, *parts: Module) -> None:
+            self._modules = {str(at): part for at, part in enumerate(parts)}
+            self._parameters = {"weight": SimpleNamespace(numel=lambda: 4, dtype="float32", device="cpu")}
+
+        def parameters(self) -> list[object]:
+            return [
+                *self._parameters.values(),
+                *(one for part in self._modules.values() for one in part.parameters()),
+            ]
+
+    class Net(Module):
+        """The model that is trained."""
+
+    class Wrapper(Module):
+        """What DDP makes of a model."""
+
+    class Batch:
+        """What a loop replaces with each step."""
+
+    class Optimizer:
+        """An optimizer, by what torch's has."""
+
+        def __init__(self, parameters: list[object]) -> None:
+            self.param_groups = [{"params": parameters}]
+
+    def loop() -> None:
+        config = locals()
+        net, other, batch = Net(Module()), Module(Module(), Module(), Module()), Batch()
+        optimizer = Optimizer(net.parameters())
+        before = dict(config)
+        gone = weakref.ref(batch)
+        watcher = SimpleNamespace(optimizer=weakref.ref(optimizer), inputs=[])
+        steps = SimpleNamespace(rule=0, batch_size=0, watcher=watcher, page=memoryview(b""), ddp=[], fsdp=[])
+        for _ in range(2):
+            told = read_conditions(steps)
+            assert (told["model"], told["parameters"]) == ("Net", 8)
+        wrapper = Wrapper(net)
+        steps.ddp = [weakref.ref(wrapper)]
+        assert read_conditions(steps)["model"] == "Wrapper"
+        steps.fsdp = [weakref.ref(other)]  # a frozen reference that was wrapped last
+        assert read_conditions(steps)["model"] == "Wrapper"
+        del steps.ddp, wrapper
+        assert read_conditions(steps)["model"] == "Net"
+        assert config == before
+        del batch
+        assert gone() is None
+        assert net.training
+
+    monkeypatch.setattr(models, "_FOUND", [])
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(Module=Module), __version__="2")
+    )
+    loop()
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"rank": "0", "all_ranks": True}, "exclude"),
+        ({"snapshot": True, "cuda_profiler": True}, "exclude"),
+        ({"snapshot": True, "with_stacks": True}, "belongs to a trace"),
+        ({"steps": "0"}, "--steps"),
+        ({"steps": "many"}, "--steps"),
+        ({"seconds": "9h"}, "--seconds"),
+        ({"at": "-1"}, "--at"),
+        ({"rank": "x"}, "--rank"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_looked_at(given, refusal: str) -> None:
+    options = config.settle(config.resolve({}, {}, "", {}))
+    with pytest.raises(UsageError, match=refusal):
+        parse_asked(given, options)
+    with pytest.raises(UsageError, match="readonly"):
+        parse_asked({}, replace(options, readonly=True))
+    asked = parse_asked({"steps": "7", "with_shapes": True}, options)
+    assert (asked.steps, asked.shapes, asked.stacks) == (7, True, False)

@@ -1,0 +1,334 @@
+"""What a capture says beside its events: the batch, the conditions, the clocks, the summary of a child."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import sys
+from collections import UserDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from tests.captures import parse_conditions
+from tests.frames import make_gpu
+from tests.traces import TraceBuilder
+from tpmon.capture.conditions import find_block
+from tpmon.capture.ends import Outcome
+from tpmon.capture.files import Place, look_at_trace, pack
+from tpmon.capture.ranks import describe_rank
+from tpmon.capture.summary import read_summary
+from tpmon.foreign_file import Owner
+from tpmon.hook.batch import describe_batch
+from tpmon.hook.bus import wire, wire_capture, wire_settings
+from tpmon.hook.capture.capture_end import note_rank
+from tpmon.hook.capture.conditions import read_conditions
+from tpmon.model.gpu import GpuProcess
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
+from tpmon.probe.gpu.clocks import NO_GPU, ClockWatch
+from tpmon.probe.gpu.watch import GpuReading
+from tpmon.report.capture import write_capture, write_capture_line
+
+
+class Pair(NamedTuple):
+    """What a collate function may make."""
+
+    x: object
+    y: object
+
+
+class Tensor:
+    """What a batch holds, as far as it is asked."""
+
+    def __init__(self, dtype: str, *shape: int) -> None:
+        self.dtype = f"torch.{dtype}"
+        self.shape = shape
+
+
+class Own(Tensor):
+    """A tensor class of the user's, which may run anything."""
+
+    @property
+    def shape(self):
+        raise AssertionError("code of the user ran")
+
+    @shape.setter
+    def shape(self, value):
+        pass
+
+
+class Odd:
+    """An object whose attributes are code of the user's."""
+
+    def __getattribute__(self, name):
+        raise AssertionError("code of the user ran")
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = SimpleNamespace(Tensor=Tensor, __version__="2.13", __file__="/nowhere/torch/__init__.py")
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+X, Y = Tensor("float32", 8, 512), Tensor("int64", 8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (X, ["float32[8, 512]"]),
+        ([X, Y], ["float32[8, 512]", "int64[8]"]),
+        (Pair(X, [Y]), ["float32[8, 512]", "int64[8]"]),
+        ({"input_ids": Y, 7: X}, ["input_ids int64[8]", "float32[8, 512]"]),
+        (UserDict(input_ids=Y), ["input_ids int64[8]"]),
+        ([X] * 100, ["float32[8, 512]"] * 16),
+        ([[[[X]]]], []),
+        (["text", 7, None, Odd(), Own("float32", 1)], []),
+        (Tensor("bool"), ["bool[]"]),
+    ],
+)
+def test_a_batch_is_told_by_its_plain_tensors(torch, batch: object, told: list[str]) -> None:
+    assert describe_batch(batch) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)]
+)
+def test_a_file_is_looked_for_by_the_rank_that_names_it(told: int, at_first: int, rank: object) -> None:
+    """The pages may be older than the process group, by which the hook names the file in the end."""
+    words = [0] * wire_capture.CAPTURE_WORDS
+    words[wire_capture.CAP_RANK] = told
+    bus = SimpleNamespace(
+        process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list
+    )
+    outcome = Outcome(CaptureState.VERIFIED, "", tuple(words))
+    assert describe_rank(bus, outcome, Missing("no"), 0.0).rank == rank
+
+
+def test_the_hook_says_which_rank_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [0] * wire_capture.CAPTURE_WORDS
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    note_rank(words)
+    assert words[wire_capture.CAP_RANK] == 0
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    note_rank(words)
+    assert words[wire_capture.CAP_RANK] == 3
+
+
+def settings_page(**words: int) -> memoryview:
+    every = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
+    every[wire_settings.SET_NUMBER] = every[wire_settings.SET_NUMBER_AGAIN] = 1
+    for name, value in words.items():
+        every[getattr(wire_settings, name)] = value
+    page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+    wire_settings.write_settings(page, every)
+    return page
+
+
+def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(torch) -> None:
+    torch.nn = SimpleNamespace(Module=type("Module", (), {}))
+    on = settings_page(SET_AUTOCAST=1, SET_AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16)
+    steps = SimpleNamespace(
+        rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on
+    )
+    told = read_conditions(steps)
+    assert (told["autocast"], told["autocast_dtype"], told["inputs"]) == (True, "bfloat16", ["x"])
+    assert told["mode"] == "training"
+    steps = SimpleNamespace(
+        rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0)
+    )
+    told = read_conditions(steps)
+    assert told["mode"] == "evaluation"
+    for one in (told["autocast"], told["autocast_dtype"]):
+        assert one == {"missing": "it was off where the backward began"}, "most leave it before"
+    assert "missing" in told["inputs"]
+
+
+def test_conditions_that_the_hook_wrote_come_back() -> None:
+    told = {"model": "Net", "mode": "training", "inputs": ["float32[2, 8]"], "autocast_dtype": "bfloat16"}
+    conditions = parse_conditions(json.dumps({"tpmon": json.dumps(told)}).encode(), b"")
+    assert is_known(conditions)
+    assert (conditions.mode, conditions.inputs) == ("training", ("float32[2, 8]",))
+    assert conditions.autocast_dtype == "bfloat16"
+    odd = parse_conditions(b'{"tpmon": {"inputs": [1], "mode": {"missing": "why"}}}', b"")
+    assert is_known(odd)
+    assert (odd.inputs, odd.mode) == (Missing("the trace does not say it"), Missing("why"))
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 1 << 18), (1 << 18, 0), (1 << 18, 9)])
+def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(
+    tmp_path: Path, quoted: bool, before: int, after: int
+) -> None:
+    told = {"model": "Nét", "clocks": "old"}
+    block = json.dumps(json.dumps(told)) if quoted else json.dumps(told, ensure_ascii=False)
+    path = tmp_path / "host-1-step3.pt.trace.json"
+    text = f'{{"a": "{"é" * before}", "tpmon":\n {block}, "traceEvents": [], "b": "{"é" * after}"}}'
+    path.write_text(text, encoding="utf-8")
+    file, _, conditions = look_at_trace(Place("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"))
+    assert is_known(conditions)
+    assert (conditions.model, conditions.clocks) == ("Nét", Missing("no GPU"))
+    with gzip.open(file.host_path) as packed:
+        whole = json.load(packed)
+    found = json.loads(whole["tpmon"]) if quoted else whole["tpmon"]
+    assert found == {"model": "Nét", "clocks": {"missing": "no GPU"}}
+    assert (len(whole["a"]), len(whole["b"])) == (before, after)
+
+
+def test_what_is_no_block_is_left_as_it_is(tmp_path: Path) -> None:
+    for text in (b'{"tpmon": [1]', b'{"tpmon": 7}', b'{"tpmon": "x"}', b"{}", b'{"tpmon": {"a": "\xff"}}'):
+        assert find_block(text) is None
+    trace = TraceBuilder().step(0, 0, 900)
+    path = tmp_path / "host-1-step0.pt.trace.json"
+    trace.write(path)
+    before = path.read_bytes()
+    file, _, conditions = look_at_trace(Place("/x", str(tmp_path)), "host-1", -1, 0, ())
+    assert conditions == Missing("the trace does not say it")
+    with gzip.open(file.host_path) as packed:
+        assert packed.read() == before
+
+
+def test_a_window_by_time_is_told_by_its_length(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    trace.op("aten::mm", 0, 500).op("aten::mm", 1_010_100, 500)
+    path = tmp_path / "x.json"
+    trace.write(path)
+    with path.open("rb") as file:
+        summary = read_summary(str(path), file.fileno(), 0)
+    assert not isinstance(summary, Missing)
+    result = CaptureResult(
+        "tpmon.capture/1",
+        CaptureState.DONE,
+        "torch.profiler from the step hook",
+        "/x",
+        (CapturedFile("/x", "/x", 0, 0, 0, 2, 0, 9, CaptureKind.TRACE),),
+        (),
+        Missing("x"),
+        Missing("x"),
+        1.0,
+        (),
+    )
+    assert "a window of 1010.60 ms, 2 events" in "\n".join(write_capture(result, (summary,), "host"))
+    assert "a window of 1010.60 ms" in write_capture_line(result, (summary,))
+
+
+class Cards:
+    """Answer as the GPU probe does: first that it waits, then with cards."""
+
+    def __init__(self, *cards: object) -> None:
+        self._answers = [Missing("waits for NVML"), cards]
+
+    def read(self, job_pids: dict[int, int]) -> GpuReading:
+        gpus = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return GpuReading(Missing("x"), gpus, Missing("x"), "", (), ())
+
+
+def test_the_clocks_are_those_of_the_cards_that_are_used() -> None:
+    mine = make_gpu(1, pids=(7,), sm_clock_mhz=1755.0, sm_clock_max_mhz=1980.0, memory_clock_mhz=2619.0)
+    watch = ClockWatch({7: 1}, Cards(make_gpu(0, pids=(8,)), mine))
+    assert watch.read() == (GpuClocks(1, mine.name, 1755.0, 1980.0, 2619.0),)
+    assert ClockWatch({9: 1}, Cards(mine)).read(0.0) == Missing("waits for NVML")
+    assert ClockWatch({9: 1}, Cards(mine)).read(0.06) == Missing("no card lists these processes")
+    assert ClockWatch({7: 1}, None).read() == NO_GPU
+
+
+@pytest.mark.parametrize(
+    ("listed", "busy"),
+    [
+        (((7, 30.0),), True),
+        (((7, 0.0),), False),
+        (((7, Missing("x")),), True),
+        (((7, Missing("x")), (8, 90.0)), False),
+        (((7, 1.0), (8, 90.0)), True),
+        (((8, 90.0),), False),
+        ((), False),
+    ],
+)
+def test_a_card_is_busy_for_whom_the_driver_says_or_who_is_alone_on_it(
+    listed: tuple[tuple[int, object], ...], busy: bool
+) -> None:
+    processes = tuple(GpuProcess(pid, 1, share, of_job=pid == 7) for pid, share in listed)
+    watch = ClockWatch({7: 1}, Cards(make_gpu(pids=(7,), processes=processes)))
+    watch.read(0.06)
+    assert watch.busy == (frozenset((7,)) if busy else frozenset())
+
+
+def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for step in range(3):
+        trace.step(step, step * 1000, 900).op("aten::mm", step * 1000 + 10, 500)
+    path = tmp_path / "host-1-rank0-step0.pt.trace.json"
+    trace.write(path, tpmon=json.dumps({"model": "Net", "mode": "training"}))
+    file, summary, conditions = look_at_trace(
+        Place(str(tmp_path), str(tmp_path)),
+        "host-1",
+        0,
+        0,
+        (GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),),
+    )
+    assert not isinstance(summary, Missing)
+    assert (summary.steps, file.steps, summary.operators[0].name) == (3, 3, "aten::mm")
+    assert is_known(conditions)
+    assert os.listdir(tmp_path) == [f"{path.name}.gz"]
+    with gzip.open(file.path) as packed:
+        whole = json.load(packed)
+    assert json.loads(whole.pop("tpmon")) == {
+        "model": "Net",
+        "mode": "training",
+        "clocks": [
+            {
+                "index": 0,
+                "name": "H100",
+                "sm_mhz": 1755.0,
+                "sm_max_mhz": 1980.0,
+                "memory_mhz": {"missing": "x"},
+            }
+        ],
+    }
+    assert whole["traceEvents"] == trace.events
+    result = CaptureResult(
+        "tpmon.capture/1",
+        CaptureState.DONE,
+        "torch.profiler from the step hook",
+        str(tmp_path),
+        (file,),
+        (),
+        conditions,
+        Missing("x"),
+        1.0,
+        (),
+    )
+    written = write_capture(result, (summary,), "host")
+    assert "  of: Net, training, H100 at 1755 of 1980 MHz" in written
+    assert f"read:  tpmon trace {file.host_path}" in written
+    with (tmp_path / "empty.json").open("w+b") as empty:
+        unread = read_summary(str(empty.name), empty.fileno(), 0)
+    assert isinstance(unread, Missing)
+    assert unread.reason.startswith(f"{tmp_path}/empty.json")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_nothing_half_packed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure) -> None:
+    """Ctrl-C ends the packing as well as a full disk does: the file stays as the hook wrote it."""
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("tpmon.capture.files._copy_part", fail)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    with path.open("rb") as source, contextlib.suppress(KeyboardInterrupt):
+        assert pack(source, path.name, folder, Owner(os.geteuid(), os.getegid())) == path.name
+    os.close(folder)
+    assert os.listdir(tmp_path) == ["trace.json"]

@@ -1,0 +1,755 @@
+"""One mailbox, one request: who comes second is told, and nobody waits for what was never read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.capture.test_capture_plan import ASKED
+from tests.children import child
+from tests.hooks import list_pages
+from tpmon import config
+from tpmon.capture import kineto_capture, ranks, window
+from tpmon.capture.bus import Bus, open_bus
+from tpmon.capture.dialog import NO_ANSWER, Agreed, agree_always
+from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
+from tpmon.capture.first_step import FirstStep
+from tpmon.capture.kineto_window import Recorded
+from tpmon.capture.plan import make_cancel
+from tpmon.capture.plan_words import STAYS_SLOWER
+from tpmon.capture.window import Window
+from tpmon.commands import capture as capture_command
+from tpmon.commands.capture import parse_asked
+from tpmon.errors import UsageError
+from tpmon.hook import ends
+from tpmon.hook.bus import wire, wire_settings
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus.pages import Pages
+from tpmon.model.known import Missing
+from tpmon.model.process import Identity
+from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
+from tpmon.probe.base.procread import read_stat
+
+SOON = 10**9
+
+
+class Hook:
+    """Stand for the hook of this process: its pages, steps that end when the test says, and what it answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        start = read_stat(os.getpid()).start_ticks
+        page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
+        header = wire.Header(os.getpid(), start, 1)
+        self.bus = Bus(Identity(os.getpid(), start), header, page, box)
+        self.page = memoryview(page)
+        status = wire.pack_status(wire.STATE_RUNNING, 0, "")
+        self.page[wire.STATUS_OFFSET : wire.STATUS_OFFSET + len(status)] = status
+        self.words = [0] * w.CAPTURE_WORDS
+        self.steps = self.records = self.asleep = 0
+        self.now = 1_000_000.0
+        self.each: Callable[[], None] = lambda: None
+        monkeypatch.setattr(window, "_EVERY_S", 0.1)
+        monkeypatch.setattr(
+            window,
+            "time",
+            SimpleNamespace(
+                sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)
+            ),
+        )
+
+    def close(self) -> None:
+        self.page.release()
+        self.bus.close()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.asleep += 1
+        if self.asleep > 10_000:
+            raise AssertionError("it waits for ever")
+        self.each()
+
+    def record(self, **words: int) -> None:
+        """Write a record, as at the end of a step, with some words of it."""
+        told = [0] * wire.RECORD_WORDS
+        told[wire.REC_NUMBER] = told[wire.REC_NUMBER_AGAIN] = self.records
+        told[wire.REC_TIME_NS] = int(self.now * 1e9)
+        told[wire.REC_STEPS] = self.steps
+        told[wire.REC_RULE] = wire.RULE_UPDATE
+        for name, value in words.items():
+            told[getattr(wire, f"REC_{name}")] = value
+        wire.RECORD.pack_into(self.page, wire.record_offset(self.records), *told)
+        self.records += 1
+        self.live(wire.LIVE_RECORDS, self.records)
+
+    def live(self, word: int, value: int) -> None:
+        at = wire.LIVE_OFFSET + 8 * word
+        self.page[at : at + 8] = value.to_bytes(8, "little")
+
+    def step(self, steps: int = 1) -> None:
+        self.steps += steps
+        self.record()
+
+    def answer(self, number: int, answer: int) -> None:
+        at = wire.ANSWER_OFFSET
+        self.page[at : at + 16] = number.to_bytes(8, "little") + answer.to_bytes(8, "little")
+
+    def tell(self, number: int, state: int, reason: str = "") -> None:
+        self.words[w.CAP_REQUEST], self.words[w.CAP_STATE] = number, state
+        w.write_capture(self.page, self.words, reason)
+
+    def ask(self, number: int, kind: int = w.KIND_PROBE, *, expires: int = 0) -> w.Request:
+        words = [0] * w.REQUEST_WORDS
+        words[w.ASK_NUMBER], words[w.ASK_KIND] = number, kind
+        words[w.ASK_EXPIRES_NS] = expires or int(self.now * 1e9) + SOON
+        request = w.Request(tuple(words), "/x", "x")
+        self.bus.post(request)
+        return request
+
+    def lead(
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        agreed: Agreed = agree_always,
+        *,
+        stays_slower: bool = False,
+        **asked: object,
+    ) -> list[tuple[str, str]]:
+        self.said: list[str] = []
+        made = Window(
+            [self.bus],
+            replace(ASKED, **asked),
+            "x",
+            self.said.append,
+            stopped,
+            agreed=agreed,
+            stays_slower=stays_slower,
+        )
+        return [(one.state.value, one.reason) for one in made.run()]
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    made = Hook(monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("world", "cuda", "told"), [(8, 1, True), (8, 0, False), (1, 1, False)])
+def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_other_ranks(
+    hook: Hook, world: int, cuda: int, told: bool
+) -> None:
+    words = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
+    words[wire_settings.SET_NUMBER] = words[wire_settings.SET_NUMBER_AGAIN] = 1
+    words[wire_settings.SET_CUDA], words[wire_settings.SET_TIMEOUT_S] = cuda, 600
+    wire_settings.write_settings(hook.page, words)
+    hook.bus.header.world_size = world
+    hook.step(100)
+    hook.lead(stopped=lambda: hook.asleep > 3)
+    lines = [line for line in hook.said if line.startswith("the first profile of a process on CUDA")]
+    assert [line.endswith("the timeout of their group: 10m00s") for line in lines] == [True] * told
+
+
+def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(hook: Hook) -> None:
+    hook.step(100)
+    assert hook.lead(at=100) == [("missed", "the loop was past that step already")]
+    assert (hook.asleep, hook.bus.read_asked_number()) == (0, 0)
+
+
+def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid(hook: Hook) -> None:
+    for number in range(1, 4):  # 100 ms a step, and between the last two a validation of 25 s
+        hook.now += 1 if number < 3 else 26
+        hook.steps = 10 * number
+        hook.record(FORWARD_NS=number * 10**9, EVAL_FORWARD_NS=(number == 3) * 25 * 10**9)
+    planned: list[CaptureStage] = []
+
+    def agreed(stage: CaptureStage, _said: Sequence[str]) -> bool:
+        planned.append(stage)
+        return False
+
+    away = "step 20,000 is about 33m17s away, the loop is at step 30 of this process: a request waits 10 min"
+    with pytest.raises(UsageError, match=away):
+        hook.lead(agreed=agreed, at=20_000)
+    assert (planned, hook.asleep, hook.bus.read_asked_number()) == ([], 0, 0)
+    hook.lead(lambda: planned != [], agreed, at=5000)
+    assert planned[0] is CaptureStage.PLANNED
+
+
+@pytest.mark.parametrize(
+    ("kind", "price", "last"),
+    [
+        (CaptureKind.SNAPSHOT, "the newest 100,000 allocations", "allocator snapshot of 5 steps"),
+        (CaptureKind.NSYS_RANGE, "nsys writes the report", "nsys range of 5 steps"),
+    ],
+)
+def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
+    hook: Hook, kind: CaptureKind, price: str, last: str
+) -> None:
+    hook.step(100)
+    hook.each = lambda: hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
+    assert hook.lead(kind=kind) == [("refused", "enough")]
+    at = hook.said.index(last)
+    assert hook.said[at - 2].startswith(price)
+    assert hook.said[at - 1].startswith("not known yet: how long the loop stands still while")
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook: Hook, slower: bool) -> None:
+    hook.step(100)
+    said_first: list[bool] = []
+    plans: list[str] = []
+
+    def go_on() -> None:
+        number = hook.bus.read_asked_number()
+        if number and not said_first:
+            said_first.append(STAYS_SLOWER in hook.said)
+            hook.tell(number, w.STATE_REFUSED, "enough")
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        plans.extend(said)
+        return True
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed, stays_slower=slower) == [("refused", "enough")]
+    assert (said_first, STAYS_SLOWER in plans) == ([slower], slower)
+    hook.lead(kind=CaptureKind.SNAPSHOT, stays_slower=slower, stopped=lambda: True)
+    assert STAYS_SLOWER not in hook.said, "the allocator's history is none of CUPTI's"
+
+
+def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook.step(100)
+    window = Window([hook.bus], ASKED, "x", lambda _: None)
+    words = [0] * w.CAPTURE_WORDS
+    words[w.CAP_CHANGED_NS] = int(hook.now * 1e9)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: hook.now))
+    (told,) = window.describe([Outcome(CaptureState.CANCELLED, "why", tuple(words))])
+    assert told.step_after_ms == Missing("nothing was recorded")
+
+
+def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook: Hook) -> None:
+    for _ in range(4):
+        hook.now += 0.125
+        hook.steps += 1
+        hook.record(FORWARD_NS=int(hook.now * 1e9))
+    plans: list[str] = []
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        plans.extend(said)
+        return False
+
+    hook.lead(lambda: plans != [], agreed, steps=1000, seconds=10.0, by_seconds=True)
+    assert plans[0].startswith("10 s, 160 steps at most of process")
+    assert plans[1] == "a step takes 125.0 ms now: about 10.0 s are recorded"
+
+
+@pytest.mark.parametrize(
+    ("named", "pace", "longest_s"),
+    [
+        (False, "about 150.0 s are recorded", 225),
+        (True, "about 60.0 s are recorded, some 2 of 5 steps: 60 s hold no more", 60),
+    ],
+)
+def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
+    hook: Hook, *, named: bool, pace: str, longest_s: int
+) -> None:
+    for _ in range(4):
+        hook.now += 30
+        hook.steps += 1
+        hook.record(FORWARD_NS=int(hook.now * 1e9))
+    asked: list[int] = []
+
+    def go_on() -> None:
+        request = hook.bus.read_asked()
+        if request is not None:
+            asked.append(request.words[w.ASK_LONGEST_NS] // 10**9)
+            hook.tell(request.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        assert said[1] == f"a step takes 30000.0 ms now: {pace}"
+        return True
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed, named_seconds=named) == [("refused", "enough")]
+    assert asked[0] == longest_s
+    assert ("some 2 of 5 steps: 60 s hold no more" in hook.said) is named
+
+
+def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Hook) -> None:
+    hook.ask(1)
+    hook.bus.post(make_cancel(2, 1))
+    assert find_end(hook.bus, 1, None, cancel=2) is None
+    hook.answer(2, w.ANSWER_DONE)
+    end = find_end(hook.bus, 1, None, cancel=2)
+    assert end is not None
+    assert end.state is CaptureState.CANCELLED
+
+
+def test_a_request_that_another_took_away_is_told_busy(hook: Hook) -> None:
+    hook.ask(1)
+    hook.ask(2)
+    assert find_end(hook.bus, 1, None) is None
+    hook.tell(2, w.STATE_ARMED)
+    hook.answer(2, w.ANSWER_TAKEN)
+    end = find_end(hook.bus, 1, None)
+    assert end is not None
+    assert end.state is CaptureState.BUSY
+    assert find_end(hook.bus, 2, hook.bus.read_progress(2)) is None
+    gone = find_end(hook.bus, 1, None, seen=True)
+    assert gone is not None
+    assert gone.state is CaptureState.FAILED
+
+
+def test_a_recording_goes_on_where_another_was_told_busy(hook: Hook) -> None:
+    hook.ask(1)
+    hook.tell(1, w.STATE_RECORDING)
+    hook.ask(2)
+    hook.answer(2, w.ANSWER_BUSY)
+    assert find_end(hook.bus, 1, hook.bus.read_progress(1)) is None
+
+
+def test_whose_turn_it_is_is_told_by_what_was_answered(hook: Hook) -> None:
+    now = int(hook.now * 1e9)
+    assert judge_turn(hook.bus, now) is Turn.FREE
+    hook.ask(1)
+    assert judge_turn(hook.bus, now) is Turn.TAKEN
+    assert judge_turn(hook.bus, now + 2 * SOON) is Turn.FREE  # nobody waits for it any more
+    hook.bus.post(make_cancel(2, 1))
+    assert judge_turn(hook.bus, now) is Turn.FREE  # of a request that was never read
+    hook.tell(1, w.STATE_RECORDING)
+    assert judge_turn(hook.bus, now) is Turn.ENDING
+    hook.answer(2, w.ANSWER_DONE)
+    assert judge_turn(hook.bus, now) is Turn.FREE
+
+
+def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook: Hook) -> None:
+    hook.step(100)
+    hook.ask(1)
+    ((state, _),) = hook.lead()
+    assert state == "busy"
+    assert hook.bus.read_asked_number() == 1
+
+
+def test_a_cancel_that_was_not_heard_is_waited_for(hook: Hook) -> None:
+    hook.step(100)
+    hook.ask(1)
+    hook.tell(1, w.STATE_RECORDING)
+    hook.bus.post(make_cancel(2, 1))
+    read: list[int] = []
+
+    def hear() -> None:
+        number = hook.bus.read_asked_number()
+        if not read or read[-1] != number:
+            read.append(number)
+        if hook.asleep == 20:
+            hook.tell(1, w.STATE_CANCELLED)
+            hook.answer(2, w.ANSWER_DONE)
+        elif number != 2:
+            hook.tell(number, w.STATE_REFUSED, "enough")
+            hook.answer(number, w.ANSWER_TAKEN)
+
+    hook.each = hear
+    assert hook.lead() == [("refused", "enough")]
+    assert read[0] == 2
+    assert hook.asleep > 20
+
+
+def test_a_cancel_that_another_request_took_away_is_written_again(hook: Hook) -> None:
+    hook.step(100)
+    over = threading.Event()
+    mine: list[int] = []
+
+    def hear() -> None:
+        asked = hook.bus.read_asked()
+        assert asked is not None
+        number = asked.words[w.ASK_NUMBER]
+        if not mine:
+            mine.append(number)
+            hook.tell(number, w.STATE_WARMING)
+            hook.answer(number, w.ANSWER_TAKEN)
+            over.set()
+        elif asked.words[w.ASK_KIND] != w.KIND_CANCEL:
+            return
+        elif hook.asleep < 10:
+            hook.ask(77)
+            hook.answer(77, w.ANSWER_BUSY)
+        elif asked.words[w.ASK_SUBJECT] == mine[0]:
+            hook.tell(mine[0], w.STATE_CANCELLED, "tpmon asked for it")
+            hook.answer(number, w.ANSWER_DONE)
+
+    hook.each = hear
+    assert hook.lead(over.is_set) == [("cancelled", "tpmon asked for it")]
+
+
+def refuse_first(hook: Hook, kinds: list[int]) -> None:
+    """Note the options of the first request, and refuse it."""
+    asked = hook.bus.read_asked()
+    if asked is not None and not kinds:
+        kinds.append(asked.words[w.ASK_OPTIONS])
+        hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+
+def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) -> None:
+    hook.live(wire.LIVE_BACKWARD_ENDED, 5)
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        if hook.asleep == 80:  # 8 s
+            hook.step()
+        refuse_first(hook, kinds)
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert kinds == [0]
+    assert "waits for the first step of the loop" in hook.said
+
+
+def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hook) -> None:
+    """Of 32 parts of 2 s the first update comes after a minute."""
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        parts = int(hook.asleep / 20)
+        if hook.asleep % 20 == 0 and parts <= 32:
+            hook.live(wire.LIVE_BACKWARD_ENDED, parts)
+            hook.steps = int(parts == 32)
+            hook.record(BATCHES=parts, BACKWARDS=parts)
+        refuse_first(hook, kinds)
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert (kinds, hook.steps) == ([0], 1)
+
+
+def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook: Hook) -> None:
+    loop = FirstStep(hook.bus)
+    for part in (1, 2, 3):
+        hook.live(wire.LIVE_BACKWARD_ENDED, part)
+        loop.look()
+    most = wire.BACKWARDS_WITHOUT_UPDATE
+    assert most == ends._BACKWARDS_WITHOUT_UPDATE
+    for batches, backwards, none in ((most - 1, most - 1, False), (most, most, True), (0, 3, True)):
+        hook.record(BATCHES=batches, BACKWARDS=backwards)
+        assert loop.ends_none() is none
+
+
+def test_backwards_of_one_batch_without_end_are_taken_by_time(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bus, "wake", lambda _: True)
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        hook.record(BATCHES=1, BACKWARDS=hook.asleep)
+        refuse_first(hook, kinds)
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert kinds == [w.OPTION_TIMED]
+
+
+def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bus, "wake", lambda _: True)
+    options: list[int] = []
+
+    def go_on() -> None:
+        if not options:
+            hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        asked = hook.bus.read_asked()
+        if asked is None or hook.bus.read_progress(asked.words[w.ASK_NUMBER]):
+            return
+        options.append(asked.words[w.ASK_OPTIONS])
+        hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+        if len(options) == 1:
+            hook.step()
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_CANCELLED, w.TAKES_STEPS)
+        else:
+            assert asked.words[w.ASK_LONGEST_NS] == 60 * 10**9  # its own, and not that of the window
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead(seconds=1.0) == [("refused", "enough")]
+    assert options == [w.OPTION_TIMED, 0]
+
+
+def test_a_loop_that_passed_the_signal_by_is_woken_again(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(Bus, "wake", lambda _: not woken.append(hook.asleep))
+
+    def go_on() -> None:
+        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        if len(woken) == 3:
+            hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert woken[1] - woken[0] >= 5  # half a second of tenths
+
+
+def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
+    assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
+
+
+def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook: Hook) -> None:
+    hook.step(100)
+    asked: list[tuple[CaptureStage, str]] = []
+
+    def never(stage: CaptureStage, said: Sequence[str]) -> bool:
+        asked.append((stage, said[0]))
+        assert hook.bus.read_asked_number() == 0
+        return False
+
+    assert hook.lead(lambda: len(asked) > 5, never) == [("cancelled", "nobody waits for it any more")]
+    assert {stage for stage, _ in asked} == {CaptureStage.PLANNED}
+    assert asked[0][1].startswith("5 steps of ")
+    assert hook.lead(agreed=never) == [("cancelled", NO_ANSWER)]
+
+
+def test_a_price_is_held_until_a_yes_and_then_recorded(hook: Hook) -> None:
+    hook.step(100)
+    kinds: list[int] = []
+    held: list[str] = []
+
+    def go_on() -> None:
+        request = hook.bus.read_asked()
+        if request is not None and hook.bus.read_answer()[0] != request.words[w.ASK_NUMBER]:
+            number, kind = request.words[w.ASK_NUMBER], request.words[w.ASK_KIND]
+            kinds.append(kind)
+            hook.words[w.CAP_EVENTS], hook.words[w.CAP_BYTES] = 100, 4096
+            hook.answer(number, w.ANSWER_TAKEN)
+            hook.tell(number, w.STATE_VERIFIED)
+
+    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+        if stage is CaptureStage.PRICED:
+            held.append(said[0])
+            assert kinds == [w.KIND_PROBE]
+        return stage is CaptureStage.PLANNED or len(held) > 3
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed) == [("verified", "")]
+    assert kinds == [w.KIND_PROBE, w.KIND_CAPTURE]
+    assert held[0].startswith("5 steps: the loop stands still for about")
+
+
+class Order:
+    """Stand for a window of kineto's; ends as one does that nobody waits for."""
+
+    price = Missing("x")
+
+    def __init__(
+        self,
+        client: object,
+        asked: CaptureAsked,
+        tell: object,
+        stopped: Callable[[], bool],
+        *,
+        memory_left: object,
+        agreed: Agreed,
+        stays_slower: bool,
+        hooked: bool,
+    ) -> None:
+        os.mkdir(asked.folder)
+        self._stopped = stopped
+
+    def run(self) -> Recorded:
+        assert self._stopped()
+        return Recorded(CaptureState.CANCELLED, "nobody waits for it any more")
+
+    def close(self) -> None:
+        """Give nothing back."""
+
+
+def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+    client = SimpleNamespace(process=here, is_ours=True)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
+    monkeypatch.setattr(kineto_capture, "KinetoWindow", Order)
+    rank = SimpleNamespace(identity=here, rank=0)
+    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_: (rank,))
+    asked = parse_asked({"out": str(tmp_path / "out")}, config.settle(config.resolve({}, {}, "", {})))
+    job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
+    with pytest.raises(UsageError, match="is no folder"):
+        capture_command.capture_job(
+            job, replace(asked, out=str(tmp_path / "a" / "b")), lambda _: None, lambda: True
+        )
+    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
+    assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
+
+
+def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Hook(monkeypatch)
+    both = (hook, late)
+
+    def answer() -> None:
+        for one in both:
+            asked = one.bus.read_asked()
+            if asked is None or asked.words[w.ASK_NUMBER] == one.bus.read_answer()[0]:
+                continue
+            number, start = asked.words[w.ASK_NUMBER], asked.words[w.ASK_START]
+            assert asked.words[w.ASK_KIND] != w.KIND_CANCEL
+            one.words[w.CAP_EVENTS], one.words[w.CAP_BYTES] = 100, 1000
+            missed = 0 < start < one.steps
+            one.tell(number, w.STATE_MISSED if missed else w.STATE_VERIFIED, "it was there" if missed else "")
+            one.answer(number, w.ANSWER_DONE)
+
+    late.each = answer
+    hook.step(99)
+    late.step(101)
+    window = Window([one.bus for one in both], replace(ASKED, at=100), "x", lambda _: None)
+    ended = [(one.state, one.reason) for one in window.run()]
+    assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
+    late.close()
+
+
+class Bare:
+    """Stand for the pages of a hook, in memfds of this process: what ``open_bus`` finds."""
+
+    def __init__(self) -> None:
+        self.pages = Pages("0", "2", (0, 1, 0))
+        self.me = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+
+    def ask(self, bus: Bus, number: int) -> w.Request:
+        words = [0] * w.REQUEST_WORDS
+        words[w.ASK_NUMBER], words[w.ASK_KIND], words[w.ASK_EXPIRES_NS] = number, w.KIND_PROBE, 1 << 62
+        bus.post(w.Request(tuple(words), "/x", "x"))
+        request = w.parse_request(self.pages.mailbox)
+        assert request is not None
+        return request
+
+
+@pytest.fixture
+def bare() -> Iterator[Bare]:
+    made = Bare()
+    yield made
+    made.pages.close()
+
+
+def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
+    asker, other = open_bus(bare.me), open_bus(bare.me)
+    request = bare.ask(asker, 7)
+    assert request.words[w.ASK_OWNED] == 1
+    assert not bare.pages.is_left(request)
+    assert judge_turn(other, 0) is Turn.TAKEN
+    asker.close()
+    assert bare.pages.is_left(request)
+    assert judge_turn(other, 0) is Turn.FREE, "it is in nobody's way"
+    of_an_older_tpmon = w.Request((*request.words[:13], 0, *request.words[14:]), "/x", "x")
+    assert not bare.pages.is_left(of_an_older_tpmon)
+    ours, bare.pages._descriptors = bare.pages._descriptors, []
+    assert not bare.pages.is_left(request), "the program closed our descriptor: nobody can tell"
+    bare.pages._descriptors = ours
+    other.close()
+
+
+def test_a_request_dies_with_the_process_that_asked(bare: Bare) -> None:
+    code = f"""
+from tests.capture.test_capture_turns import *
+bus = open_bus(Identity({bare.me.pid}, {bare.me.start_ticks}))
+words = [0] * w.REQUEST_WORDS
+words[w.ASK_NUMBER], words[w.ASK_KIND] = 9, w.KIND_PROBE
+bus.post(w.Request(tuple(words), "/x", "x"))
+say("asked"); hear()
+"""
+    with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as asker:
+        request = w.parse_request(bare.pages.mailbox)
+        assert request is not None
+        assert not bare.pages.is_left(request)
+        asker.process.kill()
+        asker.process.wait(10)
+        assert bare.pages.is_left(request)
+
+
+def test_a_process_that_became_another_program_is_gone_though_it_kept_its_descriptors() -> None:
+    code = """
+from tpmon.hook.bus.pages import Pages
+pages = Pages("0", "2", (0, 1, 0))
+for name in os.listdir("/proc/self/fd"):
+    try:
+        os.set_inheritable(int(name), True)
+    except OSError:
+        pass
+say("up"); hear()
+again = "import sys; print('again', flush=True); sys.stdin.readline()"
+os.execv(sys.executable, [sys.executable, "-c", again])
+"""
+    with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as one:
+        bus = open_bus(Identity(one.pid, read_stat(one.pid).start_ticks))
+        before = list_pages(one.pid, wire.TELEMETRY_NAME)
+        assert bus.find_end() is None
+        one.say("go")
+        assert one.hear() == "again"
+        assert list_pages(one.pid, wire.TELEMETRY_NAME) == before != [], "the page is still open there"
+        assert bus.find_end() == (CaptureState.GONE, "the process became another program")
+        bus.close()
+
+
+def price(hook: Hook, monkeypatch: pytest.MonkeyPatch, pause_ms: float) -> list[int]:
+    """Have the hook verify each request, a probe after so long a pause; return the kinds it is asked for."""
+    kinds: list[int] = []
+    monkeypatch.setattr(Outcome, "size", property(lambda _: (10, 1000, pause_ms)))
+
+    def each() -> None:
+        asked = hook.bus.read_asked()
+        if asked is not None and hook.words[w.CAP_REQUEST] != asked.words[w.ASK_NUMBER]:
+            kinds.append(asked.words[w.ASK_KIND])
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_VERIFIED)
+            hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+
+    hook.each = each
+    hook.step(100)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "yes", "typed", "kinds"),
+    [
+        (399.0, False, None, [w.KIND_PROBE, w.KIND_CAPTURE]),
+        (401.0, False, None, [w.KIND_PROBE]),
+        (401.0, True, None, [w.KIND_PROBE, w.KIND_CAPTURE]),
+        (401.0, False, "\n", [w.KIND_PROBE]),
+        (401.0, False, "yes\n", [w.KIND_PROBE, w.KIND_CAPTURE]),
+    ],
+)
+def test_more_than_two_seconds_of_standstill_need_a_yes(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, *, pause_ms: float, yes: bool, typed: str | None,
+    kinds: list[int],
+) -> None:  # fmt: skip
+    found = price(hook, monkeypatch, pause_ms)
+    monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
+    monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
+    agreed = agree_always if yes else capture_command.ask_where_dear
+    if kinds[-1] == w.KIND_PROBE:
+        with pytest.raises(UsageError, match=r"still for about 2.0 s, more than 2.0 s") as refused:
+            hook.lead(agreed=agreed)
+        assert "--yes" in refused.value.try_this
+    else:
+        assert hook.lead(agreed=agreed) == [("verified", "")]
+    assert found == kinds
+
+
+def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = price(hook, monkeypatch, 1.0)
+    folder = tmp_path / "tpmon-capture-x"
+    assert hook.lead(lambda: True, lambda *_: False, folder=str(folder), anew=True)[0][0] == "cancelled"
+    assert not folder.exists()
+    assert hook.lead(folder=str(folder), anew=True) == [("verified", "")]
+    assert folder.is_dir()
+    found.clear()
+    with pytest.raises(UsageError, match="File exists"):
+        hook.lead(folder=str(folder), anew=True)
+    assert found == []

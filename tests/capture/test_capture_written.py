@@ -1,0 +1,124 @@
+"""What a finished capture prints and its JSON: steps before, during and after, the scp line; whose ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.goldens.capture_views import PATH, result, summary
+from tpmon.commands.capture import choose_ranks, parse_asked
+from tpmon.config import resolve, settle
+from tpmon.errors import UsageError
+from tpmon.model.codec import encode
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Role
+from tpmon.model.results.capture import CaptureState, RankCapture
+from tpmon.report.capture import write_capture, write_capture_line
+
+NOT_TOLD = Missing("too few steps to tell")
+(RANK,) = result().ranks
+
+
+STOOD, WENT = "the loop stood still for 34 ms", "the loop went on meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("changes", "who", "said"),
+    [
+        ({}, "rank 0", f"steps 412-416; step before 12.00 ms, during 13.10 ms, after 12.05 ms; {STOOD}"),
+        (
+            {"rank": NOT_APPLICABLE, "step_after_ms": NOT_TOLD},
+            "process 4211",
+            f"steps 412-416; step before 12.00 ms, during 13.10 ms, after not known; {STOOD}",
+        ),
+        (
+            {"first_step": Missing("kineto"), "paused_ms": Missing("kineto")},
+            "rank 0",
+            f"5 updates; step before 12.00 ms, during 13.10 ms, after 12.05 ms; {WENT}",
+        ),
+        ({"steps": 0}, "rank 0", f"a window by time; {STOOD}"),
+        ({"state": CaptureState.GONE, "reason": "the process ended"}, "rank 0", "gone: the process ended"),
+    ],
+)
+def test_a_rank_says_its_steps_before_during_and_after(changes: dict[str, Any], who: str, said: str) -> None:
+    told = replace(result(), ranks=(replace(RANK, **changes),))
+    assert write_capture(told, (summary(),), "node7")[1] == f"  {who}: {said}"
+
+
+def test_the_json_has_the_same_step_times_and_reasons_for_those_that_are_not_known() -> None:
+    ranks: tuple[RankCapture, ...] = (RANK, replace(RANK, rank=NOT_APPLICABLE, step_after_ms=NOT_TOLD))
+    first, second = json.loads(encode(replace(result(), ranks=ranks)))["ranks"]
+    assert (first["step_before_ms"], first["step_during_ms"], first["step_after_ms"]) == (12.0, 13.1, 12.05)
+    assert (first["rank"], first["first_step"], first["steps"], first["paused_ms"]) == (0, 412, 5, 34.0)
+    assert second["step_after_ms"] == {"missing": "too few steps to tell"}
+    assert "rank" not in second
+
+
+def test_the_files_are_fetched_by_one_line_that_can_be_pasted() -> None:
+    lines = write_capture(result(), (summary(),), "node7")
+    assert lines[-2] == f"fetch: scp node7:{PATH} ."
+    (file,) = result().files
+    odd = replace(file, host_path="/proc/7/root/tmp/a b;rm.json")
+    lines = write_capture(replace(result(), files=(file, odd)), (), "node7")
+    assert lines[-2] == f"fetch: scp node7:{PATH} 'node7:/proc/7/root/tmp/a b;rm.json' ."
+    assert "  from this shell: /proc/7/root/tmp/a b;rm.json" in lines
+    nothing = write_capture(replace(result(), files=()), (), "node7")
+    assert not any("scp" in line for line in nothing)
+    assert write_capture_line(result(), (summary(),)) == (
+        f"capture done: 5 steps of 13.10 ms, most in aten::addmm, {PATH}"
+    )
+
+
+def make_member(pid: int, role: Role, rank: object, of: object = NOT_APPLICABLE) -> SimpleNamespace:
+    return SimpleNamespace(identity=SimpleNamespace(pid=pid), role=role, rank=rank, rank_pid=of)
+
+
+MEMBERS = (
+    make_member(100, Role.LAUNCHER, NOT_APPLICABLE),
+    make_member(103, Role.RANK, 3),
+    make_member(102, Role.RANK, 2),
+    make_member(104, Role.RANK, NOT_APPLICABLE),
+    make_member(203, Role.WORKER, 3, 103),
+)
+
+
+def ask(
+    given: Mapping[str, Any], asked_pid: int, members: tuple[SimpleNamespace, ...] = MEMBERS
+) -> list[int]:
+    job = SimpleNamespace(root=SimpleNamespace(pid=100), asked_pid=asked_pid, members=members)
+    asked = parse_asked(given, settle(resolve({}, {}, "", {})))
+    return [one.identity.pid for one in choose_ranks(job, asked)]
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_pid", "pids"),
+    [
+        ({}, 100, [102]),
+        ({}, 103, [103]),
+        ({}, 203, [103]),
+        ({}, 104, [104]),
+        ({"rank": "3"}, 100, [103]),
+        ({"rank": "3"}, 102, [103]),
+        ({"rank": "2"}, 203, [102]),
+        ({"all_ranks": True}, 203, [102, 103, 104]),
+    ],
+    ids=str,
+)
+def test_the_rank_that_is_named_or_meant_is_captured(
+    given: Mapping[str, Any], asked_pid: int, pids: list[int]
+) -> None:
+    assert ask(given, asked_pid) == pids
+
+
+def test_a_rank_that_is_not_here_is_refused() -> None:
+    with pytest.raises(UsageError, match="--rank: rank 7 is not on this machine"):
+        ask({"rank": "7"}, 103)
+    with pytest.raises(UsageError, match="the job of pid 100 has no rank on this machine"):
+        ask({}, 100, MEMBERS[:1])
+    with pytest.raises(UsageError, match="exclude each other"):
+        ask({"rank": "3", "all_ranks": True}, 100)

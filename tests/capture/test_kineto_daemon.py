@@ -1,0 +1,419 @@
+"""kineto on demand: its messages, where it asks, who answers, and what becomes of what it writes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.traces import TraceBuilder
+from tpmon.capture import files, kineto_window
+from tpmon.capture.kineto_daemon import DAEMON, Ask, Order, is_sayable, parse_ask, write_answer
+from tpmon.capture.kineto_daemon_rest import Daemon, TakenError
+from tpmon.capture.kineto_target import (
+    KinetoClient,
+    Socket,
+    find_client,
+    find_holder,
+    parse_folder,
+    parse_sockets,
+)
+from tpmon.capture.kineto_window import KinetoWindow
+from tpmon.capture.plan_words import STAYS_SLOWER
+from tpmon.foreign_file import Owner
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity
+from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
+from tpmon.probe.base.procread import read_stat
+from tpmon.trace.figures.step_numbers import UNCOUNTED
+from tpmon.trace.figures.updates import Marked, write_marked
+
+MIB = 1 << 20
+ORDER = Order("/tmp/x/trace.json", 5, False, True, False)
+HEAD = struct.Struct("<Q32s")
+
+
+def say(kind: bytes, body: bytes) -> bytes:
+    return HEAD.pack(len(body), kind) + body
+
+
+def ask(bits: int = 3, *pids: int) -> bytes:
+    return say(b"req", struct.pack(f"<iiq{len(pids)}i", bits, len(pids), 0, *pids))
+
+
+def test_what_libkineto_sends_is_understood_and_nothing_else() -> None:
+    assert parse_ask(ask(3, 10, 1)) == Ask(registers=False, free=True)
+    assert parse_ask(ask(1, 10, 1)) == Ask(registers=False, free=False)
+    assert parse_ask(say(b"ctxt", struct.pack("<iiq", 0, 10, 0))) == Ask(registers=True, free=False)
+    for odd in (b"", b"x" * 39, ask()[:-1], ask() + b"1", say(b"data", b""), say(b"ctxt", b"1")):
+        assert parse_ask(odd) is None
+
+
+def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
+    free = Ask(registers=False, free=True)
+    assert write_answer(free, None) == say(b"req", b"")
+    assert write_answer(Ask(registers=True, free=False), None) == say(b"ctxt", struct.pack("<i", 1))
+    size, kind = HEAD.unpack_from(told := write_answer(free, ORDER))
+    assert (size, kind.rstrip(b"\0")) == (len(told) - HEAD.size, b"req")
+    lines = told[HEAD.size :].decode().splitlines()
+    assert "ACTIVITIES_LOG_FILE=/tmp/x/trace.json" in lines
+    assert "ACTIVITIES_ITERATIONS=5" in lines
+    assert "PROFILE_REPORT_INPUT_SHAPES=true" in lines
+    assert "PROFILE_WITH_STACK=false" in lines
+
+
+@pytest.mark.parametrize("path", ["relative", "/a\nACTIVITIES_ITERATIONS=9", "/a=b", "/a#b", "/a ", ""])
+def test_no_path_says_more_than_a_path(path: str) -> None:
+    assert not is_sayable(path)
+    with pytest.raises(ValueError, match="cannot be told"):
+        write_answer(Ask(registers=False, free=True), Order(path, 1, False, False, False))
+
+
+def test_the_list_of_sockets_is_read_as_the_kernel_writes_it() -> None:
+    text = (
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        "0000000000000000: 00000003 00000000 00000000 0001 03  1677\n"
+        "0000000000000000: 00000002 00000000 00000000 0002 01  1678 @dynolog@\n"
+        "0000000000000000: 00000002 00000000 00000000 0002 01 71455 /tmp/a b/dynoconfigclient1\n"
+    )
+    assert parse_sockets(text) == [Socket(1678, "@dynolog@"), Socket(71455, "/tmp/a b/dynoconfigclient1")]
+    assert parse_folder("/tmp/a b/dynoconfigclient1") == "/tmp/a b"
+    assert parse_folder("@dynoconfigclient1@") == ""
+    assert [parse_folder(one) for one in ("@dynolog@", "/tmp/x", "dynoconfigclient1")] == [None] * 3
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give a folder that is short enough for sockets."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="tpmon-kineto-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def me() -> Identity:
+    return Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+
+
+class Libkineto:
+    """Play libkineto in this process: ask, and write what is ordered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "dynoconfigclient1"))
+        self.socket.settimeout(10)
+        self.orders: list[dict[str, str]] = []
+
+    def ask(self, bits: int = 3) -> dict[str, str]:
+        self.socket.sendto(ask(bits, os.getpid()), str(self.folder / DAEMON))
+        data, sender = self.socket.recvfrom(1 << 16)
+        assert sender == str(self.folder / DAEMON)  # any other name ends a real process
+        size, _ = HEAD.unpack_from(data)
+        assert size == len(data) - HEAD.size
+        return dict(line.split("=", 1) for line in data[HEAD.size :].decode().splitlines())
+
+    def record(self, times: int, *, writes: bool = True) -> None:
+        """Do what is ordered, so often."""
+        while len(self.orders) < times:
+            if order := self.ask():
+                self.orders.append(order)
+                stem = order["ACTIVITIES_LOG_FILE"].removesuffix(".json")
+                if writes:
+                    self.ask(1)
+                    make_updates(int(order["ACTIVITIES_ITERATIONS"])).write(Path(f"{stem}_7.json.tmp"))
+                    os.rename(f"{stem}_7.json.tmp", f"{stem}_7.json")
+                else:  # a profiler of the program began before it asked again
+                    Path(f"{stem}_7.json.tmp").touch()
+                    self.ask()
+
+
+def make_updates(updates: int) -> TraceBuilder:
+    trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
+    for at in range(updates):
+        trace.add("user_annotation", "Optimizer.step#SGD.step", 100 * at + 80, 20)
+    return trace
+
+
+@pytest.fixture
+def libkineto(folder: Path) -> Iterator[Libkineto]:
+    one = Libkineto(folder)
+    yield one
+    one.socket.close()
+
+
+def test_a_client_is_known_by_its_socket_and_its_folder(
+    libkineto: Libkineto, folder: Path, me: Identity
+) -> None:
+    client = find_client(me)
+    assert is_known(client)
+    assert (client.folder, client.is_ours, client.daemon) == (str(folder), True, f"{folder}/dynolog")
+    libkineto.socket.close()
+    assert find_client(me) == Missing(
+        "no thread of kineto asks for profiles: it was not started with KINETO_USE_DAEMON=1"
+    )
+    assert isinstance(find_client(Identity(1 << 22, 1)), Missing)
+
+
+def test_the_daemon_answers_all_and_orders_from_one_once(
+    libkineto: Libkineto, folder: Path, me: Identity
+) -> None:
+    daemon = Daemon(KinetoClient(me, str(folder)))
+    try:
+        daemon.orders[me.pid + 1] = ORDER
+        answers = []
+        thread = threading.Thread(target=lambda: answers.extend(libkineto.ask(bits) for bits in (3, 1, 3, 3)))
+        thread.start()
+        heard = [daemon.listen(10)]
+        daemon.orders[me.pid] = ORDER
+        heard += [daemon.listen(10) for _ in range(3)]
+        thread.join()
+        assert [bool(one) for one in answers] == [False, False, True, False]
+        assert [one and (one.pid, one.ask.free, one.ordered) for one in heard] == [
+            (me.pid, True, False), (me.pid, False, False), (me.pid, True, True), (me.pid, True, False),
+        ]  # fmt: skip
+        libkineto.socket.sendto(b"nonsense", str(folder / DAEMON))
+        assert daemon.listen(10) is None
+        assert os.stat(folder / DAEMON).st_mode & 0o777 == 0o600
+    finally:
+        daemon.close()
+    assert not (folder / DAEMON).exists()
+
+
+def test_a_taken_place_is_said_by_whom_and_one_left_behind_is_taken(folder: Path, me: Identity) -> None:
+    client = KinetoClient(me, str(folder))
+    daemon = Daemon(client)
+    with pytest.raises(TakenError, match=rf"process {os.getpid()} \(.+\) answers it already"):
+        Daemon(client)
+    assert find_holder(client.daemon).startswith(f"process {os.getpid()} ")
+    daemon._socket.close()  # as if it had been killed
+    Daemon(client).close()
+    (folder / DAEMON).write_text("no socket")
+    with pytest.raises(TakenError, match="Address already in use"):
+        Daemon(client)
+
+
+def asked(out: Path, steps: int = 5) -> CaptureAsked:
+    return CaptureAsked(CaptureKind.TRACE, steps, 60.0, False, False, False, NOT_APPLICABLE, str(out))
+
+
+def enough() -> int:
+    return 1 << 40
+
+
+def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)),
+        asked(tmp_path / "out"),
+        said.append,
+        memory_left=enough,
+        stays_slower=True,
+    )
+    thread = threading.Thread(target=libkineto.record, args=(2,))
+    thread.start()
+    try:
+        told = window.run()
+        thread.join()
+        assert (told.state, told.reason) == (CaptureState.VERIFIED, "")
+        assert said[:2] == [STAYS_SLOWER, "asking kineto for one update first, to size the rest"]
+        assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == ["1", "5"]
+        assert is_known(window.price)
+        assert window.price.steps == 5
+        assert any(line.startswith("5 updates: about") for line in said)
+        assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == Marked(
+            5, UNCOUNTED, ""
+        )
+    finally:
+        window.close()
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("left", "orders", "why"),
+    [
+        ([256 * MIB - 1], [], "needs 256 MiB of memory beside the run, 255 are left"),
+        ([256 * MIB] * 2, ["1"], "needs 262 MiB of memory beside the run, 256 are left"),
+        ([Missing("no /proc")], [], "how much memory is left could not be read: no /proc"),
+    ],
+)
+def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, *, left: list[object],
+    orders: list[str], why: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(kineto_window, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
+        memory_left=lambda: left.pop(0),
+    )  # fmt: skip
+    thread = threading.Thread(target=libkineto.record, args=(len(orders),))
+    thread.start()
+    try:
+        told = window.run()
+        assert (told.state, told.reason) == (CaptureState.REFUSED, why)
+        assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == orders
+    finally:
+        window.close()
+        thread.join()
+    assert left == []
+    assert (tmp_path / "out").exists() is bool(orders)
+
+
+def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stands(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
+) -> None:
+    asked_at: list[tuple[CaptureStage, int]] = []
+
+    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+        assert said[0].startswith("5 updates")
+        asked_at.append((stage, len(libkineto.orders)))
+        return len(asked_at) in (3, 6)
+
+    client = KinetoClient(me, str(folder))
+    window = KinetoWindow(
+        client, asked(tmp_path / "out"), lambda _line: None, memory_left=enough, agreed=agreed
+    )
+    thread = threading.Thread(target=libkineto.record, args=(2,))
+    thread.start()
+    try:
+        assert window.run().state is CaptureState.VERIFIED
+        thread.join()
+    finally:
+        window.close()
+    assert asked_at == [(CaptureStage.PLANNED, 0)] * 3 + [(CaptureStage.PRICED, 1)] * 3
+    gone = KinetoClient(Identity(me.pid, 1), str(folder))
+    window = KinetoWindow(
+        gone,
+        asked(tmp_path / "never"),
+        lambda _line: None,
+        memory_left=enough,
+        agreed=lambda *_: False,
+    )
+    assert window.run().state is CaptureState.GONE
+    window.close()
+    assert not (tmp_path / "never").exists(), "nothing is made before a yes"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
+    folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    given: list[tuple[str, int, int]] = []
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    for module in (files, kineto_window):
+        monkeypatch.setattr(module, "read_owner", lambda _pid: Owner(os.getuid() + 1, os.getgid()))
+    monkeypatch.setattr(
+        kineto_window.os,
+        "fchown",
+        lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid)),
+    )
+    window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None, memory_left=enough)
+    try:
+        window._make_folder()
+        paths = [window._folder] if there else [str(out), window._folder]
+        assert given == [(path, os.getuid() + 1, os.getgid()) for path in paths]
+        make = os.mkdir
+
+        def make_link(name: str, *rest: int, dir_fd: int | None = None) -> None:
+            if dir_fd is None:
+                make(name, *rest)
+                return
+            make(name + "-elsewhere", *rest, dir_fd=dir_fd)
+            os.symlink(name + "-elsewhere", name, dir_fd=dir_fd)
+
+        window._folder += "2"
+        monkeypatch.setattr(kineto_window.os, "mkdir", make_link)
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            window._make_folder()
+        assert len(given) == len(paths)
+    finally:
+        monkeypatch.undo()
+        window.close()
+
+
+def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(
+    folder: Path, me: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "chmod")
+    before = os.umask(0o022)
+    try:
+        daemon = Daemon(KinetoClient(me, str(folder)))
+        assert os.stat(folder / DAEMON).st_mode & 0o777 == 0o600
+        assert os.umask(0o022) == 0o022
+        daemon.close()
+    finally:
+        os.umask(before)
+
+
+def test_a_recording_that_the_program_takes_over_is_given_up(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_window, "_SETTLES_S", 0.0)
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None, memory_left=enough
+    )
+    thread = threading.Thread(target=libkineto.record, args=(1,), kwargs={"writes": False})
+    thread.start()
+    try:
+        assert window.run().state is CaptureState.YIELDED
+    finally:
+        window.close()
+        thread.join()
+
+
+def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_window(
+    folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_window, "_ASKS_S", 0.0)
+    for process, stopped, state in (
+        (me, False, CaptureState.REFUSED),
+        (Identity(me.pid, 1), False, CaptureState.GONE),
+        (me, True, CaptureState.CANCELLED),
+    ):
+        window = KinetoWindow(
+            KinetoClient(process, str(folder)),
+            asked(tmp_path),
+            lambda _line: None,
+            lambda stop=stopped: stop,
+            memory_left=enough,
+        )
+        try:
+            assert window.run().state is state
+        finally:
+            window.close()
+    with pytest.raises(TakenError, match="cannot be told this folder"):
+        KinetoWindow(
+            KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough
+        )
+
+
+def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    make_updates(4).write(source)
+    assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == Marked(3, UNCOUNTED, "")
+    with gzip.open(tmp_path / "out.json.gz") as file:
+        written = json.load(file)["traceEvents"]
+    marks = [one for one in written if one["name"].startswith("ProfilerStep#")]
+    assert [(one["name"], round(one["ts"], 6), round(one["dur"], 6)) for one in marks] == [
+        ("ProfilerStep#0", 5, 95), ("ProfilerStep#1", 100, 100), ("ProfilerStep#2", 200, 100),
+    ]  # fmt: skip
+    assert [one for one in written if one not in marks] == json.loads(source.read_text())["traceEvents"]
+    assert os.stat(tmp_path / "out.json.gz").st_mode & 0o777 == 0o600
+    for name, trace in (
+        ("marked", make_updates(1).step(3, 0, 9)),
+        ("bare", TraceBuilder().op("aten::mm", 0, 9)),
+    ):
+        trace.write(tmp_path / f"{name}.json")
+        assert write_marked(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.gz"), 3).marks == 0

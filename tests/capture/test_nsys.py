@@ -1,0 +1,104 @@
+"""nsys in front of a run: the line that tpmon run --nsys writes, and what is told from a line that stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_run import PROGRAM, environment, tpmon
+from tests.hook.test_hook_install import torch_like
+from tpmon.capture.nsys import judge_nsys, traces_cuda, write_nsys_command
+from tpmon.commands import run
+from tpmon.errors import UsageError
+
+__all__ = ["torch_like"]
+
+FAKE = """#!/bin/sh
+# Play nsys: say how it was called, and run the program as a child.
+echo "$@" > "$NSYS_SAID"
+while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done
+"$@"
+"""
+
+
+def judge(line: str) -> str:
+    return judge_nsys([["bash"], line.split(" ")])
+
+
+def test_the_line_that_is_written_is_one_that_is_accepted() -> None:
+    words = write_nsys_command("/opt/nsys", ["torchrun", "--capture-range=none", "x.py"])
+    assert words[-3:] == ["torchrun", "--capture-range=none", "x.py"]
+    assert judge_nsys([words]) == ""
+    assert traces_cuda([words])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nsys profile -t cuda,nvtx -o report -c cudaProfilerApi --capture-range-end=repeat:3 python x",
+        "nsys profile --trace cuda --capture-range cudaProfilerApi --capture-range-end stop python x",
+        "/bin/sh /usr/bin/nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat python x",
+    ],
+)
+def test_options_are_read_in_each_way_that_they_are_written(line: str) -> None:
+    assert judge(line) == ""
+
+
+def test_helpers_of_nsys_between_it_and_the_run_hide_nothing() -> None:
+    helper = ["/opt/nsight/nsys-launcher", "python", "x"]
+    nsys = [
+        "/opt/nsight/nsys",
+        "profile",
+        "-c",
+        "cudaProfilerApi",
+        "--capture-range-end=repeat",
+        "python",
+        "x",
+    ]
+    assert judge_nsys([helper, nsys]) == ""
+    assert "lacks --capture-range" in judge_nsys([helper])
+    assert "cannot be added" in judge_nsys([["sh", "-c", "nsys profile python x"], ["sh"], []])
+
+
+def test_what_nsys_records_decides_who_has_the_gpu() -> None:
+    assert traces_cuda([["bash"], ["nsys", "profile", "python", "x"]])
+    assert traces_cuda([["nsys", "profile", "-t", "nvtx,cuda", "python", "x"]])
+    assert not traces_cuda([["nsys", "profile", "--trace=osrt", "python", "x"]])
+    assert not traces_cuda([["python", "nsys"]])
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """Return a folder with a program of that name in it."""
+    place = tmp_path / "bin" / "nsys"
+    place.parent.mkdir()
+    place.write_text(FAKE)
+    place.chmod(0o755)
+    return place.parent
+
+
+def test_run_nsys_starts_the_program_under_it_with_the_hook(
+    fake: Path, torch_like: Path, tmp_path: Path
+) -> None:
+    said = tmp_path / "said"
+    env = {**environment(torch_like), "PATH": f"{fake}:{os.environ['PATH']}", "NSYS_SAID": str(said)}
+    command = tpmon("run", "--nsys", "--", sys.executable, "-c", PROGRAM, "--lr", "3")
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)[:2] == [[9, ""], ["--lr", "3"]]
+    assert "--capture-range=cudaProfilerApi --capture-range-end=repeat" in said.read_text()
+
+
+def test_without_nsys_or_a_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch, fake: Path) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="nsys is not in PATH"):
+        run.become(run.parse_request(["--nsys", "python"]))
+    monkeypatch.setenv("PATH", str(fake))
+    for flag in ("--nsys", "--kineto"):
+        with pytest.raises(UsageError, match="cannot run no-such-program"):
+            run.become(run.parse_request([flag, "no-such-program"]))

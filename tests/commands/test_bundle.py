@@ -1,0 +1,396 @@
+"""A bundle of a real process with torch is private, redacted, never written over anything, and keeps what it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import SECONDS, call, start
+from tests.dumps import IN_LOCK, make_rank, make_round
+from tests.frames import NOW, make_frame
+from tests.looks import RECORDS, Look, update
+from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
+from tests.spying import may_sample
+from tests.waiting import wait_until
+from tpmon.commands import bundle
+from tpmon.commands.bundle import Bundler, default_name, open_sink, start_bundle
+from tpmon.evidence import ROUNDS, RoundKeeper, SharedLook
+from tpmon.model.codec import decode
+from tpmon.model.dump import Dump, DumpRequest
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.doctor import Checkup, list_checks
+from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.resolve import find_job
+from tpmon.probe.spy.other_spies import find_spies
+from tpmon.report.bundle import README, FolderSink
+
+pytestmark = pytest.mark.usefixtures("small_environment")
+
+SECRET = "hunter2-and-more"
+TRAINING = (
+    "import torch, sys; print('loaded', flush=True); print('api_key=' + sys.argv[2], flush=True);"
+    " open(sys.argv[3], 'w').close(); sys.stdin.read()"
+)
+PARTS = {
+    "README.txt",
+    "versions.txt",
+    "processes.txt",
+    "log.txt",
+    "doctor.txt",
+    "doctor.json",
+    "frames.jsonl",
+    "pulses.jsonl",
+    "verdict.txt",
+    "verdict.json",
+    "once.txt",
+    "dump-1.txt",
+    "dump-1.json",
+    "dump-2.txt",
+    "dump-2.json",
+    "dump-3.txt",
+    "dump-3.json",
+    "fold.txt",
+    "fold.json",
+}
+
+
+@contextmanager
+def training(folder: Path, *words: str, written: str = "", **environment: str) -> Iterator[int]:
+    """Run a process with torch that waits, with a secret in its arguments, environment and log."""
+    ready = folder / "ready"
+    folder.mkdir(exist_ok=True)
+    with (folder / "train.log").open("wb") as log:
+        log.write(written.encode())
+        log.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-c", TRAINING, "--token", SECRET, str(ready), *words],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "3",
+                "WANDB_API_KEY": SECRET,
+                "MASTER_ADDR": "127.0.0.1",
+                **environment,
+            },
+        )
+        try:
+            assert wait_until(ready.exists, SECONDS)
+            yield process.pid
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def job_pid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Give the PID of a training that lives as long as the tests of this file."""
+    if reason := may_sample():
+        pytest.skip(reason)
+    with training(tmp_path_factory.mktemp("job")) as pid:
+        yield pid
+
+
+@pytest.fixture
+def job(job_pid: int) -> Job:
+    return find_job(job_pid)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# the command
+
+
+@pytest.mark.torch
+def test_a_bundle_is_a_private_folder_without_secrets(job_pid: int, tmp_path):
+    before = set(tmp_path.iterdir())
+    done = call(
+        "bundle", str(job_pid), "--seconds", "3", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "none of which stops it" in done.stderr
+    (folder,) = set(tmp_path.iterdir()) - before
+    assert folder.name.startswith("tpmon-bundle-")
+    assert f"-{job_pid}-" in folder.name
+    assert done.stdout.startswith(f"bundle   {folder.name} (")
+    assert mode_of(folder) == 0o700
+    files = {path.name for path in folder.iterdir()}
+    assert files >= PARTS
+    for path in folder.iterdir():
+        assert mode_of(path) == 0o600, path.name
+        assert SECRET not in path.read_text(), path.name
+    text = (folder / README).read_text()
+    for name in files - {README}:
+        assert f"  {name} " in text
+    assert "stopped  the job, by tpmon: never" in text
+    frames = [decode(Frame, line) for line in (folder / "frames.jsonl").read_text().splitlines()]
+    assert len(frames) >= 2
+    assert {frame.target.pid for frame in frames} == {job_pid}
+    fold = decode(Dump, (folder / "fold.json").read_text())
+    assert (fold.rounds, fold.paused_ms) == (ROUNDS, 0.0)
+    assert decode(Dump, (folder / "dump-2.json").read_text()).rounds == 1
+    assert decode(Checkup, (folder / "doctor.json").read_text()).jobs[0].pid == job_pid
+    assert "OMP_NUM_THREADS=3" in (folder / "processes.txt").read_text()
+    assert "api_key=***" in (folder / "log.txt").read_text()
+    assert "torch of the job" in (folder / "versions.txt").read_text()
+    assert json.loads((folder / "verdict.json").read_text())
+    assert wait_until(lambda: job_pid not in find_spies())
+
+
+@pytest.mark.torch
+def test_bundle_json_and_text_hide_the_same_secrets_of_every_kind(tmp_path):
+    """In arguments, environment, log, and the folder of the log."""
+    if reason := may_sample():
+        pytest.skip(reason)
+    secrets = (*KINDS, *OTHERS)
+    words = [one.text for one in secrets if "\n" not in one.text]
+    conf = {"NCCL_DEBUG_FILE": "/tmp/token=" + S, "NCCL_SOCKET_IFNAME": f"password:{S}"}
+    log = "\n".join(f"step {number}\n{one.text}" for number, one in enumerate(secrets))
+    with training(tmp_path / f"runs-{HEX40}", *words, written=f"{log}\n", **conf) as pid:
+        said = [
+            call("attach", str(pid), "--once", "--json"),
+            call("attach", str(pid), "--once"),
+            call("bundle", str(pid), "--seconds", "2", "--out", str(tmp_path / "out")),
+        ]
+    texts = {f"command {at}": done.stdout for at, done in enumerate(said)}
+    texts |= {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert [done.returncode for done in said] == [0, 0, 0]
+    assert "/***/train.log" in texts["command 0"]
+    assert "NCCL_DEBUG_FILE=/tmp/token=***" in texts["processes.txt"]
+    parts = {part for one in secrets for part in one.parts if len(part) >= 9 and not part.isalpha()}
+    assert [(name, part) for name, text in texts.items() for part in parts if part in text] == []
+
+
+@pytest.mark.torch
+def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid: int, tmp_path):
+    path = tmp_path / "ticket.tar.gz"
+    arguments = ("bundle", str(job_pid), "--seconds", "2", "--no-stacks", "--tar", str(path))
+    done = call(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "with no stacks" in done.stderr
+    assert mode_of(path) == 0o600
+    with tarfile.open(path) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+        assert members["ticket"].mode == 0o700
+        readme = tar.extractfile("ticket/README.txt")
+        assert readme is not None
+        assert "dumps: not read: --no-stacks" in readme.read().decode()
+    assert {member.mode for name, member in members.items() if name != "ticket"} == {0o600}
+    assert {f"ticket/{name}" for name in PARTS if not name.startswith(("dump", "fold"))} <= set(members)
+    content = path.read_bytes()
+    again = call(*arguments)
+    assert again.returncode == 2
+    assert again.stderr.startswith(f"tpmon: {path} is there already, and nothing is written over")
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_there_is_stays_when_a_signal_ends_it(job_pid: int, tmp_path, number: int, code: int):
+    folder = tmp_path / "out"
+    with start("bundle", str(job_pid), "--seconds", "60", "--out", str(folder)) as running:
+        assert wait_until((folder / "doctor.json").exists, SECONDS)
+        running.send_signal(number)
+        assert running.wait(SECONDS) == code
+        assert running.stderr is not None
+        assert f"what there is of the bundle is in {folder}" in running.stderr.read()
+    text = (folder / README).read_text()
+    assert "the rest: it was interrupted before the rest was written" in text.replace("\n         ", " ")
+    assert "doctor.json" in text
+    assert wait_until(lambda: job_pid not in find_spies())
+
+
+@pytest.mark.torch
+def test_a_job_that_ends_meanwhile_is_still_a_bundle(tmp_path):
+    with training(tmp_path) as pid:
+        folder = tmp_path / "out"
+        with start("bundle", str(pid), "--seconds", "20", "--out", str(folder)) as running:
+            assert wait_until((folder / "doctor.json").exists, SECONDS)
+            os.kill(pid, signal.SIGKILL)
+            assert running.wait(SECONDS) == 0
+    assert (folder / "frames.jsonl").exists()
+    assert "ended" in (folder / "once.txt").read_text()
+
+
+@pytest.mark.torch
+def test_a_folder_and_a_tar_file_exclude_each_other_and_a_place_must_take_it(job_pid: int, tmp_path):
+    both = call("bundle", str(job_pid), "--out", str(tmp_path / "a"), "--tar", str(tmp_path / "b"))
+    assert both.returncode == 2
+    assert both.stderr.startswith("tpmon: --out and --tar exclude each other")
+    nowhere = call("bundle", str(job_pid), "--out", str(tmp_path / "no" / "such" / "folder"))
+    assert nowhere.returncode == 2
+    assert "No such file or directory" in nowhere.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# the parts
+
+
+@pytest.mark.torch
+def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, tmp_path, monkeypatch):
+    def hang() -> list[str]:
+        time.sleep(30)
+        return []
+
+    def fail(_pids: Sequence[int]) -> list[str]:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr(bundle, "PART_S", 0.3)
+    monkeypatch.setattr(bundle, "read_kernel_lines", hang)
+    monkeypatch.setattr(bundle, "read_logs", fail)
+    monkeypatch.setattr(bundle.Bundler._add, "__defaults__", (0.3,))
+    look = Look(Missing("py-spy is not installed"))
+    folder = tmp_path / "out"
+    contents = Bundler(job, FolderSink(str(folder)), look, stacks=False).run()
+    failures = dict(contents.failures)
+    assert failures["kernel.txt"] == "no answer within 0.3 s"
+    assert failures["log.txt"] == "ZeroDivisionError: by design"
+    assert failures["dumps"] == "py-spy is not installed"
+    assert look.stopped
+    names = {path.name for path in folder.iterdir()}
+    assert {"versions.txt", "processes.txt", "frames.jsonl", "verdict.txt", "once.txt", README} <= names
+    assert "log.txt: ZeroDivisionError: by design" in (folder / README).read_text()
+    assert (folder / "frames.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.torch
+def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
+    class Full(FolderSink):
+        def add(self, name: str, data: bytes) -> None:
+            if name != "versions.txt":
+                raise OSError(28, "No space left on device")
+            super().add(name, data)
+
+    folder = tmp_path / "out"
+    contents = Bundler(job, Full(str(folder)), Look(Missing("none")), stacks=False).run()
+    assert [name for name, _, _ in contents.files] == ["versions.txt"]
+    assert dict(contents.failures)[README] == "No space left on device"
+    assert [path.name for path in folder.iterdir()] == ["versions.txt"]
+
+
+@pytest.mark.torch
+def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
+    folder = tmp_path / "out"
+    begun_s = time.monotonic()
+    contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
+    assert time.monotonic() - begun_s < 15
+    assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt"]
+    assert "doctor.txt: tpmon was left before it was written" in (folder / README).read_text()
+
+
+@pytest.mark.torch
+def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
+    tpmon = f"exec {sys.executable} -m tpmon bundle {job_pid} --no-stacks --seconds 2 --out {tmp_path}/out"
+    done = subprocess.run(["sh", "-c", f"ulimit -f 0; {tpmon}"], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    what, advice = done.stderr.splitlines()[-2:]
+    assert what == f"tpmon: {tmp_path}/out: no whole bundle: File too large; nothing of it is there"
+    assert advice == "Try: --out with a place that has room"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_of_the_processes_nothing_secret_is_told(job: Job):
+    text = "\n".join(describe_processes(job))
+    assert SECRET not in text
+    assert "--token ***" in text
+    assert "MASTER_ADDR=127.0.0.1" in text
+    assert SECRET not in "\n".join(read_logs([job.root.pid]))
+    versions = dict(list_versions(job))
+    assert is_known(versions["torch of the job"])
+    assert versions["Python of the job"] == job.python_version
+
+
+@pytest.mark.torch
+def test_the_folder_is_named_after_host_job_and_time(job: Job, monkeypatch, tmp_path):
+    name = default_name(job, NOW)
+    assert name.endswith(f"-{job.root.pid}-20260314T030741")
+    assert "/" not in name
+    monkeypatch.chdir(tmp_path)
+    sink = open_sink(job)
+    sink.close()
+    assert [path.name for path in tmp_path.iterdir()] == [sink.path]
+
+
+@pytest.mark.torch
+def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_path):
+    rounds = [
+        make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=5.0 * number) for number in range(3)
+    ]
+    Bundler(job, FolderSink(str(tmp_path / "out")), Look(rounds, RECORDS)).run()
+    dumps = {
+        name: decode(Dump, (tmp_path / "out" / f"{name}.json").read_text())
+        for name in ("dump-1", "dump-2", "dump-3", "fold")
+    }
+    assert {one.last_write for one in dumps.values()} == {make_frame().output[0].last_write}
+    held = {name: one.collectives for name, one in dumps.items()}
+    assert (held["dump-1"], held["dump-2"]) == (NOT_APPLICABLE, NOT_APPLICABLE)
+    for name in ("dump-3", "fold"):
+        assert is_known(held[name])
+        assert held[name].findings[0].missing == (1,)
+    said = "all_reduce number 4 of default_pg"
+    assert f"calls    {said}" in (tmp_path / "out" / "fold.txt").read_text()
+    assert said in (tmp_path / "out" / README).read_text()
+
+
+@pytest.mark.torch
+def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job, tmp_path):
+    told: list[str] = []
+    done = threading.Event()
+    keeper = RoundKeeper(0.1)
+
+    def tell(text: str) -> None:
+        told.append(text)
+        done.set()
+
+    def ask(request: DumpRequest) -> None:
+        keeper(update(request, running=False, rounds=3))
+
+    look = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask)
+    path = tmp_path / "out"
+    blind = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask, stacks=False)
+    start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
+    assert done.wait(SECONDS)
+    assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
+    checks = {
+        one.name: one
+        for one in list_checks(decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text()))
+    }
+    assert checks["stacks"].why == "not tried: --no-stacks"
+    told.clear()
+    done.clear()
+    start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
+    assert done.wait(SECONDS)
+    assert told[0].startswith(f"bundle   {path} (")
+    assert (path / "fold.json").exists()
+    done.clear()
+    start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
+    assert done.wait(SECONDS)
+    other = "tpmon bundle PID --out FOLDER takes another"
+    assert told[1] == f"no bundle: {path} is there already, and nothing is written over; {other}"
+    done.clear()
+
+    def gone() -> Job:
+        raise ZeroDivisionError("by design")
+
+    start_bundle(gone, lambda _: FolderSink(str(path)), look, tell)
+    assert done.wait(SECONDS)
+    assert told[2] == "the bundle failed: ZeroDivisionError: by design"

@@ -1,0 +1,223 @@
+"""The verdict without a screen: when to stop, with which code, and what a command is told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.frames import make_finding, make_frame, make_target
+from tpmon import cli
+from tpmon.commands import diagnose
+from tpmon.commands.diagnose import OnChange, Watch, parse_command, parse_until, pick_exit_code
+from tpmon.errors import UsageError
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import Missing
+from tpmon.model.process import Outcome
+from tpmon.model.results.results import Update
+from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.report.write import Output
+
+TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(done: Callable[[], bool], limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def update(kind: Kind, **fields) -> Update:
+    return Update(make_frame(verdict=make_finding(kind=kind), **fields), ())
+
+
+def test_the_words_of_until_are_kinds_or_ended() -> None:
+    assert parse_until("hung, idle,ended") == {"hung", "idle", "ended"}
+    assert parse_until("") == frozenset()
+    for words in (",", " , ,", "hang", "not-enough-evidence", "hung,stuck"):
+        with pytest.raises(UsageError, match="--until"):
+            parse_until(words)
+
+
+def test_a_command_is_split_and_must_be_there() -> None:
+    assert parse_command("echo 'two words'") == ("echo", "two words")
+    for text in ("no-such-program-anywhere x", "'open", "   "):
+        with pytest.raises(UsageError, match="--on-change"):
+            parse_command(text)
+
+
+def test_a_watch_ends_at_what_it_waits_for() -> None:
+    watch = Watch(None, frozenset(("hung",)), None)
+    assert not watch.read(update(Kind.DATA_BOUND))
+    assert not watch.read(update(Kind.NOT_ENOUGH_EVIDENCE))
+    assert watch.read(update(Kind.HUNG))
+
+
+def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
+    ended = make_target(state=TargetState.ENDED, ended="exit 0")
+    assert Watch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
+    assert Watch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert not Watch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert Watch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
+
+
+def test_the_exit_code_is_that_of_the_kind() -> None:
+    for kind, code in EXIT_CODES.items():
+        assert pick_exit_code(update(kind).frame) == code
+    assert pick_exit_code(make_frame(verdict=Missing("not judged"))) == 11
+    for outcome, code in ((Outcome.WELL, 0), (Outcome.FAILED, 10), (Outcome.UNKNOWN, 11)):
+        ended = make_target(state=TargetState.ENDED, ended="how", outcome=outcome)
+        assert pick_exit_code(update(Kind.HUNG, target=ended).frame) == code
+    failed = make_finding(kind=Kind.IDLE, cause="failed")
+    assert pick_exit_code(make_frame(verdict=failed)) == 10
+
+
+def test_a_command_is_told_each_verdict_once_as_json(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    on_change = OnChange((sys.executable, "-c", TELL, str(told)))
+    finding = make_finding(kind=Kind.DATA_BOUND, cause="no-workers")
+    on_change.tell(finding)
+    on_change.finish()
+    on_change.tell(replace(finding, summary="other words, same verdict"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
+    assert kinds == ["data-bound", "hung"]
+
+
+def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
+    on_change = OnChange((sys.executable, "-c", "import time; time.sleep(600)"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert "was ended" in capfd.readouterr().err
+
+
+def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.2)
+    began = tmp_path / "began"
+    on_change = OnChange(("sh", "-c", f"sleep 600 & echo $! > {began}.new; mv {began}.new {began}; wait"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    wait_until(began.exists)
+    grandchild = int(began.read_text())
+    on_change.close()
+    wait_until(lambda: not is_alive(grandchild))
+    on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
+    on_change.finish()
+
+
+def test_a_command_that_reads_nothing_is_no_trouble(capfd) -> None:
+    on_change = OnChange(("true",))
+    for number in range(20):
+        on_change.tell(make_finding(kind=Kind.HUNG, cause=f"cause {number}", summary="x" * 100_000))
+    on_change.finish()
+    on_change.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
+    on_change = OnChange((sys.executable, "-c", "raise SystemExit(7)"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert "status 7" in capfd.readouterr().err
+
+
+def test_what_a_command_prints_does_not_get_into_the_verdict(capfd) -> None:
+    on_change = OnChange(("sh", "-c", "cat > /dev/null; echo done"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert capfd.readouterr() == ("", "done\n")
+
+
+def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
+    monkeypatch.setattr(diagnose.os, "killpg", refuse)
+    told, blocked = tmp_path / "told", tmp_path / "blocked"
+    wait = f"while test -e {blocked}; do sleep 0.05; done"
+    on_change = OnChange(("sh", "-c", f"cat >> {told}; {wait}"))
+    blocked.touch()
+    try:
+        on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
+        wait_until(on_change._idle.is_set)
+        on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+        wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+        on_change.close()
+    finally:
+        blocked.unlink()
+    kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
+    assert kinds == ["data-bound", "hung"]
+    assert "cannot be ended: Operation not permitted" in capfd.readouterr().err
+
+
+def test_a_call_that_fails_in_an_odd_way_does_not_end_the_telling(
+    monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    def fail(line: str) -> None:
+        raise ValueError("odd")
+
+    on_change = OnChange(("true",))
+    monkeypatch.setattr(on_change, "_call", fail)
+    for cause in ("lock", "spin"):
+        on_change.tell(make_finding(kind=Kind.HUNG, cause=cause))
+        wait_until(on_change._idle.is_set)
+    assert capfd.readouterr().err.count("ValueError: odd") == 2
+
+
+class Stopped:
+    """Stand for a session that meets one verdict."""
+
+    def __init__(self, sink: Callable[[Update], None], kind: Kind) -> None:
+        self._sink = sink
+        self._update = update(kind)
+
+    def stop(self) -> None:
+        pass
+
+    def run(self) -> Frame:
+        self._sink(self._update)
+        return self._update.frame
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    with open("/dev/full", "wb", buffering=0) as file:
+        yield file.fileno()
+
+
+@pytest.mark.usefixtures("small_environment")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_full_disk_costs_neither_the_exit_code_nor_the_alert(
+    form: list[str], full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
+    monkeypatch.setattr(cli, "_find_job", lambda *_: None)
+    monkeypatch.setattr(cli, "_open_session", lambda _job, _options, sink: Stopped(sink, Kind.HUNG))
+    monkeypatch.setattr(cli, "_stdout", lambda ascii_only: Output(full, ascii_only))
+    told = tmp_path / "told"
+    command = f"sh -c 'sleep 1; cat > {told}'"
+    asked = ["diagnose", "1", "--until", "hung", "--on-change", command, *form]
+    assert cli.main(asked) == EXIT_CODES[Kind.HUNG]
+    assert json.loads(told.read_text())["kind"] == "hung"
+    assert "cannot write to standard output: No space left" in capfd.readouterr().err

@@ -1,0 +1,292 @@
+"""A Dump as text, as collapsed stacks and as speedscope's JSON; files of dumps read back."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.dumps import (
+    HOST,
+    IN_LOCK,
+    NEXT_BATCH,
+    NFS,
+    WORKER_READS,
+    make_native,
+    make_rank,
+    make_round,
+    make_thread,
+    make_worker,
+)
+from tpmon.commands.dump import pick_exit_code, pick_format, read_dumps, run_fold
+from tpmon.config import Options, resolve, settle
+from tpmon.errors import UsageError
+from tpmon.judge.dumps.describe import collapse_frames
+from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import Dump, DumpError, ErrorKind
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.text.dump_words import name_processes
+from tpmon.report.dump import MOST_FRAMES, write_dump
+from tpmon.report.formats import write_collapsed, write_speedscope
+from tpmon.report.write import Output
+
+
+def make_options(**flags: str | bool) -> Options:
+    """Settle the options of a call with the given flags; "__" stands for the dot of a key."""
+    given = {key.replace("__", "."): value for key, value in flags.items()}
+    return settle(resolve(given, {}, "", {}))
+
+
+def shorten(group):
+    return collapse_frames(group.frames) if is_known(group.frames) else ()
+
+
+def text(dump: Dump) -> str:
+    return "\n".join(write_dump(dump, shorten))
+
+
+DENIED = DumpError(HOST, 4070, Role.RANK, 7, NOT_APPLICABLE, ErrorKind.DENIED, "not permitted: uid 7")
+
+
+@pytest.fixture
+def dump() -> Dump:
+    """Return seven ranks in a collective, one in a read, one denied, with workers and native threads."""
+    watchdog = make_native(77, "pt_nccl_watchdg")
+    feeder = make_thread(78, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=IN_LOCK)
+    ranks = [make_rank(rank, watchdog, feeder) for rank in (0, 1, 2, 4, 5, 6)]
+    odd = make_rank(3, frames=NEXT_BATCH)
+    workers = [make_worker(3, 0, frames=WORKER_READS, state="D", waits_on=NFS), make_worker(3, 1)]
+    denied = make_rank(7, frames=Missing("not permitted: uid 7"))
+    one = make_round(*ranks, odd, *workers, denied, errors=[DENIED])
+    return fold_rounds([replace(one, paused_ms=1.25)], Origin(4000, "train.py", 8))
+
+
+def test_the_odd_one_comes_first_and_the_others_as_ranges(dump):
+    lines = text(dump).splitlines()
+    assert lines[0].startswith(
+        "dump     6 of 8 ranks wait in all_reduce train.py:40; rank 3 is in its wait for"
+    )
+    heads = [line for line in lines if re.match(r"(\d+x )?(rank|worker)", line)]
+    assert heads == [
+        "worker 0 of rank 3: decode data.py:88",
+        "6x ranks 0-2,4-6: all_reduce train.py:40",
+        "rank 3: data wait: queue train.py:40",
+        "rank 7: stack not read",
+        "worker 1 of rank 3: waits for work (queue.get)",
+    ]
+    first = lines.index(heads[0])
+    assert lines[first + 1] == "  state D, blocked in a read of /data/7.bin on NFS (/data)"
+    assert lines[first + 2 : first + 6] == [
+        "    <module> train.py:90",
+        "    - fetch",
+        "    __getitem__ data.py:60",
+        "    decode data.py:88",
+    ]
+
+
+def test_processes_of_one_reason_are_named_together_each_with_what_to_try_and_where(dump):
+    late = [replace(DENIED, pid=4000 + n, rank=n, kind=ErrorKind.LATE, reason="late") for n in (0, 1, 2)]
+    failed = replace(DENIED, host="node-02", kind=ErrorKind.FAILED, reason="torn")
+    gone = replace(DENIED, kind=ErrorKind.GONE, reason="it ended")
+    said = text(replace(dump, errors=(*late, failed)))
+    assert (
+        f"not read ranks 0-2 on {HOST}: late\n"
+        "try      again: tpmon dump 4000; if it stays so, tpmon doctor 4000 tries py-spy\n"
+        "not read rank 4070 (rank 7) on node-02: torn\n"
+    ) in said
+    assert "with --block it is read with a short stop" not in said  # this one stopped already
+    assert "with --block it is read with a short stop" in text(replace(dump, errors=(failed,), paused_ms=0.0))
+    assert "it ended\ntry " not in text(replace(dump, errors=(gone,)))
+
+
+def test_what_is_not_in_the_picture_is_said(dump):
+    said = text(dump)
+    assert "\n  ? not permitted: uid 7\n" in said
+    assert (
+        "not read rank 4070 (rank 7): not permitted: uid 7\n"
+        "try      tpmon doctor 4070 says what to allow or to install\n"
+    ) in said
+    assert "stopped the job for 1.2 ms" in said
+    assert "6x pt_nccl_watchdg of ranks 0-2,4-6: state S" in said
+    assert "6x QueueFeederThread of ranks 0-2,4-6: hold train.py:12" in said
+    assert "stopped nothing" in text(replace(dump, paused_ms=0.0))
+
+
+def test_a_deep_stack_keeps_its_innermost_lines():
+    deep = tuple(StackFrame(f"step_{n}", "/run/a.py", n) for n in range(60))
+    said = text(fold_rounds([make_round(make_rank(0, frames=deep))], Origin(1, "a.py", 1)))
+    assert f"    ... {60 - MOST_FRAMES} more\n" in said
+    assert "    step_59 a.py:59" in said
+    assert "    step_1 a.py:1\n" not in said
+
+
+def test_looks_are_told_with_their_span():
+    looks = [make_round(make_rank(0, frames=IN_LOCK), at_s=at) for at in (0.0, 5.0, 10.0)]
+    said = text(fold_rounds(looks, Origin(1, "a.py", 1)))
+    assert "3 looks over 10 s" in said
+    assert "frozen for at least 10 s, 0 % CPU" in said
+
+
+def test_processes_of_several_hosts_are_named_with_their_host():
+    rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
+    dumps = [fold_rounds([one], Origin(1, "a.py", 2)) for one in rounds]
+    said = text(fold_dumps(dumps))
+    assert "2x ranks 0-1 on node-0, node-1: all_reduce" in said
+    threads = [thread for group in dumps[0].groups for thread in group.threads]
+    assert name_processes(threads) == "rank 0"
+    helper = replace(threads[0], role=Role.HELPER, rank=NOT_APPLICABLE)
+    assert name_processes([helper, replace(helper, pid=9)]) == "helpers 9,4000"
+
+
+def test_one_look_says_when_the_log_was_written_last(dump):
+    assert "log write" not in text(dump)
+    said = text(replace(dump, last_write=dump.taken - timedelta(minutes=15, seconds=3)))
+    assert "15m03s before" in said
+    assert "last log write " in said
+    assert "the job still writes" not in said
+    told = replace(dump, last_write=dump.taken)
+    assert decode(Dump, encode(told)).last_write == dump.taken
+
+
+def test_a_log_that_was_written_between_the_looks_says_that_not_all_of_the_job_stands(dump):
+    """The same line twice is no hang: a CPU that trains is in its backward most of the time."""
+    written = replace(dump, rounds=2, seconds=5.8, last_write=dump.taken - timedelta(seconds=3))
+    assert "3.0 s before: between the looks, the job still writes" in text(written)
+
+
+# formats
+
+
+def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
+    lines = write_collapsed(dump)
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == sum(len(g.threads) for g in dump.groups)
+    assert "ranks 0-2,4-6 comm;[native pt_nccl_watchdg] 6" in lines
+    assert "rank 7 main;[stack not read] 1" in lines
+    odd = fold_rounds([make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], Origin(1, "", 1))
+    assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
+
+
+def test_collapsed_stacks_of_several_hosts_name_the_host():
+    rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
+    lines = write_collapsed(fold_dumps([fold_rounds([one], Origin(1, "a.py", 2)) for one in rounds]))
+    assert lines[0].startswith("ranks 0-1 on node-0, node-1 main;")
+
+
+def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
+    document = json.loads(write_speedscope(dump))
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    count = len(document["shared"]["frames"])
+    assert [one["name"] for one in document["profiles"]][:2] == [
+        "worker 0 of rank 3 main",
+        "ranks 0-2,4-6 main",
+    ]
+    for profile in document["profiles"]:
+        assert profile["type"] == "sampled"
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert profile["endValue"] == sum(profile["weights"])
+        assert all(0 <= number < count for sample in profile["samples"] for number in sample)
+    weights = sum(sum(profile["weights"]) for profile in document["profiles"])
+    assert weights == sum(len(group.threads) for group in dump.groups)
+
+
+# files of dumps
+
+
+def test_dumps_are_read_from_files_and_standard_input(dump, tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text(f"{encode(dump)}\n\n{encode(dump)}\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(encode(dump).encode())))
+    found = list(read_dumps([str(path), "-"]))
+    assert [encode(one) for one in found] == [encode(dump)] * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no dump in it"),
+        ("nonsense", "a.json:1: no dump of tpmon: not JSON"),
+        ("\n[1]", "a.json:2: no dump of tpmon: Dump: expected an object"),
+        ("[" * 100_000, "no dump of tpmon"),
+        ('{"schema": "tpmon.frame/1"}', "no dump of tpmon"),
+    ],
+)
+def test_what_is_no_dump_is_refused_by_file_and_line(tmp_path, content, words):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        list(read_dumps([str(path)]))
+
+
+def test_a_file_that_is_not_there_and_another_schema_are_refused(dump, tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        list(read_dumps([str(tmp_path / "none")]))
+    path = tmp_path / "b.json"
+    path.write_text(encode(replace(dump, schema="tpmon.dump/2")))
+    with pytest.raises(UsageError, match=r"reads tpmon\.dump/1"):
+        list(read_dumps([str(path)]))
+
+
+def test_a_dump_of_somebody_else_sends_no_escape_sequence_to_the_terminal(tmp_path, dump):
+    evil = "\x1b]0;x\x07\x9b2J\u202e"
+    thread = make_thread(78, name=evil, kind=ThreadKind.OTHER, frames=(StackFrame(evil, f"/{evil}.py", 1),))
+    frames = (StackFrame(evil, f"/{evil}.py", 1),)
+    processes = [make_rank(0, thread, frames=frames), make_rank(1, frames=Missing(evil))]
+    error = replace(DENIED, pid=4010, rank=1, reason=evil)
+    bad = fold_rounds([make_round(*processes, host=evil, errors=[error])], Origin(1, evil, 2))
+    path = tmp_path / "evil.json"
+    path.write_text(encode(bad))
+    (clean,) = read_dumps([str(path)])
+    for said in (text(clean), encode(clean), write_speedscope(clean), "\n".join(write_collapsed(clean))):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]|\\u001b|\\u0007", said)
+
+
+def test_fold_writes_what_was_asked_for(dump, tmp_path, capfd):
+    path = tmp_path / "a.json"
+    path.write_text(encode(dump))
+    for form, begin in (
+        ("text", "dump "),
+        ("json", '{"schema":"tpmon.dump/1"'),
+        ("collapsed", "worker 0 of rank 3 main;"),
+        ("speedscope", '{"$schema"'),
+    ):
+        assert run_fold([str(path)], make_options(dump__format=form), Output(1, ascii_only=False)) == 0
+        assert capfd.readouterr().out.startswith(begin)
+
+
+def test_formats_and_exit_codes(dump):
+    assert pick_format(make_options(json=True)) == "json"
+    assert pick_format(make_options()) == "text"
+    with pytest.raises(UsageError, match="no format"):
+        pick_format(make_options(dump__format="svg"))
+    with pytest.raises(UsageError, match="exclude each other"):
+        pick_format(make_options(dump__format="speedscope", json=True))
+    for stronger, weaker, form in (
+        ({"dump.format": "speedscope"}, {"TPMON_JSON": "1"}, "speedscope"),
+        ({"dump.format": "text"}, {"TPMON_JSON": "1"}, "text"),
+        ({"json": True}, {"TPMON_DUMP_FORMAT": "collapsed"}, "json"),
+        ({}, {"TPMON_JSON": "1"}, "json"),
+    ):
+        assert pick_format(settle(resolve(stronger, weaker, "", {}))) == form
+    tables = {"json": True, "dump": {"format": "collapsed"}}
+    assert pick_format(settle(resolve({}, {"TPMON_JSON": "1"}, "", tables))) == "json"
+    with pytest.raises(
+        UsageError, match="format collapsed, both of the configuration file, exclude each other"
+    ):
+        pick_format(settle(resolve({}, {}, "", tables)))
+    assert pick_exit_code(dump) == 0
+    nothing = replace(dump, groups=())
+    assert pick_exit_code(nothing) == 4
+    assert pick_exit_code(replace(nothing, errors=(replace(DENIED, kind=ErrorKind.GONE),))) == 3
+    assert pick_exit_code(replace(nothing, errors=(replace(DENIED, kind=ErrorKind.NO_SPY),))) == 2
+
+
+def test_a_dump_read_back_is_the_same(dump):
+    assert decode(Dump, encode(dump)) == dump

@@ -1,0 +1,411 @@
+"""tpmon run, python -m tpmon.hook and the exported file: what they start is the program, with the hook in it.
+
+torch is played by the package of test_hook_install, so that every Python here can have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hook.test_hook_install import LOOP, ROOT, python, torch_like
+from tpmon.commands import hook as hook_file
+from tpmon.commands import run
+from tpmon.errors import NoTerminalError, UsageError
+from tpmon.hook import __main__ as hook_main
+from tpmon.probe.job import resolve as target
+from tpmon.report.write import Output
+
+__all__ = ["python", "torch_like"]
+
+TELL = f"""{LOOP}
+import json, os, sys
+def tell():
+    train(9)
+    hook = sys.modules.get("tpmon.hook.installation")
+    return [hook.HOOK.steps.steps, hook.HOOK.problem] if hook else []
+"""
+PROGRAM = (
+    TELL + "print(json.dumps([tell(), sys.argv[1:], os.getpid(), [p for p in sys.path if 'boot' in p]]))\n"
+)
+OTHERS = (
+    TELL
+    + """
+import multiprocessing, subprocess
+def child(queue):
+    queue.put(tell())
+if __name__ == "__main__":
+    told = {"own": tell()}
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        told[method] = queue.get()
+        process.join()
+    command = [sys.executable, "-c", TELL + "print(json.dumps(tell()))"]
+    told["subprocess"] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    print(json.dumps(told))
+""".replace("TELL +", repr(TELL) + " +")
+)
+
+
+def environment(torch_like: Path, *more: str) -> dict[str, str]:
+    path = os.pathsep.join([*more, str(torch_like)])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def call(command: list[str], env: dict[str, str], code: int = 0) -> str:
+    """Run a command that must write nothing to stderr; from /, where no tpmon lies."""
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    return done.stdout
+
+
+def tpmon(*arguments: str) -> list[str]:
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = 'tpmon'; from tpmon.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-S", "-c", start, *arguments]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("export") / "tpmon-hook.zip"
+    hook_file.write_export(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_run_becomes_the_program_with_the_hook_in_it(python: str, torch_like: Path, script: str) -> None:
+    command = tpmon("run", "--", python, script, "--lr", "3")
+    with subprocess.Popen(command, env=environment(torch_like), stdout=subprocess.PIPE, text=True) as process:
+        told = json.loads(process.communicate(timeout=120)[0])
+    assert told == [[9, ""], ["--lr", "3"], process.pid, []]
+
+
+def test_children_of_every_kind_have_it_too(torch_like: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OTHERS)
+    told = json.loads(call(tpmon("run", sys.executable, str(script)), environment(torch_like)))
+    assert told == {kind: [9, ""] for kind in ("own", "fork", "spawn", "forkserver", "subprocess")}
+
+
+def test_the_exported_file_does_the_same_without_tpmon(
+    python: str, torch_like: Path, script: str, exported: str, tmp_path: Path
+) -> None:
+    alone = tmp_path / "elsewhere" / "hook.zip"
+    alone.parent.mkdir()
+    shutil.copy(exported, alone)
+    told = json.loads(call([python, script], environment(torch_like, str(alone))))
+    assert (told[0], told[3]) == ([9, ""], [])
+    # The Python of the tests has a tpmon, which only torch makes way for; the others have none.
+    imports = "import torch, tpmon.hook" if python == sys.executable else "import tpmon.hook"
+    program = f"{imports}; print(tpmon.hook.__file__)"
+    where = call([python, "-c", program], environment(torch_like, str(alone))).strip()
+    assert where.startswith(str(alone))
+
+
+def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hook_file.run_hook(["export", "sp ace.zip"], Output(1, ascii_only=False)) == 0
+    assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
+    for name in ("a:b.zip", "a\x1b[31m.zip"):
+        with pytest.raises(UsageError, match="PYTHONPATH cannot hold"):
+            hook_file.run_hook(["export", name], Output(1, ascii_only=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
+
+
+def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported: str) -> None:
+    done = call([sys.executable, "-c", "import tpmon; print(tpmon.__file__)"], environment(ROOT, exported))
+    assert done.strip() == str(ROOT / "tpmon" / "__init__.py")
+
+
+def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            hook_file.write_export(str(tmp_path / "hook.zip"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
+
+
+def test_equal_hooks_make_equal_files_and_no_file_is_written_over(exported: str, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    hook_file.write_export(str(again))
+    assert again.read_bytes() == Path(exported).read_bytes()
+    with pytest.raises(UsageError, match="is there already"):
+        hook_file.write_export(exported)
+    with zipfile.ZipFile(again) as archive:
+        names = set(archive.namelist())
+        compressed = {one.compress_type for one in archive.infolist()}
+    assert {"sitecustomize.py", "tpmon_awaits_torch.py", "lib/tpmon/hook/steps.py"} <= names
+    assert compressed == {zipfile.ZIP_STORED}  # zlib is slow to import, and not everywhere
+
+
+def test_python_m_is_the_same_process_with_its_flags(python: str, torch_like: Path, script: str) -> None:
+    command = [python, "-W", "error", "-m", "tpmon.hook", script, "-m", "5"]
+    env = environment(torch_like, str(ROOT))
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        told = json.loads(process.communicate(timeout=120)[0])
+    assert told == [[9, ""], ["-m", "5"], process.pid, []]
+    shown = call([python, "-Werror", "-m", "tpmon.hook", "-c", "import sys; print(sys.warnoptions)"], env)
+    assert shown == "['error']\n"
+
+
+def test_python_m_without_a_program_or_with_flags_that_keep_it_out_says_so(torch_like: Path) -> None:
+    env = environment(torch_like, str(ROOT))
+    for flags, word in (([], "usage:"), (["-E"], "keep the hook out"), (["-S"], "keep the hook out")):
+        command = [sys.executable, *flags, "-m", "tpmon.hook"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("error", ["", "raise ValueError('theirs')"])
+def test_a_users_own_sitecustomize_runs_as_ever(
+    python: str, torch_like: Path, tmp_path: Path, error: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.theirs = __name__, __file__\n{error}\n")
+    program = PROGRAM + "print(json.dumps(getattr(sys, 'theirs', None)))\n"
+    command = [python, "-c", program]
+    alone = environment(torch_like, str(tmp_path))
+    without = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    with_hook = subprocess.run(tpmon("run", *command), env=alone, capture_output=True, text=True, check=False)
+    assert json.loads(with_hook.stdout.splitlines()[0])[0] == [9, ""]
+    assert with_hook.stdout.splitlines()[1] == without.stdout.splitlines()[1]
+    assert with_hook.stderr == without.stderr
+
+
+def test_programs_without_torch_import_next_to_nothing_of_it(torch_like: Path) -> None:
+    program = "import sys; print([name for name in sys.modules if 'tpmon' in name], len(sys.meta_path))"
+    told = call(tpmon("run", sys.executable, "-S", "-c", program), environment(torch_like))
+    bare = call([sys.executable, "-S", "-c", program], environment(torch_like))
+    assert told == bare
+    told = call(tpmon("run", sys.executable, "-c", program), environment(torch_like))
+    assert told.startswith("['tpmon_awaits_torch']")
+
+
+def test_exit_codes_and_signals_are_the_programs(torch_like: Path) -> None:
+    env = environment(torch_like)
+    call(tpmon("run", "sh", "-c", "exit 37"), env, 37)
+    call(tpmon("run", "sh", "-c", "kill -USR1 $$"), env, -signal.SIGUSR1)
+    # Ignored by Python, and on: a program in a pipe is to end when its reader does.
+    shown = call(tpmon("run", "grep", "SigIgn", "/proc/self/status"), env)
+    assert not int(shown.split()[1], 16) & 1 << signal.SIGPIPE - 1
+
+
+def test_stacks_are_allowed_in_every_process_with_torch_and_only_when_asked(torch_like: Path) -> None:
+    program = """
+import ctypes, json
+calls = []
+class Library:
+    def __init__(self, *_, **__): pass
+    def prctl(self, *arguments):
+        calls.append(arguments[0].value)
+        return 0
+ctypes.CDLL = Library
+import torch
+print(json.dumps(calls))
+"""
+    command = [sys.executable, "-c", program]
+    assert json.loads(call(tpmon("run", "--allow-stacks", *command), environment(torch_like))) == [0x59616D61]
+    assert json.loads(call(tpmon("run", *command), environment(torch_like))) == []
+
+
+def test_what_cannot_be_started_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for arguments, word in (
+        ([], "which program"),
+        (["--"], "which program"),
+        (["--cuda", "python"], "no option --cuda"),
+        (["--nsys", "--kineto", "python"], "exclude each other"),
+        (["--log", "x", "true"], "--attach alone"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            run.parse_request(arguments)
+    with pytest.raises(UsageError, match="cannot run no-such-program"):
+        run.become(run.parse_request(["no-such-program"]))
+    with pytest.raises(UsageError) as refused:
+        run.become(run.parse_request(["train.py"]))
+    assert refused.value.try_this == "tpmon run -- python train.py"
+    script = tmp_path / "job.sh"
+    script.write_text("echo started\n")
+    script.chmod(0o755)
+    for command, try_this in (
+        (["DEVICES=0,1", "python", "a b.py"], "DEVICES=0,1 tpmon run -- python 'a b.py'"),
+        (["API_TOKEN=abcdefgh9", "python"], "API_TOKEN=... tpmon run -- python"),
+        ([str(script)], f"tpmon run -- sh {script}"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            run.become(run.parse_request(command))
+        assert refused.value.try_this == try_this
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Make a folder whose name leaves libkineto room for its socket."""
+    with tempfile.TemporaryDirectory(prefix="tk", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def write_bare_script(folder: Path) -> str:
+    script = folder / "job.sh"
+    script.write_text("echo started\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no_folder(
+    tmp_path: Path, short: Path
+) -> None:
+    script = write_bare_script(tmp_path)
+    env = {**environment(ROOT), "TMPDIR": str(short)}
+    command = [sys.executable, "-m", "tpmon", "run", "--kineto", "--", script]
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert [line.startswith("tpmon: --kineto:") for line in lines] == [True, False, False]
+    assert lines[1].startswith(f"tpmon: cannot run {script}: it has no #! line")
+    assert os.listdir(short) == []
+
+
+def test_with_attach_too_no_folder_is_left_where_nothing_was_started(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    log = tmp_path / "run.log"
+    for made, word in ((False, "no #! line"), (True, "cannot make the log")):
+        if made:
+            log.write_text("mine")
+        arguments = ["--attach", "--kineto", "--log", str(log), write_bare_script(tmp_path)]
+        with pytest.raises(UsageError, match=word):
+            run.run_program(arguments, Output(1, ascii_only=False), lambda: None, lambda _job: 0)
+        assert os.listdir(short) == []
+        assert log.exists() is made
+
+
+def test_the_program_gets_no_locale_that_python_chose_for_tpmon() -> None:
+    coerced = {"LANG": "C", "LC_CTYPE": "C.UTF-8"}
+    assert run.drop_coerced(coerced, [b"LANG=C"]) == {"LANG": "C"}
+    assert run.drop_coerced(coerced, [b"LANG=C", b"LC_CTYPE=C.UTF-8"]) == coerced
+    assert run.drop_coerced(coerced, []) == coerced
+    other = {"LC_CTYPE": "de_DE.UTF-8"}
+    assert run.drop_coerced(other, [b"LANG=C"]) == other
+
+
+def test_the_flags_of_python_stay_and_the_module_goes() -> None:
+    for before, after in (
+        (["-W", "error", "-m", "tpmon.hook"], ["-W", "error"]),
+        (["-um", "tpmon.hook"], ["-u"]),
+        (["-X", "dev", "-umtpmon.hook"], ["-X", "dev", "-u"]),
+        (["-BO", "-mtpmon.hook"], ["-BO"]),
+        (["-B", "/x/tpmon/hook/__main__.py"], ["-B"]),
+    ):
+        assert hook_main.leave_module_out(before) == after
+
+
+def test_options_end_where_the_program_begins() -> None:
+    request = run.parse_request(
+        ["--allow-stacks", "--attach", "--log=a.log", "torchrun", "--log", "b", "t.py"]
+    )
+    assert request.command == ["torchrun", "--log", "b", "t.py"]
+    assert (request.allow_stacks, request.attach, request.log) == (True, True, "a.log")
+    assert run.parse_request(["--", "--odd"]).command == ["--odd"]
+
+
+def test_both_ways_put_the_same_folder_before_what_was_there() -> None:
+    armed = run.arm({"PYTHONPATH": "/a:/b", "X": "1"}, allow_stacks=False)
+    assert armed == {"PYTHONPATH": f"{run.BOOT}:/a:/b", "X": "1"}
+    assert run.arm({"PYTHONPATH": ""}, allow_stacks=False) == {
+        "PYTHONPATH": run.BOOT
+    }  # an empty part is the cwd
+    assert hook_main.find_boot() == run.BOOT
+
+
+def test_ends_are_said_by_their_names() -> None:
+    assert run.describe_end(3) == "with exit code 3"
+    assert run.describe_end(-11) == "by SIGSEGV"
+
+
+def attach(*command: str, log: Path, watch=lambda _job: 0) -> int:
+    """Run with --attach where the terminal is said to be there and the screen is ``watch``."""
+    arguments = ["--attach", "--log", str(log), "--", *command]
+    return run.run_program(arguments, Output(1, ascii_only=False), lambda: None, watch)
+
+
+def test_with_attach_the_end_of_the_program_is_that_of_tpmon(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    log = tmp_path / "run.log"
+    assert attach("sh", "-c", "echo out; echo err >&2; exit 5", log=log) == 5
+    assert log.read_text() == "out\nerr\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert f"sh ended with exit code 5; what it printed: {log}" in told.err
+    assert attach("sh", "-c", "kill -SEGV $$", log=tmp_path / "two.log") == 128 + signal.SIGSEGV
+    assert "sh ended by SIGSEGV" in capfd.readouterr().err
+
+
+def test_leaving_the_screen_leaves_the_program_running(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "find_job", lambda pid: pid)
+    watched: list[int] = []
+    log = tmp_path / "run.log"
+    assert attach("sleep", "100", log=log, watch=lambda pid: watched.append(pid) or 0) == 0
+    try:
+        assert os.getsid(watched[0]) == watched[0]  # a hang-up of this terminal is not its own
+        assert f"the training goes on: tpmon attach {watched[0]} shows it" in capfd.readouterr().err
+    finally:
+        os.kill(watched[0], signal.SIGKILL)
+        os.waitpid(watched[0], 0)
+
+
+def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(target, "find_job", lambda pid: pid)
+    watched: list[int] = []
+    code = attach("sleep", "100", log=tmp_path / "run.log", watch=lambda pid: watched.append(pid) or 143)
+    os.kill(watched[0], signal.SIGKILL)
+    os.waitpid(watched[0], 0)
+    assert code == 143
+
+
+def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    with pytest.raises(UsageError, match="cannot run no-such-program"):
+        attach("no-such-program", log=log)
+    assert not log.exists()
+    log.write_text("mine")
+    with pytest.raises(UsageError, match="cannot make the log"):
+        attach("touch", str(tmp_path / "started"), log=log)
+    assert log.read_text() == "mine"
+
+    def none() -> None:
+        raise NoTerminalError("no terminal", "one")
+
+    with pytest.raises(NoTerminalError) as refused:
+        run.run_program(
+            ["--attach", "touch", str(tmp_path / "started")], Output(1, False), none, lambda _job: 0
+        )
+    assert refused.value.try_this.startswith("leave --attach out"), "run has no --once and no --plain"
+    assert not (tmp_path / "started").exists()

@@ -1,0 +1,275 @@
+"""The wiring of the screen: orders reach the session, what comes reaches the screen, one bundle at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tests.frames import make_frame, make_process, make_target
+from tests.goldens import dump_views, sample_views
+from tests.waiting import wait_until
+from tpmon.commands import bundle, capture_asked, sample, screen
+from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
+from tpmon.config import resolve, settle
+from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Identity
+from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
+from tpmon.model.results.results import Update
+from tpmon.model.sample import SampleRequest
+from tpmon.ui.monitor.controls import Errand, Notice
+
+
+class EndedError(Exception):
+    """Stand for the signal that ends the screen."""
+
+
+class Session:
+    """Note what is asked of it."""
+
+    def __init__(self, *sinks) -> None:
+        self.sinks = sinks
+        self.calls: list[tuple[str, object]] = []
+
+    def frames(self):
+        return (make_frame(),)
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+@pytest.fixture
+def wired():
+    """Return a wiring that has started, its session and what its screen got."""
+    opened, updates, results = [], [], []
+
+    def open_session(*sinks):
+        opened.append(Session(*sinks))
+        return opened[0]
+
+    job = SimpleNamespace(root=Identity(4200, 1))
+    wiring = Wiring(job, settle(resolve({}, {}, "", {})), open_session)
+    wiring.ask(DumpRequest(Asker.KEY))
+    wiring.stop()
+    wiring.set_interval(2.0)
+    assert opened == [], "nothing is opened before the start"
+    wiring.start(updates.append, results.append)
+    opened[0].calls.clear()
+    return SimpleNamespace(wiring=wiring, session=opened[0], updates=updates, results=results)
+
+
+def test_orders_reach_the_session(wired):
+    dump, sample = DumpRequest(Asker.KEY), SampleRequest()
+    for order in (dump, sample, Errand.END_SAMPLING):
+        wired.wiring.ask(order)
+    wired.wiring.set_interval(2.0)
+    wired.wiring.stop()
+    assert wired.session.calls == [
+        ("ask_dump", dump),
+        ("ask_sample", sample),
+        ("finish_sample",),
+        ("set_interval", 2.0),
+        ("stop",),
+    ]
+
+
+def test_what_the_session_reads_reaches_the_screen(wired):
+    update, dump, sample = Update(make_frame(), ()), dump_views.hung_once(), sample_views.ended()
+    for sink, result in zip(wired.session.sinks, (update, dump, sample), strict=True):
+        sink(result)
+    assert (wired.updates, wired.results) == ([update], [dump, sample])
+
+
+def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
+    _, _, look, told, hurries = started[0]
+    assert len(look.frames()) == 1
+    assert not is_known(look.rounds())
+    request = look._keeper._request
+    three = dump_views.hung_three_looks()
+    wired.session.sinks[1](dump_views.make_update(*three.state.rounds, request=request))
+    assert look.rounds() == three.state.rounds
+    assert not hurries()
+    told("bundle out (9 files, 80K)")
+    assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert len(started) == 2
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Return what was given to each bundle and capture that was to begin."""
+    given = []
+    monkeypatch.setattr(bundle, "start_bundle", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *arguments: given.append(arguments))
+    return given
+
+
+def test_the_job_is_read_anew_around_its_root_or_what_is_left_of_it(wired, begun, monkeypatch):
+    """A launcher may be gone: its number alone is nobody, or a process of another job."""
+    now = make_frame(processes=(make_process(4211), make_process(4212, rank=1)))
+    earlier = make_frame(processes=(*now.processes, make_process(4213, start_ticks=7, rank=2)))
+    monkeypatch.setattr(wired.session, "frames", lambda: (earlier, now), raising=False)
+    monkeypatch.setattr(screen, "find_job_again", lambda processes: processes)
+    for order in (Errand.WRITE_BUNDLE, CaptureRequest(NOT_APPLICABLE), CaptureRequest(4213)):
+        wired.wiring._captures = False
+        wired.wiring.ask(order)
+    whole, any_rank, meant = (arguments[0]() for arguments in begun)
+    assert whole == (Identity(4200, 1), Identity(4211, 104_211), Identity(4212, 104_212))
+    assert any_rank == whole
+    assert meant == (Identity(4213, 7),), "as it was when it was last seen"
+
+
+def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_it_has(wired, begun):
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    look, told = begun[0][2], begun[0][3]
+    one = dump_views.hung_once()
+    request = look._keeper._request
+    wired.session.sinks[1](dump_views.make_update(*one.state.rounds, request=request, running=True))
+    assert not look._keeper.done.is_set()
+    ended = Update(make_frame(target=make_target(state=TargetState.ENDED)), ())
+    wired.session.sinks[0](ended)
+    assert look._keeper.done.is_set()
+    assert look.rounds() == one.state.rounds
+    assert wired.updates == [ended]
+    told("bundle out (9 files, 80K)")
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert begun[1][2]._keeper.done.is_set(), "asked for while the last Frame came"
+
+
+def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypatch):
+    dead = threading.Event()
+    monkeypatch.setattr(bundle, "OPEN_S", 0.05)
+    monkeypatch.setattr(screen, "WRITE_S", 0.05)
+    monkeypatch.setattr(bundle, "open_sink", lambda *_: dead.wait(20))
+    monkeypatch.setattr(sample, "save_samples", lambda _: dead.wait(20))
+    try:
+        wired.wiring.ask(Errand.WRITE_BUNDLE)
+        with pytest.raises(UsageError, match=r"no answer within .* from the folder for the bundle"):
+            begun[0][1](None)
+        wired.session.sinks[2](sample_views.ended())
+        wired.wiring.ask(Errand.WRITE_SAMPLES)
+        assert wait_until(lambda: wired.results[-1] == Notice("not written so far: no answer within 0.05 s"))
+    finally:
+        dead.set()
+
+
+def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    wired.wiring.ask(CaptureChoice(steps=10))
+    for _ in range(2):
+        wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
+    assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
+    _, talk = started[0]
+    assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    assert wired.results[-1].plan == ("5 steps",)
+    ten = CaptureChoice(steps=10)
+    wired.wiring.ask(ten)
+    assert (talk.begin(), wired.results[-1].plan) == (ten, ())
+    wired.wiring.ask(CaptureChoice())
+    assert talk.begin() == CaptureChoice()
+    assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    assert talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    assert wired.results[-1].stage is CaptureStage.SIZING
+    wired.wiring.ask(CaptureRequest(7))
+    assert wired.results[-1] == Notice(CAPTURING)
+    assert not talk.stopped()
+    wired.wiring.ask(CaptureAnswer(CaptureStage.SIZING, goes=False))
+    assert talk.stopped()
+    talk.end("capture done: 5 steps", ("all of it",), "/tmp/x.json.gz")
+    assert wired.results[-1] == Notice("capture done: 5 steps", trace="/tmp/x.json.gz")
+    assert write_reading(wired.results[-2]) == "all of it"
+    wired.wiring.ask(CaptureRequest(7))
+    assert len(started) == 2
+    assert not started[1][1].stopped()
+
+
+def test_a_price_that_was_read_and_left_leaves_no_line(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(CaptureRequest(7))
+    talk = started[0][1]
+    talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=False))
+    talk.end("capture cancelled: nobody waits for it any more")
+    assert (wired.results[-1].stage, wired.results[-1].line) == (CaptureStage.ENDED, "")
+    assert not any(isinstance(one, Notice) for one in wired.results)
+    assert wired.wiring.leave() == []
+
+
+def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
+    monkeypatch.setattr(screen, "LEAVE_WITHIN_S", 0.1)
+    assert wired.wiring.leave() == []
+    wired.wiring._left.clear()
+    started = []
+    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    wired.wiring.ask(CaptureRequest(7))
+    (_, _, look, told, hurries), (_, talk) = started
+    talk.agreed(CaptureStage.PLANNED, ())
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    assert talk.agreed(CaptureStage.PLANNED, ())
+    unfinished = wired.wiring.leave()
+    assert "the bundle in the folder where tpmon was started is not whole" in unfinished[0]
+    assert unfinished[1].startswith("the capture is cancelled, or ends by itself as asked")
+    assert hurries()
+    assert talk.stopped(), "a window cancels what it asked for"
+    look.wait()  # at once: no further look is waited for
+    told("bundle out (9 files, 80K)")
+    talk.end("capture cancelled")
+    assert wired.wiring.leave() == ["bundle out (9 files, 80K)", "capture cancelled"]
+
+
+def test_a_trace_is_shown_by_a_process_of_its_own_that_finds_tpmon_from_any_folder(tmp_path):
+    path = tmp_path / "rank0.json"
+    path.write_text('{"traceEvents": []}')
+    (tmp_path / "tpmon.py").write_text("raise SystemExit('the wrong tpmon')")
+    command = trace_command(str(path), ascii_only=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"trace    {path}"), "without a terminal it is text"
+
+
+def test_a_copy_is_what_the_commands_print():
+    assert write_reading(dump_views.hung_once()).startswith("dump     7 of 8 ranks wait")
+    assert write_reading(dump_views.hung_waiting()) == "no stacks: nothing was read yet"
+    assert write_reading(sample_views.ended()).startswith("sample   3 processes of train.py")
+    assert write_reading(sample_views.refused()) == "nothing was sampled yet"
+
+
+@pytest.mark.parametrize("failure", [NoTargetError("the job ended", "start it again"), None])
+def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, failure):
+    def run_screen(_options, start, _controls):
+        start(lambda _update: None, lambda _result: None)
+        if failure is not None:
+            with pytest.raises(EndedError):
+                sessions[0].calls[-1][1](failure)
+        raise SystemExit(143)
+
+    def end(*_arguments):
+        raise EndedError
+
+    sessions = []
+
+    def open_session(*sinks):
+        sessions.append(Session(*sinks))
+        return sessions[0]
+
+    monkeypatch.setattr(screen, "run_screen", run_screen)
+    monkeypatch.setattr(screen.os, "kill", end)
+    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    with pytest.raises(SystemExit if failure is None else NoTargetError):
+        screen.watch_on_screen(job, settle(resolve({}, {}, "", {})), open_session, None)

@@ -1,0 +1,195 @@
+"""Requests and captures on the bus: what is whole counts, anything else is nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.wire_capture import Request
+from tpmon.hook.capture.capture import Capture
+from tpmon.hook.capture.capture_request import is_sane, is_timed
+from tpmon.hook.capture.file import CaptureFile, Sizes
+from tpmon.hook.counters import Counts
+
+
+def page(size: int = wire.MAILBOX_BYTES) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+def request(folder: str = "/tmp/x", name: str = "cap", **words: int) -> Request:
+    told = [0] * wire_capture.REQUEST_WORDS
+    told[wire_capture.ASK_NUMBER] = 7
+    told[wire_capture.ASK_KIND] = wire_capture.KIND_CAPTURE
+    told[wire_capture.ASK_STEPS] = 3
+    told[wire_capture.ASK_LONGEST_NS] = 1_000_000_000
+    for key, value in words.items():
+        told[getattr(wire_capture, f"ASK_{key}")] = value
+    return Request(tuple(told), folder, name)
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    box = page()
+    wire_capture.write_request(box, request("/tmp/a b/\N{SNOWMAN}", "host-12"))
+    read = wire_capture.parse_request(box)
+    assert read is not None
+    assert (read.folder, read.name) == ("/tmp/a b/\N{SNOWMAN}", "host-12")
+    assert read.words[wire_capture.ASK_STEPS] == 3
+    assert read.words[wire_capture.ASK_NUMBER] == read.words[wire_capture.ASK_NUMBER_AGAIN] == 7
+
+
+@pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024, 1030, 2048])
+def test_one_changed_byte_makes_a_request_none(at: int) -> None:
+    box = page()
+    wire_capture.write_request(box, request())
+    box[at] ^= 0x40
+    assert wire_capture.parse_request(box) is None
+
+
+def test_random_bytes_are_no_request() -> None:
+    source = random.Random(5)
+    box = page()
+    for _ in range(300):
+        box[64:4096] = source.randbytes(4096 - 64)
+        assert wire_capture.parse_request(box) is None
+
+
+def test_a_request_of_another_layout_is_none() -> None:
+    box = page()
+    wire_capture.write_request(box, request())
+    box[64 + 2 * 8] = wire_capture.REQUEST_LAYOUT + 1
+    assert wire_capture.parse_request(box) is None
+
+
+def test_what_does_not_fit_is_not_written() -> None:
+    box = page()
+    with pytest.raises(ValueError, match="too long"):
+        wire_capture.write_request(box, request(folder="/" + "x" * 1024))
+    assert bytes(box) == bytes(4096)
+
+
+def test_a_capture_is_read_as_it_was_written_and_not_while_it_is() -> None:
+    telemetry = page(wire.TELEMETRY_BYTES)
+    words = [0] * wire_capture.CAPTURE_WORDS
+    words[wire_capture.CAP_REQUEST] = 7
+    words[wire_capture.CAP_STATE] = wire_capture.STATE_ARMED
+    for reason in ("", "first", "x" * 400):
+        wire_capture.write_capture(telemetry, words, reason)
+        told = wire_capture.parse_capture(telemetry)
+        assert told is not None
+        assert told[1] == reason[: wire_capture.REASON_BYTES]
+        assert told[0][wire_capture.CAP_STATE] == wire_capture.STATE_ARMED
+    telemetry[wire_capture.CAPTURE_OFFSET] |= 1
+    assert wire_capture.parse_capture(telemetry) is None
+
+
+def test_the_areas_of_the_page_do_not_touch() -> None:
+    assert wire.ANSWER_OFFSET + 16 <= wire_capture.CAPTURE_OFFSET
+    assert wire_capture.REASON_OFFSET + wire_capture.REASON_BYTES <= wire.MARKS_OFFSET
+    assert wire_capture.NAME_OFFSET + wire_capture.NAME_BYTES <= wire.MAILBOX_BYTES
+
+
+def test_only_what_can_be_meant_is_taken() -> None:
+    assert is_sane(request())
+    timed = request(STEPS=0, OPTIONS=wire_capture.OPTION_TIMED)
+    assert is_sane(timed)
+    assert is_timed(timed)
+    for wrong in (
+        request(STEPS=0),
+        request(STEPS=1 << 40),
+        request(LONGEST_NS=0),
+        request(LONGEST_NS=1 << 60),
+        request(KIND=99),
+        request(CLOCK=1),
+        request(OPTIONS=1 << 20),
+        request(ENTRIES=1 << 40),
+        request(folder="relative"),
+        request(folder=""),
+        request(name="../x"),
+        request(name=".hidden"),
+        request(name=""),
+    ):
+        assert not is_sane(wrong)
+
+
+@pytest.mark.parametrize("part", ["a\nb", "a\\b", 'a"b', "a://b", "a\x1bb", "a\udcffb"])
+def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part: str) -> None:
+    words = [0] * wire_capture.REQUEST_WORDS
+    words[wire_capture.ASK_KIND] = wire_capture.KIND_PROBE
+    words[wire_capture.ASK_MOST_EVENTS] = words[wire_capture.ASK_MOST_BYTES] = 1 << 20
+
+    def refuse(folder: str) -> str:
+        return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), Sizes()).refuse()
+
+    assert "torch cannot write to a path with" in refuse(f"{tmp_path}/{part}")
+    assert os.listdir(tmp_path) == []
+    assert refuse(f"{tmp_path}/my run's é") == ""
+
+
+def test_a_file_is_named_after_rank_and_step() -> None:
+    assert wire_capture.file_name("h-1", 3, 250, ".json") == "h-1-rank3-step250.json"
+    assert wire_capture.file_name("h-1", -1, 0, ".json") == "h-1-step0.json"
+
+
+def test_a_recording_is_ours_until_it_has_stopped() -> None:
+    """A thread that is about to begin a profiler of its own waits for exactly that."""
+    capture = Capture(Counts(lambda: None), lambda: False, lambda: None)
+    seen = []
+    recorder = SimpleNamespace(stop=lambda: seen.append(capture.guard.ours), drop=lambda: None)
+    capture._recorder, capture.guard.ours = recorder, "our profile"
+    capture.at_exit()
+    assert seen == ["our profile"]
+    assert capture.guard.ours is None
+
+
+@pytest.fixture
+def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    """Return a capture that was asked for while a loop evaluates that never trained; nothing is recorded."""
+    counts = Counts(lambda: None)
+    box = page()
+    counts.pages = SimpleNamespace(
+        mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0], is_left=lambda _: False
+    )
+    counts.requests = box[wire.REQUEST_OFFSET :].cast("Q")
+    counts.rule, counts.eval_steps = wire.RULE_BATCH, 5
+    capture = Capture(counts, lambda: False, lambda: None)
+    monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
+    monkeypatch.setattr(Capture, "_begin", lambda self, _, position: begun(self, position))
+    wire_capture.write_request(box, request(str(tmp_path), EXPIRES_NS=1 << 62))
+    capture.at_boundary()
+    return capture
+
+
+def begun(capture: Capture, position: int) -> None:
+    capture._recorder = SimpleNamespace(mark=lambda _: None, stop=lambda: None, drop=lambda: None, ending="")
+    capture._words[wire_capture.CAP_FIRST_STEP] = position
+    capture._set(wire_capture.STATE_RECORDING)
+
+
+def told(capture: Capture) -> tuple[int, int]:
+    words, _ = wire_capture.parse_capture(capture._steps.pages.page)
+    return words[wire_capture.CAP_STATE], words[wire_capture.CAP_FIRST_STEP]
+
+
+def train(capture: Capture, steps: int) -> None:
+    capture._steps.rule, capture._steps.steps = wire.RULE_DATA_AFTER_UPDATE, steps
+    capture.at_boundary()
+
+
+def test_a_capture_that_was_asked_for_before_the_first_step_waits_for_the_training(taken: Capture) -> None:
+    assert told(taken) == (wire_capture.STATE_ARMED, 6)
+    train(taken, 1)
+    assert told(taken) == (wire_capture.STATE_ARMED, 2)
+    train(taken, 2)
+    assert told(taken) == (wire_capture.STATE_RECORDING, 2)
+
+
+def test_a_window_of_inference_that_turns_out_to_be_a_validation_is_given_up(taken: Capture) -> None:
+    taken._steps.eval_steps = 6
+    taken.at_boundary()
+    assert told(taken) == (wire_capture.STATE_RECORDING, 6)
+    train(taken, 1)
+    assert told(taken)[0] == wire_capture.STATE_CANCELLED

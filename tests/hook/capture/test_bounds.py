@@ -1,0 +1,337 @@
+"""A recording that no step ends: it ends all the same, by its time, its memory, or who asked for it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hook_loop import MS, Loop
+from tpmon.hook.bus import wire
+from tpmon.hook.bus import wire_capture as w
+from tpmon.hook.bus.pages import Pages
+from tpmon.hook.capture import bounds as capture_bounds
+from tpmon.hook.capture import capture
+from tpmon.hook.capture import file as capture_file
+from tpmon.hook.capture.begin import name_tracer
+from tpmon.hook.capture.capture import Capture
+from tpmon.hook.capture.capture_end import judge_validation
+from tpmon.hook.capture.file import CaptureFile, Sizes
+
+GIB = 1 << 30
+
+
+class Recorder:
+    """Stand for torch's profiler; writes nothing."""
+
+    ending = ""
+    profile = None
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+class Captured:
+    """Hold a loop, its capture, and what a test changes: memory that is taken and left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = Loop(monkeypatch)
+        self.taken, self.left = 100 << 20, 8 * GIB
+        self.number = 0
+        self.recorder = Recorder()
+        self.rings = True
+        for module in (capture, capture_bounds):
+            monkeypatch.setattr(module, "monotonic_ns", lambda: self.loop.now)
+        monkeypatch.setattr(capture_bounds, "read_resident", lambda: self.taken)
+        monkeypatch.setattr(capture_bounds, "read_memory_left", lambda: self.left)
+        monkeypatch.setattr(capture, "make_recorder", lambda _: self.recorder)
+        monkeypatch.setattr(capture, "describe_run", lambda *_: {})
+        monkeypatch.setattr(capture, "name_obstacle", lambda *_: "")
+        monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
+        torch = types.ModuleType("torch")
+        torch.__file__ = "/nowhere/torch/__init__.py"
+        self.graph = False
+        torch.cuda = types.SimpleNamespace(
+            is_initialized=lambda: True, is_current_stream_capturing=lambda: self.graph
+        )
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        self.capture = Capture(self.loop.steps, lambda: self.rings, lambda: None)
+        self.loop.steps.mailbox = types.SimpleNamespace(
+            requested=self.capture.at_boundary, between=self.capture.woken, opened=lambda _: None
+        )
+        self.loop.train(1)
+
+    def ask(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
+        self.number += 1
+        told = [0] * w.REQUEST_WORDS
+        told[w.ASK_NUMBER], told[w.ASK_KIND] = self.number, kind
+        told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
+        told[w.ASK_LONGEST_NS] = 1000 * MS
+        told[w.ASK_MOST_EVENTS] = 200_000
+        told[w.ASK_EXPIRES_NS] = self.loop.now + 10**12
+        for name, value in words.items():
+            told[getattr(w, f"ASK_{name}")] = value
+        assert self.loop.steps.pages is not None
+        w.write_request(self.loop.steps.pages.mailbox, w.Request(tuple(told), "/nowhere", "x"))
+
+    def record(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
+        """Ask for a recording, and train until it runs."""
+        self.ask(kind, **words)
+        self.loop.train(1)
+        self.loop.batch()
+        assert self.told()[0] == (w.STATE_WARMING if kind == w.KIND_PROBE else w.STATE_RECORDING)
+
+    def told(self) -> tuple[int, str]:
+        assert self.loop.steps.pages is not None
+        told = w.parse_capture(self.loop.steps.pages.page)
+        assert told is not None
+        return told[0][w.CAP_STATE], told[1]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
+    captured = Captured(monkeypatch)
+    yield captured
+    captured.loop.steps.drop_pages()
+
+
+def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured: Captured) -> None:
+    captured.record()
+    captured.loop.spend(900)
+    assert 0 < captured.capture.left_s() <= 0.1
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.spend(200)
+    assert captured.capture.left_s() <= 0
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_VERIFIED, "the time ran out within a step: validation, or a stall")
+    assert captured.capture.under_way is None
+
+
+def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured: Captured) -> None:
+    captured.record(w.KIND_PROBE)
+    captured.loop.spend(1100)
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_FAILED, "one step takes longer than 1 s: see --seconds")
+    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+
+
+@pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE])
+def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured: Captured, kind: int) -> None:
+    captured.record(kind)
+    captured.taken += 4 * GIB
+    assert captured.capture.left_s() == 0.0
+    captured.loop.spend(600)
+    captured.capture.woken()
+    state, reason = captured.told()
+    assert state == w.STATE_FAILED
+    assert "too large" in reason
+    assert "grew by 4096 MiB" in reason
+
+
+def test_a_recording_goes_where_memory_runs_short(captured: Captured) -> None:
+    captured.record()
+    captured.left = 1 << 20
+    captured.loop.spend(600)
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_FAILED, "the recording was too large: memory ran short meanwhile")
+
+
+def test_who_asked_is_heard_within_a_step(captured: Captured) -> None:
+    captured.record()
+    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    assert captured.capture.left_s() == 0.0
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_who_asked_and_died_takes_the_request_back(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, armed: bool
+) -> None:
+    alive = [True]
+    monkeypatch.setattr(Pages, "is_left", lambda *_: not alive[0])
+    if armed:
+        captured.ask(OWNED=1, START=1000)
+        captured.loop.train(1)
+    else:
+        captured.record(OWNED=1)
+        assert captured.capture.left_s() > 0
+    alive[0] = False
+    if not armed:
+        assert captured.capture.left_s() == 0.0, "it is woken within a long step"
+    captured.loop.train(1)
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_CANCELLED, w.NOBODY_WAITS)
+    assert captured.recorder.calls[-2:] == ([] if armed else ["stop", "drop"])
+    assert captured.capture.under_way is None
+
+
+def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured: Captured) -> None:
+    captured.ask(START=5)
+    captured.capture.woken()
+    assert captured.capture.under_way is None
+    captured.loop.train(2)
+    captured.loop.steps.steps = 5  # as in the middle of the end of a step
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_ARMED
+    captured.capture.at_boundary()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.steps.steps = 6
+    captured.capture.woken()
+    assert captured.recorder.calls.count("mark") == 1
+
+
+def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(captured: Captured) -> None:
+    captured.rings = False
+    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_REFUSED
+    captured.record()
+    assert captured.loop.steps.rule == wire.RULE_DATA_AFTER_UPDATE
+    for _ in range(12):
+        captured.loop.backward(50, 50)
+    assert captured.told()[0] == w.STATE_VERIFIED
+
+
+def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured: Captured) -> None:
+    captured.loop.train(20, other_ms=289)  # steps of 300 ms
+    captured.ask(STEPS=20)
+    captured.loop.train(2, other_ms=289)
+    captured.loop.train(3, other_ms=289)
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.spend(150)  # 1,050 ms of 1,000: the step is not overdue
+    assert captured.capture.left_s() > 0
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 4 of 20 steps")
+
+
+def test_a_step_longer_than_the_window_is_recorded_whole(captured: Captured) -> None:
+    captured.loop.train(20, other_ms=289)
+    captured.record(LONGEST_NS=100 * MS)
+    captured.loop.backward(200, 90)
+    captured.loop.update()
+    captured.capture.woken()
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 1 of 3 steps")
+
+
+def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured: Captured) -> None:
+    captured.loop.train(20, other_ms=289)
+    captured.record(w.KIND_PROBE, LONGEST_NS=100 * MS)
+    captured.loop.backward(200, 90)
+    captured.loop.update()
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_WARMING
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_VERIFIED, "")
+
+
+def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured: Captured) -> None:
+    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    assert "mark" not in captured.recorder.calls
+    captured.loop.train(2)
+    assert captured.told() == (w.STATE_CANCELLED, w.TAKES_STEPS)
+
+
+def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> None:
+    cuts: list[tuple[int, ...]] = []
+    captured.recorder.ending = ".json"
+    captured.record()
+
+    class Noted(CaptureFile):
+        def write(self, *given):
+            cuts.append(given[1:])
+            return 1, 1
+
+    captured.capture._file = Noted(captured.capture._request, Sizes())
+    captured.loop.train(1)
+    captured.loop.batch()
+    captured.loop.spend(1100)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_VERIFIED
+    ((rank, first, _, cut),) = cuts
+    assert (rank, first, cut) == (-1, 2, 3)
+
+
+def test_no_recording_ends_while_a_graph_is_captured(captured: Captured) -> None:
+    """torch waits for the device at the end of a profile: within a capture that breaks the program's graph."""
+    captured.record()
+    captured.graph = True
+    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    captured.loop.spend(2000)
+    captured.capture.woken()
+    captured.loop.train(5)
+    assert captured.told()[0] == w.STATE_RECORDING
+    assert "stop" not in captured.recorder.calls
+    captured.graph = False
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
+    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+
+
+def ask_of(kind: int, steps: int = 10) -> w.Request:
+    told = [0] * w.REQUEST_WORDS
+    told[w.ASK_KIND], told[w.ASK_STEPS] = kind, steps
+    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 1000, 1 << 20
+    return w.Request(tuple(told), "/nowhere", "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "evals", "ended", "state"),
+    [
+        (w.KIND_CAPTURE, 3, 0, True, None),
+        (w.KIND_CAPTURE, 3, 6, False, None),
+        (w.KIND_CAPTURE, 3, 7, False, w.STATE_VERIFIED),  # 100 events a step: eleven are too many
+        (w.KIND_PROBE, 0, 16, False, None),
+        (w.KIND_PROBE, 0, 17, False, w.STATE_FAILED),
+        (w.KIND_SNAPSHOT, 3, 999, False, None),
+    ],
+)
+def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(
+    kind: int, done: int, evals: int, ended: bool, state: int | None
+) -> None:
+    sizes = Sizes()
+    sizes.found[0] = (100, 1 << 10, 1)
+    request = ask_of(kind)
+    end = judge_validation(request, CaptureFile(request, sizes), done, evals, ended=ended)
+    assert (end.state if end else None) == state
+    assert end is None or end.cut == (state == w.STATE_VERIFIED)
+
+
+def test_a_snapshot_has_its_price_in_memory_and_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = list(ask_of(w.KIND_SNAPSHOT).words)
+    words[w.ASK_ENTRIES], words[w.ASK_MOST_BYTES] = 100_000, 512 << 20
+    request = w.Request(tuple(words), str(tmp_path), "x")
+    monkeypatch.setattr(capture_file, "read_disk_left", lambda _: 8 * GIB)
+    for left, said in ((700 << 20, ""), (600 << 20, "needs 646 MiB of memory beside the run, 600 are left")):
+        monkeypatch.setattr(capture_file, "read_memory_left", lambda left=left: left)
+        assert CaptureFile(request, Sizes()).refuse() == said
+
+
+def test_stacks_are_refused_while_the_program_profiles_its_functions() -> None:
+    words = list(ask_of(w.KIND_CAPTURE).words)
+    plain = w.Request(tuple(words), "/nowhere", "x")
+    words[w.ASK_OPTIONS] = w.OPTION_STACKS
+    with_stacks = w.Request(tuple(words), "/nowhere", "x")
+    assert name_tracer(with_stacks) == ""
+    before = sys.getprofile()
+    sys.setprofile(lambda *_: None)
+    try:
+        assert name_tracer(plain) == ""
+        assert "profiles its functions itself" in name_tracer(with_stacks)
+    finally:
+        sys.setprofile(before)

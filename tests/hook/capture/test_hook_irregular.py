@@ -1,0 +1,330 @@
+"""Loops whose batches, threads and optimizers follow no simple order, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from tests.hook.test_hook_evaluations import run_in_engine, run_in_thread
+from tests.hook_loop import Batches, Loop
+from tpmon.hook.bus import wire
+from tpmon.hook.capture.recorder import Recorder
+from tpmon.hook.capture.recorder_cuda import Range
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
+    monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: True)
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+def draw(loop: Loop, counts: Sequence[int]) -> None:
+    """Draw several batches for each step, and work on each a moment."""
+    for count in counts:
+        for _ in range(count):
+            loop.batch(2)
+            loop.spend(0.2)
+        loop.backward()
+        loop.update()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [12, 13] * 50,  # WebLoader(...).unbatched().shuffle(n).batched(m)
+        [random.Random(7).randint(1, 6) for _ in range(100)],  # batches by tokens
+        ([4] * 4 + [5]) * 20,
+        [2 if number % 10 == 0 else 1 for number in range(100)],  # a batch that is left out
+    ],
+)
+def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop: Loop, counts: list[int]) -> None:
+    draw(loop, counts)
+    loop.stop()
+    one = loop.steps
+    # Only before the first step nothing tells them apart.
+    assert one.eval_steps <= counts[0]
+    assert (one.steps, one.batches) == (len(counts), sum(counts))
+    assert one.data_ns / 1e6 >= 2 * (sum(counts) - counts[0])
+
+
+def test_batches_drawn_for_one_step_a_moment_apart_are_no_evaluation(loop: Loop) -> None:
+    """As Accelerate draws one for each rank, a step ahead, 30 to 100 us apart on a machine that is not fast."""
+
+    def draw_pair() -> None:
+        loop.batch(2)
+        loop.spend(0.06)
+        loop.batch(2)
+        loop.spend(1)
+
+    draw_pair()
+    for _ in range(20):
+        draw_pair()
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (20, 0)
+
+
+def test_an_evaluation_beside_such_a_training_is_one(loop: Loop) -> None:
+    other = Batches(64)
+    draw(loop, [1])
+    for _ in range(5):
+        draw(loop, [3, 4, 2, 5])
+        for _ in range(7):
+            loop.batch(1, of=other)
+            loop.spend(4)
+        loop.stop()
+    one = loop.steps
+    assert (one.steps, one.eval_steps) == (21, 35)
+    assert one.eval_samples == 35 * 64
+
+
+def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop: Loop) -> None:
+    """As for the mean and deviation of a set, with gradients on."""
+    draw(loop, [3, 4, 2, 5])
+    loop.stop()
+    for _ in range(3000):
+        loop.batch(0.1)
+        loop.spend(0.1)
+    loop.stop()
+    draw(loop, [3])
+    assert loop.steps.steps == 5 - 1
+    assert loop.steps.eval_steps >= 3000 - 1024
+
+
+@pytest.mark.parametrize("late", [1, 21])
+def test_a_backward_of_minutes_stays_that_of_its_thread(loop: Loop, late: int) -> None:
+    """Optimizers in the backward, in the engine's own thread, while the graph is compiled for the first time."""
+    for number in range(1, 31):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        loop.spend(70_000 if number == late else 5)
+        run_in_engine(lambda: [loop.steps.optimizer_stepped(None, (), {}) for _ in range(20)])
+        loop.steps.backward_ended(True)
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.backwards, one.owner) == (30, 30, threading.get_ident())
+
+
+def test_another_training_that_runs_within_a_backward_is_not_of_it(loop: Loop) -> None:
+    """The engine lets other threads run just then."""
+
+    def train_elsewhere() -> None:
+        assert not loop.steps.backward_begins()
+        loop.update()
+
+    for _ in range(25):
+        for _ in range(4):
+            loop.batch()
+            assert loop.steps.backward_begins()
+            run_in_thread(train_elsewhere)
+            loop.spend(5)
+            loop.steps.backward_ended(True)
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.backwards, loop.steps.elsewhere) == (25, 100, 200)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop: Loop, within: bool) -> None:
+    """Each gradient is handed to the pool as soon as it is there; the last may end after the backward."""
+
+    def step_each() -> None:
+        for _ in range(3):
+            loop.steps.optimizer_stepped(None, (), {})
+
+    for _ in range(50):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_thread(step_each)
+        loop.steps.backward_ended(True)
+        if not within:
+            run_in_thread(lambda: loop.steps.optimizer_stepped(None, (), {}))
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.backwards, loop.steps.owner) == (50, 50, threading.get_ident())
+
+
+@pytest.mark.parametrize("optimizers", [1, 4, 300])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_optimizers_that_make_their_state_before_the_loop_end_no_step(
+    loop: Loop, optimizers: int, has_loader: bool
+) -> None:
+    """torch.distributed.checkpoint does a step of each without gradients, to load into."""
+    for _ in range(optimizers):
+        loop.update()
+    for _ in range(20):
+        if has_loader:
+            loop.batch()
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert loop.steps.steps == 20
+
+
+def test_of_two_loaders_the_one_that_begins_again_within_a_step_makes_no_evaluation(loop: Loop) -> None:
+    other = Batches(4)
+    for number in range(100):
+        loop.batch(2)
+        if number % 4 == 3:
+            loop.stop(of=other)
+        loop.batch(2, of=other)
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (100, 0)
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_loop(
+    loop: Loop, every: int
+) -> None:
+    for number in range(1, 101):
+        loop.train(1)
+        if number % every == 0:
+            run_in_thread(lambda: loop.steps.step_called(8, True))
+    one = loop.steps
+    assert one.rule == wire.RULE_CALL
+    # Up to the first call the steps were told by the loop itself.
+    assert one.steps == 100 // every + (every - 1 if every > 1 else 0)
+    assert (one.batches, one.backwards, one.owner) == (100, 100, threading.get_ident())
+    assert one.backward_ns == 100 * 5_000_000
+    run_in_thread(lambda: one.step_called(3, False))
+    assert (one.eval_steps, one.eval_samples) == (1, 3)
+    loop.spend(10)
+    run_in_thread(lambda: one.step_called(8, True))
+    assert loop.records()[-1][wire.REC_STEPS] == one.steps
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop: Loop, batches: int) -> None:
+    """Of the Trainer, which fetches the batches of an accumulation of four before the first backward."""
+    other = Batches(8)
+    for _ in range(4):
+        for _ in range(5):
+            for _ in range(4):
+                loop.batch()
+            for _ in range(4):
+                loop.backward()
+            loop.update()
+        loop.stop()
+        for _ in range(batches):
+            loop.batch(1, of=other)
+            loop.spend(20)
+        loop.stop(of=other)
+    loop.batch()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (20, 4 * batches)
+    assert loop.steps.eval_samples == 4 * batches * 8
+
+
+def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(loop: Loop) -> None:
+    """With gradients off within the loop's body alone, so that they are on when the next batch is asked for."""
+    for _ in range(5):
+        loop.train(20)
+        for _ in range(50):
+            loop.batch()
+            loop.spend(6)
+    loop.train(1)
+    assert loop.steps.steps == 100
+    assert loop.steps.eval_steps >= 5 * 49
+
+
+def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop: Loop) -> None:
+    """A list of batches has no dictionary."""
+    other = Batches(4)
+    other._index_sampler = [[0, 1]]
+    for _ in range(5):
+        loop.train(10)
+        for _ in range(6):
+            loop.batch(of=other)
+            loop.spend(1)
+    loop.train(1)
+    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 30)
+
+
+class Around:
+    """Stand for a sampler that repeats another, or skips some of its batches."""
+
+    def __init__(self, name: str, inner: object) -> None:
+        self.__dict__[name] = inner
+
+
+class Lengthless:
+    """Stand for a sampler whose length cannot be told, or takes long."""
+
+    def __init__(self, size: int) -> None:
+        self.batch_size = size
+
+    def __len__(self) -> int:
+        raise NotImplementedError("no length")
+
+
+class Untrue:
+    """Stand for an array, which is neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size"),
+    [
+        (Around("sampler", Batches(16)._index_sampler), 16),
+        (Around("batch_sampler", Batches(16)._index_sampler), 16),
+        (Around("batch_sampler", Around("sampler", Batches(16)._index_sampler)), 16),
+        (Around("sampler", Around("sampler", Around("sampler", Around("sampler", Batches(16))))), 0),
+        (Around("sampler", 5), 0),
+        (SimpleNamespace(batch_size=None), 0),
+        (Around("batch_sampler", Lengthless(16)), 16),
+        (SimpleNamespace(batch_size=Untrue()), 0),
+        (Around("sampler", SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
+    ],
+)
+def test_a_batch_size_is_found_within_samplers_around_each_other(
+    loop: Loop, sampler: object, size: int
+) -> None:
+    loop.iterator._index_sampler = sampler
+    loop.train(3)
+    loop.stop()
+    assert loop.steps.samples == 3 * size
+    assert loop.steps.problem == ""
+
+
+def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What goes on recording fills the memory until the process is killed."""
+    disabled: list[int] = []
+    autograd = types.ModuleType("torch.autograd")
+    autograd._disable_profiler = lambda: disabled.append(1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
+    Recorder(0).abandon()
+    assert disabled == [1]
+    del autograd._disable_profiler  # type: ignore[attr-defined]
+    Recorder(0).abandon()
+
+
+def test_a_range_for_nsys_ends_whatever_ranges_the_program_has_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    def begin(name: str) -> int:
+        calls.append(("start", name))
+        return 40 + len(calls)
+
+    nvtx = SimpleNamespace(range_start=begin, range_end=lambda handle: calls.append(("end", handle)))
+    torch = types.ModuleType("torch")
+    torch.cuda = SimpleNamespace(nvtx=nvtx)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    one = Range()
+    one.mark(7)
+    one.mark(8)
+    one.stop()
+    assert calls == [("start", "step 7"), ("end", 41), ("start", "step 8"), ("end", 43)]

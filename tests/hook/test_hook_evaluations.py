@@ -1,0 +1,369 @@
+"""Evaluation steps, loops without an optimizer, threads and errors, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import _thread
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.hook_loop import MS, Batches, Loop
+from tpmon.hook import steps
+from tpmon.hook.bus import wire
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
+    loop.train(10)
+    loop.stop()
+    before = loop.phases_ms()
+    for _ in range(20):
+        loop.batch(1)
+        loop.spend(6)
+    loop.stop(3)
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.eval_samples) == (10, 20, 80)
+    assert loop.evals_ms() == [20, 120, 0]
+    loop.train(1)
+    loop.stop()
+    after = loop.phases_ms()
+    assert [late - early for early, late in zip(before, after, strict=True)] == [2 + 3, 3, 5, 1, 0]
+
+
+def test_an_evaluation_after_half_an_accumulation_keeps_its_time_to_itself(loop: Loop) -> None:
+    loop.train(3)
+    loop.batch()
+    loop.backward()
+    loop.stop()
+    for _ in range(5):
+        loop.batch(1)
+        loop.spend(6)
+    loop.stop()
+    assert loop.steps.eval_steps == 5
+    assert loop.evals_ms() == [5, 30, 0]
+    assert loop.phases_ms()[:3] == [8, 12, 20]
+
+
+def test_gradients_of_the_model_within_an_evaluation_are_no_training(loop: Loop) -> None:
+    loop.train(3)
+    for _ in range(6):
+        loop.batch()
+        loop.backward(counts=False)
+        loop.spend(1)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.backwards) == (3, 6, 3)
+
+
+def test_inference_counts_batches(loop: Loop) -> None:
+    for _ in range(10):
+        loop.batch()
+        loop.spend(1)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.rule) == (0, 10, wire.RULE_BATCH)
+
+
+def test_without_a_torch_optimizer_batches_with_a_backward_are_steps(loop: Loop) -> None:
+    for _ in range(200):
+        loop.batch()
+        loop.backward()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.rule) == (200, wire.RULE_BACKWARD)
+    loop.train(10)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.rule) == (210, wire.RULE_DATA_AFTER_UPDATE)
+
+
+@pytest.mark.parametrize("accumulated", [63, 65, 128, 300])
+def test_an_accumulation_of_very_many_batches_is_one_step(loop: Loop, accumulated: int) -> None:
+    """Till the second one nobody can tell it from a loop whose optimizer is none of torch's."""
+    for _ in range(4):
+        for _ in range(accumulated):
+            loop.batch()
+            loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.updates, loop.steps.rule) == (4, 4, wire.RULE_DATA_AFTER_UPDATE)
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_updates_by_gradients_that_a_call_returned_are_counted(loop: Loop, with_data: bool) -> None:
+    """torch.autograd.grad fills no .grad; the program does, or computes its gradients without the engine."""
+    if with_data:
+        loop.train(3)
+    else:
+        loop.backward()
+        loop.update()
+    before = loop.steps.updates
+    for _ in range(10):
+        if with_data:
+            loop.batch()
+        loop.backward(counts=False)
+        loop.update()
+        loop.update(0)  # as of a step() that calls its parent class
+    for _ in range(5 if with_data else 0):
+        loop.batch()
+        loop.update()
+        loop.update(0)
+    loop.stop()
+    one = loop.steps
+    assert one.updates - before == (15 if with_data else 10)
+    assert one.steps == (18 if with_data else 11)
+
+
+def test_backwards_alone_are_published_every_second(loop: Loop) -> None:
+    for _ in range(250):
+        loop.backward(5, 5)
+    records = loop.records()
+    assert [record[wire.REC_BACKWARDS] for record in records] == [101, 202]
+
+
+def test_what_the_user_says_ends_a_step_and_nothing_else(loop: Loop) -> None:
+    loop.steps.step_called(0, True)
+    for _ in range(5):
+        loop.train(3)
+        loop.steps.step_called(32, True)
+    loop.batch()
+    loop.spend(1)
+    loop.steps.step_called(7, False)
+    one = loop.steps
+    assert (one.steps, one.eval_steps, one.rule) == (6, 1, wire.RULE_CALL)
+    assert (one.samples, one.eval_samples) == (160, 7)
+
+
+@pytest.mark.parametrize("samples", [32.0, "32", None, -1, 1 << 64, [3]])
+def test_samples_that_are_no_number_of_them_are_left_to_the_dataloader(loop: Loop, samples: object) -> None:
+    loop.batch()
+    loop.steps.step_called(samples, True)
+    loop.batch()
+    loop.steps.step_called(5, True)
+    assert (loop.steps.samples, loop.steps.problem) == (9, "")
+
+
+def test_a_batch_size_that_means_all_of_them_says_no_number(loop: Loop) -> None:
+    loop.iterator = Batches(sys.maxsize)
+    loop.train(10)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.samples, loop.steps.batch_size) == (10, 0, 0)
+    assert loop.steps.problem == ""
+
+
+def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
+    loop.train(2)
+    assert loop.steps.data_begins()  # and an interrupt came before it ended
+    loop.backward()
+    loop.update()
+    loop.train(2)
+    loop.stop()
+    assert loop.steps.steps == 5
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_an_interrupted_backward_does_not_stop_the_counting(loop: Loop, with_data: bool) -> None:
+    for number in range(10):
+        if with_data:
+            loop.batch()
+        if number == 3:
+            assert loop.steps.backward_begins()  # and an interrupt came before it ended
+        loop.backward()
+        loop.update()
+    loop.stop()
+    loop.backward()
+    assert 9 <= loop.steps.steps <= 10
+    assert loop.steps.depth == 0
+
+
+def test_another_thread_counts_nothing_until_the_training_moves_there(loop: Loop) -> None:
+    loop.train(3)
+
+    def elsewhere() -> None:
+        for _ in range(5):
+            loop.train(1)
+
+    run_in_thread(elsewhere)
+    assert loop.steps.steps == 2
+    assert loop.steps.elsewhere == 15
+    run_in_thread(lambda: loop.train(30))
+    assert loop.steps.steps > 15
+
+
+def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop: Loop) -> None:
+    run_in_thread(lambda: [loop.batch() for _ in range(4)])
+    for _ in range(10):
+        loop.backward()
+        loop.update()
+    run_in_thread(loop.batch)
+    assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
+
+
+def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop: Loop) -> None:
+    """On CUDA the engine runs them in a thread of its own, in which the training never goes on."""
+
+    def step_each(parameters: int) -> None:
+        for _ in range(parameters):
+            loop.steps.optimizer_stepped(None, (), {})
+
+    for _ in range(20):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_engine(lambda: step_each(4))
+        loop.steps.backward_ended(True)
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.updates, one.optimizer_calls, one.elsewhere) == (20, 20, 80, 0)
+    assert one.owner == threading.get_ident()
+
+
+def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop: Loop) -> None:
+    """With use_reentrant=True they run a backward of their own, in the thread of the engine."""
+
+    def again() -> None:
+        assert not loop.steps.backward_begins()
+
+    for _ in range(10):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_engine(again)
+        loop.steps.backward_ended(True)
+        loop.update()
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.backwards, one.elsewhere, one.owner) == (10, 10, 0, threading.get_ident())
+
+
+def test_a_training_that_goes_on_in_another_thread_counts_also_where_a_backward_never_ended(
+    loop: Loop,
+) -> None:
+    loop.train(3)
+    assert loop.steps.backward_begins()  # and its thread was lost with its end
+    loop.spend(61_000)
+    run_in_thread(lambda: loop.train(30))
+    assert loop.steps.steps > 15
+
+
+def run_in_engine(work: Callable[[], None]) -> None:
+    """Run work in a thread that ``threading`` did not start, as torch's engine has for each device."""
+    done = _thread.allocate_lock()
+    done.acquire()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 raised again in the thread of the test
+            failed.append(error)
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    assert done.acquire(timeout=10)
+    assert failed == []
+
+
+def run_in_thread(target: object) -> None:
+    thread = threading.Thread(target=target)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    loop.train(2)
+    # A clock that fails at its nth call, in C: a frame of this file would be the user's.
+    monkeypatch.setattr(steps, "monotonic_ns", iter(range(loop.now, loop.now + at * MS, MS)).__next__)
+    loop.train(4)
+    loop.stop()
+    assert loop.turned_off == 1
+    assert "StopIteration" in loop.steps.problem
+    assert loop.steps.pages is not None
+    state, patches, error = wire.parse_status(loop.steps.pages.page)
+    assert (state, patches) == (wire.STATE_DISABLED, 0)
+    assert error == loop.steps.problem
+    assert "line" in error
+    counted = loop.steps.steps
+    loop.train(3)
+    assert loop.steps.steps == counted
+
+
+def test_an_error_of_the_users_signal_handler_is_the_users(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler may raise while our code runs; whoever set the alarm waits for its error."""
+    loop.train(2)
+
+    def interrupted() -> int:
+        raise TimeoutError("alarm")
+
+    monkeypatch.setattr(steps, "monotonic_ns", interrupted)
+    with pytest.raises(TimeoutError):
+        loop.steps.data_begins()
+    assert loop.steps.problem == ""
+    assert not loop.turned_off
+
+
+def test_a_page_that_cannot_be_made_turns_the_hook_off(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpmon.hook.bus import pages
+
+    monkeypatch.setattr(pages.os, "memfd_create", operator.truediv)
+    loop.train(2)
+    assert loop.steps.steps == 0
+    assert "TypeError" in loop.steps.problem
+    assert loop.turned_off == 1
+
+
+def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(loop: Loop) -> None:
+    loop.train(2)
+    pages = loop.steps.pages
+    assert pages is not None
+    for number, kind, answer in [(1, 1, wire.ANSWER_DONE), (2, 77, wire.ANSWER_UNKNOWN), (2**64 - 1, 1, 1)]:
+        pages.requests[1] = kind
+        pages.requests[0] = number
+        loop.train(2)
+        assert (pages.answers[0], pages.answers[1]) == (number, answer)
+    loop.stop()
+    assert loop.steps.problem == ""
+
+
+def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(loop: Loop) -> None:
+    loop.train(2)
+    pages = loop.steps.pages
+    assert pages is not None
+
+    def short_steps(number: int, data_ms: float = 0.1) -> None:
+        for _ in range(number):
+            loop.batch(data_ms)
+            loop.backward(0.1, 0.1)
+            loop.update(0.1)
+
+    short_steps(1)
+    pages.requests[1] = wire.REQUEST_PING
+    pages.requests[0] = 5
+    short_steps(3)
+    assert pages.answers[0] == 0
+    short_steps(3)
+    assert pages.answers[0] == 5
+    asked = []
+    loop.steps.mailbox = SimpleNamespace(requested=lambda: asked.append(loop.steps.steps))
+    loop.steps.attend()
+    begun, records = loop.steps.steps, loop.steps.records
+    short_steps(4)
+    assert loop.steps.records <= records + 1, "1.6 ms: they share a record all the same"
+    assert asked == [begun + 1, begun + 2, begun + 3, begun + 4]
+    short_steps(1, data_ms=2.0)  # which is written when the next one has begun
+    records = loop.steps.records
+    short_steps(3, data_ms=2.0)
+    assert loop.steps.records == records + 3, "those that are long have one each"
+    asked.clear()
+    loop.steps.reply(5, wire.ANSWER_DONE)
+    short_steps(10)
+    assert asked == []

@@ -1,0 +1,267 @@
+"""The CUDA allocator through the step that is watched, on an allocator that the test plays."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hook.test_hook_device import Card
+from tests.hook_loop import MS, Batches, Loop
+from tpmon.hook import step_sample as watch
+from tpmon.hook.bus import wire_settings as wire
+from tpmon.model.hook_settings import AllocatorFigures, PhaseMemory
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.hooked.settings import parse_settings
+
+GIB = 1 << 30
+RESTING = 4 * GIB
+
+
+class Allocator(Card):
+    """Play torch's caching allocator beside the card: what is held, and one peak."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self.held = self.peak = RESTING
+        self.asked = 0
+        self.refuses = False
+
+    def hold(self, size: int) -> None:
+        self.held = size
+        self.peak = max(self.peak, size)
+
+    def reset_peak(self) -> None:
+        self.peak = self.held
+
+    def memory_stats(self, device: int) -> dict[str, object]:
+        self.asked += 1
+        if self.refuses:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+        used = self.held if device == 0 else 0
+        kinds = {"current": used, "peak": self.peak if device == 0 else 0}
+        names = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+        return {**{name: {"all": kinds} for name in names}, "num_alloc_retries": 0, "num_ooms": 0}
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+@pytest.fixture
+def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    card = Allocator(loop)
+    torch = types.ModuleType("torch")
+    torch.__file__ = __file__
+    torch.cuda = card
+    torch._C = card.compiled()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
+    return card
+
+
+def step(loop: Loop, card: Allocator, forward: int, backward: int, update: int = RESTING) -> None:
+    """Take a step that holds so many bytes at most in each part, and as many as before after it."""
+    loop.batch()
+    use(loop, card, forward, backward)
+    card.hold(update)
+    card.hold(RESTING)
+    loop.update()
+    loop.spend(1)
+
+
+def use(loop: Loop, card: Allocator, forward: int, backward: int) -> None:
+    """Use a batch that came."""
+    card.hold(forward)
+    loop.spend(3)
+    assert loop.steps.backward_begins()
+    card.hold(backward)
+    card.hold(RESTING + GIB)
+    loop.spend(5)
+    loop.steps.backward_ended(True)
+
+
+def begin_watched(loop: Loop, card: Allocator) -> None:
+    """Take steps up to the batch of the next one that is watched."""
+    for _ in range(9):
+        loop.spend(200)
+        loop.batch()
+        if loop.steps.watch is not None:
+            return
+        use(loop, card, RESTING, RESTING)
+        loop.update()
+    raise AssertionError("no step is watched")
+
+
+def read(loop: Loop) -> AllocatorFigures:
+    settings = parse_settings(loop.steps.page, loop.now)
+    assert is_known(settings)
+    assert is_known(settings.allocator), settings.allocator
+    return settings.allocator
+
+
+def phases(loop: Loop) -> PhaseMemory:
+    told = read(loop).phases
+    assert is_known(told), told
+    return told
+
+
+def test_each_turn_of_the_watched_step_is_told(loop: Loop, card: Allocator) -> None:
+    for _ in range(4):
+        step(loop, card, 9 * GIB, 12 * GIB)
+    told = phases(loop)
+    assert (told.after_batch_bytes, read(loop).allocated_at_backward_bytes) == (RESTING, 9 * GIB)
+    assert (told.after_backward_bytes, told.after_update_bytes) == (RESTING + GIB, RESTING)
+    assert loop.steps.problem == ""
+
+
+def test_the_part_in_which_the_peak_rose_holds_it(loop: Loop, card: Allocator) -> None:
+    step(loop, card, 6 * GIB, 7 * GIB)  # nobody watches the first step
+    for _ in range(3):
+        step(loop, card, 9 * GIB, 12 * GIB)
+    told = phases(loop)
+    assert (told.forward_peak_bytes, told.backward_peak_bytes) == (9 * GIB, 12 * GIB)
+    assert told.peak_phase == "backward"
+    assert isinstance(told.optimizer_peak_bytes, Missing)
+    assert isinstance(told.other_peak_bytes, Missing)
+
+
+def test_an_update_and_what_is_between_steps_can_hold_it_too(loop: Loop, card: Allocator) -> None:
+    step(loop, card, 6 * GIB, 7 * GIB)
+    step(loop, card, 6 * GIB, 7 * GIB, update=20 * GIB)
+    loop.batch()
+    told = phases(loop)
+    assert (told.peak_phase, told.optimizer_peak_bytes) == ("optimizer", 20 * GIB)
+    loop.steps.drop_pages()
+    loop.steps.forget()
+    step(loop, card, 6 * GIB, 7 * GIB)
+    loop.batch()
+    loop.backward()
+    loop.update()
+    card.hold(30 * GIB)  # a checkpoint, an evaluation
+    loop.batch()
+    told = phases(loop)
+    assert (told.peak_phase, told.other_peak_bytes) == ("other", 30 * GIB)
+
+
+def test_a_peak_of_a_step_that_nobody_watched_is_nobodys(loop: Loop, card: Allocator) -> None:
+    for size in (6, 9, 9):
+        step(loop, card, size * GIB, 12 * GIB)
+    step(loop, card, 9 * GIB, 40 * GIB)
+    loop.spend(200)
+    for _ in range(4):
+        step(loop, card, 9 * GIB, 12 * GIB)
+        loop.spend(200)
+    told = phases(loop)
+    assert isinstance(told.peak_phase, Missing)
+    assert "no step that was watched" in told.peak_phase.reason
+    assert read(loop).peak_allocated_bytes == 40 * GIB
+
+
+def test_a_peak_that_the_program_resets_is_found_again(loop: Loop, card: Allocator) -> None:
+    begin_watched(loop, card)
+    use(loop, card, 9 * GIB, 12 * GIB)
+    loop.update()
+    card.reset_peak()
+    begin_watched(loop, card)
+    use(loop, card, 8 * GIB, 6 * GIB)
+    loop.update()
+    loop.batch()
+    told = phases(loop)
+    assert (told.peak_phase, told.forward_peak_bytes) == ("forward", 8 * GIB)
+    begin_watched(loop, card)
+    card.hold(RESTING)
+    card.reset_peak()  # within the step, and what rises then is all there where the backward begins
+    use(loop, card, 6 * GIB, 5 * GIB)
+    loop.update()
+    loop.batch()
+    told = phases(loop)
+    assert (told.peak_phase, told.forward_peak_bytes) == ("forward", 6 * GIB)
+    begin_watched(loop, card)
+    use(loop, card, 8 * GIB, 6 * GIB)
+    card.hold(RESTING)
+    loop.update()
+    card.reset_peak()  # at the end of the step: what is left of the peak is of no part
+    loop.batch()
+    told = phases(loop)
+    assert read(loop).peak_allocated_bytes == RESTING
+    assert isinstance(told.peak_phase, Missing)
+    assert isinstance(told.other_peak_bytes, Missing)
+
+
+def test_it_is_asked_a_few_times_a_step_and_never_in_one_that_is_not_watched(
+    loop: Loop, card: Allocator
+) -> None:
+    begin_watched(loop, card)
+    use(loop, card, 9 * GIB, 12 * GIB)
+    loop.update()
+    loop.batch()
+    assert loop.steps.watch is None
+    asked = card.asked
+    use(loop, card, 9 * GIB, 12 * GIB)
+    assert card.asked == asked
+    loop.update()
+    begin_watched(loop, card)
+    asked = card.asked
+    for _ in range(200):  # parts of an accumulation
+        use(loop, card, 9 * GIB, 12 * GIB)
+        loop.batch()
+    loop.update()
+    loop.batch()
+    assert 60 < card.asked - asked < 80
+    assert phases(loop).after_update_bytes == RESTING + GIB
+
+
+def test_an_evaluation_within_the_watched_step_is_no_forward_of_it(loop: Loop, card: Allocator) -> None:
+    step(loop, card, 6 * GIB, 7 * GIB)
+    loop.stop()
+    other = Batches(64)
+    for _ in range(9):
+        loop.spend(200)
+        assert loop.steps.data_begins()  # the step ends here, and it may be that the next is watched
+        loop.steps.data_ended(other)
+        if loop.steps.watch is not None:
+            break
+        loop.stop()
+        step(loop, card, 6 * GIB, 7 * GIB)
+    assert loop.steps.watch is not None
+    card.hold(50 * GIB)
+    card.hold(RESTING - GIB)
+    for _ in range(3):
+        loop.spend(5)
+        loop.batch(1, of=other)
+    loop.spend(5)
+    loop.stop()
+    card.hold(RESTING)
+    step(loop, card, 6 * GIB, 7 * GIB)
+    loop.batch()
+    told = phases(loop)
+    assert (told.peak_phase, told.other_peak_bytes) == ("other", 50 * GIB)
+    assert told.after_batch_bytes == RESTING, "of the batch that was trained on"
+
+
+def test_an_allocator_that_does_not_tell_leaves_all_else_told(loop: Loop, card: Allocator) -> None:
+    card.refuses = True
+    for _ in range(8):
+        step(loop, card, 6 * GIB, 7 * GIB)
+    assert loop.steps.problem == ""
+    settings = parse_settings(loop.steps.page, loop.now)
+    assert is_known(settings)
+    assert not is_known(settings.allocator)
+
+
+@pytest.mark.parametrize("left", [0, wire.UNKNOWN])
+def test_a_page_of_an_older_hook_has_no_turns(left: int) -> None:
+    words = [1] * wire.SETTINGS_WORDS
+    words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_NUMBER_AGAIN] = [left] * 18
+    page = memoryview(bytearray(4096))
+    wire.write_settings(page, words)
+    settings = parse_settings(page, 5)
+    assert is_known(settings)
+    assert is_known(settings.allocator)
+    assert settings.allocator.phases == Missing("no step was watched from turn to turn")

@@ -1,0 +1,209 @@
+"""Programs that do odd but legal things to torch, on a real torch, each in a process of its own with the hook."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="no torch in this environment"
+)
+
+BEGIN = """
+import json, sys
+import tpmon.hook, torch
+from tpmon.hook import counters as counts, step_sample as watch
+from tpmon.hook.installation import HOOK
+watch._EVERY_NS, counts.SHORT_NS = 1, 0  # every other step is watched, however short
+S = HOOK.steps
+
+def model():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    return net, torch.optim.SGD(net.parameters(), lr=0.01, foreach=False)
+
+def loader(size=4, batches=20):
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(size * batches, 4)), batch_size=size)
+
+def train(net, optimizer, batches=20):
+    for (x,) in loader(batches=batches):
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def say(**told):
+    print(json.dumps({"steps": S.steps, "problem": tpmon.hook.problem(), **told}))
+"""
+
+
+def run(program: str, *flags: str) -> dict[str, object]:
+    done = subprocess.run(
+        [PYTHON, *(flags or ("-W", "ignore")), "-c", BEGIN + textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_loop() -> None:
+    told = run("""
+        import os
+        from tpmon.hook.bus import wire_settings as w
+
+        folder, asked = os.path.dirname(tpmon.hook.__file__), []
+
+        def sizes():
+            return S.watcher._settings.words[w.SET_PARAMETERS : w.SET_OPTIMIZER_STATE + 1]
+
+        class Odd(torch.nn.Parameter):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                if function.__name__ in ("numel", "element_size"):
+                    raise NotImplementedError(function.__name__)
+                return super().__torch_function__(function, types, args, kwargs or {})
+
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                if sys._getframe(1).f_code.co_filename.startswith(folder):
+                    asked.append(function.__name__)
+                    raise NotImplementedError(function.__name__)
+                return function(*args, **(kwargs or {}))
+
+        train(*model(), 60)
+        plain = sizes()
+        net, optimizer = model()
+        with Mode():
+            train(net, optimizer, 60)
+        moded = sizes()
+        net[0].weight = Odd(net[0].weight.data)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.01, foreach=False), 60)
+        odd = sizes()
+        say(plain=plain, moded=moded, odd=odd, asked=asked, inputs=S.watcher.inputs)
+        """)
+    assert told == {
+        "steps": 180,
+        "problem": "",
+        "plain": [100, 100, 0],
+        "moded": [100, 100, 0],
+        "odd": [-1, -1, -1],
+        "asked": [],
+        "inputs": ["float32[4, 4]"],
+    }
+
+
+@pytest.mark.long
+def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
+    told = run("""
+        import warnings
+
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        net, optimizer = model()
+        net(torch.ones(2, 4)).sum().backward()
+        warnings.simplefilter("error", UserWarning)
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(3):
+            step()
+        say(calls=S.optimizer_calls)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["calls"], told["problem"]) == (3, "")
+
+
+@pytest.mark.long
+def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_of_none() -> None:
+    told = run("""
+        import warnings
+
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        net, optimizer = model()
+        loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+        warnings.simplefilter("error", UserWarning)
+        step = torch.compile(lambda batches: net(next(batches)).sum(), backend="eager")
+        batches = iter(loader)
+        for _ in range(4):
+            step(batches).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        say(calls=S.optimizer_calls, batches=S.batches)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["calls"], told["batches"], told["problem"]) == (4, 4, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(whole: bool) -> None:
+    """Muon's step is traced as it is, with torch's loop over the hooks in it."""
+    told = run(f"""
+        if not hasattr(torch.optim, "Muon"):
+            say(skipped="no Muon")
+            raise SystemExit(0)
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        weight = torch.nn.Parameter(torch.ones(4, 4))
+        optimizer = torch.optim.Muon([weight], lr=0.01)
+        (weight @ weight).sum().backward()
+        step = torch.compile(optimizer.step, backend="eager", fullgraph={whole})
+        for _ in range(3):
+            step()
+        compiled = S.optimizer_calls
+        optimizer.step()
+        say(moved=bool((weight != 1).any()), compiled=compiled, calls=S.optimizer_calls)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["moved"], told["problem"]) == (True, "")
+    assert (told["compiled"], told["calls"]) == ((0, 1) if whole else (3, 4))
+
+
+def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer() -> None:
+    told = run("""
+        class Plain:
+            def __init__(self, net):
+                self.net, self.param_groups = net, [{"params": list(net.parameters())}]
+
+            def step(self):
+                with torch.no_grad():
+                    for one in self.net.parameters():
+                        one -= 0.01 * one.grad
+
+        if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
+            say(told=[20, 0, 20])
+            raise SystemExit(0)
+        net, _ = model()
+        optimizer, scaler = Plain(net), torch.amp.GradScaler("cpu", enabled=False)
+        for (x,) in loader():
+            scaler.scale(net(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            net.zero_grad()
+        say(told=[S.updates, S.skipped, S.steps])
+        """)
+    assert (told["told"], told["problem"]) == ([20, 0, 20], "")

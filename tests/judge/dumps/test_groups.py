@@ -1,0 +1,359 @@
+"""The fold of stacks: who is grouped, who is odd, who moved, and that order never matters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.dumps import (
+    ALL_REDUCE,
+    BACKWARD,
+    BROADCAST,
+    DECODE,
+    HOST,
+    IN_LOCK,
+    LIB,
+    NEXT_BATCH,
+    NFS,
+    ONCE,
+    RUNNING,
+    WORKER_READS,
+    WORKER_WAITS,
+    fold,
+    inner,
+    make_native,
+    make_rank,
+    make_round,
+    make_thread,
+    make_worker,
+    odd_pid,
+    rounds,
+)
+from tpmon.judge.dumps.describe import collapse_frames, describe_stack
+from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, ProcessLook
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.stops import Freezer
+
+# the odd one out
+
+
+def test_the_sentence_names_who_waits_where_and_who_is_elsewhere():
+    waiting = [make_rank(rank) for rank in range(8) if rank != 3]
+    blocked = make_rank(3, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS, call="read")
+    dump = fold(*waiting, blocked)
+    assert dump.summary == (
+        "7 of 8 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait),"
+        f" blocked in a read of /data/7.bin on NFS (/data){ONCE}"
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.pid, odd.worker) == (3, 4030, NOT_APPLICABLE)
+    assert odd.others == ()
+    assert dump.groups[0].threads[0].rank == 3
+    assert [len(group.threads) for group in dump.groups] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "world", "odd"),
+    [
+        ("all wait alike", [ALL_REDUCE] * 4, 4, 0),
+        ("all wait alike and more are elsewhere", [ALL_REDUCE] * 2, 4, 0),
+        ("one of two is not in the collective", [ALL_REDUCE, IN_LOCK], 2, 4010),
+        ("one of two is not in the collective, the first", [IN_LOCK, ALL_REDUCE], 2, 4000),
+        ("one waits in another collective", [ALL_REDUCE, ALL_REDUCE, BROADCAST, ALL_REDUCE], 4, 4020),
+        ("two collectives, as many ranks in each", [ALL_REDUCE, BROADCAST], 2, 0),
+        ("one of four runs elsewhere", [IN_LOCK, IN_LOCK, IN_LOCK, DECODE], 4, 4030),
+        ("two and two, none in a collective", [IN_LOCK, IN_LOCK, DECODE, DECODE], 4, 0),
+        ("most are not in the collective", [ALL_REDUCE, IN_LOCK, IN_LOCK, IN_LOCK], 4, 4000),
+        ("one waits, the others are all over", [ALL_REDUCE, IN_LOCK, DECODE, NEXT_BATCH], 4, 0),
+        ("one rank alone", [IN_LOCK], 1, 0),
+    ],
+)
+def test_the_odd_one_is_named_and_nobody_is_accused_without_reason(name, ranks, world, odd):
+    dump = fold(*(make_rank(rank, frames=frames) for rank, frames in enumerate(ranks)), world=world)
+    assert odd_pid(dump) == odd, name
+
+
+def test_all_that_wait_with_ranks_elsewhere_point_there():
+    dump = fold(make_rank(0), make_rank(1), world=4)
+    assert dump.summary.startswith("all 2 ranks here wait in all_reduce train.py:40; 2 ranks are elsewhere")
+    assert "tpmon fold" in dump.summary
+    alone = fold(make_rank(0, frames=IN_LOCK), world=2).summary
+    assert alone.startswith(
+        "rank 0 is in hold train.py:12, waits for: lock or queue (futex); 1 rank is elsewhere or has ended"
+    )
+
+
+def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others():
+    loop = [make_native(5000 + rank, "pt_gloo_runloop") for rank in range(2)]
+    dump = fold(make_rank(0, loop[0], frames=BACKWARD), make_rank(1, loop[1], frames=IN_LOCK))
+    assert dump.summary.startswith(
+        "1 of 2 ranks waits in a collective of backward train.py:40; rank 1 is in hold"
+    )
+    assert odd_pid(dump) == 4010
+    silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))
+    assert odd_pid(silent) == 0
+    running = fold(make_rank(0, loop[0], frames=BACKWARD, **RUNNING), make_rank(1, loop[1], frames=IN_LOCK))
+    assert odd_pid(running) == 0
+
+
+def test_the_worker_that_holds_a_rank_is_named():
+    reading = make_worker(0, 1, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
+    dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), reading, make_worker(0, 2))
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
+    assert dump.summary.startswith(
+        "rank 0 is in its wait for a batch (queue train.py:40); worker 1 of rank 0 is in"
+    )
+    assert (
+        "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
+    )
+    assert dump.groups[0].threads[0].worker == 1
+
+
+def test_workers_that_all_wait_are_a_lost_batch_and_none_of_them_is_accused():
+    dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), make_worker(0, 1))
+    assert "all its 2 workers wait for work too: a batch was lost" in dump.summary
+    assert odd_pid(dump) == 0
+
+
+def test_workers_that_are_all_at_one_place_are_not_accused():
+    workers = [make_worker(0, number, frames=WORKER_READS, waits_on=NFS) for number in range(3)]
+    dump = fold(make_rank(0, frames=NEXT_BATCH), *workers)
+    assert odd_pid(dump) == 0
+    assert "all its 3 workers are in decode data.py:88" in dump.summary
+
+
+def test_an_odd_rank_that_waits_for_a_batch_leads_to_its_worker():
+    dump = fold(
+        make_rank(0),
+        make_rank(1, frames=NEXT_BATCH),
+        make_rank(2),
+        make_worker(1, 0, frames=WORKER_READS),
+        make_worker(1, 1),
+        make_worker(0, 0, frames=WORKER_READS),
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.worker) == (1, 0)
+
+
+def test_a_stopped_rank_is_odd_also_at_the_same_line():
+    dump = fold(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal"), make_rank(2))
+    assert odd_pid(dump) == 4010
+    assert "stopped by a signal" in dump.summary
+
+
+def test_a_frozen_rank_is_odd_and_said_to_be_frozen_whatever_it_was_interrupted_in():
+    group = Freezer(2, "/train/rank1", "/sys/fs/cgroup/train/rank1")
+    frozen = replace(make_rank(1), frozen=group)
+    dump = fold(make_rank(0), frozen, make_rank(2))
+    assert odd_pid(dump) == 4010
+    assert "frozen by control group /train/rank1" in dump.summary
+    threads = [one for row in dump.groups for one in row.threads]
+    assert {one.pid for one in threads if is_known(one.frozen)} == {4010}
+
+
+def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
+    reason = "not permitted: it is a process of uid 7"
+    error = DumpError(HOST, 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
+    unread = make_rank(3, frames=Missing(reason))
+    dump = fold(make_rank(0), make_rank(1), make_rank(2), unread, errors=[error])
+    assert odd_pid(dump) == 0
+    assert dump.summary.startswith("3 of 4 ranks wait in all_reduce")
+    assert f"rank 3 could not be read ({reason})" in dump.summary
+    assert Counter(is_known(group.frames) for group in dump.groups) == {True: 1, False: 1}
+
+
+def test_several_odd_ranks_are_listed():
+    dump = fold(
+        *(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6))
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert odd.rank == 4
+    assert odd.others == (4050, 4060)
+    assert "ranks 5-6 not there either" in dump.summary
+
+
+def test_no_rank_at_all_is_said():
+    assert fold().summary == "no rank was found"
+    assert (
+        fold(make_rank(0, frames=Missing("gone"))).summary
+        == "no rank could be read; rank 0 could not be read"
+    )
+
+
+# over time
+
+
+@pytest.mark.parametrize(
+    ("stacks", "motion"),
+    [
+        ([IN_LOCK], Motion.ONCE),
+        ([IN_LOCK, IN_LOCK, IN_LOCK], Motion.FROZEN),
+        ([inner(1), inner(2), inner(1)], Motion.SLOW),
+        ([IN_LOCK, inner(2)], Motion.SLOW),
+        ([IN_LOCK, DECODE, IN_LOCK], Motion.MOVING),
+    ],
+)
+def test_looks_tell_frozen_slow_and_moving(stacks, motion):
+    dump = rounds(*([make_rank(0, frames=frames)] for frames in stacks), world=1)
+    (group,) = dump.groups
+    assert group.motion is motion
+    assert (group.since_s == 5.0 * (len(stacks) - 1)) == (motion is Motion.FROZEN)
+    assert is_known(group.since_s) == (motion is Motion.FROZEN)
+    assert dump.rounds == len(stacks)
+
+
+def test_a_frozen_rank_is_dated_and_its_cpu_is_counted():
+    looks = [[make_rank(0), make_rank(1, frames=IN_LOCK, run_ns=n * 10**7)] for n in (1, 2, 4)]
+    dump = rounds(*looks, world=2)
+    assert dump.summary.endswith("waits for: lock or queue (futex), frozen for at least 10 s")
+    thread = dump.groups[0].threads[0]
+    assert thread.cpu_pct == pytest.approx(0.4)
+    assert thread.delay_pct == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "delayed_s", "motion"),
+    [
+        (0.0, 0.0, Motion.FROZEN),
+        (0.05, 0.0, Motion.FROZEN),
+        (1.1, 0.0, Motion.SLOW),
+        (5.0, 1.0, Motion.SLOW),
+        (5.0, 4.5, Motion.FROZEN),
+        (9.9, 0.0, Motion.FROZEN),
+    ],
+)
+def test_one_stack_is_frozen_only_for_what_rests_or_spins(ran_s, delayed_s, motion):
+    """A loader's wait that ends and begins again is met in the same stack each time."""
+    looks = [
+        [
+            make_rank(
+                0, frames=NEXT_BATCH, run_ns=round(part * ran_s * 1e9), delay_ns=round(part * delayed_s * 1e9)
+            )
+        ]
+        for part in (0.0, 0.5, 1.0)
+    ]
+    assert rounds(*looks, world=1).groups[0].motion is motion
+
+
+def test_what_a_forked_process_inherited_is_not_its_own():
+    forked = (
+        *NEXT_BATCH[:3],
+        StackFrame("_launch", f"{LIB}/multiprocessing/popen_fork.py", 71),
+        StackFrame("BaseProcess._bootstrap", f"{LIB}/multiprocessing/process.py", 314),
+        StackFrame("BaseProcess.run", f"{LIB}/multiprocessing/process.py", 108),
+        *WORKER_READS[1:],
+    )
+    assert [one.text for one in collapse_frames(forked)] == [
+        "fetch",
+        "__getitem__ data.py:60",
+        "decode data.py:88",
+    ]
+    assert describe_stack(Role.WORKER, ThreadKind.MAIN, forked).text == "decode data.py:88"
+    waits = (*forked[:6], *WORKER_WAITS[1:])
+    assert describe_stack(Role.WORKER, ThreadKind.MAIN, waits).text == "waits for work (queue.get)"
+    assert [one.text for one in collapse_frames(waits)] == ["queue.get"]
+
+
+def test_a_job_that_moves_accuses_nobody():
+    first = [make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK)]
+    then = [make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK), make_rank(2, frames=ALL_REDUCE)]
+    dump = rounds(first, then, first, world=3)
+    assert odd_pid(dump) == 0
+    assert dump.summary.startswith("the ranks move")
+
+
+def test_a_rank_that_moves_while_the_others_wait_is_said_to_move():
+    looks = [[make_rank(0), make_rank(1), make_rank(2, frames=frames)] for frames in (DECODE, IN_LOCK)]
+    dump = rounds(*looks, world=3)
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.motion) == (2, Motion.MOVING)
+    assert dump.summary.endswith("moving")
+
+
+def test_a_thread_that_ended_between_the_looks_is_left_out():
+    extra = make_thread(99, name="Thread-1", kind=ThreadKind.OTHER, frames=IN_LOCK)
+    dump = rounds([make_rank(0, extra), make_rank(1)], [make_rank(0)], world=2)
+    assert [thread.pid for group in dump.groups for thread in group.threads] == [4000]
+
+
+def test_native_threads_are_judged_by_their_cpu():
+    def look(run_ns: int) -> list[ProcessLook]:
+        return [
+            make_rank(
+                0,
+                make_native(7, "pt_nccl_watchdg", run_ns=run_ns),
+                make_native(8, "pt_autograd_0", ThreadKind.AUTOGRAD),
+            )
+        ]
+
+    dump = rounds(look(1), look(2), world=1)
+    found = {group.threads[0].name: group.motion for group in dump.groups if not is_known(group.frames)}
+    assert found == {"pt_nccl_watchdg": Motion.MOVING, "pt_autograd_0": Motion.FROZEN}
+
+
+# hosts
+
+
+def test_two_hosts_accuse_nobody_until_they_are_folded():
+    ranks = [make_rank(rank, frames=IN_LOCK if rank == 2 else ALL_REDUCE) for rank in range(4)]
+    one = fold_rounds([make_round(*ranks[:2], host="a")], Origin(1, "train.py", 4))
+    assert odd_pid(one) == 0
+    assert "2 ranks are elsewhere" in one.summary
+    two = fold_rounds([make_round(*ranks[2:], host="b", at_s=1.0)], Origin(2, "train.py", 4))
+    both = fold_dumps([two, one])
+    odd = both.odd_one_out
+    assert is_known(odd)
+    assert (odd.host, odd.rank) == ("b", 2)
+    assert both.host == "a, b"
+    assert both.world_size == 4
+    assert both.summary.startswith("3 of 4 ranks wait in all_reduce train.py:40; rank 2 on b is in hold")
+    assert fold_dumps([one, two]) == both
+
+
+def test_dumps_of_one_host_are_looks_one_after_the_other():
+    ranks = [make_rank(0), make_rank(1, frames=IN_LOCK)]
+    early = fold(*ranks)
+    late = fold(*ranks, at_s=60.0)
+    both = fold_dumps([decode(Dump, encode(early)), decode(Dump, encode(late))])
+    assert both.rounds == 2
+    assert [group.motion for group in both.groups] == [Motion.FROZEN, Motion.FROZEN]
+    assert both.groups[0].since_s == pytest.approx(60.0)
+    moved = fold(make_rank(0), make_rank(1, frames=DECODE), at_s=90.0)
+    assert fold_dumps([both, moved]).groups[0].motion is Motion.MOVING
+
+
+def test_nothing_to_fold_is_refused():
+    with pytest.raises(ValueError, match="needs a dump"):
+        fold_dumps([])
+    with pytest.raises(ValueError, match="needs a round"):
+        fold_rounds([], Origin(1, "", 1))
+
+
+def test_a_dead_child_is_named_and_no_worker_is_blamed_for_its_batch():
+    killed = DeadChild(4712, 4000, "pt_data_worker", "SIGKILL")
+    waits = make_rank(0, pid=4000, frames=NEXT_BATCH)
+    alone = fold_rounds([replace(make_round(waits), dead=(killed,))], Origin(1, "train.py", 1))
+    assert "process 4712 (pt_data_worker) of rank 0 is dead: SIGKILL" in alone.summary
+    assert "no worker of it was seen" not in alone.summary
+    assert alone.dead == (killed,)
+    idle = make_worker(0, 0)
+    left = fold_rounds([replace(make_round(waits, idle), dead=(killed,))], Origin(1, "train.py", 1))
+    assert "its worker that lives waits for work too" in left.summary
+    assert "lost" not in left.summary
+    other = replace(killed, parent=9)
+    plain = fold_rounds([replace(make_round(waits, idle), dead=(other,))], Origin(1, "train.py", 1))
+    assert "a batch was lost on the way" in plain.summary
+    both = fold_dumps([left, fold(make_rank(1, pid=4000), host="node-9", world=2)])
+    assert "process 4712 (pt_data_worker) of rank 0 is dead" in both.summary

@@ -1,0 +1,375 @@
+"""The job's cards over a span: steps of seconds, cards that others use too, contexts that do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frames import GIB, make_frame, make_gpu, make_loader, make_process
+from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on, said
+from tests.judging import SECOND, hold, make_phases, scene_of
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.card_idle import find_gpu_idle
+from tpmon.judge.features.hollow import judge_hollow
+from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
+from tpmon.judge.features.medians import NO_FRAMES, mean_known
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.features.standstill import gpus_move
+from tpmon.judge.rules import gpu as rules_gpu
+from tpmon.judge.rules.cards import judge_thermal
+from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.judge.rules.health import judge_balanced
+from tpmon.judge.rules.notes_cards import note_shared
+from tpmon.judge.rules.rules_launch import judge_launch_bound
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
+from tpmon.model.known import Missing, is_known
+from tpmon.model.verdict import Kind
+from tpmon.probe.gpu.mapping import OWN_NAMESPACE
+
+
+def second_by_second(cards_at, seconds=60, phases=None):
+    """See one rank on the cards that ``cards_at`` makes of each second."""
+    frames = []
+    for t in range(seconds):
+        frame = make_frame(gpus=cards_at(t), processes=(make_process(),), loader=())
+        taken = frame.taken + timedelta(seconds=t)
+        frames.append(replace(frame, taken=taken, taken_ns=frame.taken_ns + t * SECOND))
+    return see(frames, {4211: make_phases(IN_MODEL if phases is None else phases)})
+
+
+def step(t, length_s, work_s):
+    """Make the card of a loop that computes for ``work_s`` of each step and rests for the remainder."""
+    works = t % length_s < work_s
+    return make_gpu(
+        sm_pct=100.0 if works else 0.0,
+        sm_active_pct=90.0 if works else 0.0,
+        power_w=650.0 if works else 130.0,
+        sm_clock_mhz=1980.0 if works else 345.0,
+    )
+
+
+@pytest.mark.parametrize("length_s", [5, 8, 12])
+@pytest.mark.parametrize("later_s", range(0, 12, 3))
+def test_long_steps_do_not_hide_what_the_card_waits(length_s, later_s):
+    work_s = round(0.6 * length_s)
+    scene = second_by_second(
+        lambda t: (step(t, length_s, work_s),),
+        seconds=50 + later_s,
+        phases={Phase.DATA_WAIT: 0.4, Phase.SYNC: 0.4, Phase.BACKWARD: 0.2},
+    )
+    card = scene.gpus[0]
+    assert card.busy_pct == pytest.approx(100 * work_s / length_s, abs=12)
+    assert card.sm_active_pct == pytest.approx(0.9 * card.busy_pct)
+    assert card.clock_ratio == 1.0
+    assert type(judge_gpu_compute(scene)) is Cleared
+    assert find_starved(scene).share.ratio == pytest.approx(0.4, abs=0.1)
+
+
+def test_a_card_that_has_stopped_is_not_seen_by_what_it_did_before():
+    for length_s, work_s in ((5, 3), (12, 7)):
+        scene = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else 0),))  # noqa: B023
+        assert scene.gpus[0].busy_pct == 0
+        again = second_by_second(lambda t: (step(t, length_s, work_s if t < 40 else length_s),))  # noqa: B023
+        assert again.gpus[0].busy_pct == 100
+
+
+def test_one_pause_is_seen_over_the_plain_span():
+    scene = second_by_second(lambda t: (make_gpu(sm_pct=0.0 if 40 <= t < 45 else 100.0),))
+    assert scene.gpus[0].busy_pct == 100
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_shares_do_not_change_with_the_unit_of_power_and_clock(scale):
+    def card(t, factor):
+        one = step(t, 5, 3)
+        names = ("power_w", "power_limit_w", "sm_clock_mhz", "sm_clock_max_mhz")
+        return (replace(one, **{name: factor * getattr(one, name) for name in names}),)
+
+    plain, scaled = (second_by_second(lambda t, f=f: card(t, f)).gpus[0] for f in (1.0, scale))
+    assert scaled.power_ratio == pytest.approx(plain.power_ratio)
+    assert scaled.clock_ratio == pytest.approx(plain.clock_ratio)
+
+
+def test_a_mean_needs_half_of_its_readings():
+    assert mean_known([1.0, UNREAD, 3.0]) == 2.0
+    assert mean_known([1.0, UNREAD, UNREAD]) is UNREAD
+    assert mean_known([]) is NO_FRAMES
+
+
+def test_idle_is_not_told_of_seconds_that_were_not_read():
+    scene = second_by_second(lambda t: (make_gpu(sm_pct=UNREAD if t % 3 else 40.0),))
+    assert find_gpu_idle(scene.ranks[0], scene) is UNREAD
+
+
+OURS, NEIGHBOUR = 4211, 9999
+
+
+def listing(ours, theirs, **fields):
+    """Make a card of which the driver lists the job's process and a neighbour, with their SM %."""
+    listed = (GpuProcess(OURS, 8 * GIB, ours, True), GpuProcess(NEIGHBOUR, 40 * GIB, theirs, False))
+    return make_gpu(processes=listed, **fields)
+
+
+WAITS = {Phase.DATA_WAIT: 0.7, Phase.FORWARD: 0.1, Phase.BACKWARD: 0.2}
+
+
+def test_the_work_of_a_neighbour_is_not_the_jobs():
+    scene = on(listing(12.0, 86.0, sm_pct=98.0), phases=WAITS)
+    assert type(judge_gpu_compute(scene)) is Cleared
+    assert find_starved(scene).share.ratio == pytest.approx(0.7)
+    assert find_gpu_idle(scene.ranks[0], scene) == pytest.approx(0.76), (
+        "each kernel may wait for one of theirs"
+    )
+    assert note_shared(scene) == "shared: card 0 is not this job's alone, PID 9999 has a part of it"
+
+
+def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
+    alone = (GpuProcess(OURS, 8 * GIB, 22.0, True),)
+    for power in ({}, NO_GPM):
+        scene = on(make_gpu(sm_pct=97.0, processes=alone, lists_only=OWN_NAMESPACE, **power), phases=WAITS)
+        assert type(judge_gpu_compute(scene)) is Unsure
+        assert scene.gpus[0].busy_pct == Missing(
+            "card 0 is shared with processes that the driver does not list here, and the job has 22 % of it"
+        )
+        assert note_shared(scene).endswith("processes that the driver does not list here have a part of it")
+    # A sample or two that a process that works in turns lacks are no others.
+    scene = on(make_gpu(sm_pct=60.0, processes=alone, lists_only=OWN_NAMESPACE))
+    assert (scene.gpus[0].busy_pct, note_shared(scene)) == (60.0, "")
+    most = (GpuProcess(OURS, 8 * GIB, 80.0, True),)
+    assert on(make_gpu(sm_pct=97.0, processes=most, lists_only=OWN_NAMESPACE)).gpus[0].busy_pct == 97.0
+    # Outside of a container the driver lists everybody, and a share that was sampled low is the job's.
+    assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
+
+
+def test_a_driver_that_gives_nobody_a_share_of_a_busy_card_tells_of_no_others():
+    alone = (GpuProcess(OURS, 8 * GIB, 0.0, True),)
+    scene = on(make_gpu(sm_pct=98.0, processes=alone, lists_only=OWN_NAMESPACE))
+    assert (scene.gpus[0].busy_pct, note_shared(scene)) == (98.0, "")
+    assert is_known(scene.gpus[0].power_ratio)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(45.0, 50.0), (70.0, 25.0), (UNREAD, UNREAD)])
+def test_on_a_card_that_two_fill_nothing_is_decided(ours, theirs):
+    scene = on(listing(ours, theirs, sm_pct=97.0), phases=WAITS)
+    assert type(judge_gpu_compute(scene)) is Unsure
+    assert type(judge_launch_bound(on(listing(ours, theirs, sm_pct=97.0)))) is Unsure
+    assert type(find_starved(scene)) is Unsure
+    assert "9999" in find_starved(scene).text
+    assert note_shared(scene) != ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "busy"),
+    [(96.0, 0.0, 96.0), (96.0, UNREAD, 96.0), (93.0, 4.0, 97.0), (92.0, 6.0, 97.0)],
+)
+def test_a_context_or_a_desktop_beside_the_job_changes_nothing(ours, theirs, busy):
+    scene = on(listing(ours, theirs, sm_pct=busy))
+    assert scene.gpus[0].busy_pct == busy
+    assert said(judge_gpu_compute(scene)) == (Kind.COMPUTE_BOUND, "gpu-compute")
+    assert note_shared(scene) == ""
+
+
+def test_without_a_sample_a_process_did_nothing_where_the_others_explain_the_card():
+    assert on(listing(UNREAD, 85.0, sm_pct=86.0)).gpus[0].busy_pct == 0.0
+    assert on(listing(UNREAD, UNREAD, sm_pct=0.0)).gpus[0].busy_pct == 0.0
+    assert not is_known(on(listing(UNREAD, 50.0, sm_pct=97.0)).gpus[0].busy_pct)
+    assert not is_known(on(listing(60.0, UNREAD, sm_pct=97.0)).gpus[0].busy_pct)
+    assert not is_known(on(listing(UNREAD, 50.0, sm_pct=UNREAD)).gpus[0].busy_pct)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 100), st.sets(st.integers(0, 2), min_size=1))
+def test_a_figure_that_goes_missing_is_no_evidence(ours, theirs, busy, gone):
+    """What is told of nobody may be idle time or a card of its own by a fifth of U at most."""
+    told = [ours * busy, theirs * (1 - ours) * busy, busy]
+    left = [UNREAD if place in gone else one for place, one in enumerate(told)]
+    before, after = (on(listing(one[0], one[1], sm_pct=one[2])) for one in (told, left))
+    if told[1] > 0.2 * busy and type(judge_gpu_compute(before)) is not Suspicion:
+        assert type(judge_gpu_compute(after)) is not Suspicion
+    idle = find_gpu_idle(after.ranks[0], after)
+    assert not is_known(idle) or idle <= 1 - told[0] / 100 + 0.2
+
+
+def test_a_neighbour_or_a_screen_does_not_move_the_job():
+    assert gpus_move(on(listing(0.0, 86.0, sm_pct=86.0))) == ""
+    assert gpus_move(on(make_gpu(sm_pct=3.0))) == ""
+    assert gpus_move(on(make_gpu(sm_pct=8.0))) != ""
+    assert not is_known(gpus_move(on(listing(UNREAD, UNREAD, sm_pct=86.0))))
+
+
+def contexts(busy_pcts, own_pcts, gib):
+    """Make cards that all list the rank, with its SM % and the memory that it has on each."""
+    return tuple(
+        make_gpu(i, sm_pct=busy, processes=(GpuProcess(OURS, int(one * GIB), own, True),))
+        for i, (busy, own, one) in enumerate(zip(busy_pcts, own_pcts, gib, strict=True))
+    )
+
+
+@pytest.mark.parametrize(
+    ("own_pcts", "gib", "used"),
+    [
+        ((97.0, 0.0, 0.0), (60, 0.5, 0.5), [0]),
+        ((97.0, UNREAD, UNREAD), (60, 0.5, 0.5), [0]),
+        ((97.0, 0.0, 20.0), (60, 0.5, 0.5), [0, 2]),
+        ((97.0, 0.0, 0.0), (60, 50, 0.5), [0, 1]),
+        ((UNREAD, UNREAD, UNREAD), (60, 10, 10), [0, 1, 2]),
+        ((UNREAD, UNREAD, UNREAD), (0.5, 0.5, 0.5), [0, 1, 2]),
+    ],
+)
+def test_a_card_with_a_context_only_is_not_used(own_pcts, gib, used):
+    scene = on(*contexts((98.0, 2.0, 3.0), own_pcts, gib))
+    assert [card.index for card in scene.gpus] == used
+
+
+def test_a_stray_context_on_the_card_of_another_rank_does_not_hide_that_a_rank_starves():
+    ranks = tuple(range(4211, 4215))
+    stray = tuple(GpuProcess(pid, GIB // 2, UNREAD, True) for pid in ranks[1:])
+    first = (GpuProcess(4211, 4 * GIB, 96.0, True), *stray)
+    own = [
+        make_gpu(i, sm_pct=35.0, pids=(pid,), processes=(GpuProcess(pid, 4 * GIB, 34.0, True),))
+        for i, pid in enumerate(ranks[1:], 1)
+    ]
+    cards = (make_gpu(0, sm_pct=97.0, pids=ranks, processes=first), *own)
+    rows = tuple(make_process(pid, rank=i) for i, pid in enumerate(ranks))
+    scene = see(hold(make_frame(gpus=cards, processes=rows, loader=())))
+    assert [card.pids for card in scene.gpus] == [(4211,), (4212,), (4213,), (4214,)]
+    assert find_gpu_idle(scene.ranks[1], scene) == pytest.approx(0.65)
+
+
+def test_a_lost_card_is_no_stray_context():
+    lost = replace(contexts((0.0, 0.0), (UNREAD, UNREAD), (60, 0.5))[1], state=GpuState.LOST)
+    assert [card.index for card in on(make_gpu(0), lost).gpus] == [0, 1]
+
+
+def test_of_cards_that_are_only_visible_more_than_ranks_none_is_judged():
+    """Only open device files tell, eight cards work and one rank is there: seven are another job's."""
+    hot = {**held("HW thermal", 90.0), "sm_clock_mhz": 990.0, "xids": (79,), "ecc_uncorrected": 3}
+    cards = [make_gpu(i, pids_are_visible_only=True, **(hot if i == 6 else {})) for i in range(8)]
+    scene = on(*cards)
+    for rule in rules_gpu.RULES:
+        assert type(rule(scene)) is Unsure, rule
+    assert "only open device files tell" in judge_thermal(scene).text
+    assert said(judge_thermal(on(cards[6]))) == (Kind.GPU_THROTTLED, "thermal")
+
+
+@pytest.mark.parametrize(
+    ("card", "wanted"),
+    [
+        ({"power_w": 95.0, "power_limit_w": 450.0, "sm_clock_mhz": 2430.0, "sm_clock_max_mhz": 3105.0}, True),
+        (
+            {"power_w": 105.0, "power_limit_w": 400.0, "sm_clock_mhz": 1065.0, "sm_clock_max_mhz": 1410.0},
+            True,
+        ),
+        ({"power_w": 300.0, "sm_clock_mhz": 1000.0}, False),
+        ({"power_w": 28.0, "power_limit_w": UNREAD, "sm_clock_mhz": 1000.0}, UNREAD),
+        ({"power_w": 28.0, "power_limit_w": UNREAD}, UNREAD),
+        ({"power_w": 130.0, "sm_clock_mhz": UNREAD}, UNREAD),
+    ],
+)
+def test_hollow_at_a_lowered_clock_is_measured_by_what_the_clock_leaves(card, wanted):
+    scene = on(make_gpu(**NO_GPM, sm_pct=97.0, **card))
+    assert judge_hollow(scene.gpus[0]) == wanted
+    assert type(judge_balanced(scene)) is {True: Cleared, False: Suspicion, UNREAD: Unsure}[wanted]
+
+
+@pytest.mark.parametrize(
+    ("watts", "limit", "hollow"),
+    [(34, 70, None), (27, 70, None), (40, 72, None), (60, 150, None), (20, 70, True), (50, 70, False)],
+)
+def test_the_power_of_a_small_card_tells_little_between_rest_and_full(watts, limit, hollow):
+    scene = on(make_gpu(**NO_GPM, sm_pct=100.0, power_w=float(watts), power_limit_w=float(limit)))
+    told = judge_hollow(scene.gpus[0])
+    assert (told if is_known(told) else None) is hollow
+    wanted = {None: Unsure, True: Cleared, False: Suspicion}[hollow]
+    assert type(judge_gpu_compute(scene)) is wanted
+
+
+@pytest.mark.parametrize(("why", "bytes_s"), [("no NVLink", 2e5), ("not supported by this card", None)])
+def test_links_of_which_one_was_not_read_are_not_thought_quiet(why, bytes_s):
+    nvlink = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing(why))
+    seen = on(make_gpu(pcie_tx_bytes_s=1e5, pcie_rx_bytes_s=1e5, **nvlink)).gpus[0].link_bytes_s
+    assert seen == (Missing(why) if bytes_s is None else bytes_s)
+
+
+def test_sm_activity_tells_hollow_at_any_clock():
+    low = {"sm_pct": 97.0, "power_w": 100.0, "sm_clock_mhz": 900.0}
+    assert judge_hollow(on(make_gpu(sm_active_pct=8.0, **low)).gpus[0]) is True
+    assert not is_known(judge_hollow(on(make_gpu(sm_active_pct=8.0, **{**low, "power_w": 250.0})).gpus[0]))
+    assert judge_hollow(on(make_gpu(sm_active_pct=70.0, **low)).gpus[0]) is False
+
+
+NOTHING = {"sm_pct": 100.0, "sm_active_pct": 45.0, "tensor_pct": 0.0, "dram_pct": 0.2}
+NO_TRAFFIC = {
+    "pcie_tx_bytes_s": 1e4,
+    "pcie_rx_bytes_s": 1e4,
+    "nvlink_tx_bytes_s": 0.0,
+    "nvlink_rx_bytes_s": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "hollow"),
+    [
+        ({}, True),
+        ({"dram_pct": 5.0}, False),
+        ({"tensor_pct": 4.0}, False),
+        ({"pcie_rx_bytes_s": 60e6}, False),
+        ({"power_w": 400.0}, False),
+        ({"sm_active_pct": 80.0}, False),
+        ({"dram_pct": UNREAD}, False),
+    ],
+    ids=["nothing moves", "memory", "tensor cores", "links", "power", "most of the SMs", "not read"],
+)
+def test_two_collectives_that_do_not_end_hold_half_of_the_card_and_do_nothing(more, hollow):
+    card = make_gpu(**{**NOTHING, **NO_TRAFFIC, "power_w": 130.0, "power_limit_w": 700.0, **more})
+    assert judge_hollow(on(card).gpus[0]) is hollow
+
+
+def slices(active_pct, **fields):
+    """Make a card that is cut in two: one slice of the job, one of a tenant that fills it."""
+    mine = MigInstance("MIG-1", 1, 2 * GIB, 10 * GIB, active_pct, (OURS,))
+    tenants = MigInstance("MIG-2", 2, 39 * GIB, 40 * GIB, 90.0, (NEIGHBOUR,))
+    plain = {"sm_pct": UNREAD, "sm_active_pct": 70.0, "memory_used_bytes": 78 * GIB}
+    return make_gpu(mig=True, **{**plain, "mig_instances": (tenants, mine), **fields})
+
+
+def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
+    card = on(slices(6.0)).gpus[0]
+    assert (card.sm_active_pct, card.memory_ratio) == (6.0, 0.2)
+    assert "MIG slices have no utilisation" in card.busy_pct.reason
+    assert not is_known(card.power_ratio)
+    for rule in (judge_gpu_compute, judge_launch_bound, judge_balanced):
+        assert "MIG slices" in rule(on(slices(6.0))).text
+    unlisted = tuple(replace(one, pids=UNREAD) for one in slices(6.0).mig_instances)
+    assert not is_known(on(slices(6.0, mig_instances=unlisted)).gpus[0].sm_active_pct)
+    assert on(slices(6.0, mig_instances=unlisted[1:])).gpus[0].sm_active_pct == 6.0
+
+
+def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confidence():
+    found = find_starved(on(slices(6.0), phases=WAITS))
+    assert type(found) is Starved
+    said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")
+    assert (len(said_of_it.sources), said_of_it.margin) == (1, 1.0)
+    assert "whether the GPU works meanwhile is not known" in said_of_it.summary
+
+
+@pytest.mark.parametrize(
+    ("active_pct", "wait", "empty"), [(60.0, 0.7, 1.0), (UNREAD, 0.7, 1.0), (6.0, 0.4, 1.0), (6.0, 0.7, 0.1)]
+)
+def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty_queue(
+    active_pct, wait, empty
+):
+    stacks = make_phases({Phase.DATA_WAIT: wait, Phase.BACKWARD: 1 - wait})
+    loaders = (make_loader(empty_ratio=empty),)
+    frame = make_frame(gpus=(slices(active_pct),), processes=(make_process(),), loader=loaders)
+    assert type(find_starved(scene_of(frame, [stacks]))) is Unsure
+
+
+def test_a_slice_at_rest_does_not_keep_a_hang_from_being_told():
+    assert gpus_move(on(slices(0.0))) == ""
+    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
+    assert not is_known(gpus_move(on(slices(UNREAD))))

@@ -1,0 +1,165 @@
+"""Stacks that end in open, stat or a listing tell many small files, together with waits and never alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.data_rules import causes
+from tests.judging import make_looks, make_phases
+from tests.phase_stacks import PYTHON_LIB, SITE
+from tests.starving import COMPUTES, DISK, DISTANT, LINE, RANK, SMALL_FILES, SOCKET, line_up, make_second
+from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.context import observe
+from tpmon.judge.advice.facts import Facts
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion
+from tpmon.judge.features.file_opens import find_open_share, is_open
+from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.rules.data import judge_no_workers
+from tpmon.judge.rules.storage import RULES, judge_storage_bandwidth, judge_storage_latency
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.model.known import Missing, is_known
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+
+GONE = Missing("permission denied")
+FETCH = StackFrame("_MapDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py", 52)
+ITEM = StackFrame("Images.__getitem__", "/home/usr/train/data.py", 12)
+IDLE = StackFrame("Queue.get", PYTHON_LIB + "multiprocessing/queues.py", 103)
+OPEN = StackFrame("open", SITE + "PIL/Image.py", 3465)
+LARGE = {**SMALL_FILES, "asked_read_bytes_s": 4e6, "read_calls_s": 10.0}
+"""Few reads of 400 KB: each image in one, after an open and a stat that take long."""
+
+
+def stacked(
+    frames: Sequence[Any],
+    pid: int,
+    opening: int,
+    loading: int = 40,
+    *,
+    leaf: StackFrame = OPEN,
+    idle: int = 20,
+) -> Scene:
+    """See these seconds with a slice of stacks of one process; ``opening`` of ``loading`` end in ``leaf``."""
+    stacks = (
+        StackCount(1, "MainThread", (FETCH, ITEM, leaf), opening),
+        StackCount(1, "MainThread", (FETCH, ITEM), loading - opening),
+        StackCount(1, "MainThread", (IDLE,), idle),
+    )
+    lined = line_up(frames)
+    taken = StackSlice(
+        pid,
+        0,
+        lined[-1].taken,
+        lined[-1].taken_ns,
+        1.0,
+        90.0,
+        loading + idle,
+        tuple(filter(_counted, stacks)),
+    )
+    phases: dict[int, RankPhases] = {}
+    if pid == RANK:
+        phases[RANK] = make_phases(
+            {Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2},
+            parts={DataPart.FETCH: 0.8},
+            samples=200,
+            sights=frozenset((Need.TORCH_LOADER,)),
+        )
+    return see([*lined[:-1], replace(lined[-1], stacks=(taken,))], phases)
+
+
+def _counted(stack: StackCount) -> bool:
+    return stack.samples > 0
+
+
+def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
+    return stacked([make_second(0.8, [kind] * 2)] * 20, 5000, opening, **more)
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "opens"),
+    [
+        ("open", SITE + "PIL/Image.py", True),
+        ("ImageFile.load", SITE + "PIL/ImageFile.py", False),
+        ("pil_loader", SITE + "torchvision/datasets/folder.py", True),
+        ("pil_loader", "/home/usr/train/data.py", True),
+        ("getsize", "<frozen genericpath>", True),
+        ("isfile", "/usr/lib/python3.9/genericpath.py", True),
+        ("_joinrealpath", "<frozen posixpath>", True),
+        ("Path.stat", PYTHON_LIB + "pathlib.py", True),
+        ("Path.open", "/usr/lib/python3.13/pathlib/_local.py", True),
+        ("Path.read_bytes", PYTHON_LIB + "pathlib.py", False),
+        ("walk", "<frozen os>", True),
+        ("_listdir", PYTHON_LIB + "glob.py", True),
+        ("_open_file.__init__", SITE + "torch/serialization.py", True),
+        ("load", SITE + "torch/serialization.py", False),
+        ("load", SITE + "numpy/lib/_npyio_impl.py", True),
+        ("Store.open", "/home/usr/train/store.py", True),
+        ("ZipFile.open", PYTHON_LIB + "zipfile.py", False),
+        ("Images.__getitem__", "/home/usr/train/data.py", False),
+    ],
+)
+def test_functions_that_only_open_or_look_up_files(function: str, file: str, opens: bool) -> None:
+    assert is_open((ITEM, StackFrame(function, file, 7))) is opens
+    assert not is_open(())
+
+
+def test_few_large_reads_behind_slow_opens_are_many_small_files() -> None:
+    plain = fed(LARGE, 10)
+    assert causes(plain, RULES) == {"network-store"}
+    scene = fed(LARGE, 30)
+    assert causes(scene, RULES) == {"storage-latency"}
+    one = judge_storage_latency(scene)
+    assert isinstance(one, Suspicion)
+    assert one.summary.endswith("its workers wait in open and stat, 75 % of their work: many small files")
+    assert {"workers", "stacks of the loading"} <= one.sources
+    assert "reads" not in one.sources
+    assert {row.name: row.value for row in one.evidence}["loading in open and stat"] == 75
+    chosen = choose(one.kind, one.cause, observe(scene, one), Facts())
+    assert next(each for each in chosen if each.remedy.id == "shard-files").certain
+
+
+def test_reads_that_were_not_counted_and_opens_that_were_seen_decide() -> None:
+    unread = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
+    assert causes(fed(unread, 10), RULES) == set()
+    assert causes(fed(unread, 30), RULES) == {"storage-latency"}
+    small = judge_storage_latency(fed(SMALL_FILES, 30))
+    assert isinstance(small, Suspicion)
+    assert {"reads", "stacks of the loading"} <= small.sources
+
+
+def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast() -> None:
+    computing = fed(COMPUTES, 40)
+    assert isinstance(judge_storage_latency(computing), Cleared)
+    fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
+    assert isinstance(judge_storage_bandwidth(fast), Suspicion)
+    assert Need.SMALL_READS not in judge_storage_bandwidth(fast).observed
+    assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
+
+
+def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share() -> None:
+    assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
+    assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
+    assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
+
+
+def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_them() -> None:
+    def loads(io: int, opening: int) -> Scene:
+        second = make_second(
+            0.0, [], rank={"runnable": 0.3}, frame={"main_threads": (make_looks(RANK, 10, io=io),)}
+        )
+        return stacked([second] * 20, RANK, opening, idle=0)
+
+    one = judge_no_workers(loads(6, 30))
+    assert isinstance(one, Suspicion)
+    assert {Need.SMALL_READS, Need.WORKERS_IO_WAIT} <= one.observed
+    assert {row.name for row in one.evidence} >= {"loading in open and stat"}
+    chosen = choose(one.kind, one.cause, observe(loads(6, 30), one), Facts())
+    assert [each.remedy.id for each in chosen if each.certain][:2] == ["start-workers", "shard-files"]
+    for io, opening in ((1, 30), (6, 5)):
+        plain = judge_no_workers(loads(io, opening))
+        assert isinstance(plain, Suspicion)
+        assert Need.SMALL_READS not in plain.observed

@@ -1,0 +1,363 @@
+"""When the stacks of a whole job are read by themselves, how long a pause may be, and since when a hang is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
+from tests.frames import NOW, NOW_NS, make_frame, make_process
+from tests.hanging import conclude, run, sample, stand
+from tests.judging import SECOND
+from tpmon.judge.hang.detection import PATIENCE_S, need_s
+from tpmon.judge.hang.hang_causes import Patience
+from tpmon.judge.watch.picture import choose_rounds, find_corner
+from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, Watch, observe
+from tpmon.model.dump import Asker, DumpError, ErrorKind
+from tpmon.model.host import SocketSample
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import EXIT_CODES, Kind, SinceIs
+
+LOCKED = make_rank(0, frames=IN_LOCK)
+FORWARD = (MAIN, TRAIN, StackFrame("forward", f"{SITE}/torch/nn/modules/linear.py", 134))
+BACKWARD = (MAIN, TRAIN, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623))
+
+
+def asked_at(frames, **watch):
+    """Return at which seconds looks were asked for."""
+    return [second for second, one in enumerate(run(frames, **watch)) if is_known(one.look)]
+
+
+def blind(frames):
+    """Take the looks away: nobody has read any yet."""
+    return [replace(frame, rounds=NOT_APPLICABLE) for frame in frames]
+
+
+def test_looks_are_asked_for_before_the_time_is_up_and_hold_three_rounds():
+    judged = run(blind(stand(LOCKED)))
+    looks = [one.look for one in judged if is_known(one.look)]
+    assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
+    assert (looks[0].asker, looks[0].rounds, looks[0].block) == (Asker.WATCH, 3, False)
+    assert (looks[0].rounds - 1) * looks[0].every_s >= 5.0
+
+
+def test_an_old_log_makes_looks_worth_it_within_seconds():
+    assert asked_at(blind(stand(LOCKED, seconds=10, log_age_s=310.0)))[0] <= 3
+    assert asked_at(blind(stand(LOCKED, seconds=10, log_age_s=60.0))) == []
+
+
+def test_old_connections_do_where_no_log_is_a_file():
+    quiet = SocketSample(4, last_send_s=400.0, last_receive_s=350.0, retransmits=0, unsent_bytes=0)
+    frames = stand(LOCKED, seconds=14, log_age_s=None, sockets=quiet)
+    assert asked_at(blind(frames))[0] <= 3
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    assert finding.since == NOW - timedelta(seconds=350)
+    assert finding.since_source.startswith("last data on its connections")
+    busy = replace(quiet, last_receive_s=2.0)
+    assert asked_at(blind(stand(LOCKED, seconds=14, log_age_s=None, sockets=busy))) == []
+
+
+def test_an_old_hang_is_said_within_ten_seconds_and_as_old_as_the_log():
+    judged = run(stand(LOCKED, seconds=10, log_age_s=310.0))
+    finding = judged[-1].frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=310), SinceIs.LOWER_BOUND)
+
+
+def test_who_shall_only_look_asks_for_nothing_and_judges_by_the_readings():
+    frames = blind(stand(LOCKED, seconds=90, log_age_s=95.0))
+    assert asked_at(frames, may_ask=False) == []
+    finding = run(frames, may_ask=False)[-1].frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+
+
+def test_looks_that_never_come_leave_the_word_to_the_readings_after_a_while():
+    judged = run(blind(stand(LOCKED, seconds=90, log_age_s=95.0)))
+    kinds = [one.frame.verdict.kind for one in judged]
+    assert Kind.HUNG not in kinds[:74]
+    assert kinds[-1] is Kind.HUNG
+    assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20, 45, 71]
+
+
+def test_a_worker_that_started_before_the_hang_bounds_it_from_the_other_side():
+    job = (make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"), make_worker(0, 0))
+    finding = conclude(stand(*job))
+    row = next(one for one in finding.evidence if one.name == "youngest worker started")
+    assert (row.value, row.unit) == (3600.0, "s ago")
+
+
+def test_looks_that_come_late_are_waited_for_and_not_replaced_by_the_word_of_the_readings():
+    frames = blind(stand(LOCKED, seconds=80, log_age_s=85.0))
+    for second, at_s in zip((40, 58, 76), (0.0, 3.0, 6.0), strict=True):
+        look = replace(make_round(LOCKED, at_s=at_s), taken_ns=frames[second].taken_ns)
+        frames[second] = replace(frames[second], rounds=(look,))
+    judged = run(frames)
+    assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
+    assert {one.frame.verdict.cause for one in judged if one.frame.verdict.kind is Kind.HUNG} == {"lock"}
+
+
+def test_a_picture_that_still_holds_is_not_taken_again():
+    frames = stand(LOCKED, seconds=300, log_age_s=305.0)
+    early = [replace(frame, rounds=NOT_APPLICABLE) for frame in frames]
+    for second, one in zip((22, 25, 28), (0.0, 3.0, 6.0), strict=True):
+        look = replace(make_round(LOCKED, at_s=one), taken_ns=frames[second].taken_ns)
+        early[second] = replace(early[second], rounds=(look,))
+    assert asked_at(early) == [20]
+    judged = run(early)
+    assert {one.frame.verdict.cause for one in judged[35:]} == {"lock"}
+
+
+@pytest.mark.parametrize(("kind", "again"), [(ErrorKind.LATE, [20, 45]), (ErrorKind.DENIED, [20])])
+def test_looks_that_came_too_late_to_a_rank_are_asked_for_again_soon(kind, again):
+    frames = [replace(one, rounds=NOT_APPLICABLE) for one in stand(LOCKED, seconds=60, log_age_s=65.0)]
+    error = DumpError("node", 4000, Role.RANK, 0, NOT_APPLICABLE, kind, "words")
+    for second in (22, 25, 28):
+        look = replace(make_round(errors=(error,)), taken_ns=frames[second].taken_ns)
+        frames[second] = replace(frames[second], rounds=(look,))
+    assert asked_at(frames) == again
+
+
+def test_a_rank_that_moves_on_takes_its_picture_with_it():
+    frames = stand(LOCKED)
+    later = [
+        replace(
+            frames[-1],
+            taken=NOW + timedelta(seconds=second),
+            taken_ns=NOW_NS + second * SECOND,
+            rounds=NOT_APPLICABLE,
+            processes=(replace(frames[-1].processes[0], waits_unchanged_s=float(second)),),
+        )
+        for second in range(1, 8)
+    ]
+    judged = run([*frames, *later])
+    assert judged[len(frames) - 1].frame.verdict.kind is Kind.HUNG
+    assert judged[-1].standing.watch.picture is None
+    assert judged[-1].frame.verdict.kind is not Kind.HUNG
+
+
+def rested_since(frames, at):
+    """Let the wait of the ranks begin so many seconds after the first reading; each second before has its own."""
+    return [
+        replace(
+            frame,
+            processes=tuple(
+                replace(one, waits_unchanged_s=float(max(0, second - at))) for one in frame.processes
+            ),
+        )
+        for second, frame in enumerate(frames)
+    ]
+
+
+def test_an_old_log_says_nothing_of_a_run_that_was_seen_to_get_on_since():
+    frames = stand(LOCKED, seconds=64, log_age_s=4000.0)
+    assert conclude(frames[:1] + frames[-30:]).kind is Kind.HUNG
+    assert conclude(rested_since(frames, 50)).kind is not Kind.HUNG
+    assert asked_at(blind(rested_since(frames, 50))) == []
+    assert conclude(rested_since(frames, 30)).kind is Kind.HUNG
+
+
+def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
+    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
+    frames = [
+        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)
+    ]
+    for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
+        watch = Watch()
+        for frame in sample(frames, 4000, *stacks):
+            watch = observe(watch, frame)
+        assert bool(watch.moved_ns) is moved
+
+
+@pytest.mark.parametrize(
+    ("demand", "waiting", "moved"), [(0.6, 0.0, True), (0.02, 0.0, False), (0.6, 0.6, False)]
+)
+def test_a_main_thread_that_worked_and_waits_for_the_same_again_has_got_on(demand, waiting, moved):
+    frames = stand(LOCKED, seconds=60, log_age_s=None)
+    worked = [
+        replace(
+            frame,
+            processes=tuple(
+                replace(
+                    one,
+                    runnable=demand,
+                    waiting=waiting,
+                    thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
+                )
+                for one in frame.processes
+            ),
+        )
+        if second % 9 == 4 and second < 50
+        else frame
+        for second, frame in enumerate(frames)
+    ]
+    assert (conclude(worked).kind is not Kind.HUNG) is moved
+
+
+def test_the_users_time_counts_in_place_of_the_default():
+    assert conclude(stand(LOCKED, seconds=40), asked_s=300.0).kind is not Kind.HUNG
+    assert asked_at(blind(stand(LOCKED, seconds=40)), asked_s=300.0) == []
+    assert conclude(stand(LOCKED, seconds=20, log_age_s=22.0), asked_s=12.0).kind is Kind.HUNG
+
+
+def pauses(*lengths_s: int):
+    """Build a rank whose wait ends after each of ``lengths_s``."""
+    frames = []
+    for length in lengths_s:
+        for second in range(length):
+            at = len(frames)
+            rank = make_process(4000, start_ticks=100, state="S", waits_for="sleep")
+            frames.append(
+                make_frame(
+                    taken=NOW + timedelta(seconds=at),
+                    taken_ns=NOW_NS + at * SECOND,
+                    processes=(replace(rank, waits_unchanged_s=float(second)),),
+                    output=(),
+                )
+            )
+    return frames
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((10,), 30.0), ((10, 5), 30.0), ((70, 5), 138.0), ((70, 90, 5), 178.0), ((900, 5), 600.0)],
+)
+def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
+    watch = Watch()
+    for frame in pauses(*lengths):
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == pytest.approx(expected, abs=3)
+
+
+def test_what_is_meant_to_take_long_may_take_as_long_as_it_did_before():
+    watch = Watch(longest_s=900.0)
+    assert need_s(watch, Patience.SURE) == MOST_HANG_AFTER_S
+    assert need_s(watch, Patience.MEANT) == need_s(watch, Patience.WORKS) == 1800.0
+    assert need_s(Watch(longest_s=900.0, asked_s=60.0), Patience.MEANT) == PATIENCE_S
+
+
+def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
+    watch = Watch()
+    for frame in pauses(70, 5, 100):
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == pytest.approx(138, abs=3)
+    other = replace(make_process(5000, start_ticks=7, state="R"), waits_unchanged_s=0.0)
+    last = pauses(176)[-1]
+    assert observe(watch, replace(last, processes=(other,))).longest_s == watch.longest_s
+
+
+def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop():
+    runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
+    frames = [
+        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)
+    ]
+    loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
+    spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
+    watch = Watch()
+    for frame in [*spins, *sample(frames[110:150], 4000, loop)]:
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == 30.0
+    assert (watch.cornered_ns, watch.still_ns > watch.cornered_ns) == (watch.ranks[0].corner_ns, True)
+    for frame in sample(frames[150:160], 4000, FORWARD, BACKWARD):
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == pytest.approx(200, abs=30), "it came back from it"
+
+
+def test_a_log_line_is_a_sign_of_life():
+    frames = stand(LOCKED, log_age_s=5.0)
+    assert conclude(frames).kind is not Kind.HUNG
+    assert asked_at(blind(frames)) == []
+
+
+def test_a_stack_that_stays_counts_whatever_the_thread_uses():
+    runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
+    frames = [
+        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)
+    ]
+    watch = Watch()
+    for frame in sample(frames, 4000, FORWARD):
+        watch = observe(watch, frame)
+    assert (frame.taken_ns - watch.still_ns) / SECOND >= 39
+    moving = Watch()
+    for frame in sample(frames, 4000, FORWARD, BACKWARD):
+        moving = observe(moving, frame)
+    assert moving.still_ns == frame.taken_ns
+
+
+def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays():
+    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
+    batches = replace(naps, waits_for="a batch (loader queue)")
+    still_s = {}
+    for process in (naps, batches):
+        frames = [
+            make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=())
+            for n in range(40)
+        ]
+        watch = Watch()
+        for frame in sample(frames, 4000, FORWARD):
+            watch = observe(watch, frame)
+        still_s[process.waits_for] = (frame.taken_ns - watch.still_ns) / SECOND
+    assert still_s["sleep"] >= 39
+    assert still_s["a batch (loader queue)"] < 10
+
+
+def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_does_for_it():
+    loop = StackFrame("poll", "/run/train.py", 50)
+    get = StackFrame("get", "/env/lib/python3.11/queue.py", 171)
+    line = replace(loop, line=51)
+    assert find_corner([(MAIN, loop), (MAIN, line), (MAIN, line, get)]) == (MAIN, replace(loop, line=0))
+    assert find_corner([(MAIN, loop), (MAIN, TRAIN)]) is None
+    assert find_corner([FORWARD]) is None
+    assert find_corner([(get,)]) is None
+    assert find_corner([]) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 20), max_size=8))
+def test_a_picture_is_of_three_looks_at_least_and_of_some_seconds(gaps):
+    at_s, rounds = 0.0, []
+    for gap in gaps:
+        at_s += gap
+        rounds.append(make_round(LOCKED, at_s=at_s))
+    chosen = choose_rounds(rounds)
+    if chosen:
+        assert len(chosen) >= 3
+        assert chosen[-1] is rounds[-1]
+        assert chosen[-1].taken_ns - chosen[0].taken_ns >= 4 * SECOND
+    else:
+        assert len(rounds) < 3 or rounds[-1].taken_ns - rounds[0].taken_ns < 4 * SECOND
+
+
+STACKS = st.sampled_from((IN_LOCK, DECODE, FORWARD, NEXT_BATCH, Missing("denied"), NOT_APPLICABLE))
+THREADS = st.fixed_dictionaries(
+    {
+        "frames": STACKS,
+        "state": st.sampled_from("RSDTt"),
+        "waits_for": st.sampled_from(("running", "sleep", "NFS", "lock or queue (futex)", Missing("hidden"))),
+        "holds_gil": st.sampled_from((True, False, NOT_APPLICABLE)),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(THREADS, min_size=1, max_size=3),
+    st.lists(THREADS, max_size=2),
+    st.sampled_from((3.0, 45.0, 400.0)),
+    st.sampled_from((NOT_APPLICABLE, 2, 8)),
+)
+def test_any_picture_gets_an_answer(ranks, workers, log_age_s, world_size):
+    looks = [make_rank(number, **fields) for number, fields in enumerate(ranks)]
+    looks += [make_worker(0, number, **fields) for number, fields in enumerate(workers)]
+    finding = conclude(stand(*looks, seconds=35, log_age_s=log_age_s, world_size=world_size))
+    assert finding.kind in EXIT_CODES
+    assert finding.since <= NOW
+    if finding.kind is Kind.HUNG:
+        assert finding.summary
+        assert finding.evidence

@@ -1,0 +1,210 @@
+"""A hang in which ranks wait for others names the collective, who never called it, and when the backend gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.collectives import make_call, make_group, make_record
+from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
+from tests.frames import NOW, NOW_NS
+from tests.hanging import conclude, run, stand
+from tests.judging import SECOND
+from tpmon.judge.hang.hang_calls import LIMIT
+from tpmon.judge.watch.tracker import RankMemory
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import ProcessLook
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasRank, RasReport
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Finding, Kind
+
+NCCL = make_native(77, "pt_nccl_watchdg")
+GLOO = make_native(78, "pt_gloo_runloop")
+WAITS = make_rank(0, NCCL)
+AWAY = make_rank(1, NCCL, frames=IN_LOCK)
+PAIR = {"ranks": (0, 1)}
+ONE_MISSING = (
+    make_record(0, make_group(3, 4, **PAIR)),
+    make_record(1, make_group(3, 3, **PAIR)),
+)
+NAME = "all_reduce number 4 of default_pg"
+BEHIND = RasRank("00a1b2c3d4e5f607", 1, "behind", "AllReduce", 3, 4, 4242, "10.0.0.1")
+RAS = RasReport("2.27.5", 2, 2, (), (BEHIND,), 0, 0)
+
+
+def with_records(
+    frames: Sequence[Frame], *records: RankRecord, ras: tuple[RasReport, ...] = (), at: int = -1
+) -> list[Frame]:
+    """Let the records have been read before one of the Frames, the last unless told."""
+    frames = list(frames)
+    frames[at] = replace(frames[at], collectives=CollectivesReading(records, ras, ()))
+    return frames
+
+
+def pair(*looks: ProcessLook, seconds: int = 40) -> list[Frame]:
+    return stand(*(looks or (WAITS, AWAY)), seconds=seconds, world_size=2)
+
+
+def rows(finding: Finding) -> dict[str, str]:
+    return {row.name: row.text for row in finding.evidence}
+
+
+def test_the_rank_that_never_called_and_the_end_by_the_timeout_are_evidence():
+    finding = conclude(with_records(pair(), *ONE_MISSING))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    said = rows(finding)
+    assert said[NAME] == "rank 1 has not called it"
+    assert said[LIMIT] == "NCCL aborts this job in about 9m00s"
+    assert next(row.source for row in finding.evidence if row.name == NAME) == "debug server of torch"
+    assert list(said).index(NAME) == 1, "behind the culprit"
+
+
+def test_the_end_comes_nearer_while_the_record_grows_old_and_is_not_said_once_it_is_over():
+    records = [replace(one, taken=NOW - timedelta(seconds=5)) for one in ONE_MISSING]
+    finding = conclude(with_records(pair(), *records, at=-2))
+    assert rows(finding)[LIMIT] == "NCCL aborts this job in about 9m00s", "55 s at 5 s ago, of 600 s"
+    assert {row.age_s for row in finding.evidence if row.name in (NAME, LIMIT)} == {5.0}
+    calls = [make_call(4, ago_s=60.0, timeout_s=30.0)]
+    over = replace(records[0], groups=(make_group(3, 4, calls, **PAIR),))
+    said = rows(conclude(with_records(pair(), over, records[1])))
+    assert NAME in said
+    assert LIMIT not in said
+
+
+def test_a_default_timeout_is_called_assumed():
+    call = make_call(4, timeout_s=Missing("not recorded"))
+    first = make_record(0, make_group(3, 4, [call], **PAIR))
+    said = rows(conclude(with_records(pair(), first, ONE_MISSING[1])))
+    assert said[LIMIT] == "NCCL aborts this job in about 9m00s (assumed: its default timeout)"
+
+
+@pytest.mark.parametrize(
+    ("native", "words"),
+    [
+        (NCCL, "NCCL aborts this job in about 9m20s (assumed: its default timeout)"),
+        (GLOO, "gloo gives up in about 29m20s (assumed: its default timeout)"),
+        (make_native(79, "cuda-EvtHandlr"), None),
+    ],
+)
+def test_without_a_record_the_stacks_and_a_default_tell_the_end(native, words):
+    frames = pair(make_rank(0, native), make_rank(1, native, frames=IN_LOCK))
+    for given in (frames, with_records(frames)):
+        said = rows(conclude(given))
+        assert NAME not in said
+        assert said.get(LIMIT) == words
+
+
+def test_a_rank_elsewhere_is_not_accused_by_the_records_either():
+    frames = stand(WAITS, make_rank(1, NCCL), world_size=4, log_age_s=400.0)
+    records = [make_record(rank, make_group(3, 4)) for rank in (0, 1)]
+    finding = conclude(with_records(frames, *records), asked_s=30.0)
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
+    assert rows(finding)[NAME] == "ranks 2-3 have no record of it here"
+
+
+def test_a_record_tells_at_once_for_how_long_ranks_wait_for_one_elsewhere():
+    long_ago = [make_call(4, ago_s=1560.0, timeout_s=7200.0)]
+    records = [make_record(rank, make_group(3, 4, long_ago)) for rank in (2, 3)]
+    ranks = (make_rank(2, NCCL), make_rank(3, NCCL))
+    frames = [
+        replace(one, processes=tuple(replace(p, local_rank=p.rank - 2) for p in one.processes))
+        for one in stand(*ranks, seconds=15, world_size=4, log_age_s=7200.0)
+    ]
+    assert conclude(frames).kind is not Kind.HUNG, "the log of a machine without rank 0 tells nothing"
+    finding = conclude(with_records(frames, *records))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
+    assert finding.since == NOW - timedelta(seconds=1560)
+    assert finding.since_source.startswith("collective called by its record ")
+
+
+def test_the_wait_of_the_others_is_not_charged_to_who_came_just_now_to_where_it_stands():
+    """The rank validated for minutes, and saves since: the record is of those that wait for it."""
+    long_ago = [make_call(4, ago_s=320.0, timeout_s=7200.0)]
+    records = (make_record(0, make_group(3, 4, long_ago, **PAIR)), ONE_MISSING[1])
+    saves = (*IN_LOCK[:2], StackFrame("save", f"{SITE}/torch/serialization.py", 700))
+    waits = [WAITS, make_rank(1, NCCL, frames=saves, waits_for="pipe write (full)")]
+    bare = stand(*waits, seconds=15, world_size=2, log_age_s=None)
+    assert conclude(with_records(bare, *records)).kind is not Kind.HUNG
+    locked = stand(WAITS, AWAY, seconds=15, world_size=2, log_age_s=None)
+    assert conclude(with_records(locked, *records)).kind is Kind.HUNG, "found in what does not end"
+    moved = RankMemory(4010, 100, begun_ns=NOW_NS - 200 * SECOND, moved_ns=NOW_NS - 16 * SECOND)
+    seen = {"ranks": (moved,), "begun_ns": NOW_NS - 200 * SECOND}
+    assert conclude(with_records(locked, *records), **seen).kind is not Kind.HUNG, "it got on until then"
+
+
+@pytest.mark.parametrize("waits_for", ["lock with a time-out (futex)", "sleep"])
+def test_a_record_dates_a_wait_that_may_end_by_itself_too(waits_for):
+    long_ago = [make_call(4, ago_s=320.0, timeout_s=7200.0)]
+    records = (make_record(0, make_group(3, 4, long_ago, **PAIR)), ONE_MISSING[1])
+    naps = make_rank(1, NCCL, frames=IN_LOCK, waits_for=waits_for)
+    frames = with_records(stand(WAITS, naps, seconds=15, world_size=2, log_age_s=None), *records)
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 1)
+    moved = RankMemory(4010, 100, begun_ns=NOW_NS - 200 * SECOND, moved_ns=NOW_NS - 16 * SECOND)
+    seen = {"ranks": (moved,), "begun_ns": NOW_NS - 200 * SECOND}
+    assert conclude(frames, **seen).kind is not Kind.HUNG, "it got on until then"
+
+
+def test_calls_that_do_not_fit_are_told_where_all_ranks_wait():
+    other = make_record(1, make_group(3, 4, [make_call(4, "broadcast")], **PAIR))
+    finding = conclude(with_records(pair(WAITS, make_rank(1, NCCL)), ONE_MISSING[0], other))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    assert rows(finding)[NAME] == "rank 0 called all_reduce, rank 1 called broadcast"
+
+
+def test_what_nccl_says_of_its_ranks_is_told_beside_the_default():
+    said = rows(conclude(with_records(pair(), ras=(RAS,))))
+    assert said["NCCL RAS"].startswith("rank 1 of communicator e5f607")
+    assert "assumed" in said[LIMIT]
+
+
+def test_records_of_before_the_hang_and_calls_of_just_now_say_nothing():
+    old = [replace(one, taken=NOW - timedelta(seconds=300)) for one in ONE_MISSING]
+    said = rows(conclude(with_records(pair(), *old)))
+    assert (NAME in said, LIMIT in said) == (False, False)
+    fresh = make_record(0, make_group(3, 4, [make_call(4, ago_s=0.5)], **PAIR))
+    assert NAME not in rows(conclude(with_records(pair(), fresh, ONE_MISSING[1])))
+
+
+def test_nothing_is_said_of_collectives_where_no_rank_waits_in_one():
+    looks = (make_rank(0, NCCL, frames=IN_LOCK), make_rank(1, NCCL, frames=IN_LOCK))
+    finding = conclude(with_records(pair(*looks), *ONE_MISSING))
+    assert finding.kind is Kind.HUNG
+    assert not {NAME, LIMIT} & rows(finding).keys()
+
+
+def test_records_are_forgotten_with_the_picture_when_a_rank_moves():
+    frames = with_records(pair(), *ONE_MISSING)
+    last = frames[-1]
+    moving = [
+        replace(
+            last,
+            taken=last.taken + timedelta(seconds=second),
+            taken_ns=last.taken_ns + second * 10**9,
+            rounds=NOT_APPLICABLE,
+            collectives=NOT_APPLICABLE,
+            processes=tuple(replace(one, waits_unchanged_s=0.0) for one in last.processes),
+        )
+        for second in (2, 4)
+    ]
+    judged = run([*frames, *moving])
+    assert judged[len(frames) - 1].standing.watch.calls is not None
+    assert judged[-1].standing.watch.calls is None
+
+
+def test_records_without_a_picture_are_not_kept():
+    frames = [replace(one, rounds=NOT_APPLICABLE) for one in pair(make_rank(0, frames=DECODE))]
+    assert run(with_records(frames, *ONE_MISSING))[-1].standing.watch.calls is None
+
+
+def test_a_frame_carries_its_records_and_one_of_an_older_tpmon_is_read():
+    (frame,) = with_records([pair()[0]], *ONE_MISSING, ras=(RAS,))
+    assert decode(Frame, encode(frame)) == frame
+    plain = encode(replace(frame, collectives=NOT_APPLICABLE))
+    assert '"collectives"' not in plain
+    assert not is_known(decode(Frame, plain).collectives)

@@ -1,0 +1,296 @@
+"""CPU causes on made-up Windows: the thresholds of the sweep, neighbours, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_rank, make_worker
+from tpmon.judge.advice.context import gather_facts
+from tpmon.judge.advice.facts import fill
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.cpu import Taker, find_taker
+from tpmon.judge.features.snapshot import median_known, see
+from tpmon.judge.rules.cpu import (
+    judge_oversubscription,
+    judge_quota,
+    note_neighbours,
+    note_single_threaded_workers,
+    note_tenants,
+    say_got,
+)
+from tpmon.model.host import Pool
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role, Setting
+from tpmon.model.verdict import Kind
+
+SECOND = 1_000_000_000
+
+
+def window(processes=None, seconds=12, **cpu):
+    frame = make_frame(cpu=make_cpu(**cpu), processes=tuple(processes or (make_process(),)))
+    return [replace(frame, taken_ns=frame.taken_ns + i * SECOND) for i in range(seconds)]
+
+
+# Measured (docs/thresholds.md), one process on 2 CPUs: threads, demand/budget, waiting share, steps/s lost?
+SWEEP = [(1, 0.5, 0.0, False), (2, 1.0, 0.03, False), (3, 1.11, 0.31, False), (8, 2.92, 0.69, True)]
+
+
+@pytest.mark.parametrize(("threads", "pool", "delay", "guilty"), SWEEP)
+def test_the_measured_sweep_is_judged_as_it_was_felt(threads, pool, delay, guilty):
+    rank = make_process(busy_threads=threads, runnable=2 * pool)
+    scene = see(window([rank], budget_cores=2.0, oversubscription=pool, run_delay_ratio=delay))
+    answer = judge_oversubscription(scene)
+    assert isinstance(answer, Suspicion if guilty else Cleared)
+    if guilty:
+        assert (answer.kind, answer.cause) == (Kind.OVERSUBSCRIBED, "rank-pool")
+        assert answer.margin > 1
+
+
+def test_spinning_pools_run_and_do_not_wait():
+    scene = see(window(oversubscription=4.0, run_delay_ratio=0.1))
+    assert isinstance(judge_oversubscription(scene), Cleared)
+
+
+def test_pools_in_workers_are_told_from_pools_in_ranks():
+    rank = make_process(busy_threads=1, runnable=0.5)
+    workers = [
+        make_worker(pid, number, busy_threads=4, runnable=4.0) for number, pid in enumerate((901, 902))
+    ]
+    scene = see(window([rank, *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7))
+    assert judge_oversubscription(scene).cause == "worker-pool"
+
+
+def test_a_quota_costs_the_cpu_time_that_is_wanted_and_not_given():
+    """Measured: a quota of 0.53 of 2 CPUs, threads that want 2.0; without it the program ran 2.9 times as fast."""
+    cpu = {"budget_cores": 0.53, "throttled_ratio": 0.9, "host_cores": 2}
+    found = judge_quota(see(window(runnable=2.0, used_cores=0.53, **cpu)))
+    assert found.share == pytest.approx(1 - 0.53 / 2)
+    many = judge_quota(see(window(runnable=24.0, used_cores=0.53, **cpu)))
+    assert many.share == found.share, "two CPUs give no more than two"
+    beside = judge_quota(see(window(runnable=2.0, used_cores=0.2, **cpu)))
+    assert beside.share == found.share, "what a neighbour takes of the quota a larger one does not give back"
+    assert not is_known(judge_quota(see(window(runnable=0.5, used_cores=0.5, **cpu))).share)
+
+
+def test_ranks_that_would_fit_alone_are_too_many():
+    ranks = [make_process(pid, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
+    scene = see(window(ranks, budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6))
+    assert judge_oversubscription(scene).cause == "too-many-ranks"
+
+
+def test_trainings_that_a_program_started_share_the_cpus_with_each_other():
+    """Hogwild: without a process group they are helpers of the one rank, which waits for them."""
+    rank = make_process(busy_threads=0, runnable=0.0)
+    pools = [make_process(pid, role=Role.HELPER, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
+    frames = window([rank, *pools], budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6)
+    answer = judge_oversubscription(see(frames))
+    assert answer.cause == "rank-pool"
+    assert answer.summary == "thread pools of 3 processes that it started want 3.0 times the CPUs there are"
+    facts = gather_facts(see(frames), answer)
+    assert (facts.ranks, facts.pools) == (1, 3)
+    assert "OMP_NUM_THREADS=1" in fill("{pool_exports}", facts)
+    assert "OMP_NUM_THREADS=2" in fill("{pool_exports}", replace(facts, pools=1))
+
+
+def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():
+    assert isinstance(judge_quota(see(window(throttled_ratio=0.24))), Cleared)
+    found = judge_quota(see(window(throttled_ratio=0.5)))
+    assert (found.kind, found.cause, found.margin) == (Kind.CPU_THROTTLED, "quota", 2.0)
+
+
+def test_a_quota_that_is_used_up_needs_few_throttled_periods():
+    beside = {
+        "throttled_ratio": 0.2,
+        "budget_cores": 0.6,
+        "host_cores": 2,
+        "host_used_cores": 2.0,
+        "run_delay_ratio": 0.7,
+        "runnable": 2.0,
+    }
+    found = judge_quota(see(window(used_cores=0.58, **beside)))
+    assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
+    assert isinstance(judge_quota(see(window(used_cores=0.5, **beside))), Cleared)
+    # All CPUs of the machine in use is no quota that is used up.
+    assert isinstance(judge_quota(see(window(used_cores=1.9, **(beside | {"budget_cores": 2.0})))), Cleared)
+
+
+def test_a_job_that_hardly_wants_a_cpu_loses_none_to_its_neighbours():
+    beside = {
+        "budget_cores": 2.0,
+        "run_delay_ratio": 0.97,
+        "used_cores": 0.0,
+        "host_used_cores": 2.0,
+        "demand_ratio": 0.5,
+    }
+    assert note_neighbours(see(window(runnable=0.1, **beside))) == ""
+    said = note_neighbours(see(window(runnable=1.0, **beside)))
+    assert said.startswith("other-tenants: its threads want 1.0 of 2.0 CPUs and wait 97 % of that time")
+
+
+def test_what_was_not_read_is_neither_guilt_nor_innocence():
+    unread = Missing("no permission")
+    assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
+
+
+def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
+    busy = {
+        "budget_cores": 2.0,
+        "run_delay_ratio": 0.53,
+        "used_cores": 0.9,
+        "runnable": 1.9,
+        "host_used_cores": 2.0,
+    }
+    assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
+    assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
+    assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
+
+
+BURSTS = {
+    "budget_cores": 4.0,
+    "host_cores": 16,
+    "host_used_cores": 1.9,
+    "used_cores": 1.75,
+    "runnable": 4.75,
+    "demand_ratio": 1.19,
+    "run_delay_ratio": 0.63,
+}
+
+
+def test_a_quota_that_stops_bursts_is_not_laid_to_other_processes():
+    """16 threads in bursts under a quota of 4 of 16 CPUs: throttled time counts as waiting."""
+    scene = see(window(throttled_ratio=0.2, **BURSTS))
+    assert note_neighbours(scene) == note_tenants(scene) == ""
+    assert say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
+    assert find_taker(scene) is Taker.QUOTA
+    found = judge_quota(scene)
+    assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
+    assert "schedstat" in found.sources
+    beside = see(window(throttled_ratio=0.2, **(BURSTS | {"host_used_cores": 15.0})))
+    assert isinstance(judge_quota(beside), Cleared)
+
+
+def test_threads_that_wait_for_cpus_which_nobody_uses_have_no_neighbours():
+    """Eight workers that are bound to one of 16 CPUs."""
+    bound = BURSTS | {"budget_cores": 16.0, "used_cores": 1.3, "runnable": 8.2, "demand_ratio": 0.51}
+    scene = see(window(**(bound | {"host_used_cores": 1.4, "run_delay_ratio": 0.85})))
+    assert note_neighbours(scene) == note_tenants(scene) == ""
+    assert find_taker(scene) is Taker.ITSELF
+    hidden = see(window(**(bound | {"host_used_cores": Missing("masked")})))
+    assert "other processes use them" in note_neighbours(hidden)
+
+
+def test_others_on_the_cpus_of_the_job_are_a_note_before_they_harm():
+    fine = {"run_delay_ratio": 0.02, "runnable": 1.0, "demand_ratio": 0.5, "used_cores": 1.0}
+    alone = fine | {"host_cores": 2, "budget_cores": 2.0, "host_used_cores": 1.1}
+    assert note_tenants(see(window(**alone))) == ""
+    beside = alone | {"host_used_cores": 2.0}
+    assert note_tenants(see(window(**beside))) == (
+        "other-tenants: other processes use 1.0 of the 2 CPUs of this machine"
+    )
+    # 100 of 128 CPUs may all be others than the 8 that this job may use; 124 may not.
+    large = fine | {"host_cores": 128, "budget_cores": 8.0}
+    assert note_tenants(see(window(**large, host_used_cores=101.0))) == ""
+    assert "use 124.0 of the 128" in note_tenants(see(window(**large, host_used_cores=125.0)))
+    assert note_tenants(see(window(**beside | {"host_used_cores": Missing("masked")}))) == ""
+    assert "wait 53 %" in note_tenants(see(window(**beside | {"run_delay_ratio": 0.53, "used_cores": 0.9})))
+
+
+def test_single_threaded_workers_beyond_the_budget_are_a_note():
+    workers = [make_worker(900 + i, i, busy_threads=1, runnable=0.9) for i in range(4)]
+    assert "4 workers want 3.6" in note_single_threaded_workers(
+        see(window([make_process(), *workers], budget_cores=2.0))
+    )
+    assert note_single_threaded_workers(see(window([make_process(), *workers], budget_cores=4.0))) == ""
+
+
+def test_a_scene_is_made_of_medians_over_ten_seconds():
+    frames = window(oversubscription=1.0, run_delay_ratio=0.5)
+    frames[-1] = replace(frames[-1], cpu=make_cpu(oversubscription=9.0, run_delay_ratio=0.9))
+    scene = see(frames)
+    assert (scene.pool_ratio, scene.delay_ratio) == (1.0, 0.5)
+    assert (scene.span_s, scene.history_s) == (10.0, 11.0)
+
+
+def test_fewer_than_half_of_the_readings_are_no_median():
+    gone = Missing("gone")
+    assert median_known([1.0, 3.0, gone]) == 2.0
+    assert median_known([1.0, gone, gone]) == gone
+    assert not is_known(median_known([]))
+    with pytest.raises(ValueError):
+        see([])
+
+
+def test_the_rank_table_is_not_needed_for_a_scene():
+    scene = see([make_frame(ranks=(make_rank(),), processes=())])
+    assert scene.ranks == ()
+
+
+def test_a_quota_is_told_by_two_sources_only_where_threads_were_seen_waiting():
+    alone = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=Missing("not read"))))
+    assert alone.sources == {"cgroup"}
+    both = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=0.5)))
+    assert len(both.sources) == 2
+
+
+def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
+    frames = window(oversubscription=4.0, run_delay_ratio=0.6, throttled_ratio=0.9)
+    full = see([replace(frame, gpus=(make_gpu(sm_pct=98.0),)) for frame in frames])
+    idle = see([replace(frame, gpus=(make_gpu(sm_pct=50.0),)) for frame in frames])
+    hollow = see([replace(frame, gpus=(make_gpu(sm_active_pct=4.0, power_w=150.0),)) for frame in frames])
+    for rule in (judge_quota, judge_oversubscription):
+        assert isinstance(rule(full), Cleared)
+        assert isinstance(rule(idle), Suspicion)
+        assert isinstance(rule(hollow), Suspicion)
+
+
+@pytest.mark.parametrize(
+    ("role", "library", "begins", "cap"),
+    [
+        (Role.WORKER, "OpenBLAS (numpy)", "OpenBLAS pools in 2 loader workers want", "threadpool_limits(1)"),
+        (Role.WORKER, "OpenCV (cv2)", "OpenCV pools in 2 loader workers want", "cv2.setNumThreads(0)"),
+        (Role.WORKER, "numexpr", "numexpr pools in 2 loader workers want", "numexpr.set_num_threads(1)"),
+        (Role.WORKER, "numexpr or OpenBLAS (numpy)", "thread pools of 2 loader workers want", "threadpool_l"),
+        (Role.WORKER, Missing("no known pool library is mapped"), "thread pools of 2 loader", "where cv2 is"),
+        (Role.RANK, "OpenCV (cv2)", "thread pools of 2 loader workers want", "cv2.setNumThreads(0)"),
+    ],
+)
+def test_whose_pool_it_is_where_it_is_told(role, library, begins, cap):
+    workers = [make_worker(pid, pid - 21, busy_threads=4, runnable=4.0) for pid in (21, 22)]
+    pool = Pool(21, role, library, threads=4, runnable=4.0)
+    frames = window(
+        [make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool
+    )
+    answer = judge_oversubscription(see(frames))
+    assert answer.summary.startswith(begins)
+    told = [one.text for one in answer.evidence if one.name == "library"]
+    assert told == ([library] if is_known(library) and role is Role.WORKER else [])
+    assert cap in fill("{worker_cap}", gather_facts(see(frames), answer))
+
+
+def test_where_two_libraries_may_be_it_each_is_capped():
+    pool = Pool(11, Role.WORKER, "OpenCV (cv2) or OpenBLAS (numpy)", threads=4, runnable=4.0)
+    frames = window(oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
+    capped = fill("{worker_cap}", gather_facts(see(frames), judge_oversubscription(see(frames))))
+    assert "cv2.setNumThreads(0)" in capped
+    assert "threadpool_limits(1)" in capped
+
+
+def test_one_of_a_kind_is_written_as_one():
+    lone = see(
+        window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7)
+    )
+    assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
+    worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
+    note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
+    assert "one worker wants 1.0 CPUs" in note
+
+
+def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
+    for value in ("9" * 5000, "4,2", "-1", "\u0664", ""):
+        rank = make_process(busy_threads=8, environment=(Setting("OMP_NUM_THREADS", value),))
+        scene = see(window([rank], budget_cores=8.0, oversubscription=4.0, run_delay_ratio=0.7))
+        assert judge_oversubscription(scene).sources == {"schedstat"}

@@ -1,0 +1,341 @@
+"""What the main thread of a starved rank tells, on made-up Windows, and how stacks and looks are combined."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data_rules import ALL, NO_STACKS, causes
+from tests.frames import NOW, make_frame, make_gpu, make_process, make_rank
+from tests.judging import make_looks, make_phases
+from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.batch_waits import see_waits
+from tpmon.judge.features.data_wait import combine_wait, measure_share
+from tpmon.judge.features.loader import Starved, find_starved
+from tpmon.judge.features.series import find_period
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.rules import loader as rules_loader
+from tpmon.judge.rules.data import judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
+from tpmon.judge.rules.lifecycle import judge_starting
+from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+
+
+def loads_itself(wait=0.6, parts=None, **more):
+    """See a rank without workers whose stacks say how long it gets its batches."""
+    phases = make_phases(
+        {Phase.DATA_WAIT: wait, Phase.FORWARD: 0.5 - wait / 2, Phase.BACKWARD: 0.5 - wait / 2},
+        parts=parts or {DataPart.FETCH: wait},
+    )
+    return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})
+
+
+def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
+    scene = loads_itself()
+    assert causes(scene) == {"no-workers"}
+    one = judge_no_workers(scene)
+    assert one.share == pytest.approx(0.6)
+    assert one.needed_ratio is NOT_APPLICABLE
+    assert Need.NO_WORKERS in one.observed
+    assert len(one.sources) == 2
+
+
+def test_without_stacks_one_busy_thread_is_no_proof_of_loading():
+    scene = see(line_up([make_second(0.0, [])] * 12))
+    assert causes(scene) == set()
+    assert isinstance(judge_no_workers(scene), Unsure)
+
+
+def test_without_stacks_waiting_in_files_is_proof_enough_and_writing_is_not():
+    reads = {"waits_for": "FUSE file system", "asked_read_bytes_s": 4e6, "asked_write_bytes_s": 0.0}
+    assert causes(see(line_up([make_second(0.0, [], rank=reads)] * 12))) == {"no-workers"}
+    writes = {**reads, "asked_read_bytes_s": 1e3, "asked_write_bytes_s": 80e6}
+    assert causes(see(line_up([make_second(0.0, [], rank=writes)] * 12))) == set()
+
+
+def test_collating_is_told_from_fetching():
+    assert causes(loads_itself(0.6, {DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4})) == {"collate"}
+    assert causes(loads_itself(0.6, {DataPart.FETCH: 0.4, DataPart.COLLATE: 0.2})) == {"no-workers"}
+    assert judge_collate(loads_itself(0.6, {DataPart.FETCH: 0.2, DataPart.COLLATE: 0.4})).share == 0.4
+
+
+def test_a_queue_without_loader_workers_is_not_called_a_lack_of_workers():
+    assert causes(loads_itself(0.6, {DataPart.QUEUE: 0.6})) == set()
+
+
+def with_worker_stacks(function, samples, worker=COMPUTES):
+    """See two workers, whose stacks were sampled in one second."""
+    place = StackFrame(function, "/site/torch/utils/data/_utils/collate.py", 120)
+    idle = StackFrame("get", "/lib/multiprocessing/queues.py", 103)
+    root = StackFrame("_worker_loop", "/site/torch/utils/data/_utils/worker.py", 320)
+    other = StackFrame("__getitem__", "train.py", 12)
+    stacks = (
+        StackCount(1, "MainThread", (root, place), samples),
+        StackCount(1, "MainThread", (root, other), 40 - samples),
+        StackCount(1, "MainThread", (root, idle), 50),
+    )
+    seconds = [make_second(0.7, [worker] * 2, cpu={"budget_cores": 2.0})] * 12
+    frames = line_up(seconds)
+    taken = StackSlice(5000, 0, frames[-1].taken, frames[-1].taken_ns, 1.0, 90.0, 90, stacks)
+    return see([*frames[:-1], replace(frames[-1], stacks=(taken,))])
+
+
+def test_collating_in_the_workers_is_told_by_their_stacks():
+    assert causes(with_worker_stacks("default_collate", 30)) == {"collate"}
+    assert causes(with_worker_stacks("default_collate", 10)) == {"cpu-transform"}
+    unsampled = starve(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0})
+    assert isinstance(judge_collate(unsampled), Unsure)
+    idle = with_worker_stacks("default_collate", 30, IDLES)
+    assert "they wait for work" in judge_collate(idle).text
+
+
+def test_a_drain_is_seen_where_batches_are_ready_and_the_main_thread_copies():
+    phases = make_phases(
+        {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.35, DataPart.QUEUE: 0.05}
+    )
+    second = make_second(0.05, [IDLES] * 2, loader={"ready_batches": 4.0, "empty_ratio": 0.0})
+    scene = see(line_up([second] * 12), {RANK: phases})
+    assert causes(scene) == {"drain"}
+    one = judge_drain(scene)
+    assert one.share == pytest.approx(0.35)
+    assert Need.BATCHES_READY in one.observed
+    assert isinstance(judge_drain(starve(0.7, [COMPUTES] * 2)), Unsure)
+
+
+def pinned(pin, kinds, phases=None):
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.3), ThreadGroup(ThreadKind.PIN, 1, pin))
+    second = make_second(
+        0.0, kinds, loader={"pin_thread": True, "empty_ratio": 1.0}, rank={"thread_groups": groups}
+    )
+    second = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=7),))
+    return see(line_up([second] * 12), {RANK: phases} if phases else {})
+
+
+def test_a_busy_pin_thread_sets_the_pace_when_the_workers_have_no_work():
+    scene = pinned(0.97, [IDLES] * 2)
+    assert causes(scene) == {"pin"}
+    assert Need.PIN_THREAD_BUSY in judge_pin(scene).observed
+
+
+def test_a_lock_behind_a_pin_thread_is_a_wait_for_data_only_when_the_workers_are_late():
+    assert causes(pinned(0.05, [IDLES] * 2)) == set()
+    assert causes(pinned(0.05, [COMPUTES] * 2)) == {"too-few-workers"}
+    waits = make_phases({Phase.DATA_WAIT: 0.0, Phase.FORWARD: 1.0})
+    assert not isinstance(judge_pin(pinned(0.05, [IDLES] * 2, waits)), Suspicion)
+
+
+def bursts(period, late, seconds=40, sure=1.0):
+    busy = make_second(0.0, [IDLES] * 2, loader={"empty_ratio": 0.4, "ready_batches": 2.0})
+    stall = make_second(sure, [SLEEPS, IDLES], loader={"empty_ratio": 0.4})
+    return see(line_up([stall if i % period < late else busy for i in range(seconds)]))
+
+
+@pytest.mark.parametrize(("period", "late"), [(5, 2), (6, 3), (10, 4), (12, 5)])
+def test_bursts_are_periodic_after_three_periods(period, late):
+    scene = bursts(period, late, seconds=3 * period + 5)
+    assert "periodic" in causes(scene)
+    assert "one-slow-worker" not in causes(scene)
+    one = judge_periodic(scene)
+    assert Need.PERIODIC_SEEN in one.observed
+    assert f"every {period} s" in one.summary
+
+
+def test_bursts_that_ceased_are_no_cause_any_more():
+    waits = [(i, float(i % 5 < 2)) for i in range(40)]
+    assert is_known(find_period(waits))
+    assert is_known(find_period([*waits, *((i, 0.0) for i in range(40, 47))]))
+    over = find_period([*waits, *((i, 0.1) for i in range(40, 60))])
+    assert not is_known(over)
+    assert over.reason == "the bursts are over"
+
+
+def test_bursts_of_workers_that_always_have_work_are_a_slow_loader():
+    busy = make_second(0.0, [COMPUTES] * 2, loader={"empty_ratio": 0.9})
+    stall = make_second(1.0, [COMPUTES] * 2, loader={"empty_ratio": 1.0})
+    scene = see(line_up([stall if i % 5 < 4 else busy for i in range(40)]))
+    assert is_known(find_period(see_waits(scene.ranks[0], scene)))
+    assert "keeps up" in judge_periodic(scene).text
+    assert causes(scene) & {"too-few-workers", "cpu-transform"}
+    well = make_second(0.0, [IDLES] * 2, loader={"empty_ratio": 0.0, "ready_batches": 4.0})
+    changed = see(line_up([well] * 30 + [stall if i % 5 < 4 else busy for i in range(20)]))
+    assert not isinstance(judge_periodic(changed), Suspicion)
+
+
+def test_a_steady_wait_and_a_noisy_one_have_no_period():
+    noise = random.Random(7)
+    steady = [(i, 0.6 + noise.uniform(-0.1, 0.1)) for i in range(60)]
+    assert not is_known(find_period(steady))
+    for seed in range(20):
+        noise = random.Random(seed)
+        wild = [(i, float(noise.random() < 0.4)) for i in range(60)]
+        found = find_period(wild)
+        assert not is_known(found) or found[1] >= 0.5
+
+
+def test_a_loader_that_is_ahead_at_times_is_late_in_bursts():
+    looks = iter([WAIT_OR_NOT for _ in range(5) for WAIT_OR_NOT in (0.3, 0.5, 0.4, 0.6)])
+    seconds = [
+        make_second(
+            wait, [IDLES if i % 2 else SLEEPS, IDLES if i % 3 else COMPUTES], loader={"empty_ratio": 0.4}
+        )
+        for i, wait in enumerate(looks)
+    ]
+    one = judge_periodic(see(line_up(seconds)))
+    assert one.cause == "periodic"
+    assert "bursts" in one.summary
+
+
+def test_late_batches_that_all_fall_to_one_worker_come_in_bursts_too():
+    """As where every 40th batch opens a shard, and there are two workers."""
+    seconds = [
+        make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES], loader={"empty_ratio": 0.6}) for i in range(20)
+    ]
+    scene = see(line_up(seconds))
+    one = judge_periodic(scene)
+    assert (one.cause, "bursts" in one.summary) == ("periodic", True)
+    assert not isinstance(rules_loader.judge_too_few_workers(scene), Suspicion)
+    # The mean of the two is just below what is called idle.
+    less = [make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES if i % 8 else SLEEPS]) for i in range(20)]
+    assert "no work" in rules_loader.judge_too_few_workers(see(line_up(less))).text
+    always = [make_second(0.7, [SLEEPS, IDLES], loader={"empty_ratio": 0.6}) for _ in range(20)]
+    assert not isinstance(judge_periodic(see(line_up(always))), Suspicion)
+
+
+def gpu_job(wait, busy, kinds=(SLEEPS, SLEEPS), **more):
+    return starve(wait, list(kinds), frame={"gpus": (make_gpu(sm_pct=busy, pids=(RANK,)),)}, **more)
+
+
+def test_a_wait_behind_a_full_launch_queue_costs_nothing():
+    scene = gpu_job(0.5, 97.0)
+    assert causes(scene) == set()
+    assert "hidden" in judge_periodic(scene).text
+    idle = gpu_job(0.5, 45.0)
+    assert causes(idle) == {"too-few-workers"}
+    assert "GPU" in rules_loader.judge_too_few_workers(idle).sources
+
+
+def test_a_run_gains_no_more_than_its_card_idles():
+    one = rules_loader.judge_too_few_workers(gpu_job(0.7, 80.0))
+    assert one.share == pytest.approx(0.2)
+    assert one.needed_ratio == pytest.approx(1.25)
+
+
+def test_a_card_that_was_not_read_decides_nothing():
+    scene = gpu_job(0.7, Missing("stale"))
+    assert causes(scene) == set()
+    assert "stale" in rules_loader.judge_too_few_workers(scene).text
+
+
+def test_each_rank_is_held_against_its_own_card():
+    """In DDP the cards of the ranks that wait in a collective read 100 % busy."""
+    starved = make_second(0.6, [SLEEPS], pid=11, rank={"rank": 3, "runnable": 0.4})
+    others = [make_process(pid, rank=pid - 20) for pid in (20, 21, 22)]
+    cards = (
+        make_gpu(0, sm_pct=35.0, pids=(11,)),
+        *(make_gpu(i, sm_pct=100.0, pids=(19 + i,)) for i in (1, 2, 3)),
+    )
+    looks = (*starved.main_threads, *(make_looks(pid) for pid in (20, 21, 22)))
+    second = replace(
+        starved,
+        processes=(*starved.processes, *others),
+        gpus=cards,
+        main_threads=looks,
+        ranks=(make_rank(11),),
+    )
+    found = find_starved(see(line_up([second] * 12)))
+    assert isinstance(found, Starved)
+    assert found.rank.process.pid == 11
+    one = rules_loader.judge_too_few_workers(see(line_up([second] * 12)))
+    assert (one.rank, one.pid) == (3, 11)
+    assert one.summary.startswith("rank 3")
+
+
+def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
+    stacks = make_phases(
+        {Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1}
+    )
+    looks = measure_share(0.4, 100)
+    both = combine_wait(looks, stacks)
+    assert both.sources == {"stacks", "main thread"}
+    assert both.share.ratio == pytest.approx(0.5)
+    assert both.share.high - both.share.low < looks.high - looks.low
+    assert combine_wait(looks, NO_STACKS).sources == {"main thread"}
+    assert combine_wait(NO_STACKS, stacks).sources == {"stacks"}
+    assert combine_wait(NO_STACKS, NO_STACKS) == NO_STACKS
+
+
+@given(st.floats(0, 1), st.integers(20, 400), st.floats(0, 1), st.integers(20, 400), st.floats(1, 5))
+def test_taking_a_source_away_never_makes_a_wait_surer(one, looks, other, samples, design):
+    stacks = make_phases(
+        {Phase.DATA_WAIT: other, Phase.FORWARD: 1 - other},
+        parts={DataPart.QUEUE: other},
+        samples=samples,
+        design=design,
+    )
+    seen = measure_share(one, looks)
+    both = combine_wait(seen, stacks)
+    for less in (combine_wait(seen, NO_STACKS), combine_wait(NO_STACKS, stacks)):
+        assert less.sources < both.sources
+        assert less.surest_low <= both.surest_low
+
+
+def test_what_the_stacks_alone_see_keeps_the_interval_of_the_stacks():
+    stacks = make_phases({Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.4}, samples=30)
+    both = combine_wait(measure_share(0.0, 1000), stacks)
+    alone = combine_wait(NO_STACKS, stacks)
+    assert both.share.low == pytest.approx(alone.share.low, abs=0.02)
+    assert both.share.high >= alone.share.high - 0.02
+    assert both.told == {"stacks": pytest.approx(0.4), "main thread": 0.0}
+
+
+def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
+    second = make_second(0.6, [COMPUTES] * 2)
+    phases = make_phases({Phase.OTHER: 0.9, Phase.DATA_WAIT: 0.1}, parts={DataPart.QUEUE: 0.1})
+    alone = find_starved(see(line_up([second] * 12), {RANK: phases}))
+    assert alone.wait.sources == {"stacks", "main thread"}
+    suspicion = rules_loader.judge_too_few_workers(see(line_up([second] * 12), {RANK: phases}))
+    assert "stacks" not in suspicion.sources
+    assert "main thread" in suspicion.sources
+
+
+def test_behind_a_pin_thread_stacks_tell_the_queue_from_other_locks():
+    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
+    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
+    elsewhere = make_phases({Phase.FORWARD: 1.0})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
+    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
+
+
+def test_a_scene_without_ranks_is_unknown():
+    scene = see([make_frame(processes=())])
+    assert all(not isinstance(rule(scene), Suspicion) for rule in ALL)
+    assert isinstance(judge_periodic(scene), Unsure)
+
+
+@pytest.mark.parametrize("reads", [100, 156], ids=["60 %", "92 %"])
+def test_a_loop_that_reads_its_files_without_a_data_set_has_no_workers(reads):
+    main = StackFrame("main", "/home/usr/train/train.py", 60)
+    load = (main, StackFrame("load", "/usr/lib/python3/dist-packages/torch/serialization.py", 1500))
+    step = (main, StackFrame("backward", "/usr/lib/python3/dist-packages/torch/_tensor.py", 630))
+    stacks = (
+        StackCount(RANK, "MainThread", load, reads),
+        StackCount(RANK, "MainThread", step, 170 - reads),
+    )
+    frames = line_up([make_second(0.0, [])] * 55)
+    slices = [
+        StackSlice(RANK, 0, NOW, frames[number].taken_ns, 10.0, 17.0, 170, stacks)
+        for number in (10, 21, 32, 43, 54)
+    ]
+    scene = see(frames, read_phases(slices, frames[-1].taken_ns))
+    assert causes(scene) == {"no-workers"}
+    assert judge_no_workers(scene).share == pytest.approx(reads / 170)
+    assert isinstance(judge_starting(scene), Cleared)

@@ -1,0 +1,239 @@
+"""The healthy ends on made-up Windows: they must see work, and whoever waits is not called healthy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_worker
+from tests.judging import make_looks, make_phases, scene_of
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.finding import rate_confidence
+from tpmon.judge.rules import comms as rules_comms
+from tpmon.judge.rules import gpu as rules_gpu
+from tpmon.judge.rules import health as rules_healthy
+from tpmon.judge.rules import lifecycle as rules_progress
+from tpmon.judge.rules.health import judge_balanced, judge_cpu_compute
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.known import Missing
+from tpmon.model.verdict import EXIT_CODES, Confidence, Kind
+
+UNREAD = Missing("not permitted")
+TRAINS = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OPTIMIZER: 0.1, Phase.DATA_WAIT: 0.1}
+
+
+def cpu_job(demand, budget=2.0, pool=1.0, phases=TRAINS, where=None, **frame):
+    rank = make_process(runnable=demand, busy_threads=2)
+    plain = {"processes": (rank,), "loader": (), "cpu": make_cpu(budget_cores=budget, oversubscription=pool)}
+    place = {"where": where} if where else {}
+    return scene_of(make_frame(**{**plain, **frame}), [make_phases(phases, **place)] if phases else [])
+
+
+def said(answer):
+    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
+
+
+CPU = [
+    ("as many threads as CPUs", 2.0, 1.0, TRAINS, (Kind.COMPUTE_BOUND, "cpu")),
+    ("just enough", 1.62, 0.8, TRAINS, (Kind.COMPUTE_BOUND, "cpu")),
+    ("one thread of two CPUs", 1.0, 0.0, TRAINS, Cleared),
+    ("pools fight", 5.8, 2.9, TRAINS, Cleared),
+    ("loads its data itself", 2.0, 1.0, {Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4}, Cleared),
+    ("no stacks", 2.0, 1.0, None, (Kind.COMPUTE_BOUND, "cpu")),
+    ("demand not read", UNREAD, 1.0, TRAINS, Unsure),
+    ("pool not read", 2.0, UNREAD, TRAINS, (Kind.COMPUTE_BOUND, "cpu")),
+]
+
+
+@pytest.mark.parametrize(("name", "demand", "pool", "phases", "wanted"), CPU, ids=[row[0] for row in CPU])
+def test_cores_that_compute_are_healthy(name, demand, pool, phases, wanted):
+    answer = judge_cpu_compute(cpu_job(demand, pool=pool, phases=phases))
+    assert said(answer) == wanted
+
+
+def test_stacks_are_a_second_source_and_nothing_is_high_without_them():
+    assert judge_cpu_compute(cpu_job(2.0)).sources == {"schedstat", "stacks"}
+    assert judge_cpu_compute(cpu_job(2.0, phases=None)).sources == {"schedstat"}
+
+
+def test_too_few_samples_count_as_none():
+    rank = make_process(runnable=2.0)
+    frame = make_frame(processes=(rank,), cpu=make_cpu(budget_cores=2.0))
+    few = make_phases({Phase.DATA_WAIT: 1.0}, samples=3)
+    assert judge_cpu_compute(scene_of(frame, [few])).sources == {"schedstat"}
+
+
+def test_a_budget_that_was_not_read_decides_nothing():
+    assert type(judge_cpu_compute(cpu_job(2.0, budget=UNREAD))) is Unsure
+    assert type(judge_cpu_compute(cpu_job(2.0, budget=0.0))) is Unsure
+    assert type(judge_cpu_compute(scene_of(make_frame(processes=())))) is Unsure
+
+
+def test_a_job_with_cards_is_not_bound_by_its_cpus_compute():
+    assert type(judge_cpu_compute(cpu_job(2.0, gpus=(make_gpu(),)))) is Cleared
+    hidden = Missing("GPUs not visible from this shell (container or Slurm step)")
+    assert type(judge_cpu_compute(cpu_job(2.0, gpus=hidden))) is Unsure
+
+
+def looked(**parts):
+    return cpu_job(1.0, main_threads=(make_looks(**parts),), phases=None)
+
+
+BALANCED = [
+    ("trains", cpu_job(1.0), {"stacks"}),
+    ("runs", looked(), {"kernel looks"}),
+    ("runs mostly", looked(lock=2, batch_wait=1), {"kernel looks"}),
+    ("waits for batches", looked(batch_wait=4), None),
+    ("waits for reads", looked(io=3), None),
+    ("sleeps", looked(other=8), None),
+    ("waits for data", cpu_job(1.0, phases={Phase.DATA_WAIT: 0.3, Phase.FORWARD: 0.7}), None),
+    ("waits for ranks", cpu_job(1.0, phases={Phase.COMMS: 0.3, Phase.FORWARD: 0.7}), None),
+    ("logs", cpu_job(1.0, phases={Phase.LOGGING: 0.25, Phase.FORWARD: 0.75}), None),
+    ("does something else", cpu_job(1.0, phases={Phase.OTHER: 0.7, Phase.FORWARD: 0.3}), None),
+    ("nothing read", cpu_job(1.0, phases=None), None),
+    ("GPU trains", cpu_job(1.0, gpus=(make_gpu(),)), {"stacks", "NVML utilisation"}),
+    ("GPU waits", cpu_job(1.0, gpus=(make_gpu(sm_pct=50.0),)), None),
+    ("GPU hollow", cpu_job(1.0, gpus=(make_gpu(sm_active_pct=5.0, power_w=130.0),)), None),
+    ("GPU not read", cpu_job(1.0, gpus=(make_gpu(sm_pct=UNREAD),)), None),
+]
+
+
+@pytest.mark.parametrize(("name", "scene", "sources"), BALANCED, ids=[row[0] for row in BALANCED])
+def test_balanced_needs_work_to_be_seen_and_no_wait(name, scene, sources):
+    answer = judge_balanced(scene)
+    assert isinstance(answer, Suspicion) is (sources is not None)
+    if sources is not None:
+        assert answer.kind is Kind.BALANCED
+        assert answer.sources == sources
+
+
+def test_what_was_not_read_is_no_health():
+    assert type(judge_balanced(cpu_job(1.0, phases=None))) is Unsure
+    assert type(judge_balanced(cpu_job(1.0, gpus=(make_gpu(sm_pct=UNREAD),)))) is Unsure
+    assert type(judge_balanced(scene_of(make_frame(processes=())))) is Unsure
+
+
+EVERY_RULE = (*rules_gpu.RULES, *rules_comms.RULES, *rules_progress.RULES, *rules_healthy.RULES)
+
+HEALTHY = [
+    ("CPU", make_frame(processes=(make_process(runnable=2.0), make_worker())), [make_phases(TRAINS)]),
+    ("GPU", make_frame(gpus=(make_gpu(),)), [make_phases(TRAINS)]),
+    ("full memory", make_frame(gpus=(make_gpu(memory_used_bytes=97, memory_total_bytes=100),)), []),
+    (
+        "hidden wait",
+        make_frame(gpus=(make_gpu(),)),
+        [make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4})],
+    ),
+    (
+        "two ranks",
+        make_frame(processes=(make_process(4211), make_process(4212, rank=1)), loader=()),
+        [make_phases({Phase.COMMS: 0.1, Phase.FORWARD: 0.9}, pid=pid) for pid in (4211, 4212)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "frame", "phases"), HEALTHY, ids=[row[0] for row in HEALTHY])
+def test_no_rule_accuses_a_healthy_run(name, frame, phases):
+    scene = scene_of(frame, phases, seconds=40)
+    guilty = [
+        answer
+        for rule in EVERY_RULE
+        if isinstance(answer := rule(scene), Suspicion) and EXIT_CODES[answer.kind] != 0
+    ]
+    assert guilty == []
+
+
+KNOWN = st.one_of(st.floats(0, 200), st.just(UNREAD))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1),
+    st.integers(0, 200),
+    st.tuples(KNOWN, KNOWN, KNOWN),
+    st.booleans(),
+)
+def test_any_finite_window_gets_an_answer(ratios, samples, figures, on_gpu):
+    demand, budget, pool = figures
+    frame = make_frame(
+        processes=(make_process(runnable=demand),),
+        cpu=make_cpu(budget_cores=budget, oversubscription=pool),
+        gpus=(make_gpu(sm_pct=demand),) if on_gpu else (),
+    )
+    phases = [make_phases(ratios, samples=samples)]
+    for rule in rules_healthy.RULES:
+        before, after = rule(scene_of(frame, phases)), rule(scene_of(frame))
+        for answer in (before, after):
+            if isinstance(answer, Suspicion):
+                assert 0 <= answer.weight <= 1
+                assert answer.margin >= 0.999
+                assert answer.sources
+        if isinstance(before, Suspicion) and isinstance(after, Suspicion):
+            assert after.sources <= before.sources
+
+
+TAKEN = {
+    "budget_cores": 2.0,
+    "runnable": 1.0,
+    "demand_ratio": 0.5,
+    "run_delay_ratio": 0.97,
+    "used_cores": 0.03,
+}
+
+
+def test_a_run_whose_cpus_are_taken_is_no_sure_health():
+    fine = judge_balanced(cpu_job(1.0))
+    assert (fine.margin > 1, fine.against) == (True, ())
+    rank = make_process(runnable=1.0, busy_threads=1)
+    frame = make_frame(processes=(rank,), loader=(), cpu=make_cpu(**TAKEN), main_threads=(make_looks(),))
+    held = judge_balanced(scene_of(frame, [make_phases(TRAINS)]))
+    assert held.summary.startswith("steps go on, but its threads get 0.03 of the 1.0 CPUs that they want")
+    assert [row.name for row in held.against] == ["waiting for a CPU"]
+    assert "main thread runs or waits for a CPU" in {row.name for row in held.evidence}
+    assert rate_confidence(held, 60.0) is Confidence.LOW
+    full = make_frame(
+        processes=(make_process(runnable=2.0),), loader=(), cpu=make_cpu(**{**TAKEN, "runnable": 2.0})
+    )
+    computes = judge_cpu_compute(scene_of(full, [make_phases(TRAINS)]))
+    assert "its threads get 0.06 of the 2.0 CPUs that they want" in computes.summary
+    assert rate_confidence(computes, 60.0) is Confidence.LOW
+
+
+def test_balanced_is_not_sure_where_half_of_the_time_is_the_programs_own_code():
+    mixed = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
+    looks = {"main_threads": (make_looks(),)}
+    mean = {"processes": (make_process(runnable=4.2, busy_threads=8),)}
+    one = judge_balanced(cpu_job(4.2, budget=8.0, phases=mixed, **looks, **mean))
+    assert [row.name for row in one.against] == ["outside of the step"]
+    assert "55 % of the time goes into code outside of the model" in one.summary
+    assert rate_confidence(one, 60.0) is Confidence.LOW
+    on_gpu = judge_balanced(cpu_job(4.2, budget=8.0, phases=mixed, gpus=(make_gpu(),), **looks))
+    assert on_gpu.against == (), "the GPU is busy all the same"
+    pool = judge_balanced(cpu_job(4.0, budget=8.0, phases=mixed, **looks))
+    assert pool.against == (), "two threads that want 4 CPUs compute all the time"
+    plain = judge_balanced(cpu_job(1.0, **looks))
+    assert (plain.against, rate_confidence(plain, 60.0)) == ((), Confidence.HIGH)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [(Phase.CHECKPOINT, "in checkpoints"), (Phase.VALIDATION, "in validations")]
+)
+def test_pauses_between_steps_are_told_when_the_steps_go_on(phase, words):
+    mixed = {phase: 0.27, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.43}
+    looks = {"main_threads": (make_looks(io=3),)}
+    between = cpu_job(1.0, phases=mixed, where="backward train.py:95", **looks)
+    one = judge_balanced(between)
+    assert one.summary == f"steps go on, and 27 % of the time is spent {words}"
+    assert [row.name for row in one.against] == [words]
+    assert rate_confidence(one, 60.0) is Confidence.LOW
+    now = judge_balanced(cpu_job(1.0, phases=mixed, where=f"{phase.value} train.py:99", **looks))
+    assert "27 %" in now.text, "what it is in right now is a verdict of its own"
+    rare = judge_balanced(cpu_job(1.0, phases={phase: 0.1, Phase.FORWARD: 0.9}, main_threads=(make_looks(),)))
+    assert rare.against == ()
+
+
+def test_balanced_is_as_sure_as_the_weaker_of_its_figures():
+    barely = {Phase.FORWARD: 0.42, Phase.OTHER: 0.3, Phase.SYNC: 0.15, Phase.COMMS: 0.13}
+    one = judge_balanced(cpu_job(1.0, phases=barely, main_threads=(make_looks(),)))
+    assert one.margin == pytest.approx(0.42 / 0.4)

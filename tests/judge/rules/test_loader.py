@@ -1,0 +1,364 @@
+"""What the workers of a loader tell, on made-up Windows: each cause, and the pairs that are confused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.frames import NOW, make_memory
+from tests.judging import make_looks, make_phases
+from tests.starving import (
+    COMPUTES,
+    DISK,
+    DISTANT,
+    IDLES,
+    LINE,
+    SLEEPS,
+    SMALL_FILES,
+    SOCKET,
+    THRASHES,
+    line_up,
+    make_second,
+    starve,
+)
+from tpmon.judge.advice.context import gather_facts
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.hysteresis import key_of
+from tpmon.judge.ranking import find_explained
+from tpmon.judge.rules import data as rules_data
+from tpmon.judge.rules import loader as rules_loader
+from tpmon.judge.rules import storage as rules_storage
+from tpmon.judge.rules.loader import (
+    judge_one_slow_worker,
+    judge_respawn,
+    judge_too_few_workers,
+    judge_uneven_workers,
+)
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.verdict import Kind
+
+RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
+GONE = Missing("permission denied")
+
+
+def suspects(scene):
+    """Return the causes that are suspected and not explained by another one."""
+    found = [one for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)]
+    explained = find_explained(key_of(one) for one in found)
+    return {one.cause: one for one in found if key_of(one) not in explained}
+
+
+LOCKED = {**SLEEPS, "waits_for": "lock or queue (futex)"}
+
+
+def slow_one(kind):
+    return starve(0.7, [IDLES, kind, IDLES])
+
+
+def thrash(**memory):
+    fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
+    return starve(0.9, [THRASHES] * 2, frame={"memory": make_memory(**fields)})
+
+
+FULL = {"budget_cores": 2.0}
+CASES = {
+    "cpu-transform": (starve(0.8, [COMPUTES] * 2, cpu=FULL), "cpu-transform"),
+    "three compute on two cores": (starve(0.8, [COMPUTES] * 3, cpu=FULL), "cpu-transform"),
+    "one computes, a core is free": (starve(0.66, [COMPUTES], cpu=FULL), "too-few-workers"),
+    "four compute on eight cores": (starve(0.5, [COMPUTES] * 4), "too-few-workers"),
+    "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
+    "threads of theirs compute meanwhile": (
+        starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2),
+        "too-few-workers",
+    ),
+    "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
+    "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
+    "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),
+    "small files of a disk": (
+        starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]),
+        "storage-latency",
+    ),
+    "sockets": (starve(0.8, [SOCKET] * 2), "network-store"),
+    "a file system far away": (starve(0.8, [DISTANT] * 2), "network-store"),
+    "page cache": (thrash(), "page-cache-thrash"),
+    "page cache by PSI alone": (thrash(refault_bytes_s=GONE), "page-cache-thrash"),
+    "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
+    "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
+    "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),
+    "two of eight have shards": (starve(0.75, [COMPUTES] * 2 + [IDLES] * 6), "uneven-workers"),
+    "four of eight have shards": (starve(0.75, [COMPUTES] * 4 + [IDLES] * 4), "uneven-workers"),
+    "two of eight have shards, and read": (starve(0.75, [IDLES] * 6 + [DISK] * 2), "uneven-workers"),
+    "one is stopped": (
+        slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}),
+        "one-slow-worker",
+    ),
+}
+
+
+@pytest.mark.parametrize(("scene", "cause"), CASES.values(), ids=CASES)
+def test_each_cause_is_told_from_the_others(scene, cause):
+    found = suspects(scene)
+    assert set(found) == {cause}
+    one = found[cause]
+    assert one.kind is Kind.DATA_BOUND
+    assert one.share_low <= one.share <= one.share_high
+    assert one.weight == one.share
+    assert len(one.sources) >= 2
+    assert one.margin >= 1
+    assert one.needed_ratio == pytest.approx(1 / (1 - one.share))
+
+
+HEALTHY = {
+    "batches lie ready": starve(0.0, [IDLES] * 2, loader={"ready_batches": 4.0, "empty_ratio": 0.0}),
+    "workers compute but keep up": starve(0.02, [COMPUTES] * 4, cpu=FULL, loader={"ready_batches": 2.0}),
+    "workers read but keep up": starve(0.04, [DISK] * 2),
+    "every eighth second waits a little": starve(0.05, [SLEEPS] * 2),
+}
+
+
+@pytest.mark.parametrize("scene", HEALTHY.values(), ids=HEALTHY)
+def test_a_run_that_does_not_wait_is_cleared_of_every_cause(scene):
+    answers = [rule(scene) for rule in RULES]
+    assert all(isinstance(one, Cleared) for one in answers)
+
+
+def test_a_third_of_the_time_is_data_bound_with_the_gain_that_people_expect():
+    one = judge_too_few_workers(starve(0.3, [COMPUTES] * 2))
+    assert one.share == pytest.approx(0.3)
+    assert one.needed_ratio == pytest.approx(1 / 0.7)
+    assert one.share_low >= 0.1
+
+
+def test_what_is_too_close_to_call_is_said_so():
+    frames = line_up([make_second(0.1, [COMPUTES] * 2)] * 14 + [make_second(0.2, [COMPUTES] * 2)] * 6)
+    answer = judge_too_few_workers(see(frames))
+    assert isinstance(answer, Unsure)
+    assert "too close" in answer.text
+
+
+def test_pools_of_the_workers_are_no_slow_transforms():
+    pools = [{**COMPUTES, "busy_threads": 4, "runnable": 4.0}] * 2
+    scene = starve(0.9, pools, cpu={**FULL, "oversubscription": 4.0, "run_delay_ratio": 0.75})
+    assert suspects(scene) == {}
+
+
+def test_free_cores_decide_between_more_workers_and_cheaper_transforms():
+    few = judge_too_few_workers(starve(0.6, [COMPUTES] * 2))
+    assert Need.CORES_FREE in few.observed
+    assert Need.WORKERS_CPU_BOUND in few.observed
+    full = suspects(starve(0.6, [COMPUTES] * 2, cpu=FULL))["cpu-transform"]
+    assert Need.CORES_FULL in full.observed
+    unread = starve(0.6, [COMPUTES] * 2, cpu={"budget_cores": GONE})
+    assert set(suspects(unread)) == {"cpu-transform"}
+    assert not suspects(unread)["cpu-transform"].observed & {Need.CORES_FREE, Need.CORES_FULL}
+    assert isinstance(judge_too_few_workers(unread), Unsure)
+
+
+def test_all_waiting_for_each_other_is_no_loader():
+    scene = starve(1.0, [IDLES] * 2)
+    assert suspects(scene) == {}
+    assert "lost" in judge_too_few_workers(scene).text
+
+
+def test_the_slow_worker_is_named_and_its_backlog_counts():
+    one = judge_one_slow_worker(slow_one(COMPUTES))
+    assert one.pid == 5001
+    assert "worker 1" in one.summary
+    assert "loader queue" in one.sources
+    assert Need.ONE_WORKER_SLOW in one.observed
+    assert Need.STOPPED in judge_one_slow_worker(slow_one({**IDLES, "state": "T"})).observed
+
+
+def test_two_slow_workers_are_not_one():
+    assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES, COMPUTES, IDLES])), Cleared)
+    assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES])), Cleared)
+
+
+def test_workers_of_another_user_are_unknown():
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    scene = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert suspects(scene) == {}
+    assert isinstance(judge_one_slow_worker(scene), Unsure)
+
+
+def lives(life_s, births, wait, late_wait=None):
+    """See workers that live so long; they wait ``wait`` in the first half of it, then ``late_wait``."""
+    frames = []
+    for i in range(50):
+        age_s = i % life_s + 0.3
+        share = wait if late_wait is None or age_s < life_s / 2 else late_wait
+        second = make_second(share, [COMPUTES] * 2, loader={"births": births})
+        workers = (replace(one, started=NOW - timedelta(seconds=age_s)) for one in second.processes[1:])
+        frames.append(replace(second, processes=(second.processes[0], *workers)))
+    aged = line_up(frames)
+    shift = [frame.taken - NOW for frame in aged]
+    return see(
+        [
+            replace(
+                frame,
+                processes=(
+                    frame.processes[0],
+                    *(replace(one, started=one.started + back) for one in frame.processes[1:]),
+                ),
+            )
+            for frame, back in zip(aged, shift, strict=True)
+        ]
+    )
+
+
+def test_workers_that_are_born_again_and_again_are_the_cause():
+    for scene in (lives(1, 40, 0.6), lives(4, 24, 0.9, 0.1), lives(12, 10, 0.9, 0.2)):
+        found = suspects(scene)
+        assert set(found) == {"respawn"}
+        assert Need.RESPAWN_SEEN in found["respawn"].observed
+
+
+def test_one_generation_is_no_respawn():
+    assert isinstance(judge_respawn(lives(40, 2, 0.6)), Cleared)
+
+
+def test_a_wait_that_goes_on_late_in_the_life_of_workers_is_no_respawn():
+    assert isinstance(judge_respawn(lives(12, 10, 0.6)), Cleared)
+
+
+def test_births_without_a_wait_cost_nothing():
+    assert isinstance(judge_respawn(lives(1, 40, 0.0)), Cleared)
+
+
+def test_the_onset_is_found_where_the_window_reaches_back_to_it():
+    seconds = [make_second(0.0, [IDLES] * 2)] * 30 + [make_second(0.8, [SLEEPS] * 2)] * 25
+    frames = line_up(seconds)
+    one = judge_too_few_workers(see(frames))
+    assert abs(one.since_ns - frames[30].taken_ns) <= 2e9
+    assert judge_too_few_workers(see(frames[-20:])).since_ns is NOT_APPLICABLE
+
+
+def two_loaders(wait, first, second, *, old_in_use=False, **more):
+    """See a rank with two persistent loaders: the older one has the workers ``first``."""
+    one = make_second(wait, [*first, *second], **more)
+    whole = one.loader[0]
+    parts = (whole.queues[: len(first)], whole.queues[len(first) :])
+    loaders = tuple(
+        replace(
+            whole,
+            loader=number,
+            workers=len(queues),
+            queues=queues,
+            empty_ratio=wait if (number == 0) is old_in_use else 0.0,
+            ready_bytes=0 if (number == 0) is old_in_use else 4000,
+        )
+        for number, queues in enumerate(parts)
+    )
+    return see(line_up([replace(one, loader=loaders)] * 20))
+
+
+BUSY = {**COMPUTES, "runnable": 0.9}
+TWO = {
+    "a validation loader rests, cores are free": ([IDLES] * 8, [BUSY] * 8, 32.0, "too-few-workers"),
+    "a validation loader rests, no core is free": ([IDLES] * 8, [BUSY] * 8, 8.0, "cpu-transform"),
+    "one worker each": ([IDLES], [BUSY], 8.0, "too-few-workers"),
+    "most workers rest": ([IDLES] * 8, [BUSY] * 4, 32.0, "too-few-workers"),
+}
+
+
+@pytest.mark.parametrize(("rests", "works", "cores", "cause"), TWO.values(), ids=TWO)
+@pytest.mark.parametrize("old_in_use", [False, True])
+def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, cause, old_in_use):
+    cpu = {"budget_cores": cores, "host_cores": int(cores)}
+    order = (works, rests) if old_in_use else (rests, works)
+    scene = two_loaders(0.6, *order, old_in_use=old_in_use, cpu=cpu)
+    found = suspects(scene)
+    assert set(found) == {cause}
+    assert "loader queue" in found[cause].sources, "the queue of the loader in use"
+    assert not found[cause].against, "batches that lie ready in the other one say nothing"
+    assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
+
+
+def test_the_workers_of_the_loader_in_use_are_counted():
+    one = judge_too_few_workers(two_loaders(0.6, [IDLES] * 8, [BUSY] * 8, cpu={"budget_cores": 32.0}))
+    assert "of the loader in use, its 8 workers always have work" in one.summary
+
+
+def test_two_loaders_that_both_rest_are_told_by_their_queues():
+    one = make_second(0.0, [IDLES] * 2)
+    whole = one.loader[0]
+    first, second = (
+        replace(whole, loader=number, queues=(replace(whole.queues[number], pending_bytes=0),))
+        for number in (0, 1)
+    )
+    frames = [
+        replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)
+    ]
+    assert see(line_up(frames)).ranks[0].loader.loader == 1
+
+
+def test_a_worker_that_works_beside_many_that_do_not_is_no_lost_batch():
+    answer = judge_one_slow_worker(starve(0.97, [COMPUTES] + [IDLES] * 31))
+    assert isinstance(answer, Suspicion)
+
+
+def hand_on(kinds, *, waits=0.6, empty=1.0, **more):
+    """See a rank whose own thread iterates the loader: its main thread waits at a queue of its own."""
+    second = make_second(0.0, kinds, loader={"empty_ratio": empty}, rank={"runnable": 1 - waits}, **more)
+    looks = (make_looks(4211, 10, lock=round(10 * waits)),)
+    phases = make_phases({Phase.OTHER: waits, Phase.FORWARD: 1 - waits}, plain_waits_ratio=waits)
+    return see(line_up([replace(second, main_threads=looks)] * 20), {4211: phases})
+
+
+def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
+    found = suspects(hand_on([COMPUTES] * 4))
+    assert set(found) == {"too-few-workers"}
+    one = found["too-few-workers"]
+    assert one.share == pytest.approx(0.6)
+    assert one.sources >= {"stacks", "loader queue", "workers"}
+    assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
+
+
+def test_without_stacks_a_wait_for_such_a_thread_is_not_ruled_out():
+    def look(kinds, **loader):
+        second = make_second(0.0, kinds, loader=loader, rank={"runnable": 0.4})
+        return see(line_up([replace(second, main_threads=(make_looks(4211, 10, lock=6),))] * 20))
+
+    answer = judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=1.0))
+    assert isinstance(answer, Unsure)
+    assert "the loader is behind" in answer.text
+    assert isinstance(judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=0.0)), Cleared)
+    assert isinstance(judge_too_few_workers(look([IDLES] * 4, empty_ratio=1.0)), Cleared)
+
+
+NOT_HANDED = {
+    "the loader keeps up": hand_on([IDLES] * 4, empty=0.0),
+    "its workers rest at times": hand_on([COMPUTES] * 2 + [IDLES] * 2),
+    "batches lie ready": hand_on([COMPUTES] * 4, empty=0.1),
+    "the wait is short": hand_on([COMPUTES] * 4, waits=0.1),
+    "no workers": hand_on([]),
+}
+
+
+@pytest.mark.parametrize("scene", NOT_HANDED.values(), ids=NOT_HANDED)
+def test_a_wait_at_a_queue_beside_a_loader_that_is_not_behind_is_none_for_data(scene):
+    assert suspects(scene) == {}
+
+
+def test_workers_without_data_are_told_by_each_of_them():
+    one = judge_uneven_workers(starve(0.75, [COMPUTES] * 2 + [IDLES] * 6))
+    assert "only 2 of its 8 workers have work" in one.summary
+    assert Need.FEW_WORKERS_FED in one.observed
+    at_times = line_up(
+        [make_second(0.75, [COMPUTES] * 2 + [IDLES, [SLEEPS, IDLES][i % 2]]) for i in range(20)]
+    )
+    assert isinstance(judge_uneven_workers(see(at_times)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES] * 3)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), (
+        "one is a slow one"
+    )
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert isinstance(judge_uneven_workers(unread), Unsure)
+    lumped = starve(0.75, [COMPUTES] * 2 + [IDLES] * 6, loader={"ready_bytes": GONE})
+    assert isinstance(judge_uneven_workers(lumped), Unsure), "those that rest may be another loader's"

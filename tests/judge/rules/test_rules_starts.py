@@ -1,0 +1,249 @@
+"""Starts, pauses and prompts: what is no steady training and no hang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.dumps import BACKWARD, MAIN
+from tests.frames import NOW, NOW_NS, make_frame, make_process, make_worker
+from tests.hanging import make_slice
+from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
+from tests.quiet_jobs import UNREAD, quiet_rank, said
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Unsure
+from tpmon.judge.features.snapshot import see
+from tpmon.judge.features.standstill import fresh_phase
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge, judge_scene
+from tpmon.judge.rules.lifecycle import (
+    judge_checkpoint,
+    judge_starting,
+    judge_validation,
+    judge_waiting_for_input,
+)
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind, SinceIs
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    ("phase", "where", "cause"),
+    [
+        (Phase.IMPORT, "import: torch train.py:3", "import"),
+        (Phase.LOAD, "load train.py:20", "load"),
+        (Phase.COMPILE, "compile train.py:60", "compile"),
+        (Phase.COMPILE, "compile: autotune_to_one_config train.py:60", "autotune"),
+    ],
+)
+def test_a_start_is_told_by_the_stacks(phase, where, cause):
+    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where)
+    answer = judge_starting(scene_of(make_frame(), [phases]))
+    assert said(answer) == (Kind.STARTING, cause)
+    assert "stacks" in answer.sources
+
+
+def test_a_start_that_is_over_is_not_said_any_more():
+    past = make_phases({Phase.COMPILE: 0.6, Phase.FORWARD: 0.4}, where="forward model.py:8")
+    assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
+    rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
+    assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
+
+
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.IMPORT])
+def test_no_start_is_seen_beside_steps(phase):
+    """Modules that are moved to the card in every step are LOAD by their frames, and no start."""
+    for training in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        beside = make_phases({phase: 0.6, training: 0.1, Phase.OTHER: 0.3}, where=f"{phase.value} train.py:9")
+        assert type(judge_starting(scene_of(make_frame(), [beside]))) is Cleared
+    first = make_phases({phase: 0.95, Phase.FORWARD: 0.05}, where=f"{phase.value} train.py:9")
+    assert said(judge_starting(scene_of(make_frame(), [first])))[0] is Kind.STARTING
+
+
+def test_a_compile_between_the_first_steps_is_a_start():
+    phases = make_phases({Phase.COMPILE: 0.7, Phase.FORWARD: 0.3}, where="compile train.py:60")
+    assert said(judge_starting(scene_of(make_frame(), [phases]))) == (Kind.STARTING, "compile")
+
+
+def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
+    builds = make_phases({Phase.LOAD: 1.0}, where="load train.py:20")
+    answer = judge_starting(scene_of(make_frame(), [builds]))
+    assert answer.summary == "rank 0 is reading a data set, or builds or moves its model"
+    assert answer.observed == frozenset()
+    loads = replace(builds, sights=frozenset((Need.LOAD_IN_STACK,)))
+    answer = judge_starting(scene_of(make_frame(), [loads]))
+    assert answer.summary == "rank 0 is loading a checkpoint"
+    assert answer.observed == {Need.LOAD_IN_STACK}
+
+
+def test_compile_workers_tell_a_compile_where_no_stack_does():
+    worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
+    scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
+    assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
+    busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
+    assert type(judge_starting(busy)) is Unsure
+
+
+def test_age_alone_is_a_start_only_before_anything_else_is_seen():
+    young = make_process(started=NOW - timedelta(seconds=8))
+    fresh = make_frame(processes=(young,), loader=())
+    assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")
+    loading = make_frame(processes=(young, make_worker()))
+    assert type(judge_starting(scene_of(loading))) is Unsure
+    stepping = make_phases({Phase.FORWARD: 1.0})
+    assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
+    waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
+    assert type(judge_starting(scene_of(waiting))) is Unsure
+
+
+def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_first_reading():
+    started = NOW - timedelta(seconds=14)
+    frames = hold(make_frame(processes=(make_process(started=started),), loader=()), 9)
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[:count], standing)
+        standing = judged.standing
+    finding = judged.frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.STARTING, "first-steps")
+    assert (finding.since, finding.since_is) == (started, SinceIs.ONSET)
+
+
+# Paused
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase", "cause"),
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+)
+def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
+    now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
+    assert said(rule(scene_of(make_frame(), [now]))) == (Kind.PAUSED, cause)
+    short = replace(now, shares={phase: make_phases({phase: 0.05}).shares[phase]})
+    assert type(rule(scene_of(make_frame(), [short]))) is Cleared
+    over = replace(now, where="forward train.py:60")
+    assert type(rule(scene_of(make_frame(), [over]))) is Cleared
+    old = replace(now, newest_age_s=40.0)
+    assert type(rule(scene_of(make_frame(), [old]))) is Cleared
+    assert type(rule(scene_of(make_frame()))) is Unsure
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION])
+def test_a_pause_is_not_said_any_more_once_the_stacks_show_steps(phase):
+    """A run that saves often would else be paused all the time, and its cause never said."""
+    standing, kinds = Standing(), []
+    base = make_frame(processes=(make_process(),), loader=(), main_threads=(make_looks(4211, 10),))
+    frames = hold(base, 60)
+    for i in range(3, 60):
+        where = f"{phase.value} train.py:9" if i % 20 < 5 else "forward train.py:88"
+        shares = make_phases({phase: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}, where=where)
+        finding, standing, _ = judge_scene(see(frames[:i], {4211: shares}), standing)
+        standing = replace(standing, finding=finding)
+        kinds.append((i % 20 < 5, finding.kind is Kind.PAUSED))
+    assert all(pauses == said_so for pauses, said_so in kinds if not pauses)
+    assert any(said_so for _, said_so in kinds)
+
+
+def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
+    ranks = (make_process(4211, asked_write_bytes_s=9e8), make_process(4212, rank=1))
+    saving = make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)
+    waiting = make_phases({Phase.COMMS: 1.0}, pid=4212)
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
+    assert answer.sources == {"stacks", "io"}
+    assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+
+
+LOOKED_AT_LONG_AGO = {"newest_age_s": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([({Phase.CHECKPOINT: 1.0}, LOOKED_AT_LONG_AGO)] * 3, ""),
+        ([({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})] * 3, "; 3 other ranks wait"),
+        (
+            [({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"}), ({Phase.COMMS: 1.0}, LOOKED_AT_LONG_AGO)],
+            "; 1 of the 2 other ranks was seen to wait",
+        ),
+        ([({Phase.SYNC: 1.0}, {"where": "sync: item train.py:9"})], "; the other rank waits"),
+        ([({Phase.FORWARD: 1.0}, {}), ({Phase.OTHER: 1.0}, {"where": "hold train.py:12"})], ""),
+        ([None], ""),
+    ],
+    ids=["all write, in turn", "all wait", "one of two", "a card", "no wait", "no stacks"],
+)
+def test_only_ranks_that_were_looked_at_are_said_to_wait(others, words):
+    """Each rank is sampled in its turn: of eight the newest stacks of most are too old to tell."""
+    ranks = [make_process(4211 + number, rank=number) for number in range(1 + len(others))]
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)]
+    phases += [
+        make_phases(one[0], pid=4212 + number, **one[1])
+        for number, one in enumerate(others)
+        if one is not None
+    ]
+    answer = judge_checkpoint(scene_of(make_frame(processes=tuple(ranks)), phases))
+    assert answer.summary == f"rank 0 is writing a checkpoint{words}"
+
+
+@pytest.mark.parametrize(("demand", "waits"), [(0.01, True), (0.9, False)])
+def test_who_rests_in_backward_waits_for_gradients(demand, waits):
+    group = (ThreadGroup(ThreadKind.MAIN, 1, demand),)
+    ranks = (make_process(4211), make_process(4212, rank=1, thread_groups=group))
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}), make_phases({Phase.BACKWARD: 1.0}, pid=4212)]
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), phases))
+    assert answer.summary.endswith("; the other rank waits") is waits
+
+
+# Over, or waiting for a person
+
+
+def test_a_prompt_is_told_by_stack_or_kernel():
+    asking = make_phases({Phase.INPUT: 1.0}, where="input train.py:7")
+    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).sources == {"stacks"}
+    reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
+    assert judge_waiting_for_input(scene_of(reading)).sources == {"wait"}
+    assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
+    piped = make_frame(processes=(quiet_rank(waits_for="standard input (pipe)"),))
+    place = make_phases({Phase.OTHER: 1.0}, where="ask train.py:7")
+    assert judge_waiting_for_input(scene_of(reading, [asking])).summary == (
+        "rank 0 waits for input on a terminal, in train.py:7"
+    )
+    assert judge_waiting_for_input(scene_of(piped, [place])).summary == (
+        "rank 0 waits for input on standard input (pipe), in ask train.py:7"
+    )
+    blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
+    assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
+    unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
+    assert type(judge_waiting_for_input(scene_of(unread))) is Unsure
+
+
+def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
+    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
+    assert fresh_phase(asking) is None
+    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
+
+
+def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
+    importing = (MAIN, StackFrame("_find_and_load", "<frozen importlib._bootstrap>", 1176))
+    standing, said_each = Standing(), []
+    frames: list[Frame] = []
+    for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
+        frame = make_frame(
+            taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=()
+        )
+        frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
+        judged = judge(frames, standing)
+        standing = judged.standing
+        finding = judged.frame.verdict
+        assert is_known(finding)
+        said_each.append((finding.kind, judged.frame.ranks[0].where.split()[0]))
+    assert said_each == [
+        (Kind.STARTING, "import"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+    ]

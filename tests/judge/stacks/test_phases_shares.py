@@ -1,0 +1,333 @@
+"""Shares of stack samples by rank: intervals, changes, what was proven, and how long nothing moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frames import NOW, NOW_NS
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.stacks.phase_shares import Share, differs, measure_design, share_of
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, read_phases
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+
+PID = 4211
+SITE = "/usr/lib/python3/dist-packages/"
+SECOND = 1_000_000_000
+
+MAIN = StackFrame("main", "/home/usr/train/train.py", 60)
+QUEUE = (
+    MAIN,
+    StackFrame("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py", 725),
+    StackFrame("_get_data", SITE + "torch/utils/data/dataloader.py", 1466),
+)
+FETCH = (
+    MAIN,
+    StackFrame("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py", 725),
+    StackFrame("fetch", SITE + "torch/utils/data/_utils/fetch.py", 54),
+    StackFrame("Images.decode", "/home/usr/train/data.py", 41),
+)
+FORWARD = (
+    MAIN,
+    StackFrame("Module._call_impl", SITE + "torch/nn/modules/module.py", 1798),
+    StackFrame("Net.forward", "/home/usr/train/model.py", 88),
+)
+DDP = (
+    MAIN,
+    StackFrame("DistributedDataParallel.forward", SITE + "torch/nn/parallel/distributed.py", 1),
+    *FORWARD,
+)
+BACKWARD = (MAIN, StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 966))
+SAVE = (MAIN, StackFrame("save", SITE + "torch/serialization.py", 900))
+RECOMPUTE = (StackFrame("recompute_fn", SITE + "torch/utils/checkpoint.py", 1), *FORWARD)
+LOAD = (MAIN, StackFrame("load", SITE + "torch/serialization.py", 1500))
+READ_CSV = (MAIN, StackFrame("read_csv", SITE + "pandas/io/parsers/readers.py", 1026))
+TO_CARD = (MAIN, StackFrame("Module.to", SITE + "torch/nn/modules/module.py", 1355))
+ITEM = (MAIN, StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1000))
+FREE = (MAIN, StackFrame("empty_cache", SITE + "torch/cuda/memory.py", 170))
+LOG = (MAIN, StackFrame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1489))
+
+
+def make_slice(
+    counts: dict[tuple[StackFrame, ...], int],
+    ended_s: float = 0.0,
+    seconds: float = 10.0,
+    pid: int = PID,
+    others: tuple[StackCount, ...] = (),
+) -> StackSlice:
+    """Build a slice of the main thread that ended ``ended_s`` before now."""
+    stacks = tuple(StackCount(pid, "MainThread", frames, count) for frames, count in counts.items())
+    return StackSlice(
+        pid=pid,
+        rank=0,
+        ended=NOW,
+        ended_ns=NOW_NS - round(ended_s * SECOND),
+        seconds=seconds,
+        rate_hz=17.0,
+        samples=sum(counts.values()),
+        stacks=(*others, *stacks),
+    )
+
+
+def read_one(*slices: StackSlice) -> RankPhases:
+    """Read the slices of one rank."""
+    (phases,) = read_phases(slices, NOW_NS).values()
+    return phases
+
+
+def test_samples_of_all_slices_weigh_alike() -> None:
+    phases = read_one(make_slice({QUEUE: 90, FORWARD: 60}, 11), make_slice({QUEUE: 70, FORWARD: 80}))
+    assert phases.samples == 300
+    assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(160 / 300)
+    assert phases.ratio(Phase.DATA_WAIT, Phase.FORWARD) == pytest.approx(1.0)
+    assert phases.parts[DataPart.QUEUE].ratio == pytest.approx(160 / 300)
+    assert phases.span_s == pytest.approx(21.0)
+    assert phases.newest_age_s == 0.0
+    assert phases.share(Phase.SYNC).low == 0.0
+    assert 0.0 < phases.share(Phase.SYNC).high < 0.1
+
+
+def test_the_place_is_the_most_frequent_of_the_newest_slice() -> None:
+    older = make_slice({QUEUE: 150}, 11)
+    assert read_one(older, make_slice({FORWARD: 90, QUEUE: 80})).where == "forward model.py:88"
+    assert read_one(older, make_slice({FETCH: 90})).where == "data wait: decode in data.py:41"
+
+
+def test_only_the_main_thread_counts() -> None:
+    pin = StackCount(PID + 7, "Thread-1", QUEUE, 170)
+    assert read_one(make_slice({FORWARD: 170}, others=(pin,))).ratio(Phase.FORWARD) == 1.0
+    # In a container a thread may have another number: then its name tells.
+    renamed = replace(make_slice({}), stacks=(pin, StackCount(9, "MainThread", FORWARD, 170)))
+    assert read_one(renamed).ratio(Phase.FORWARD) == 1.0
+    nameless = replace(make_slice({}), stacks=(StackCount(9, "", FORWARD, 170), pin))
+    assert read_one(nameless).ratio(Phase.FORWARD) == 1.0
+
+
+def test_torn_samples_without_frames_count_for_nothing() -> None:
+    assert read_one(make_slice({(): 30, FORWARD: 70})).samples == 70
+    assert read_phases([make_slice({(): 30})], NOW_NS) == {}
+
+
+def test_ranks_are_read_apart_and_the_last_minute_only() -> None:
+    slices = [
+        make_slice({QUEUE: 100}, 70),
+        make_slice({FORWARD: 100}, 5),
+        make_slice({BACKWARD: 100}, 2, pid=4212),
+        make_slice({BACKWARD: 100}, 61, pid=4213),
+    ]
+    ranks = read_phases(slices, NOW_NS)
+    assert set(ranks) == {PID, 4212}
+    assert ranks[PID].ratio(Phase.FORWARD) == 1.0
+    assert ranks[PID].newest_age_s == pytest.approx(5.0)
+
+
+def test_after_a_change_only_the_newer_slices_count() -> None:
+    slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (55, 44, 33, 22, 11)]
+    phases = read_one(*slices, make_slice({FORWARD: 20, QUEUE: 150}))
+    assert phases.samples == 170
+    assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(150 / 170)
+    # The kind of a wait may change while its share stays.
+    parts = read_one(*(make_slice({FETCH: 170}, age) for age in (44, 33, 22, 11)), make_slice({QUEUE: 170}))
+    assert set(parts.parts) == {DataPart.QUEUE}
+
+
+@pytest.mark.parametrize("into_s", range(11))
+def test_a_verdict_can_follow_within_20_s_of_any_moment(into_s: int) -> None:
+    """Slices of 10 s with a pause of 1 s; the run changes ``into_s`` seconds after one began."""
+
+    def sample(seconds_after: float, age: float) -> StackSlice:
+        waits = round(170 * (0.05 + 0.85 * min(10.0, seconds_after) / 10))
+        return make_slice({QUEUE: waits, FORWARD: 170 - waits}, age)
+
+    for late_s in range(21):
+        # Ends of slices, in seconds after the change; only those that are over are known.
+        ends = [end for end in range(10 - into_s - 55, late_s + 1, 11) if end <= late_s]
+        phases = read_one(*(sample(max(0.0, float(end)), late_s - end) for end in ends))
+        if phases.ratio(Phase.DATA_WAIT) >= 0.5:
+            return
+    pytest.fail("the shares did not follow")
+
+
+def test_a_behaviour_that_comes_and_goes_is_counted_whole() -> None:
+    ages = (55, 44, 33, 22, 11)
+    calm, stall = {FORWARD: 160, QUEUE: 10}, {FORWARD: 60, QUEUE: 110}
+    slices = [make_slice(stall if age in (44, 22) else calm, age) for age in ages]
+    assert read_one(*slices, make_slice(calm)).samples == 6 * 170
+    # Back after 33 s of something else: that was a change, and this is one.
+    back = [make_slice(calm if age == 55 else stall, age) for age in ages]
+    assert read_one(*back, make_slice(calm)).samples == 170
+
+
+def test_a_handful_of_samples_is_no_change() -> None:
+    slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (44, 33, 22, 11)]
+    assert read_one(*slices, make_slice({QUEUE: 1}, seconds=0)).samples == 4 * 170 + 1
+
+
+def test_needs_are_seen_from_one_sample_in_twenty_on() -> None:
+    assert Need.LOGGING_IN_STACK in read_one(make_slice({FORWARD: 95, LOG: 5})).sights
+    assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).sights
+    # A wrapper is there or it is not.
+    assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).sights
+
+
+def test_each_need_is_told_with_its_own_share_of_the_samples() -> None:
+    phases = read_one(make_slice({FORWARD: 60, ITEM: 30}), make_slice({FREE: 10}))
+    assert phases.ratio(Phase.SYNC) == pytest.approx(0.4)
+    assert phases.proven[Need.SYNC_IN_STACK] == pytest.approx(0.3)
+    assert phases.proven[Need.ALLOCATOR_IN_STACK] == pytest.approx(0.1)
+
+
+def test_recomputing_on_the_thread_of_autograd_is_seen() -> None:
+    autograd = StackCount(PID + 9, "Dummy-4", RECOMPUTE, 30)
+    assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).sights
+    assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).sights
+
+
+def test_a_stack_that_does_not_move_is_told_from_one_that_does() -> None:
+    still = [make_slice({SAVE: 170}, age) for age in (88, 77, 66, 55, 44, 33, 22, 11)]
+    phases = read_one(*still, make_slice({SAVE: 170}))
+    assert (phases.distinct, phases.unchanged_s) == (1, pytest.approx(98.0))
+    moved = read_one(*still, make_slice({SAVE: 169, FORWARD: 1}))
+    assert (moved.distinct, moved.unchanged_s, moved.same_place_s) == (2, 0.0, 0.0)
+    began = read_one(
+        make_slice({FORWARD: 100, SAVE: 70}, 22), make_slice({SAVE: 170}, 11), make_slice({SAVE: 170})
+    )
+    assert began.unchanged_s == pytest.approx(21.0)
+
+
+def test_a_wait_that_wakes_up_to_wait_again_keeps_its_place() -> None:
+    woken = (*QUEUE[:-1], replace(QUEUE[-1], line=1470))
+    phases = read_one(make_slice({QUEUE: 170}, 11), make_slice({QUEUE: 169, woken: 1}))
+    assert (phases.distinct, phases.unchanged_s) == (2, 0.0)
+    assert phases.same_place_s == pytest.approx(21.0)
+
+
+def test_slices_in_any_order_read_alike_and_a_second_time_too() -> None:
+    slices = [make_slice({FORWARD: 100 - age, QUEUE: 50 + age}, age) for age in (0, 11, 22, 33)]
+    first = read_phases(slices, NOW_NS)
+    assert read_phases(slices[::-1], NOW_NS) == first
+    assert read_phases(slices, NOW_NS) == first
+    # An equal slice that is another object is read anew.
+    assert read_phases([replace(one) for one in slices], NOW_NS) == first
+
+
+def test_slices_that_differ_more_than_chance_widen_the_interval() -> None:
+    even = read_one(*(make_slice({FORWARD: 85, QUEUE: 85}, age) for age in (0, 11, 22, 33)))
+    odd = read_one(
+        *(
+            make_slice({FORWARD: 85 + off, QUEUE: 85 - off}, age)
+            for age, off in ((0, 12), (11, -12), (22, 12), (33, -12))
+        )
+    )
+    assert odd.shares[Phase.FORWARD].ratio == even.shares[Phase.FORWARD].ratio
+    assert odd.design > even.design
+    assert odd.shares[Phase.FORWARD].low < even.shares[Phase.FORWARD].low
+
+
+def test_wilson_interval_by_hand() -> None:
+    share = share_of(10, 100, design=1.0)
+    assert share.low == pytest.approx(0.0552, abs=1e-4)
+    assert share.high == pytest.approx(0.1744, abs=1e-4)
+    assert share_of(0, 0) == Share(0.0, 0.0, 1.0, 0)
+
+
+def test_two_proportion_test_needs_a_gap_and_samples() -> None:
+    assert differs({"a": 90, "b": 10}, {"a": 50, "b": 50})
+    assert not differs({"a": 9, "b": 1}, {"a": 5, "b": 5})
+    assert not differs({"a": 9_000, "b": 1_000}, {"a": 8_000, "b": 2_000 - 600})
+    assert not differs({}, {"a": 100})
+
+
+_KINDS = st.dictionaries(
+    st.sampled_from([QUEUE, FETCH, FORWARD, BACKWARD, SAVE, LOG, ()]), st.integers(0, 400)
+)
+_SLICES = st.lists(
+    st.builds(make_slice, _KINDS, st.floats(0, 90), st.floats(0, 11), st.sampled_from([PID, 4212])),
+    max_size=12,
+)
+
+
+@given(_SLICES)
+def test_shares_add_up_and_intervals_hold_them(slices: list[StackSlice]) -> None:
+    for phases in read_phases(slices, NOW_NS).values():
+        assert phases.samples > 0
+        assert sum(share.ratio for share in phases.shares.values()) == pytest.approx(1.0)
+        assert sum(share.ratio for share in phases.parts.values()) <= 1.0 + 1e-9
+        for share in (*phases.shares.values(), *phases.parts.values(), phases.share(*Phase)):
+            assert 0.0 <= share.low <= share.ratio <= share.high <= 1.0
+        assert phases.unchanged_s <= phases.same_place_s + 1e-9
+        assert phases.where
+
+
+@given(_KINDS, st.integers(2, 9))
+def test_more_samples_of_the_same_keep_the_ratios_and_narrow_the_intervals(
+    kinds: dict[tuple[StackFrame, ...], int], factor: int
+) -> None:
+    few = read_phases([make_slice(kinds)], NOW_NS)
+    many = read_phases([make_slice({frames: count * factor for frames, count in kinds.items()})], NOW_NS)
+    assert set(few) == set(many)
+    for pid, phases in few.items():
+        for phase, share in phases.shares.items():
+            more = many[pid].shares[phase]
+            assert more.ratio == pytest.approx(share.ratio)
+            assert more.high - more.low <= share.high - share.low + 1e-12
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 300)), max_size=8))
+def test_a_design_factor_is_never_below_the_plain_one(slices: list[dict[str, int]]) -> None:
+    assert measure_design(slices) >= measure_design([])
+
+
+def test_waits_at_queues_locks_and_futures_of_python_are_counted() -> None:
+    pool = (MAIN, StackFrame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 456))
+    queue = (
+        MAIN,
+        StackFrame("Queue.get", "/usr/lib/python3.11/queue.py", 180),
+        StackFrame("Condition.wait", "/usr/lib/python3.11/threading.py", 331),
+        StackFrame("pthread_cond_timedwait", "/lib/x86_64-linux-gnu/libc.so.6", 0),
+    )
+    own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
+    phases = read_phases([make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40})], NOW_NS)[PID]
+    assert phases.waits_ratio == phases.plain_waits_ratio == pytest.approx(0.3)
+    loader = (*QUEUE, *queue[1:])
+    phases = read_one(make_slice({loader: 60, FORWARD: 40}))
+    assert (phases.waits_ratio, phases.plain_waits_ratio) == (pytest.approx(0.6), 0.0)
+
+
+AGES = (44, 33, 22, 11, 0)
+
+
+@pytest.mark.parametrize("read", [LOAD, READ_CSV], ids=["torch.load", "pandas"])
+@pytest.mark.parametrize("reads", [100, 156], ids=["60 %", "92 %"])
+def test_a_loop_that_reads_its_data_itself_waits_for_data(read, reads) -> None:
+    phases = read_one(*(make_slice({read: reads, FORWARD: 170 - reads}, age) for age in AGES))
+    assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(reads / 170)
+    assert set(phases.parts) == {DataPart.FETCH}
+    assert phases.ratio(Phase.LOAD) == 0
+    assert phases.where == "data wait: read train.py:60"
+
+
+NO_LOOPS = {
+    "a start": [{LOAD: 170}, {LOAD: 170}, {LOAD: 100, FORWARD: 70}, {FORWARD: 170}, {FORWARD: 170}],
+    "a start, up to now": [{LOAD: 170}] * 4 + [{LOAD: 160, FORWARD: 10}],
+    "a set for what comes after training": [{FORWARD: 170}, {FORWARD: 100, LOAD: 70}, *[{LOAD: 170}] * 3],
+    "a set between two trainings": [
+        {FORWARD: 170},
+        {FORWARD: 90, LOAD: 80},
+        {FORWARD: 60, LOAD: 110},
+        *[{FORWARD: 170}] * 2,
+    ],
+    "modules that are moved": [{TO_CARD: 100, FORWARD: 70}] * 5,
+    "a model that is read and restored": [{LOAD: 40, TO_CARD: 60, FORWARD: 70}] * 5,
+}
+
+
+@pytest.mark.parametrize("counts", NO_LOOPS.values(), ids=NO_LOOPS)
+def test_what_is_read_once_or_for_the_model_is_no_wait_for_data(counts) -> None:
+    phases = read_one(*(make_slice(one, age) for one, age in zip(counts, AGES, strict=True)))
+    assert phases.ratio(Phase.DATA_WAIT) == 0
+    assert phases.parts == {}
+    assert not phases.where.startswith("data wait")

@@ -1,0 +1,330 @@
+"""The verdict does not flicker: causes rise, fall, and change places slowly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from tpmon.judge.answers.result import Cleared, Key, Suspicion
+from tpmon.judge.damping import CALM_S, DAMPED_S, damp
+from tpmon.judge.hysteresis import (
+    FALL_S,
+    LINGER_S,
+    RISE_S,
+    SETTLED_S,
+    SWITCH_S,
+    Standing,
+    drop,
+    follow,
+    is_settled,
+    key_of,
+    leave_out_own,
+    note_rules,
+    state,
+)
+from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.verdict import TABLE, Kind
+
+SECOND = 1_000_000_000
+DATA: Key = (Kind.DATA_BOUND, "cpu-transform")
+COLLATE: Key = (Kind.DATA_BOUND, "collate")
+POOL: Key = (Kind.OVERSUBSCRIBED, "rank-pool")
+COMPUTE: Key = (Kind.COMPUTE_BOUND, "cpu")
+PYTHON: Key = (Kind.PYTHON_BOUND, "single-thread")
+HUNG: Key = (Kind.HUNG, "no-progress")
+STARTING: Key = (Kind.STARTING, "import")
+
+
+def suspect(key: Key, weight: float = 0.5) -> Suspicion:
+    kind, cause = key
+    return Suspicion(kind, cause, weight, 2.0, frozenset(("a", "b")), "summary", ())
+
+
+def run(
+    seconds: list[list[Suspicion]], standing: Standing | None = None
+) -> tuple[list[Key | None], Standing]:
+    """Judge one list of suspicions a second; return what was stated after each."""
+    standing = standing or Standing()
+    stated = []
+    now_ns = standing.judged_ns or 100 * SECOND
+    for suspicions in seconds:
+        now_ns += SECOND
+        standing = follow(standing, suspicions, now_ns)
+        ranked = rank(standing.tracks, standing.stated)
+        decided = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+        standing = damp(standing, decided, now_ns)
+        stated.append(standing.stated)
+    return stated, standing
+
+
+def test_a_cause_must_stay_before_it_is_stated() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10)
+    assert stated.index(DATA) == RISE_S
+    assert set(stated[: int(RISE_S)]) == {None}
+
+
+def test_a_glimpse_is_never_stated() -> None:
+    stated, standing = run(([[suspect(DATA)]] * 2 + [[]] * 8) * 5)
+    assert set(stated) == {None}
+    assert standing.tracks == ()
+
+
+def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 20)
+    gone = stated[10:].index(None)
+    assert gone == pytest.approx(FALL_S + LINGER_S, abs=1)
+
+
+def test_a_hang_that_is_over_is_not_held() -> None:
+    stated, _ = run([[suspect(HUNG)]] * 10 + [[]] * 20)
+    assert stated[10:].index(None) == pytest.approx(FALL_S, abs=1)
+
+
+def test_between_two_causes_there_is_no_empty_verdict() -> None:
+    stated, _ = run([[suspect(DATA)]] * 20 + [[]] * 10 + [[suspect(POOL)]] * 10)
+    changes = [b for a, b in itertools.pairwise(stated) if a != b]
+    assert changes == [DATA, POOL]
+
+
+def test_what_a_process_does_right_now_is_said_at_once() -> None:
+    assert run([[suspect(STARTING)]])[0] == [STARTING]
+
+
+def test_a_hang_outranks_everything() -> None:
+    stated, _ = run([[suspect(DATA, 1.0)]] * 10 + [[suspect(DATA, 1.0), suspect(HUNG, 0.1)]] * 6)
+    assert stated[9] == DATA
+    assert stated[-1] == HUNG
+
+
+def test_a_fault_outranks_good_health() -> None:
+    stated, _ = run([[suspect(COMPUTE, 1.0), suspect(PYTHON, 0.15)]] * 10)
+    assert stated[-1] == PYTHON
+
+
+def test_a_heavier_cause_takes_over_once_it_stays_ahead() -> None:
+    both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
+    stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
+    change = stated[8:].index(PYTHON)
+    assert RISE_S <= change <= RISE_S + SWITCH_S + 2
+
+
+def test_two_causes_of_nearly_the_same_weight_do_not_take_turns() -> None:
+    draw = random.Random(7)
+    seconds = [
+        [suspect(DATA, 0.4 + draw.uniform(-0.04, 0.04)), suspect(PYTHON, 0.4 + draw.uniform(-0.04, 0.04))]
+        for _ in range(300)
+    ]
+    stated, _ = run(seconds)
+    named = [one for one in stated if one is not None]
+    assert len(set(named)) == 1
+
+
+def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_gone() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(COLLATE)]] * 10)
+    assert stated[10:].index(COLLATE) == RISE_S
+    stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(PYTHON)]] * 10)
+    assert RISE_S < stated[10:].index(PYTHON) <= FALL_S, "another kind waits until it has fallen"
+
+
+@pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
+def test_a_cause_at_its_threshold_beside_another_of_its_kind_does_not_flicker(weight: float) -> None:
+    draw = random.Random(13)
+    other = suspect(COLLATE, weight)
+    stated, _ = run([[suspect(DATA), other] if draw.random() < 0.5 else [other] for _ in range(300)])
+    assert sum(a != b for a, b in itertools.pairwise(stated)) <= 4
+
+
+def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes() -> None:
+    draw = random.Random(11)
+    stated, _ = run([[suspect(DATA)] if draw.random() < 0.5 else [] for _ in range(300)])
+    changes = sum(a != b for a, b in itertools.pairwise(stated))
+    assert changes <= 4
+
+
+def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds() -> None:
+    stated, _ = run([[suspect(DATA)]] * 30 + [[suspect(DATA)]] * 7 + [[suspect(POOL)]] * 13)
+    assert stated[29] == DATA
+    assert stated[49] == POOL
+    changes = [b for a, b in itertools.pairwise(stated) if a != b]
+    assert changes == [DATA, POOL]
+
+
+def test_a_pause_of_tpmon_itself_is_not_evidence() -> None:
+    _, standing = run([[suspect(DATA)]])
+    late = follow(standing, [suspect(DATA)], standing.judged_ns + 3600 * SECOND)
+    assert late.tracks[0].score < 1
+
+
+def test_a_shadow_is_not_stated_beside_its_cause() -> None:
+    stated, _ = run([[suspect(DATA, 0.9), suspect(POOL, 0.4)]] * 10)
+    assert stated[-1] == POOL
+
+
+def test_a_rank_that_waits_for_data_explains_those_that_wait_for_it() -> None:
+    keys: list[Key] = [(Kind.COMMS_BOUND, "straggler"), (Kind.DATA_BOUND, "network-store")]
+    assert find_explained(keys) == {keys[0]}
+
+
+HOT: Key = (Kind.GPU_THROTTLED, "thermal")
+LINK: Key = (Kind.GPU_THROTTLED, "pcie")
+LATE: Key = (Kind.COMMS_BOUND, "straggler")
+TRANSFER: Key = (Kind.COMMS_BOUND, "transfer")
+
+
+def test_a_throttle_explains_a_wait_of_ranks_only_as_far_as_it_costs() -> None:
+    assert find_explained([HOT, LATE], {HOT: 0.3, LATE: 0.5}) == {LATE}
+    assert find_explained([HOT, LATE], {HOT: 0.1, LATE: 0.5}) == frozenset()
+    # What all ranks send each other is not slow because one card is.
+    assert find_explained([HOT, TRANSFER], {HOT: 0.4, TRANSFER: 0.5}) == frozenset()
+    assert find_explained([LINK, TRANSFER], {LINK: 0.4, TRANSFER: 0.5}) == {TRANSFER}
+    stated, _ = run([[suspect(HOT, 0.1), suspect(LATE, 0.5)]] * 10)
+    assert stated[-1] == LATE
+
+
+def test_a_throttle_that_costs_next_to_nothing_is_no_verdict() -> None:
+    stated, _ = run([[suspect(LINK, 0.04), suspect(COMPUTE, 0.9)]] * 10)
+    assert stated[-1] == COMPUTE
+    stated, _ = run([[suspect(LINK, 0.06), suspect(COMPUTE, 0.9)]] * 10)
+    assert stated[-1] == LINK
+
+
+def test_nothing_explains_itself_or_in_a_circle() -> None:
+    rows: list[Key] = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
+    for key in rows:
+        assert find_explained([key]) == frozenset(), key
+    for one in rows:
+        for other in rows:
+            assert len(find_explained([one, other])) < 2, (one, other)
+
+
+def test_every_row_of_the_explanations_is_in_the_table() -> None:
+    causes = {row.kind: row.causes for row in TABLE}
+    for key in [*EXPLAINS, *(shadow for shadows in EXPLAINS.values() for shadow in shadows)]:
+        assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key
+
+
+def test_what_a_hung_job_waits_for_is_no_second_cause() -> None:
+    waits = [(Kind.COMMS_BOUND, "unknown"), (Kind.DATA_BOUND, "too-few-workers"), PYTHON]
+    assert find_explained([HUNG, POOL, *waits]) == set(waits)
+
+
+def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other() -> None:
+    keys: list[Key] = [(Kind.COMMS_BOUND, "transfer"), (Kind.DATA_BOUND, "network-store")]
+    assert find_explained(keys) == frozenset()
+    assert find_explained([keys[0], (Kind.OVERSUBSCRIBED, "rank-pool")]) == {keys[0]}
+
+
+def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_word_against_it() -> None:
+    here, gone, other = suspect(STARTING), Cleared("starting (steps go on)"), Cleared("swap (0 B)")
+    standing = note_rules(Standing(), [other, here])
+    standing = replace(follow(standing, [here], 1), stated=STARTING)
+    later = note_rules(follow(standing, [], SECOND), [other, gone])
+    assert leave_out_own(later, [other, gone]) == [other]
+    assert leave_out_own(later, [other, here]) == [other, here]
+    assert leave_out_own(replace(later, stated=DATA), [other, gone]) == [other, gone]
+    assert note_rules(replace(later, tracks=()), [other, gone]).rules == ()
+
+
+def take_turns(seconds: int, *each: list[Suspicion], turns: int) -> list[list[Suspicion]]:
+    return [each[turn % len(each)] for turn in range(turns) for _ in range(seconds)]
+
+
+def count_changes(stated: list[Key | None]) -> int:
+    return sum(one != other for one, other in itertools.pairwise(stated))
+
+
+def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once() -> None:
+    data, collate = [suspect(DATA)], [suspect(COLLATE)]
+    stated, _ = run(take_turns(20, data, collate, turns=15))
+    assert count_changes(stated) <= 3
+    assert set(stated[30:]) == {DATA, COLLATE}
+
+
+def test_a_run_at_one_threshold_does_not_come_and_go() -> None:
+    stated, _ = run(take_turns(25, [suspect(DATA), suspect(COMPUTE)], [suspect(COMPUTE)], turns=12))
+    assert count_changes(stated) <= 4
+
+
+def test_changes_a_minute_apart_are_no_flicker() -> None:
+    data, python = [suspect(DATA)], [suspect(PYTHON)]
+    stated, _ = run(take_turns(60, data, python, turns=6))
+    for turn in range(6):
+        assert stated[60 * turn + 15 : 60 * turn + 60] == [(DATA, PYTHON)[turn % 2]] * 45
+
+
+def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang() -> None:
+    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
+    stated, standing = run([*flicker, *[[suspect(POOL)]] * 15])
+    assert stated[-1] == POOL
+    assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
+
+
+def test_after_a_flicker_other_verdicts_change_as_ever() -> None:
+    _, standing = run(take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=4))
+    stated, _ = run(take_turns(60, [suspect(PYTHON)], [suspect(POOL)], turns=6), standing)
+    for turn in range(6):
+        assert stated[60 * turn + 15 : 60 * turn + 60] == [(PYTHON, POOL)[turn % 2]] * 45
+
+
+def test_what_flickered_is_stated_again_once_it_lasts() -> None:
+    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
+    _, standing = run(flicker)
+    lasting = COLLATE if standing.stated == DATA else DATA
+    stated, standing = run([[suspect(lasting)]] * 80, standing)
+    assert stated[40] != lasting
+    assert stated[-1] == lasting
+    after, _ = run([[suspect(lasting)]] * round(CALM_S), standing)
+    assert set(after) == {lasting}
+    assert DAMPED_S < 80
+
+
+def test_a_verdict_is_settled_once_it_has_stood_alone_for_a_minute() -> None:
+    _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
+    assert not is_settled(standing, standing.judged_ns)
+    _, standing = run([[suspect(DATA)]] * 3, standing)
+    assert is_settled(standing, standing.judged_ns)
+
+
+def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too() -> None:
+    _, standing = run([[suspect(DATA, 0.9), suspect(PYTHON, 0.2)]] * 70)
+    assert (standing.stated, is_settled(standing, standing.judged_ns)) == (DATA, True)
+
+
+@pytest.mark.parametrize(
+    "next_second",
+    [[suspect(DATA, 0.9), suspect(COLLATE, 0.2)], [], [suspect(HUNG)]],
+    ids=["another cause appears", "the cause is gone", "it hangs"],
+)
+def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second: list[Suspicion]) -> None:
+    _, standing = run([[suspect(DATA, 0.9)]] * 70)
+    assert is_settled(standing, standing.judged_ns)
+    _, standing = run([next_second], standing)
+    assert not is_settled(standing, standing.judged_ns)
+
+
+@pytest.mark.parametrize("key", [STARTING, HUNG])
+def test_what_a_process_does_right_now_is_never_settled(key: Key) -> None:
+    stated, standing = run([[suspect(key)]] * 100)
+    assert stated[-1] == key
+    assert not is_settled(standing, standing.judged_ns)
+
+
+def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_without_it() -> None:
+    _, standing = run([[suspect(DATA)]] * 70)
+    assert is_settled(standing, standing.judged_ns)
+    dropped = drop(standing, {DATA}, standing.judged_ns)
+    assert dropped.stated is None
+    assert not is_settled(dropped, standing.judged_ns)
+
+
+def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected() -> None:
+    _, standing = run([[]] * 50)
+    assert not is_settled(standing, standing.judged_ns)
+    _, standing = run([[]] * 20, standing)
+    assert is_settled(standing, standing.judged_ns)
+    _, standing = run([[suspect(DATA)]], standing)
+    assert not is_settled(standing, standing.judged_ns)

@@ -1,0 +1,116 @@
+"""The whole judge on any finite Window, with readings gone in any place: a verdict of the table, from what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge
+from tpmon.model.codec import decode, encode
+from tpmon.model.frame import Frame
+from tpmon.model.known import Missing, is_known
+from tpmon.model.verdict import TABLE, Finding
+
+ROWS = {row.kind: row.causes for row in TABLE}
+FIELDS = fields_to_blank()
+NUMBERS = st.sampled_from((0.0, 1e-9, 0.5, 3.0, 250.0, 1e6, 1e12))
+WORDS_OF = {
+    "gpus": ("nvml", "gpm", "nvlink"),
+    "stacks": ("stack", "py-spy"),
+    "hook": ("hook",),
+    "network": ("interface counters",),
+}
+"""Words of the sources that a group of readings is cited by."""
+
+
+def judge_each(frames: Sequence[Frame]) -> Frame:
+    """Judge second by second, as the session does, and return the last Frame with its verdict."""
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[:count], standing)
+        standing = judged.standing
+    return judged.frame
+
+
+def verdict_of(frame: Frame) -> Finding:
+    assert is_known(frame.verdict)
+    return frame.verdict
+
+
+def _numbers_of(sample: Any) -> list[str]:
+    return [name for name in sample.__dataclass_fields__ if isinstance(getattr(sample, name), float)]
+
+
+@st.composite
+def torn_windows(draw: st.DrawFn) -> list[Frame]:
+    """Draw a Window of which some readings are gone, always or at times, and some are of any size."""
+    frames = draw(likely_windows(seconds=draw(st.sampled_from((1, 3, 14)))))
+    for _ in range(draw(st.integers(0, 3))):
+        place, value = draw(st.sampled_from(("cpu", "memory", "processes", "gpus", "loader"))), draw(NUMBERS)
+        whole = getattr(frames[0], place)
+        samples = whole if isinstance(whole, tuple) else () if isinstance(whole, Missing) else (whole,)
+        names = sorted({name for one in samples for name in _numbers_of(one)})
+        if names:
+            name = draw(st.sampled_from(names))
+            frames = [_put(one, place, name, value) for one in frames]
+    for group, name in draw(st.lists(st.sampled_from(FIELDS), max_size=12, unique=True)):
+        every = draw(st.sampled_from((1, 1, 2, 5)))
+        frames = [blank(one, group, name) if at % every == 0 else one for at, one in enumerate(frames)]
+    return frames
+
+
+def _put(frame: Frame, place: str, name: str, value: float) -> Frame:
+    whole = getattr(frame, place)
+    if isinstance(whole, tuple):
+        return replace(frame, **{place: tuple(replace(one, **{name: value}) for one in whole)})
+    return frame if isinstance(whole, Missing) else replace(frame, **{place: replace(whole, **{name: value})})
+
+
+def assert_from_readings(finding: Finding) -> None:
+    """Check that each row of evidence holds a reading, and none the reason why there is none."""
+    for row in finding.evidence + finding.against:
+        assert is_known(row.value) or row.text, row
+        assert GONE.reason not in row.name + row.text + row.source, row
+
+
+@given(torn_windows())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list[Frame]) -> None:
+    frame = judge_each(frames)
+    finding = verdict_of(frame)
+    assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
+    assert_from_readings(finding)
+    for share in (finding.share_pct, finding.share_low_pct, finding.share_high_pct):
+        assert not is_known(share) or 0 <= share <= 100
+    assert decode(Frame, encode(frame)).verdict is not None
+    assert not any(value != value for value in values_of(finding))  # noqa: PLR0124  # no NaN  # fmt: skip
+
+
+@pytest.mark.parametrize("group", sorted(WORDS_OF))
+@given(frames=likely_windows(seconds=12))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_was_not_read_at_all_is_cited_by_no_row(group: str, frames: list[Frame]) -> None:
+    finding = verdict_of(judge_each([blank(one, "", group) for one in frames]))
+    assert_from_readings(finding)
+    sources = [row.source.lower() for row in finding.evidence + finding.against]
+    assert [one for one in sources if any(word in one for word in WORDS_OF[group])] == []
+
+
+@given(frames=likely_windows(seconds=12))
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck])
+def test_where_nothing_at_all_was_read_nobody_is_accused(frames: list[Frame]) -> None:
+    for group, name in FIELDS:
+        frames = [blank(one, group, name) for one in frames]
+    frames = [
+        replace(one, loader=(), processes=tuple(replace(p, state="S") for p in one.processes))
+        for one in frames
+    ]
+    finding = verdict_of(judge_each(frames))
+    assert (finding.kind.value, finding.evidence) == ("not-enough-evidence", ())

@@ -1,0 +1,243 @@
+"""Real jobs that invite a wrong verdict: what was not read, what is on purpose, what belongs to another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.frames import (
+    GIB,
+    NOW,
+    NOW_NS,
+    make_frame,
+    make_gpu,
+    make_loader,
+    make_memory,
+    make_process,
+    make_target,
+    make_worker,
+)
+from tests.judging import hold, make_looks, make_phases, scene_of
+from tests.starving import COMPUTES, RANK, line_up, make_second
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.snapshot import BATCH_WAIT, see
+from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
+from tpmon.judge.hysteresis import Standing
+from tpmon.judge.judge import judge
+from tpmon.judge.rules.comms import judge_straggler
+from tpmon.judge.rules.data import judge_no_workers
+from tpmon.judge.stacks.profile import DataPart, Phase
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import CANNOT_END, MAY_END, ThreadGroup, ThreadKind
+from tpmon.model.verdict import Confidence, Kind, SinceIs
+
+BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
+UNSEEN_CARDS = {
+    "driver silent": {"gpus": Missing("NVML has not answered yet")},
+    "cards of another container": {
+        "gpus": (),
+        "notes": ("GPUs not visible from this shell (container or Slurm step)",),
+    },
+    "processes not listed": {"gpus": (make_gpu(pids=Missing("no permission")),)},
+    "another rank's card": {"gpus": (BUSY_ELSEWHERE,)},
+}
+
+
+def loads_itself(**frame):
+    phases = make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4}, parts={DataPart.FETCH: 0.6})
+    return see(line_up([make_second(0.0, [], frame=frame)] * 12), {RANK: phases})
+
+
+@pytest.mark.parametrize("name", UNSEEN_CARDS)
+def test_a_wait_that_a_card_nobody_read_may_hide_is_no_fault(name):
+    answer = judge_no_workers(loads_itself(**UNSEEN_CARDS[name]))
+    assert isinstance(answer, Unsure)
+    assert "GPU" in answer.text
+
+
+def test_a_job_without_cards_on_a_machine_with_cards_is_judged_by_its_cpus():
+    idle_machine = {"gpus": (make_gpu(pids=(), processes=()),)}
+    assert isinstance(judge_no_workers(loads_itself(**idle_machine)), Suspicion)
+
+
+def conclude(frames):
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[max(0, count - 61) : count], standing)
+        standing = judged.standing
+    return judged.frame.verdict
+
+
+def leaking(calm_s, growing_s):
+    base = make_frame(memory=make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6))
+    frames = hold(base, calm_s + growing_s)
+    return [
+        replace(
+            frame,
+            memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown),
+        )
+        for i, frame in enumerate(frames)
+        for grown in (int(30e6) * max(0, i - calm_s),)
+    ]
+
+
+def test_what_takes_a_minute_to_tell_did_not_begin_when_it_was_told():
+    older = conclude(leaking(0, 70))
+    assert (older.cause, older.since_is) == ("leak", SinceIs.LOWER_BOUND)
+    seen = conclude(leaking(70, 70))
+    assert (seen.cause, seen.since_is) == ("leak", SinceIs.ONSET)
+
+
+def space(frames, interval_s):
+    """Set Frames ``interval_s`` apart, a little late each time, as they come when asked for that."""
+    apart = interval_s + 0.01
+    last = len(frames) - 1
+    return [
+        replace(
+            one,
+            interval_s=interval_s,
+            taken=NOW - timedelta(seconds=apart * (last - i)),
+            taken_ns=NOW_NS - round(apart * (last - i) * 1e9),
+        )
+        for i, one in enumerate(frames)
+    ]
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 1.0, 3.0, 5.0, 10.0])
+def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(interval_s):
+    second = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0}, rank={"runnable": 0.3})
+    found = conclude(space([second] * max(5, round(30 / interval_s)), interval_s))
+    assert (found.kind, found.cause, found.confidence) == (
+        Kind.DATA_BOUND,
+        "cpu-transform",
+        Confidence.HIGH,
+    )
+
+
+def test_a_new_process_with_an_old_pid_has_no_past():
+    stranger = make_frame(processes=(make_process(start_ticks=1, runnable=9.0),))
+    scene = see(line_up([stranger] * 9 + [make_frame(processes=(make_process(runnable=1.0),))] * 2))
+    assert scene.ranks[0].demand == 1.0
+
+
+def pinned(worker, **rank):
+    """See a rank behind a pin-memory thread whose main thread waits in the lock of its queue."""
+    waits = {"state": "S", "waits_for": "lock with a time-out (futex)", "waits_unchanged_s": 40.0} | rank
+    frame = make_frame(
+        processes=(
+            make_process(runnable=0.01, **waits),
+            make_worker(4221, 0, state="S", waits_unchanged_s=40.0),
+            make_worker(4222, 1, **worker),
+        ),
+        loader=(make_loader(pin_thread=True),),
+        main_threads=(make_looks(RANK, 10, timed_lock=10),),
+    )
+    return see(hold(frame, 40))
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_its_stopped_worker_too():
+    answer = judge_stopped(pinned({"state": "T"}))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "stopped", 4222)
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_a_blocked_worker_too():
+    blocked = {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}
+    answer = judge_blocked_io(pinned(blocked))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "blocked-io", 4222)
+
+
+def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_five_minutes():
+    saving = make_phases({Phase.CHECKPOINT: 1.0})
+
+    def blocked_for(seconds, words="FUSE file system"):
+        rank = make_process(state="D", waits_for=words, waits_unchanged_s=seconds)
+        return judge_blocked_io(scene_of(make_frame(processes=(rank,)), [saving], 40))
+
+    assert isinstance(blocked_for(60.0), Unsure)
+    assert isinstance(blocked_for(400.0), Suspicion)
+    # To give back cards and memory takes a process that ended its time; one that was killed has none.
+    assert isinstance(blocked_for(60.0, f"{MAY_END}{CANNOT_END}4290 is still in nvidia_close (D)"), Unsure)
+    assert isinstance(blocked_for(60.0, f"killed{CANNOT_END}4290 is stuck in nvidia_close (D)"), Suspicion)
+
+
+def test_workers_that_went_with_a_validation_are_not_dead_ones():
+    rank = make_process(state="S", runnable=0.0, waits_for=BATCH_WAIT, waits_unchanged_s=30.0)
+    training = [make_worker(4221 + i, i) for i in range(2)]
+    validating = [make_worker(4321 + i, i, started=NOW - timedelta(seconds=70)) for i in range(2)]
+    frames = [make_frame(processes=(rank, *training, *validating))] * 10
+    frames += [make_frame(processes=(rank, *training))] * 32
+    looks = (make_looks(RANK, 10, batch_wait=10),)
+    frames = [replace(one, main_threads=looks) for one in frames]
+    assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
+
+
+def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
+    job = (make_process(4211), make_process(4212, rank=1))
+    both = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20 + [
+        make_frame(processes=job, gpus=(both[0], gone), output=())
+    ] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.kind, answer.card, answer.pid) == (Kind.HUNG, 1, 4212)
+    stranger = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    alone = [make_frame(gpus=(both[0], stranger))] * 15
+    assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)
+
+
+def test_a_lost_card_that_every_rank_held_open_names_none():
+    job = (make_process(4211), make_process(4212, rank=1))
+    open_ = {"pids": (4211, 4212), "pids_are_visible_only": True}
+    both = (make_gpu(0, **open_), make_gpu(1, **open_))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both, output=())] * 20
+    frames += [make_frame(processes=job, gpus=(both[0], gone), output=())] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.card, answer.pid, answer.rank) == (1, NOT_APPLICABLE, NOT_APPLICABLE)
+
+
+def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
+    unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
+    assert isinstance(judge_straggler(scene_of(unread)), Unsure)
+    assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)
+
+
+def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
+    ranks = [make_process(pid, rank=pid - 11) for pid in (11, 12, 13)]
+    comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
+    ranks = [replace(one, thread_groups=comms) for one in ranks]
+    frame = make_frame(
+        processes=tuple(ranks),
+        loader=(),
+        main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9)),
+    )
+    late = make_phases({Phase.FORWARD: 1.0}, 11)
+    waiting = make_phases({Phase.COMMS: 0.9, Phase.FORWARD: 0.1}, 13)
+    answer = judge_straggler(scene_of(frame, [late, waiting]))
+    assert isinstance(answer, Suspicion)
+    assert len(answer.sources) == 1
+
+
+def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
+    quiet = make_process(
+        state="S",
+        runnable=0.0,
+        waiting=0.0,
+        waits_for="lock or queue (futex)",
+        waits_unchanged_s=320.0,
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
+    )
+    frame = make_frame(processes=(quiet,), loader=(), output=(), target=make_target(world_size=2))
+    found = conclude(hold(frame, 60))
+    assert (found.kind, found.ceiling) == (Kind.HUNG, NOT_APPLICABLE)
+    assert "1 rank of this job runs elsewhere" in found.summary
+
+
+def test_a_wait_of_absurd_length_still_gets_a_date():
+    blocked = make_process(state="D", waits_for="NFS", waits_unchanged_s=1e300)
+    found = conclude(hold(make_frame(processes=(blocked,)), 30))
+    assert found.cause == "blocked-io"
+    assert found.since < NOW

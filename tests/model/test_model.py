@@ -1,0 +1,256 @@
+"""The words of tpmon: codec round trips, honest units, clean text, bounded windows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import re
+import types
+import unicodedata
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.frames import make_cpu, make_frame
+from tpmon.model import dump, frame, gpu, host, known, process, units, window
+from tpmon.model.codec import DECIMALS, CodecError, decode, encode, from_plain, to_plain
+from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known, known_or, map_known
+from tpmon.model.results import results
+
+WORDS = [
+    kind
+    for module in (dump, frame, gpu, host, process, results, window)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
+]
+
+
+def build(hint: Any, chance: random.Random) -> Any:
+    """Build a value of a type annotation that the model uses.
+
+    By chance and not by a strategy of its own: a Frame has some 300 leaves.
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return build(chance.choice(get_args(hint)), chance)
+    if get_origin(hint) is tuple:
+        return tuple(build(get_args(hint)[0], chance) for _ in range(chance.randrange(3)))
+    if hint is NotApplicable:
+        return NOT_APPLICABLE
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{field.name: build(hints[field.name], chance) for field in dataclasses.fields(hint)})  # type: ignore[operator]
+    if issubclass(hint, Enum):
+        return chance.choice(list(hint))
+    if hint is bool:
+        return chance.random() < 0.5
+    if hint is int:
+        return chance.choice([0, -1, chance.randrange(-(10**18), 10**18)])
+    if hint is float:
+        return round(chance.choice([0.0, chance.uniform(-1, 1), chance.uniform(-1e12, 1e12)]), DECIMALS)
+    if hint is datetime:
+        zone = timezone(timedelta(minutes=chance.randrange(-14 * 60, 14 * 60)))
+        return datetime.fromtimestamp(chance.randrange(4_000_000_000_000) / 1000, zone)
+    assert hint is str
+    return "".join(chance.choices('aZ09 "\\/\n\t\x00\x1bé…漢😀{}[],:', k=chance.randrange(12)))
+
+
+@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=30, deadline=None)
+@given(chance=st.randoms(use_true_random=True))
+def test_every_word_survives_json(kind: type, chance: random.Random) -> None:
+    value = build(kind, chance)
+    line = encode(value)
+    assert "\n" not in line
+    assert decode(kind, line) == value
+
+
+def test_every_word_is_frozen_and_slotted() -> None:
+    for kind in WORDS:
+        assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+        assert "__slots__" in vars(kind), kind
+
+
+def test_missing_is_an_object_and_not_applicable_is_no_key() -> None:
+    sample = make_cpu(used_cores=Missing("no permission"), pool=NOT_APPLICABLE)
+    raw = to_plain(sample)
+    assert raw["used_cores"] == {"missing": "no permission"}
+    assert "pool" not in raw
+
+
+def test_a_trailing_underscore_is_no_part_of_a_key() -> None:
+    raw = to_plain(make_frame())
+    assert "self" in raw
+    assert "self_" not in raw
+
+
+def test_unknown_keys_of_a_newer_schema_are_ignored() -> None:
+    raw = to_plain(make_frame()) | {"added_later": {"x": 1}}
+    assert from_plain(frame.Frame, raw) == make_frame()
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"interval_s": "1"}, "Frame.interval_s: expected float, found str"),
+        ({"interval_s": True}, "Frame.interval_s: expected float, found bool"),
+        ({"taken": "yesterday"}, "Frame.taken"),
+        ({"taken": "2026-11-22T10:00:00"}, "Frame.taken: a time without its offset from UTC"),
+        ({"interval_s": json.loads("1e999")}, "Frame.interval_s: expected a finite number"),
+        ({"interval_s": -(10**400)}, "Frame.interval_s: expected a finite number"),
+        ({"processes": {}}, "Frame.processes: expected a list"),
+        ({"processes": [{}]}, "Frame.processes[0].pid: expected int, found nothing"),
+        ({"verdict": "balanced"}, "Frame.verdict: expected an object"),
+        ({"hook": "armed"}, "Frame.hook: expected a list"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_by_its_path(change: dict[str, Any], path: str) -> None:
+    raw = to_plain(make_frame()) | change
+    with pytest.raises(CodecError, match=re.escape(path)):
+        from_plain(frame.Frame, raw)
+
+
+def test_an_absent_key_is_named_unless_it_may_not_apply() -> None:
+    raw = to_plain(make_frame())
+    del raw["cpu"]["used_cores"]
+    with pytest.raises(CodecError, match=re.escape("Frame.cpu.used_cores: the key is absent")):
+        from_plain(frame.Frame, raw)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_has_no_nan(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        encode(make_cpu(used_cores=value))
+
+
+def test_text_that_is_no_json_is_a_codec_error() -> None:
+    with pytest.raises(CodecError, match="not JSON"):
+        decode(frame.Frame, '{"schema": ')
+
+
+def test_a_reading_has_no_truth_value() -> None:
+    with pytest.raises(TypeError):
+        bool(Missing("not read"))
+
+
+def test_zero_is_known_and_missing_is_not() -> None:
+    assert is_known(0)
+    assert not is_known(Missing("x"))
+    assert not is_known(NOT_APPLICABLE)
+    assert known_or(0, 7) == 0
+    assert known_or(Missing("x"), 7) == 7
+    assert map_known(lambda value: value + 1, 0) == 1
+    assert map_known(lambda value: value + 1, Missing("x")) == Missing("x")
+    assert known.NOT_APPLICABLE is NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0B"), (1023, "1023B"), (1024, "1.0K"), (1536, "1.5K"), (44_238_000_000, "41.2G"), (-2048, "-2.0K")],
+)
+def test_bytes(value: float, text: str) -> None:
+    assert units.format_bytes(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (433, "433"), (91_000, "91k"), (1_240_000, "1.2M")])
+def test_rates(value: float, text: str) -> None:
+    assert units.format_rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.31, "0.3 s"),
+        (42, "42 s"),
+        (59.7, "1m00s"),
+        (250, "4m10s"),
+        (11_520, "3h12m"),
+        (183_600, "2d03h"),
+        (-42, "-42 s"),
+    ],
+)
+def test_durations(value: float, text: str) -> None:
+    assert units.format_seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (7.26, "7.3"), (9.96, "10"), (41.2, "41")])
+def test_percentages(value: float, text: str) -> None:
+    assert units.format_pct(value) == text
+
+
+@given(st.floats(0, 1e15, allow_nan=False))
+def test_a_larger_number_of_bytes_never_reads_smaller(value: float) -> None:
+    def read(text: str) -> float:
+        return float(text[:-1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[text[-1]]
+
+    assert read(units.format_bytes(value)) == pytest.approx(value, rel=0.06, abs=0.5)
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=300)
+BIDI_CONTROLS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+@given(ANY_TEXT, st.integers(2, 200))
+def test_clean_text_leaves_nothing_that_steers_a_terminal(text: str, limit: int) -> None:
+    cleaned = units.clean_text(text, limit)
+    assert len(cleaned) <= limit
+    cleaned.encode()
+    for char in cleaned:
+        assert unicodedata.category(char) not in {"Cc", "Cs", "Zl", "Zp"}
+        assert unicodedata.bidirectional(char) not in BIDI_CONTROLS
+    assert units.clean_text(cleaned, limit) == cleaned
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=50))
+def test_clean_text_keeps_ordinary_text(text: str) -> None:
+    assert units.clean_text(text) == text
+
+
+def test_clean_text_says_that_it_cut() -> None:
+    assert units.clean_text("abcdef", 4) == "abc…"
+    assert units.clean_text("\x1b]0;title\x07\x9b2J") == "?]0;title??2J"
+
+
+@given(st.lists(st.floats(0.5, 120.0), min_size=1, max_size=80))
+def test_a_window_is_bounded_in_time_and_keeps_the_newest(gaps_s: list[float]) -> None:
+    kept = window.Window()
+    taken_ns = 0
+    blank = make_frame()
+    for gap_s in gaps_s:
+        taken_ns += int(gap_s * 1e9)
+        kept.append(replace(blank, taken_ns=taken_ns))
+    assert kept.last().taken_ns == taken_ns
+    for times_ns, span_s in (
+        ([one.taken_ns for one in kept], window.FRAME_SPAN_S),
+        ([one.taken_ns for one in kept.pulses()], window.PULSE_SPAN_S),
+    ):
+        assert times_ns == sorted(times_ns)
+        assert taken_ns - times_ns[0] <= span_s * 1e9
+    expected = sum(1 for one in kept.pulses() if taken_ns - one.taken_ns <= window.FRAME_SPAN_S * 1e9)
+    assert len(kept) == expected
+
+
+def test_a_window_reads_one_figure_of_its_history() -> None:
+    kept = window.Window()
+    kept.append(make_frame(taken_ns=1, cpu=make_cpu(runnable=2.5)))
+    kept.append(make_frame(taken_ns=2, cpu=make_cpu(runnable=Missing("gone"))))
+    assert kept.values(lambda pulse: pulse.runnable) == (2.5, Missing("gone"))
+    with pytest.raises(IndexError):
+        window.Window().last()
+
+
+def test_a_frame_is_one_line_of_json_with_its_schema_first() -> None:
+    line = encode(make_frame())
+    assert json.loads(line)["schema"] == "tpmon.frame/1"
+    assert line.startswith('{"schema":"tpmon.frame/1"')
+
+
+@pytest.mark.parametrize("char", ["\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800"])
+def test_clean_text_shows_what_unicode_does_not_print(char: str) -> None:
+    assert units.clean_text(f"a{char}b") == "a?b"

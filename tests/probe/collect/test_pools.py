@@ -1,0 +1,203 @@
+"""Name the library of a busy thread pool from what is mapped and where its threads stand."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.children import child
+from tests.frames import make_process
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.collect.pools import (
+    Mapping,
+    PoolLibraries,
+    choose_library,
+    find_mapping,
+    name_library,
+    name_start,
+    parse_maps,
+    read_pool_library,
+)
+
+MAPS = b"""00400000-00401000 r--p 00000000 fe:01 100                            /usr/bin/python3.11
+00401000-006a0000 r-xp 00001000 fe:01 100                            /usr/bin/python3.11
+01e5c000-02f00000 rw-p 00000000 00:00 0                              [heap]
+7f0000000000-7f0000100000 r--p 00000000 fe:01 200                    /v/site-packages/torch/lib/libgomp.so.1
+7f0000100000-7f0000200000 r-xp 00100000 fe:01 200                    /v/site-packages/torch/lib/libgomp.so.1
+7f0000300000-7f0000400000 r-xp 00000000 fe:01 201                    /v/a b/numpy.libs/libscipy_openblas64_-99b71e71.so
+7f0000500000-7f0000600000 r-xp 00000000 00:00 0
+7f0000700000-7f0000800000 r-xp 00000000 fe:01 203                    /usr/lib/libc.so.6
+7f0000900000-7f0000a00000 r-xp 00000000 00:05 204                    /memfd:jit (deleted)
+7ffd7f1e2000-7ffd7f1e4000 r-xp 00000000 00:00 0                      [vdso]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0              [vsyscall]
+"""
+GOMP, BLAS, LIBC = 0x7F0000150000, 0x7F0000350000, 0x7F0000750000
+
+
+def test_executable_files_alone_are_kept_in_order_of_address():
+    mappings = parse_maps(MAPS)
+    assert [mapping.path.rsplit("/", 1)[1] for mapping in mappings] == [
+        "python3.11",
+        "libgomp.so.1",
+        "libscipy_openblas64_-99b71e71.so",
+        "libc.so.6",
+        "memfd:jit (deleted)",
+    ]
+    assert mappings[1] == Mapping(0x7F0000100000, 0x7F0000200000, "/v/site-packages/torch/lib/libgomp.so.1")
+    assert mappings[2].path.startswith("/v/a b/")
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (GOMP, "libgomp.so.1"),
+        (0x7F0000100000, "libgomp.so.1"),
+        (0x7F00001FFFFF, "libgomp.so.1"),
+        (0x7F0000200000, ""),
+        (0x7F0000550000, ""),
+        (0x0, ""),
+        (1 << 63, ""),
+    ],
+)
+def test_an_address_belongs_to_the_mapping_around_it(address, name):
+    assert find_mapping(parse_maps(MAPS), address).rpartition("/")[2] == name
+    assert find_mapping((), address) == ""
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8, unique=True), st.integers(0, 600))
+def test_find_mapping_agrees_with_a_linear_search(starts, address):
+    mappings = [Mapping(10 * start, 10 * start + 7, f"/{start}") for start in sorted(starts)]
+    inside = [one.path for one in mappings if one.start <= address < one.end]
+    assert find_mapping(mappings, address) == (inside[0] if inside else "")
+
+
+TORCH = Mapping(0x1000, 0x2000, "/v/torch/lib/libtorch_cpu.so")
+
+PATHS = {
+    "/v/torch/lib/libgomp-24e2ab19.so.1.0.0": "OpenMP (libgomp: torch)",
+    "/usr/lib/x86_64-linux-gnu/libgomp.so.1": "OpenMP (libgomp: torch)",
+    "/v/lib/libiomp5.so": "OpenMP (libiomp5: torch, MKL)",
+    "/usr/lib/llvm/libomp.so.5": "OpenMP (libiomp5: torch, MKL)",
+    "/v/lib/libmkl_intel_thread.so.2": "MKL",
+    "/v/lib/libmkl_gnu_thread.so.2": "MKL",
+    "/v/lib/libmkl_core.so.2": "",
+    "/v/numpy.libs/libopenblas64_p-r0-0cf96a72.3.23.dev.so": "OpenBLAS (numpy)",
+    "/v/numpy.libs/libscipy_openblas64_-99b71e71.so": "OpenBLAS (numpy)",
+    "/v/cv2/cv2.abi3.so": "OpenCV (cv2)",
+    "/v/numexpr/interpreter.cpython-311-x86_64-linux-gnu.so": "numexpr",
+    "/v/lib/libtbb.so.12": "TBB",
+    "/usr/lib/libc.so.6": "",
+    "/home/libgomp/train.py": "",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_libraries_by_their_usual_file_names(path):
+    assert name_library(path) == PATHS[path]
+
+
+def test_where_blocked_threads_stand_decides_between_mapped_libraries():
+    mappings = parse_maps(MAPS)
+    both = "OpenMP (libgomp: torch) or OpenBLAS (numpy)"
+    assert choose_library(mappings, ()) == both
+    assert choose_library(mappings, ["/usr/lib/libc.so.6", ""]) == both
+    assert choose_library(mappings, ["/usr/lib/libc.so.6", mappings[2].path]) == "OpenBLAS (numpy)"
+    assert choose_library(mappings[:1], ()) == Missing("no known pool library is mapped")
+    assert choose_library((), ()) == Missing("no known pool library is mapped")
+
+
+def test_blocked_threads_of_a_captured_pool(tmp_path):
+    task = tmp_path / "77" / "task"
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "maps").write_bytes(MAPS)
+    for tid, pc in ((78, LIBC), (79, GOMP)):
+        (task / str(tid)).mkdir(parents=True)
+        (task / str(tid) / "syscall").write_text(f"202 0x1 0x80 0x0 0x0 0x0 0x0 0x7ffd7f1c4a50 {pc:#x}\n")
+    (task / "80").mkdir()
+    (task / "80" / "syscall").write_text("running\n")
+    proc = str(tmp_path)
+    assert read_pool_library(77, (80, 78, 79, 81), proc) == "OpenMP (libgomp: torch)"
+    assert read_pool_library(77, (80, 78), proc) == "OpenMP (libgomp: torch) or OpenBLAS (numpy)"
+    assert read_pool_library(99, (), proc) == Missing("No such file or directory")
+
+
+def test_a_real_process_maps_no_pool_library_until_it_loads_one():
+    pytest.importorskip("numpy")
+    with child("say('up'); hear(); import numpy; say('loaded'); hear()") as one:
+        assert read_pool_library(one.pid, (one.pid,)) == Missing("no known pool library is mapped")
+        one.say("go")
+        one.hear()
+        assert read_pool_library(one.pid, (one.pid,)) == "OpenBLAS (numpy)"
+    assert read_pool_library(one.pid, ()) == Missing("No such file or directory")
+
+
+TWO_LIBRARIES = """
+os.environ["OPENBLAS_NUM_THREADS"] = "3"
+import glob, importlib.util
+import numpy
+held = ctypes.CDLL(glob.glob(importlib.util.find_spec("torch").submodule_search_locations[0] + "/lib/libgomp*")[0])
+start_burning(1)
+numpy.ones((500, 500)) @ numpy.ones((500, 500))
+say("up")
+hear()
+"""
+
+
+@pytest.mark.torch
+def test_where_threads_began_decides_between_two_libraries_that_are_mapped():
+    pytest.importorskip("numpy")
+    with child(TWO_LIBRARIES) as one:
+        tids = [int(name) for name in os.listdir(f"/proc/{one.pid}/task")]
+        if platform.machine() != "x86_64":
+            pytest.skip("thread blocks of glibc are known on x86-64 alone")
+        assert read_pool_library(one.pid, tids) == "OpenBLAS (numpy)"
+        mapped = read_pool_library(one.pid, [one.pid], memory=False)
+        assert set(mapped.split(" or ")) == {"OpenBLAS (numpy)", "OpenMP (libgomp: torch)"}
+        assert read_pool_library(one.pid, [one.pid]) == mapped, "the main thread begins in no library"
+
+
+def test_the_first_frame_of_a_stack_names_its_library():
+    mappings = parse_maps(MAPS)
+    assert name_start(mappings, [0, 7, LIBC, BLAS, GOMP]) == "OpenBLAS (numpy)"
+    assert name_start(mappings, [LIBC, GOMP, BLAS]) == "OpenMP (libgomp: torch)"
+    assert name_start(mappings, [LIBC, 0x404000]) == ""
+    assert name_start([*mappings, TORCH], [LIBC, 0x1800]) == "torch"
+
+
+def test_a_pointer_among_a_threads_variables_names_no_library():
+    mappings = [*parse_maps(MAPS), TORCH]
+    assert name_start(mappings, [0x1800, 0, LIBC, GOMP, 0x1800]) == "OpenMP (libgomp: torch)"
+    assert name_start(mappings, [0x1800, GOMP]) == "", "nothing started it"
+
+
+def test_a_library_is_named_without_leaving_a_thread_or_file():
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    read_pool_library(os.getpid(), (os.getpid(),))
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(monkeypatch):
+    """Reading the maps of a process takes its mmap lock: once a minute, not at every turn."""
+    read = []
+    monkeypatch.setattr(
+        "tpmon.probe.collect.pools.read_pool_library",
+        lambda pid, _tids, memory: read.append(pid) or f"library of {pid}",
+    )
+    second = 1_000_000_000
+    libraries = PoolLibraries(lambda _identity: ())
+    for tick in range(10):
+        pools = [
+            make_process(7, runnable=5.0 + tick % 2, busy_threads=4),
+            make_process(8, runnable=5.5, busy_threads=4),
+        ]
+        assert libraries.read(pools, tick * second) == f"library of {7 if tick % 2 else 8}"
+    assert read == [8, 7]
+    libraries.read(pools, 70 * second)
+    assert read == [8, 7, 7]
+    assert libraries.read(pools[:1], 71 * second) == "library of 7"
+    assert not is_known(libraries.read((), 72 * second))

@@ -1,0 +1,405 @@
+"""Read real processes second by second: busy, sleeping, dead, zombie, foreign, and after exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.children import Child, child
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.probe.collect.processes import ProcessProbe, measure_rates, parse_allowed_cpus
+from tpmon.probe.proc.files import Io, Stat
+from tpmon.probe.proc.threads import Allowance
+from tpmon.probe.proc.wchan import RUNNING
+
+SECOND = 1_000_000_000
+STAT = Stat(
+    name="python",
+    state="S",
+    parent=1,
+    minor_faults=100,
+    children_faults=7,
+    major_faults=1,
+    cpu_s=1.0,
+    threads=1,
+    start_ticks=5,
+    rss_bytes=1 << 20,
+)
+IO = Io(1000, 2000, 3000, 4000, 500)
+NOBODY = 65534
+
+
+def kind_of(_name: str) -> ThreadKind:
+    return ThreadKind.OTHER
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def probe():
+    """Make ProcessProbes and close them all."""
+    made = []
+
+    def make(one: Child | int) -> ProcessProbe:
+        made.append(ProcessProbe(one if isinstance(one, int) else one.pid, kind_of, Allowance(100)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def read(one: ProcessProbe, role: Role = Role.RANK):
+    return one.read(role, skip_threads=False)
+
+
+def test_rates_need_two_readings_at_different_moments():
+    first = measure_rates(None, (STAT, IO, 5 * SECOND))
+    again = measure_rates((STAT, IO, 5 * SECOND), (STAT, IO, 5 * SECOND))
+    assert first == again
+    assert first.cpu_pct == Missing("rates need two readings")
+    assert first.device_read_bytes_s == Missing("rates need two readings")
+
+
+def test_rates_are_per_second_of_the_interval_that_passed():
+    later = replace(STAT, cpu_s=4.0, minor_faults=140, major_faults=3)
+    rates = measure_rates((STAT, IO, 5 * SECOND), (later, Io(1200, 2600, 3000, 4001, 520), 7 * SECOND))
+    assert (rates.cpu_pct, rates.minor_faults_s, rates.major_faults_s) == (150.0, 20.0, 1.0)
+    assert (rates.asked_read_bytes_s, rates.asked_write_bytes_s) == (100.0, 300.0)
+    assert rates.read_calls_s == 10.0
+    assert (rates.device_read_bytes_s, rates.device_write_bytes_s) == (0.0, 0.5)
+
+
+def test_io_that_may_not_be_read_is_missing_beside_rates_that_are_known():
+    refused = Missing("permission denied")
+    rates = measure_rates((STAT, refused, SECOND), (STAT, refused, 2 * SECOND))
+    assert rates.asked_read_bytes_s == refused
+    assert rates.cpu_pct == 0.0
+    granted = measure_rates((STAT, refused, SECOND), (STAT, IO, 2 * SECOND))
+    assert granted.asked_read_bytes_s == Missing("rates need two readings")
+
+
+def test_counters_that_go_back_are_no_negative_rate():
+    rates = measure_rates((STAT, IO, SECOND), (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2 * SECOND))
+    assert rates.cpu_pct == 0.0
+    assert rates.asked_read_bytes_s == 0.0
+
+
+def test_a_busy_process_shows_what_it_uses_and_its_demand(probe):
+    with child("start_burning(2); time.sleep(0.1); say('up'); hear()") as one:
+        watched = probe(one)
+        first = read(watched)
+        assert not is_known(first.rates.cpu_pct)
+        time.sleep(0.8)
+        now = read(watched)
+        assert now.threads.runnable == pytest.approx(2, rel=0.1)
+        assert now.rates.cpu_pct / 100 == pytest.approx(now.threads.running, abs=0.1)
+        assert now.stat.threads == 3
+        assert now.stat.rss_bytes > 4 << 20
+
+
+@pytest.mark.skipif(shutil.which("pidstat") is None, reason="pidstat is not installed")
+def test_cpu_is_within_five_points_of_pidstat_over_the_same_second(probe):
+    with child("start_burning(1); time.sleep(0.2); say('up'); hear()") as one:
+        watched = probe(one)
+        command = ["pidstat", "-u", "-p", str(one.pid), "1", "1"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}
+        ) as pidstat:
+            while state_of(pidstat.pid) != "S":
+                time.sleep(0.001)
+            read(watched)
+            text = pidstat.stdout.read()
+            now = read(watched)
+    lines = [line.split() for line in text.splitlines()]
+    from_right = next(len(line) - line.index("%CPU") for line in lines if "%CPU" in line)
+    average = next(line for line in lines if line and line[0] == "Average:" and str(one.pid) in line)
+    theirs = float(average[-from_right])
+    assert now.rates.cpu_pct == pytest.approx(theirs, abs=5)
+
+
+def state_of(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0].decode()
+
+
+def wait_for_state(pid: int, state: str) -> None:
+    end = time.monotonic() + 5
+    while state_of(pid) != state and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def test_bytes_asked_for_and_faults_are_rates_of_the_process_itself(probe):
+    code = """
+say('up')
+while hear():
+    with open('/dev/zero', 'rb', buffering=0) as f: f.read(8 << 20)
+    say('read')
+"""
+    with child(code) as one:
+        watched = probe(one)
+        before = read(watched)
+        one.say("go")
+        one.hear()
+        now = read(watched)
+        elapsed_s = (now.taken_ns - before.taken_ns) / 1e9
+    assert now.rates.asked_read_bytes_s * elapsed_s == pytest.approx(8 << 20, rel=0.01)
+    assert now.rates.minor_faults_s > 0
+
+
+def test_bytes_of_a_reaped_child_are_no_rate_of_its_parent(probe):
+    """The kernel adds them to the parent in one step when it reaps (wait_task_zombie)."""
+    code = """
+pid = os.fork()
+if pid == 0:
+    with open('/dev/zero', 'rb', buffering=0) as f: f.read(64 << 20)
+    os._exit(0)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+say('up'); hear(); os.waitpid(pid, 0); say('reaped'); hear()
+"""
+    with child(code) as one:
+        watched = probe(one)
+        read(watched)
+        time.sleep(0.1)
+        one.say("go")
+        one.hear()
+        now = read(watched)
+        assert now.rates.asked_read_bytes_s == Missing("a reaped child's bytes were added in this interval")
+        assert is_known(now.rates.cpu_pct)
+        time.sleep(0.05)
+        assert read(watched).rates.asked_read_bytes_s < 1 << 20
+
+
+def test_a_zombie_keeps_its_row_and_says_so(probe):
+    code = "pid = os.fork()\nif pid == 0: os._exit(3)\nsay(pid); hear()"
+    with grandchild(code) as pid:
+        wait_for_state(pid, "Z")
+        watched = probe(pid)
+        read(watched)
+        now = read(watched)
+        assert now.stat.state == "Z"
+        assert now.waits_for == "zombie: ended, not reaped by its parent"
+        assert now.threads.runnable == Missing("zombie")
+        assert now.threads.groups == ()
+        assert now.stat.rss_bytes == 0
+        assert now.rates.cpu_pct == 0.0
+
+
+@contextmanager
+def grandchild(code: str) -> Iterator[int]:
+    """Start a child whose first line is the PID of a child of its own, and yield that."""
+    one = Child(code)
+    try:
+        yield int(one.hear())
+    finally:
+        one.close()
+
+
+def test_a_process_that_turns_into_a_zombie_while_watched_raises_nothing(probe):
+    code = "pid = os.fork()\nif pid == 0: time.sleep(50)\nsay(pid); hear()"
+    with grandchild(code) as pid:
+        watched = probe(pid)
+        read(watched)
+        os.kill(pid, 9)
+        wait_for_state(pid, "Z")
+        now = read(watched)
+        assert now.stat.state == "Z"
+
+
+def test_a_process_killed_between_two_reads_raises_and_frees_every_descriptor():
+    with child("start_burning(2); say('up'); hear()") as one:
+        before = open_files()
+        allowance = Allowance(100)
+        watched = ProcessProbe(one.pid, kind_of, allowance)
+        read(watched)
+        assert open_files() > before
+        one.kill()
+        with pytest.raises(ProcessLookupError):
+            read(watched)
+        watched.close()
+        watched.close()
+        assert open_files() == before
+        assert allowance.descriptors == 100
+        with pytest.raises(OSError):
+            ProcessProbe(one.pid, kind_of, allowance)
+        assert open_files() == before
+
+
+def test_processes_killed_at_any_moment_raise_os_error_and_nothing_else():
+    before = open_files()
+    for delay in range(12):
+        one = Child("start_burning(3); say('up'); hear()")
+        one.hear()
+        watched = ProcessProbe(one.pid, kind_of, Allowance(100))
+        one.process.kill()
+        end = time.monotonic() + 2
+        try:
+            while time.monotonic() < end:
+                read(watched)
+                if delay % 3 == 0:
+                    one.process.poll()
+                if delay % 3 == 1 and state_of(one.pid) == "Z":
+                    one.process.wait()
+                if delay % 3 == 2:
+                    one.process.wait()
+        except OSError:
+            pass
+        else:
+            pytest.fail("a reaped process was still read")
+        finally:
+            watched.close()
+            one.close()
+    assert open_files() == before
+
+
+def test_exec_keeps_the_row_under_its_new_name(probe):
+    code = "say('up'); hear(); os.execv('/bin/sleep', ['sleep', '50'])"
+    with child(code) as one:
+        watched = probe(one)
+        assert read(watched).stat.name.startswith("python")
+        one.say("go")
+        end = time.monotonic() + 5
+        while (now := read(watched)).stat.name != "sleep" and time.monotonic() < end:
+            time.sleep(0.005)
+        assert now.stat.name == "sleep"
+        now = read(watched)
+        assert now.rates.cpu_pct >= 0
+        assert is_known(now.rates.asked_read_bytes_s)
+        assert now.threads.runnable >= 0
+
+
+def read_until(watched: ProcessProbe, waits_for: str):
+    end = time.monotonic() + 5
+    while (now := read(watched)).waits_for != waits_for and time.monotonic() < end:
+        time.sleep(0.01)
+    return now
+
+
+def test_how_long_a_wait_is_unchanged(probe):
+    with child("say('up'); hear(); time.sleep(50)") as one:
+        time.sleep(0.1)
+        watched = probe(one)
+        first = read_until(watched, "standard input (pipe)")
+        assert first.waits_unchanged_s == 0.0
+        time.sleep(0.2)
+        now = read(watched)
+        assert now.waits_unchanged_s == pytest.approx((now.taken_ns - first.taken_ns) / 1e9)
+        one.say("go")
+        now = read_until(watched, "sleep")
+        assert (now.waits_for, now.waits_unchanged_s) == ("sleep", 0.0)
+        assert now.syscall.isdecimal()
+
+
+def test_a_wait_that_ends_and_begins_again_all_the_time_is_not_unchanged(probe):
+    """A rank that waits for each batch in turn is not stuck, though every look finds it waiting."""
+    with child("say('up')\nwhile True: time.sleep(0.02)") as one:
+        watched = probe(one)
+        read(watched)
+        waits = 0
+        for _ in range(4):
+            time.sleep(0.15)
+            now = read(watched)
+            if is_known(now.waits_for) and now.waits_for != RUNNING:  # a look may meet it between two naps
+                assert now.waits_unchanged_s == 0.0
+                waits += 1
+        assert waits or not is_known(now.waits_for)  # where the kernel tells nobody
+        assert now.threads.main_switches_s > 3
+
+
+def test_a_running_thread_has_no_wait_channel(probe):
+    with child("say('up')\nwhile True: pass") as one:
+        time.sleep(0.05)
+        now = read(probe(one))
+    assert (now.waits_for, now.wchan, now.syscall) == ("running", Missing("running"), Missing("running"))
+
+
+def as_nobody(task) -> dict[str, object]:
+    """Run ``task`` in a forked process of another user and return what it returned."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, json.dumps(task()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        raw = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(raw)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
+    with child("start_burning(1); time.sleep(0.1); say('up'); hear()") as one:
+        wait_for_state(one.pid, "S")
+
+        def look() -> dict[str, object]:
+            watched = ProcessProbe(one.pid, kind_of, Allowance(100))
+            read(watched)
+            time.sleep(0.5)
+            now = read(watched)
+            return {
+                "cpu_pct": now.rates.cpu_pct,
+                "runnable": now.threads.runnable,
+                "io": now.rates.device_read_bytes_s.reason,
+                "asked": now.rates.asked_read_bytes_s.reason,
+                "wchan": now.wchan.reason,
+                "syscall": now.syscall.reason,
+                "waits_for": now.waits_for.reason,
+                "unchanged": now.waits_unchanged_s.reason,
+                "rss": now.stat.rss_bytes,
+            }
+
+        seen = as_nobody(look)
+    assert seen["runnable"] == pytest.approx(1, rel=0.15)
+    assert seen["cpu_pct"] > 20
+    assert seen["rss"] > 1 << 20
+    assert seen["io"] == seen["asked"] == "not permitted (doctor: io)"
+    assert seen["syscall"] == "not permitted (doctor: syscall)"
+    assert seen["waits_for"] == seen["wchan"] == "the kernel does not say (wchan is 0)"
+    assert seen["unchanged"] == seen["waits_for"]
+
+
+def test_a_process_that_dies_while_its_files_are_opened_leaves_no_descriptor(tmp_path):
+    folder = tmp_path / "77"
+    folder.mkdir()
+    (folder / "stat").write_text("77 (python) S 1" + " 0" * 48)
+    before = open_files()
+    ProcessProbe(77, kind_of, Allowance(10), str(tmp_path)).close()
+    (folder / "stat").write_text("")
+    watched = ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
+    with pytest.raises(ValueError):
+        read(watched)
+    watched.close()
+    assert open_files() == before
+    (folder / "stat").unlink()
+    with pytest.raises(FileNotFoundError):
+        ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
+    assert open_files() == before
+
+
+def test_the_cpus_on_which_a_process_may_run_are_told():
+    with child("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); say('bound'); hear()") as bound:
+        cpu = min(os.sched_getaffinity(0))
+        probe = ProcessProbe(bound.pid, kind_of, Allowance(10))
+        assert probe.read(Role.WORKER, skip_threads=True).allowed_cpus == str(cpu)
+        probe.close()
+    assert parse_allowed_cpus(b"Name:\tpython\nCpus_allowed_list:\t0-3,8\nMems_allowed:\t1\n") == "0-3,8"
+    for raw in (b"", b"Cpus_allowed_list:\tall\n"):
+        with pytest.raises(ValueError):
+            parse_allowed_cpus(raw)

@@ -1,0 +1,299 @@
+"""What the rules of the machine allow whom: Yama, capabilities, containers, hidepid, filters, profiles, perf."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
+from tpmon.model.known import Missing
+from tpmon.probe.base.environment import Around, Place, parse_place
+from tpmon.probe.doctor import rules as permissions_rules
+from tpmon.probe.doctor.rules import (
+    check_yama,
+    judge_capability,
+    judge_container,
+    judge_hidepid,
+    judge_perf,
+    judge_profile,
+    judge_seccomp,
+    judge_yama,
+    parse_hidepid,
+)
+from tpmon.probe.proc.access import (
+    may_root_trace,
+    parse_capabilities,
+    parse_field,
+    parse_profile,
+    read_deny_ptrace,
+)
+from tpmon.probe.proc.remedies import LIFT_YAMA, Caller
+
+NO_YAMA = Missing("this kernel has no Yama")
+BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may look"
+
+
+@pytest.mark.parametrize(
+    ("scope", "who", "access", "why", "fix"),
+    [
+        (NO_YAMA, own(), ALLOWED, "no Yama", ""),
+        (0, own(), ALLOWED, "ptrace_scope is 0", ""),
+        (1, own(), DENIED, BY_ANCESTORS, "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
+        (
+            1,
+            own(0, around=Around.ENGINE),
+            DENIED,
+            (
+                "or there: docker exec -it --privileged -u 0 CONTAINER tpmon attach 7; "
+                "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE"
+            ),
+            "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
+        ),
+        (1, own(0), DENIED, BY_ANCESTORS, ""),
+        (1, own(0, around=Around.UNKNOWN), DENIED, "may look", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(around=Around.LXC), DENIED, "may look", "sudo tpmon attach 7"),
+        (1, own(around=Around.WSL), DENIED, "may look", f"sudo {LIFT_YAMA}"),
+        (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
+        (
+            2,
+            own(around=Around.ENGINE),
+            DENIED,
+            "only who has CAP_SYS_PTRACE",
+            "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
+        ),
+        (2, own(0, 19), ALLOWED, "and tpmon has", ""),
+        (3, own(0, 19), DENIED, "until the machine starts anew", ""),
+    ],
+)
+def test_what_yama_allows(scope, who, access, why, fix):
+    check = judge_yama(scope, who, Missing("not installed"), "7")
+    assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
+    assert why in check.why
+    # Only scope 1 lets a process name who may look: beyond it the option would change nothing.
+    assert ("--allow-stacks" in check.why) == (scope == 1 and access is DENIED)
+
+
+def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path, monkeypatch):
+    """pipx puts none on PATH: ``command -v`` finds nothing, or the py-spy of another Python."""
+    give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
+    for scope in (1, 2):
+        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
+    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, around=Around.ENGINE))):
+        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
+    program = tmp_path / "real"
+    program.touch(mode=0o755)
+    (tmp_path / "py-spy").symlink_to(program)
+    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
+    monkeypatch.setattr(permissions_rules, "read_own", lambda _: own())
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
+    page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text(encoding="utf-8")
+    assert "command -v py-spy" not in page
+
+
+@pytest.mark.parametrize(
+    ("who", "access", "why", "fix"),
+    [
+        (own(), ALLOWED, "your own jobs do not need it", ""),
+        (own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
+        (own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
+        (own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
+        (
+            own(0, 21, around=Around.ENGINE),
+            DENIED,
+            "at its next start: docker run --cap-add SYS_PTRACE",
+            "docker exec -it --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
+        ),
+    ],
+)
+def test_what_the_capability_allows(who, access, why, fix):
+    check = judge_capability(who, "--job")
+    assert (check.access, fix_of(check)) == (access, fix)
+    assert why in check.why
+
+
+@pytest.mark.parametrize(
+    ("who", "access", "why", "fix"),
+    [
+        (own(), ALLOWED, "outside of containers", ""),
+        (
+            own(0, around=Around.ENGINE, own_pids=True),
+            UNKNOWN,
+            "in a container: it sees the processes in there alone",
+            "docker run --pid=host",
+        ),
+        (own(0, around=Around.ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (own(around=Around.WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (own(around=Around.LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (own(around=Around.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (own(around=Around.TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (own(0, 19, around=Around.ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
+    ],
+)
+def test_what_a_container_takes_away(who, access, why, fix):
+    check = judge_container(who)
+    assert (check.access, fix_of(check)) == (access, fix)
+    assert why in check.why
+
+
+ROOT_MOUNT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+PROC_MOUNT = "22 21 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw%s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ROOT_MOUNT + PROC_MOUNT % "", (0, None)),
+        (ROOT_MOUNT + PROC_MOUNT % ",hidepid=2,gid=4", (2, 4)),
+        (PROC_MOUNT % ",gid=27,hidepid=invisible", (2, 27)),
+        (PROC_MOUNT % ",hidepid=noaccess", (1, None)),
+        (PROC_MOUNT % ",hidepid=ptraceable", (4, None)),
+        (PROC_MOUNT % ",hidepid=2" + "30 22 0:20 / /proc/sys ro - proc proc ro,hidepid=0\n", (2, None)),
+        ("", (0, None)),
+        ("torn line - proc", (0, None)),
+    ],
+)
+def test_hidepid_is_found_in_the_mounts(text, expected):
+    assert parse_hidepid(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("hidden", "group", "who", "access"),
+    [
+        (0, None, own(), ALLOWED),
+        (2, None, own(), DENIED),
+        (2, 27, own(), ALLOWED),
+        (2, 28, own(), DENIED),
+        (4, 27, own(), DENIED),
+        (2, None, own(0, 19), ALLOWED),
+        (2, None, own(0), DENIED),
+    ],
+)
+def test_whom_hidepid_binds(hidden, group, who, access):
+    check = judge_hidepid(hidden, group, who, frozenset((27, 1000)))
+    assert check.access is access
+    remount = "mount -o remount,hidepid=0 /proc"
+    fix = f"sudo {remount}" if who.caller.uid else remount
+    assert fix_of(check) == (fix if access is DENIED else "")
+
+
+def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
+    refused = Missing("Operation not permitted")
+    assert judge_seccomp(own(), 1).access is ALLOWED
+    passed = judge_seccomp(own(filtered=2), 1)
+    assert (passed.access, passed.why) == (
+        ALLOWED,
+        "a seccomp filter binds tpmon, but lets process_vm_readv pass",
+    )
+    held = judge_seccomp(own(filtered=2), refused)
+    assert (held.access, fix_of(held)) == (DENIED, "")
+    inside = judge_seccomp(own(filtered=2, around=Around.ENGINE), refused)
+    assert fix_of(inside) == "docker run --cap-add SYS_PTRACE  # at its next start"
+    assert "a seccomp filter forbids it" in held.why
+    assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
+
+
+@pytest.mark.parametrize(
+    ("modules", "attribute", "deny", "access", "fix"),
+    [
+        ("capability,yama,apparmor\n", b"unconfined\n", False, ALLOWED, ""),
+        ("", b"", False, ALLOWED, ""),
+        ("apparmor", b"vscode (unconfined)\n", False, ALLOWED, ""),
+        ("apparmor", b"/usr/bin/python3 (complain)\n", False, ALLOWED, ""),
+        (
+            "apparmor",
+            b"docker-default (enforce)\n",
+            False,
+            UNKNOWN,
+            "docker run --security-opt apparmor=unconfined  # at its next start",
+        ),
+        ("selinux", b"unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023\0", False, ALLOWED, ""),
+        (
+            "selinux",
+            b"system_u:system_r:container_t:s0:c1,c2\0",
+            False,
+            UNKNOWN,
+            "docker run --security-opt label=disable  # at its next start",
+        ),
+        (
+            "selinux",
+            b"unconfined_u:unconfined_r:unconfined_t:s0\0",
+            True,
+            DENIED,
+            "sudo setsebool deny_ptrace off  # on the host",
+        ),
+    ],
+)
+def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
+    inside = Caller(1000, Around.ENGINE, root_may=False)
+    check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
+    assert (check.access, fix_of(check)) == (access, fix)
+    outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
+    assert (outside.access, fix_of(outside)) == (access, "sudo setsebool deny_ptrace off" if deny else "")
+    bound = judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
+    there = "sudo setsebool deny_ptrace off  # in a shell that may become root: this one may not"
+    assert fix_of(bound) == (there if deny else "")
+
+
+def test_what_selinux_forbids_is_read_from_its_present_value(tmp_path):
+    file = tmp_path / "deny_ptrace"
+    assert read_deny_ptrace(str(file)) is False
+    for text, denied in (("0 1", False), ("1 0", True), ("1 1", True)):
+        file.write_text(text)
+        assert read_deny_ptrace(str(file)) is denied
+
+
+def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
+    def place(*marks: str, manager: str = "", release: str = "6.8.0-45-generic", **more: bool) -> Place:
+        given = {"pods": False, "own_pids": True, **more}
+        return parse_place(frozenset(marks), manager, release, **given)
+
+    docker, podman, toolbox = "/.dockerenv", "/run/.containerenv", "/run/.toolboxenv"
+    wsl = "5.15.167.4-microsoft-standard-WSL2"
+    assert place(own_pids=False) == Place(Around.HOST, False)
+    assert place(docker) == Place(Around.ENGINE, True)
+    assert place(docker, own_pids=False) == Place(Around.ENGINE, False)
+    assert place(podman, manager="podman", release=wsl) == Place(Around.ENGINE, True)
+    assert place(podman, toolbox, own_pids=False) == Place(Around.TOOLBOX, False)
+    assert place(release=wsl) == Place(Around.WSL, True)
+    assert place(manager="lxc") == Place(Around.LXC, True)
+    assert place() == Place(Around.UNKNOWN, True)
+    assert place(podman, pods=True) == Place(Around.UNKNOWN, True)
+
+
+def test_the_bounds_of_this_process_say_whether_sudo_can_help():
+    full, none = b"CapBnd:\t000001ffffffffff\n", b"CapBnd:\t00000000a80425fb\n"
+    assert may_root_trace(full + b"NoNewPrivs:\t0\n")
+    assert not may_root_trace(full + b"NoNewPrivs:\t1\n")
+    assert not may_root_trace(none)
+
+
+@pytest.mark.parametrize(
+    ("paranoid", "who", "access"),
+    [
+        (2, own(), ALLOWED),
+        (-1, own(), ALLOWED),
+        (3, own(), DENIED),
+        (4, own(1000, 38), ALLOWED),
+        (4, own(0, 21), ALLOWED),
+        (Missing("no such file"), own(), ABSENT),
+    ],
+)
+def test_what_perf_may_count(paranoid, who, access):
+    check = judge_perf(paranoid, who)
+    assert check.access is access
+    assert fix_of(check) == ("sudo sysctl kernel.perf_event_paranoid=2" if access is DENIED else "")
+    assert not check.needed
+
+
+def test_fields_of_status_are_parsed():
+    status = own(1000, 19, filtered=2).status
+    assert parse_field(status, b"Seccomp") == b"2"
+    assert parse_field(status, b"Nothing") == b""
+    assert parse_capabilities(status) == 1 << 19
+    assert parse_capabilities(status, b"CapPrm") == 0

@@ -1,0 +1,278 @@
+"""What is said of the ports, the cards and the container of a job, and what NVML allows."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.own_command import install_command
+from tpmon.probe.base.environment import Around
+from tpmon.probe.doctor.job import (
+    check_groups,
+    check_ras,
+    judge_cards,
+    judge_inside,
+    judge_ras,
+    parse_listeners,
+    parse_step,
+)
+from tpmon.probe.doctor.nvml import (
+    NvmlAnswer,
+    ask_nvml,
+    find_cards,
+    judge_counters,
+    judge_nvml,
+    list_minors,
+    parse_admin_only,
+)
+from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
+from tpmon.probe.gpu.nvml import blank_fast
+from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Identity
+from tpmon.probe.proc.remedies import Caller
+
+# the job
+
+
+def test_listening_ports_are_parsed_and_judged():
+    table = (
+        "  sl  local_address rem_address   st tx_queue\n"
+        "   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000\n"
+        "   1: 0100007F:1F90 0100007F:6D7C 01 00000000:00000000\n"
+        "   2: torn\n"
+    )
+    six = "  sl  local\n   0: 00000000000000000000000000000000:6D7C 0000:0000 0A 0:0\n"
+    assert parse_listeners(table) == {28028}
+    assert parse_listeners(six) == {28028}
+    assert parse_listeners("") == frozenset()
+    assert judge_ras(frozenset((28028,)), True, 7).access is ALLOWED
+    inside = judge_ras(frozenset((28028,)), False, 7)
+    assert (inside.access, fix_of(inside)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
+    assert judge_ras(frozenset((80,)), True, 7).access is ABSENT
+    moved = judge_ras(frozenset((28028,)), True, 7, 9000)
+    assert (moved.access, moved.why.partition(":")[0]) == (ABSENT, "nothing listens on port 9000")
+    assert judge_ras(frozenset((9000,)), True, 7, 9000).access is ALLOWED
+    off = judge_ras(frozenset((28028,)), True, 7, Missing("NCCL_RAS_ENABLE=0 turned it off"))
+    assert (off.access, off.why) == (ABSENT, "NCCL's status port: NCCL_RAS_ENABLE=0 turned it off")
+    assert judge_ras(Missing("no such process"), True, 7).access is UNKNOWN
+
+
+def test_a_kernel_without_ipv6_has_one_table_of_listeners(tmp_path):
+    (tmp_path / "9" / "net").mkdir(parents=True)
+    for pid in ("9", "self"):
+        (tmp_path / pid / "ns").mkdir(parents=True, exist_ok=True)
+        (tmp_path / pid / "ns" / "net").symlink_to("net:[1]")
+    (tmp_path / "9" / "environ").write_bytes(b"")
+    table = b"  sl local\n   0: 0100007F:6D7C 00000000:0000 0A 0 0 0\n   1: \xff\n"
+    (tmp_path / "9" / "net" / "tcp").write_bytes(table)
+    assert check_ras(9, str(tmp_path)).access is ALLOWED
+    (tmp_path / "9" / "net" / "tcp").unlink()
+    assert check_ras(9, str(tmp_path)).access is UNKNOWN
+
+
+def test_cards_that_the_job_holds_and_nvml_does_not_show():
+    both = frozenset((0, 3))
+    assert judge_cards(frozenset(), both, "").access is ABSENT
+    assert judge_cards(frozenset((3,)), both, "").access is ALLOWED
+    hidden = judge_cards(frozenset((3, 4)), both, "docker run --gpus all")
+    assert hidden.access is DENIED
+    assert hidden.why.endswith("but NVML does not show /dev/nvidia4 to this shell")
+    assert hidden.fix == "docker run --gpus all"
+    assert judge_cards(Missing("permission denied"), both, "").access is UNKNOWN
+    assert judge_cards(both, Missing("NVML does not answer"), "").access is UNKNOWN
+    assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
+    assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
+
+
+def test_a_job_in_a_container_below_is_said():
+    assert judge_inside((7,), 7).why == "the job runs in the same PID namespace as tpmon"
+    assert "7 is 1 inside" in judge_inside((7, 1), 7).why
+    assert judge_inside((7, 1), 7, Missing("denied")).access is ALLOWED
+
+
+def test_a_job_with_a_network_of_its_own_is_said_with_the_way_into_it():
+    """The panes of connections point here where they are not read for that."""
+    apart = judge_inside((7,), 7, False)
+    assert (apart.access, fix_of(apart)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
+    assert apart.why.startswith("the job runs in the same PID namespace as tpmon; its network namespace is")
+    assert "7 is 1 inside" in judge_inside((7, 1), 7, False).why
+
+
+# NVML
+
+
+def make_card(index: int = 0, reason: str = "", lost: str = "", minor: Known[int] = 0) -> CardLine:
+    identity = Identity("H100", minor, 1980.0, 2619.0, 5, 16, 90.0, True)
+    return CardLine(
+        index,
+        f"GPU-{index}",
+        0,
+        1.0,
+        lost or NOT_APPLICABLE,
+        blank_fast(reason),
+        NOT_APPLICABLE,
+        NOT_APPLICABLE,
+        identity,
+    )
+
+
+def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None) -> NvmlAnswer:
+    if failure is not None:
+        return NvmlAnswer(Missing("none"), failure, ())
+    return NvmlAnswer(DriverLine("570.1", "12.8", count), Missing("none"), cards)
+
+
+@pytest.mark.parametrize(
+    ("answer", "loaded", "access", "why", "fix"),
+    [
+        (make_answer(1, make_card()), True, ALLOWED, "driver 570.1: 1 card answers", ""),
+        (make_answer(2, make_card(), make_card(1)), True, ALLOWED, "2 cards answer", ""),
+        (make_answer(0), True, DENIED, "shows no card to this shell", "srun --overlap"),
+        (
+            make_answer(2, make_card()),
+            True,
+            UNKNOWN,
+            "1 of 2 cards gave no answer in time: persistence mode may be off",
+            "sudo nvidia-smi -pm 1",
+        ),
+        (
+            make_answer(2, make_card(lost="GPU is lost")),
+            True,
+            UNKNOWN,
+            "1 of 2 cards gave no answer in time",
+            "sudo dmesg | grep -i xid",
+        ),
+        (
+            make_answer(1, make_card(lost="GPU is lost")),
+            True,
+            UNKNOWN,
+            "card 0: GPU is lost",
+            "sudo dmesg | grep",
+        ),
+        (
+            make_answer(1, make_card(reason=describe_code(NO_PERMISSION))),
+            True,
+            DENIED,
+            "no permission for util",
+            "sudo tpmon",
+        ),
+        (
+            make_answer(0, failure=FailureLine(12, "libnvidia-ml.so.1 not found")),
+            False,
+            ABSENT,
+            "no NVIDIA",
+            "",
+        ),
+        (
+            make_answer(0, failure=FailureLine(12, "x")),
+            True,
+            DENIED,
+            "the driver's library package is missing",
+            "ldconfig -p | grep libnvidia-ml",
+        ),
+        (make_answer(0, failure=FailureLine(9, "not loaded")), False, ABSENT, "no NVIDIA driver", ""),
+        (
+            make_answer(0, failure=FailureLine(18, "driver and library differ")),
+            True,
+            DENIED,
+            "was updated",
+            "sudo reboot",
+        ),
+        (
+            make_answer(0, failure=FailureLine(4, "no permission")),
+            True,
+            DENIED,
+            "/dev/nvidiactl",
+            "sudo tpmon",
+        ),
+        (
+            make_answer(0, failure=FailureLine(0, "the nvidia-ml-py package")),
+            True,
+            DENIED,
+            "package",
+            install_command("nvidia-ml-py"),
+        ),
+        (
+            NvmlAnswer(Missing("no answer"), Missing("none"), ()),
+            True,
+            UNKNOWN,
+            "no answer",
+            "sudo dmesg | grep -i xid",
+        ),
+    ],
+)
+def test_what_nvml_says(answer, loaded, access, why, fix):
+    check = judge_nvml(answer, loaded, Caller(), "srun --overlap")
+    assert check.access is access
+    assert why in check.why
+    assert fix_of(check).startswith(fix)
+    assert bool(fix_of(check)) == bool(fix)
+
+
+def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
+    inside = Caller(0, Around.ENGINE, root_may=False)
+    step = "srun --overlap --pty --jobid=991 tpmon attach 7"
+    assert find_cards(Caller(), "991", "7") == find_cards(inside, "991", "7") == step
+    assert find_cards(inside, "", "7") == "docker run --gpus all"
+    assert find_cards(Caller(), "", "7") == "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm"
+    missing = judge_nvml(make_answer(0, failure=FailureLine(12, "x")), True, inside, "")
+    assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
+    for card in (make_card(reason=describe_code(NO_PERMISSION)), make_card(lost="GPU is lost")):
+        assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
+
+
+def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (python) S 1\n")
+    (tmp_path / "7" / "cgroup").write_text("0::/\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text("")
+    idle = check_groups((7,), str(tmp_path))
+    assert (idle.access, fix_of(idle)) == (ABSENT, "")
+    (tmp_path / "self" / "mountinfo").write_text(
+        "30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n"
+    )
+    (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
+    beside = check_groups((7,), str(tmp_path))
+    assert beside.access is ABSENT
+    assert fix_of(beside) in (
+        "",  # no engine is around this machine
+        "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro  # at its next start",
+    )
+    assert "outside this container's view; seen from the job's own container" in beside.why
+
+
+def test_minors_are_those_of_the_cards_that_said_one():
+    assert list_minors(make_answer(2, make_card(minor=3), make_card(1, minor=Missing("?")))) == {3}
+    assert not is_known(list_minors(make_answer(0, failure=FailureLine(12, "x"))))
+
+
+def test_the_child_that_asks_nvml_has_a_deadline_and_may_fail(tmp_path):
+    begun = time.monotonic()
+    late = ask_nvml(0.3, ("sleep", "60"))
+    assert time.monotonic() - begun < 20
+    assert isinstance(late.driver, Missing)
+    assert "no answer in time" in late.driver.reason
+    ended = ask_nvml(20.0, ("true",))
+    assert isinstance(ended.driver, Missing)
+    assert "ended without a word (exit 0)" in ended.driver.reason
+    garbage = tmp_path / "garbage"
+    garbage.write_text("#!/bin/sh\necho garbage\necho '{\"driver\": 3}'\n")
+    garbage.chmod(0o755)
+    assert not is_known(ask_nvml(20.0, (str(garbage),)).driver)
+    assert not is_known(ask_nvml(20.0, ("/no/such/program",)).driver)
+
+
+def test_counters_of_profilers():
+    text = "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: %d\nDmaRemapPeerMmio: 1\n"
+    assert parse_admin_only(text % 1) is True
+    assert parse_admin_only(text % 0) is False
+    assert not is_known(parse_admin_only(""))
+    closed = judge_counters(True, privileged=False)
+    assert closed.access is DENIED
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in fix_of(closed)
+    assert judge_counters(True, privileged=True).access is ALLOWED
+    assert judge_counters(False, privileged=False).access is ALLOWED
+    assert judge_counters(Missing("no driver"), privileged=False).access is ABSENT

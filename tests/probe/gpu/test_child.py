@@ -1,0 +1,413 @@
+"""The real main of the NVML child, run as a process with a fake pynvml in the driver's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.probe.gpu.test_link import is_gone, read_until
+from tests.waiting import wait_until
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.gpu.board import GpuReading
+from tpmon.probe.gpu.link import child_command
+from tpmon.probe.gpu.watch import GpuProbe
+from tpmon.probe.gpu.wire import FailureLine, Line, encode_line
+
+ROOT = str(Path(__file__).parents[3])
+STUB = """
+import sys, time, threading
+sys.path.append({root!r})
+from tests.fake_nvml import *
+from tpmon.probe.gpu.child import main
+
+cards = [FakeCard(uuid=f"GPU-{{i}}", minor=i, processes=[(100 + i, 1 << 30)]) for i in range(3)]
+nvml = FakeNvml(cards)
+{body}
+main(lambda: nvml)
+"""
+
+
+def start_child(body: str = "", **settings: object) -> GpuProbe:
+    """Start the real child on three fake cards; ``body`` bends them first."""
+    code = STUB.format(root=ROOT, body=body)
+    probe = GpuProbe([sys.executable, "-c", code], **settings)
+    probe.start()
+    return probe
+
+
+def states(reading: GpuReading) -> list[GpuState]:
+    return [card.state for card in reading.gpus] if is_known(reading.gpus) else []
+
+
+def has_cards(count: int) -> object:
+    return lambda reading: len(states(reading)) == count
+
+
+def test_cards_are_read_with_their_processes() -> None:
+    probe = start_child()
+    reading = read_until(probe, has_cards(3))
+    assert is_known(reading.gpus)
+    assert [card.uuid for card in reading.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert [card.sm_pct for card in reading.gpus] == [50.0] * 3
+    assert is_known(reading.driver)
+    assert (reading.driver.driver_version, reading.driver.cuda_version) == ("580.65.06", "13.0")
+    probe.stop()
+
+
+WEDGE_ONE = """
+def wedge():
+    nvml.hang.update({{name: {{1}} for name in dir(FakeNvml) if name.startswith("nvmlDevice")}})
+threading.Timer({after}, wedge).start()
+if not {after}:
+    wedge()
+"""
+
+
+@pytest.fixture(scope="module")
+def wedging() -> Iterator[tuple[GpuProbe, GpuProbe]]:
+    """Start a child whose card wedges after its first lines, and one whose card never answers."""
+    probes = (start_child(WEDGE_ONE.format(after=0.5)), start_child(WEDGE_ONE.format(after=0)))
+    yield probes
+    for probe in probes:
+        probe.stop()
+
+
+def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
+    wedging: tuple[GpuProbe, GpuProbe],
+) -> None:
+    probe, _ = wedging
+    read_until(probe, has_cards(3))
+    reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
+    assert is_known(reading.gpus)
+    first, wedged, third = reading.gpus
+    assert max(first.age_s, third.age_s) < wedged.age_s
+    assert wedged.age_s >= 3
+    assert wedged.sm_pct == Missing("the card does not answer")
+    assert first.power_w == third.power_w == 412.5
+    pid = probe.child_pid()
+    assert is_known(pid)
+    started = time.monotonic()
+    probe.stop()
+    assert time.monotonic() - started < 10
+    assert is_gone(pid)
+
+
+def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, GpuProbe]) -> None:
+    _, probe = wedging
+    reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
+    assert is_known(reading.gpus)
+    assert reading.gpus[1].uuid == "card-1"
+
+
+@pytest.mark.parametrize(
+    ("call", "reading"),
+    [
+        ("nvmlDeviceGetName", "name"),
+        ("nvmlDeviceGetRemappedRows", "remapped_rows_failed"),
+        ("nvmlDeviceGetPowerUsage", "power_limit_w"),
+    ],
+)
+def test_a_call_that_never_returns_costs_its_own_reading(call: str, reading: str) -> None:
+    probe = start_child(f"nvml.hang[{call!r}] = {{1}}")
+    seen = read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
+    probe.stop()
+    assert is_known(seen.gpus)
+    wedged = seen.gpus[1]
+    assert wedged.sm_pct == 50.0
+    stuck = Missing("the driver does not return from this call")
+    if reading == "name":
+        assert wedged.name == "unknown card"
+    elif reading == "power_limit_w":
+        assert (wedged.power_limit_w, wedged.power_w) == (700.0, stuck)
+    else:
+        assert (wedged.remapped_rows_failed, wedged.ecc_uncorrected) == (stuck, 2)
+
+
+def test_versions_that_never_come_keep_no_card_back() -> None:
+    probe = start_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)")
+    reading = read_until(probe, has_cards(3))
+    probe.stop()
+    assert is_known(reading.driver)
+    assert reading.driver.driver_version == Missing("the driver does not return from this call")
+
+
+def test_an_init_that_never_returns_blocks_nobody() -> None:
+    started = time.monotonic()
+    probe = start_child("FakeNvml.nvmlInit = lambda self: time.sleep(600)")
+    assert time.monotonic() - started < 5
+    assert wait_until(lambda: is_known(probe.child_pid()))
+    assert probe.read({}).gpus == Missing("NVML has not answered yet")
+    pid = probe.child_pid()
+    assert is_known(pid)
+    probe.stop()
+    assert is_gone(pid)
+
+
+def test_a_killed_child_is_started_again_and_the_gap_is_told() -> None:
+    probe = start_child(backoff_s=(0.1, 0.1, 0.1))
+    read_until(probe, has_cards(3))
+    first = probe.child_pid()
+    assert is_known(first)
+    os.kill(first, signal.SIGKILL)
+    told: list[str] = []
+
+    def restarted(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return any("restarted" in text for text in told)
+
+    read_until(probe, restarted)
+    assert told[0] == "GPU child ended (SIGKILL); next try in 0.1 s"
+    assert told[1].startswith("GPU child restarted after SIGKILL, gap ")
+    read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
+    second = probe.child_pid()
+    assert is_known(second)
+    assert second != first
+    probe.stop()
+    assert is_gone(first)
+    assert is_gone(second)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "nvml.failures['nvmlInit'] = 12",
+            "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found) (doctor: nvml)",
+        ),
+        ("nvml.failures['nvmlInit'] = 4", "no permission to use the NVIDIA driver (doctor: nvml)"),
+        ("nvml.failures['nvmlInit'] = 9", "the NVIDIA driver is not loaded (doctor: nvml)"),
+        ("nvml.failures['nvmlDeviceGetCount'] = 999", "unknown driver error (doctor: nvml)"),
+    ],
+)
+def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body: str, reason: str) -> None:
+    probe = start_child(body, backoff_s=(0.01,))
+    reading = read_until(probe, lambda one: not is_known(one.driver) and one.gpus == Missing(reason))
+    assert reading.events == ()
+    assert wait_until(lambda: not is_known(probe.child_pid()))
+    ended = probe._link._process
+    time.sleep(0.2)
+    assert probe._link._process is ended
+    probe.stop()
+
+
+def test_a_driver_that_stays_away_is_asked_less_and_less_often() -> None:
+    probe = GpuProbe(["true"])
+    probe._on_start()
+    probe._on_lines([encode_line(Line(failure=FailureLine(12, "")))])
+    assert [probe._on_end("exit 1", attempt) for attempt in (1, 2, 3, 4, 5, 2000)] == [
+        30,
+        60,
+        120,
+        240,
+        300,
+        300,
+    ]
+
+
+def test_without_nvidia_ml_py_the_reading_says_so() -> None:
+    code = (
+        f"import sys; sys.path.append({ROOT!r})\n"
+        "from tpmon.probe.gpu.child import load_pynvml, main\n"
+        "sys.modules['pynvml'] = None\n"
+        "main()"
+    )
+    probe = GpuProbe([sys.executable, "-c", code])
+    probe.start()
+    missing = Missing("the nvidia-ml-py package is not installed (doctor: nvml)")
+    read_until(probe, lambda one: one.gpus == missing)
+    probe.stop()
+
+
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        ("raise SyntaxError('for python 2')", "pynvml cannot be imported: SyntaxError: for python 2 ("),
+        ("raise ImportError('no such name')", "pynvml cannot be imported: ImportError: no such name ("),
+        ("nvmlInit = nvmlDeviceGetCount = lambda: {}", "asking NVML failed: TypeError"),
+    ],
+)
+def test_a_module_that_breaks_is_named_with_its_file(tmp_path: Path, module: str, start: str) -> None:
+    file = tmp_path / "pynvml.py"
+    file.write_text(module)
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\n"
+        "from tpmon.probe.gpu.child import main\n"
+        "main()"
+    )
+    probe = GpuProbe([sys.executable, "-c", code])
+    probe.start()
+    reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
+    probe.stop()
+    assert isinstance(reading.gpus, Missing)
+    assert reading.gpus.reason.startswith(start)
+    assert str(file)[:60] in reading.gpus.reason
+
+
+def test_a_module_that_answers_in_bytes_is_read() -> None:
+    body = """
+def raw(name):
+    call = getattr(FakeNvml, name)
+    setattr(FakeNvml, name, lambda *args: call(*args).encode())
+for name in ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName"):
+    raw(name)
+nvml.xids = [(cards[2], 79)]
+"""
+    probe = start_child(body)
+    told: list[str] = []
+
+    def seen(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return bool(told) and len(states(reading)) == 3
+
+    reading = read_until(probe, seen)
+    probe.stop()
+    assert is_known(reading.gpus)
+    assert (reading.gpus[0].uuid, reading.gpus[0].name) == ("GPU-0", "NVIDIA H100 80GB HBM3")
+    assert reading.source == "NVML, driver 580.65.06"
+    assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
+
+
+def test_a_driver_upgrade_ends_the_child_and_starts_a_fresh_one() -> None:
+    body = """
+def upgrade():
+    nvml.failures.update({name: 18 for name in dir(FakeNvml) if name.startswith("nvml")})
+threading.Timer(0.3, upgrade).start()
+"""
+    probe = start_child(body, backoff_s=(0.1,))
+    told: list[str] = []
+
+    def went_away(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return any("restarted" in text for text in told)
+
+    read_until(probe, went_away)
+    probe.stop()
+    assert told[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
+    assert told[1] == "GPU child ended (exit 1); next try in 0.1 s"
+
+
+def test_a_lost_card_is_told_by_its_codes() -> None:
+    body = """
+class Falling(FakeNvml):
+    def __getattribute__(self, name):
+        call = FakeNvml.__getattribute__(self, name)
+        if name.startswith("nvmlDevice") and time.monotonic() - began > 0.5:
+            def lost(*args):
+                if args and args[0] in (1, self.cards[1]):
+                    raise pynvml.NVMLError(15)
+                return call(*args)
+            return lost
+        return call
+began = time.monotonic()
+nvml = Falling(cards)
+"""
+    probe = start_child(body)
+    read_until(probe, has_cards(3))
+    told: list[str] = []
+
+    def lost(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return states(reading) == [GpuState.OK, GpuState.LOST, GpuState.OK]
+
+    read_until(probe, lost)
+    assert told == ["GPU 1 (NVIDIA H100 80GB HBM3) is lost: GPU is lost"]
+    probe.stop()
+
+
+def test_xid_events_arrive_beside_the_readings() -> None:
+    probe = start_child("nvml.xids = [(cards[2], 79)]")
+    told: list[str] = []
+
+    def seen(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return bool(told) and len(states(reading)) == 3
+
+    reading = read_until(probe, seen)
+    assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
+    assert is_known(reading.gpus)
+    assert reading.gpus[2].xids == (79,)
+    probe.stop()
+
+
+def test_xid_events_that_cannot_be_watched_are_a_note() -> None:
+    probe = start_child("nvml.failures['nvmlEventSetCreate'] = 3")
+    reading = read_until(probe, lambda one: bool(one.notes))
+    assert reading.notes == ("Xid events are not watched: not supported by this card",)
+    probe.stop()
+
+
+def test_what_a_library_prints_does_not_reach_the_lines() -> None:
+    body = "FakeNvml.nvmlInit = lambda self: print('NVML: warning', flush=True)"
+    probe = start_child(body)
+    reading = read_until(probe, has_cards(3))
+    assert reading.notes == ()
+    probe.stop()
+
+
+def test_a_reader_that_breaks_costs_its_card_and_says_so() -> None:
+    body = """
+class Broken(FakeNvml):
+    def nvmlDeviceGetSamples(self, card, kind, since):
+        return None if card is self.cards[1] else FakeNvml.nvmlDeviceGetSamples(self, card, kind, since)
+nvml = Broken(cards)
+"""
+    probe = start_child(body)
+    reading = read_until(probe, lambda one: bool(one.notes) and len(states(one)) >= 2)
+    assert reading.notes[0].startswith("reading card 1 failed: TypeError")
+    assert list(probe._board._notes.values()) != [None], "a note that passes"
+    assert states(reading)[0] is GpuState.OK
+    probe.stop()
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    code = (
+        f"import sys, time; sys.path.append({ROOT!r})\n"
+        "from tests.probe.gpu.test_child import WEDGE_ONE, start_child\n"
+        "probe = start_child(WEDGE_ONE.format(after=0))\n"
+        "while not isinstance(probe.child_pid(), int): time.sleep(0.01)\n"
+        "print(probe.child_pid(), flush=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not is_gone(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until(lambda: is_gone(child) or is_zombie(child))
+
+
+def is_zombie(pid: int) -> bool:
+    # Without an init that reaps, an ended orphan stays as a zombie.
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_files_beside_the_user_do_not_take_the_place_of_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "pynvml", "threading", "queue", "network", "codec", "tpmon"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    probe = GpuProbe()
+    probe.start()
+    reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
+    probe.stop()
+    assert is_known(reading.gpus) or "ended" not in reading.gpus.reason
+
+
+def test_the_child_loads_neither_psutil_nor_a_screen() -> None:
+    code = child_command()[2].replace("main()", "import sys; print(*sorted(sys.modules))")
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(loaded.stdout.split())
+    assert "tpmon.probe.gpu.nvml" in modules
+    assert not {"psutil", "textual", "rich", "asyncio", "pynvml", "multiprocessing"} & modules

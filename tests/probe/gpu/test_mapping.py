@@ -1,0 +1,331 @@
+"""Which cards a job uses: process lists first, open device files as an upper bound."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.probe.gpu import mapping as gpu_mapping
+from tpmon.probe.gpu.gpu_driver import DriverCard, Listed, read_driver_cards
+from tpmon.probe.gpu.mapping import (
+    ON_DXG,
+    OWN_NAMESPACE,
+    Card,
+    DeviceFiles,
+    in_first_pid_namespace,
+    kernel_has_driver,
+    map_to_job,
+    open_device_indices,
+    place_silent,
+    read_has_driver,
+    unlisted_minors,
+)
+from tpmon.probe.gpu.rates import make_silent_sample
+
+JOB = {10: 1, 11: 1}
+
+
+def make_card(index: int, pids: Known[tuple[int, ...]], minor: Known[int]) -> Card:
+    processes: object = pids
+    if is_known(pids):
+        processes = tuple(GpuProcess(pid, 5, 1.0, False) for pid in pids)
+    sample = make_silent_sample(index, f"GPU-{index}", 0.0, "not in this test")
+    listed = replace(sample, state=GpuState.OK, processes=processes, pids=() if is_known(pids) else pids)
+    return Card(listed, minor)
+
+
+def pids_of(cards: tuple[GpuSample, ...]) -> list[object]:
+    return [card.pids for card in cards]
+
+
+def test_the_process_list_of_the_card_is_the_truth() -> None:
+    cards = (make_card(0, (10, 99), 0), make_card(1, (11,), 1), make_card(2, (), 2))
+    # CUDA opens every visible card; the lists win.
+    found = map_to_job(cards, JOB, {10: (0, 1, 2), 11: (0, 1, 2)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), (11,), ()]
+    assert not any(card.pids_are_visible_only for card in found)
+    assert is_known(found[0].processes)
+    assert [(one.pid, one.of_job) for one in found[0].processes] == [(10, True), (99, False)]
+
+
+def test_a_bare_number_is_not_believed_in_a_container() -> None:
+    cards = (make_card(0, (10,), 0),)
+    assert pids_of(map_to_job(cards, JOB, {}, pids_are_ours=False)) == [Missing("open files not read yet")]
+    assert pids_of(map_to_job(cards, JOB, {11: ()}, pids_are_ours=False)) == [()]
+    assert pids_of(map_to_job(cards, JOB, {10: ()}, pids_are_ours=False)) == [()]
+    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
+    found = map_to_job(cards, JOB, held, pids_are_ours=False)
+    assert (found[0].pids, found[0].pids_are_visible_only) == ((10,), False)
+
+
+def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody() -> None:
+    cards = (make_card(0, (10,), 0),)
+    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
+    ours = map_to_job(cards, JOB, held, pids_are_ours=False)
+    assert [card.lists_only for card in ours] == [OWN_NAMESPACE]
+    assert [card.lists_only for card in map_to_job(cards, JOB, held, pids_are_ours=True)] == [NOT_APPLICABLE]
+
+
+def test_open_files_are_an_upper_bound_where_no_list_names_the_job() -> None:
+    cards = (make_card(0, (7000,), 4), make_card(1, Missing("no permission"), 5), make_card(2, (), 6))
+    found = map_to_job(cards, JOB, {10: (4, 5), 11: (5,)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), (10, 11), ()]
+    assert [card.pids_are_visible_only for card in found] == [True, True, False]
+
+
+def test_a_list_that_cannot_be_read_stays_missing() -> None:
+    cards = (make_card(0, (10,), 0), make_card(1, Missing("no permission"), 1))
+    found = map_to_job(cards, JOB, {10: (0, 1)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), Missing("no permission")]
+
+
+NO_MINOR = Missing("not supported by this card")
+REFUSED = Missing("permission denied")
+
+
+def test_a_list_in_a_container_and_no_card_numbers_tell_nothing() -> None:
+    cards = (make_card(0, (7000,), NO_MINOR),)
+    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=False)) == [NO_MINOR]
+    # On the machine itself the list names every process of every user.
+    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=True)) == [()]
+    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG, 11: ()}, pids_are_ours=True)) == [NO_MINOR]
+
+
+def test_open_files_that_were_not_read_say_nothing() -> None:
+    cards = (make_card(0, (7000,), 0), make_card(1, (), 1))
+    job_held: dict[int, Known[tuple[int, ...]]] = {10: REFUSED, 11: ()}
+    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=False)) == [REFUSED, REFUSED]
+    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=True)) == [(), ()]
+    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG}, pids_are_ours=True)) == [ON_DXG, ON_DXG]
+    assert pids_of(map_to_job(cards, JOB, {10: REFUSED, 11: (1,)}, pids_are_ours=False)) == [REFUSED, (11,)]
+    left = Missing("no such file or directory")
+    assert pids_of(map_to_job(cards, JOB, {10: left, 11: ()}, pids_are_ours=False)) == [(), ()]
+
+
+def test_a_process_under_wsl_names_no_card(tmp_path: Path) -> None:
+    make_process(tmp_path, 5, ["/dev/null", "/dev/dxg"])
+    assert open_device_indices(5, str(tmp_path)) == ON_DXG
+
+
+def test_whether_a_card_could_be_used_at_all(tmp_path: Path) -> None:
+    no_dxg, devices = str(tmp_path / "dxg"), tmp_path / "devices"
+    assert read_has_driver(str(tmp_path), no_dxg) == Missing("no such file or directory")
+    devices.write_text("Character devices:\n  1 mem\n1950 other\n\nBlock devices:\n259 nvme\n")
+    assert read_has_driver(str(tmp_path), no_dxg) is False
+    for line in ("195 nvidia-frontend", "508 nvidia-uvm", "506 nvhost-gpu"):
+        devices.write_text(f"Character devices:\n  1 mem\n{line}\n")
+        assert read_has_driver(str(tmp_path), no_dxg) is True
+    devices.write_text("  1 mem\n")
+    (tmp_path / "dxg").write_text("")
+    assert read_has_driver(str(tmp_path), no_dxg) is True
+    make_process(tmp_path, 5, ["/dev/dxg"])
+    files = DeviceFiles(str(tmp_path), no_dxg)
+    files.watch({5: 1})
+    assert not is_known(files.has_driver)
+    assert files.scan() == {5: ON_DXG}
+    assert files.has_driver is True
+
+
+def test_processes_that_left_the_job_are_not_mapped() -> None:
+    found = map_to_job((make_card(0, (10,), 0),), {12: 1}, {10: (0,)}, pids_are_ours=True)
+    assert pids_of(found) == [()]
+
+
+def test_cards_that_the_job_holds_and_nvml_does_not_list() -> None:
+    cards = (make_card(0, (), 0), make_card(1, (), 1))
+    assert unlisted_minors(cards, JOB, {10: (0, 5), 11: (4,), 77: (6,)}) == (4, 5)
+    assert unlisted_minors(cards, JOB, {10: Missing("permission denied")}) == ()
+    unknown = (*cards, make_card(2, (), Missing("no permission")))
+    assert unlisted_minors(unknown, JOB, {10: (5,)}) == ()
+
+
+def make_process(proc: Path, pid: int, links: list[str]) -> None:
+    directory = proc / str(pid) / "fd"
+    directory.mkdir(parents=True)
+    for number, target in enumerate(links):
+        os.symlink(target, directory / str(number))
+
+
+def test_open_device_indices_reads_links(tmp_path: Path) -> None:
+    make_process(
+        tmp_path,
+        5,
+        ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2", "pipe:[1]"],
+    )
+    assert open_device_indices(5, str(tmp_path)) == (2, 10)
+
+
+def test_open_device_indices_of_this_process_and_of_none() -> None:
+    assert open_device_indices(os.getpid()) == ()
+    assert open_device_indices(2**22 + 1) == Missing("no such file or directory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
+def test_open_device_indices_of_another_user_is_missing() -> None:
+    assert open_device_indices(1) == Missing("not permitted (doctor: fd)")
+
+
+def test_kernel_has_driver(tmp_path: Path) -> None:
+    assert not kernel_has_driver(str(tmp_path))
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n1950 other\n")
+    assert not kernel_has_driver(str(tmp_path))
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n195 nvidia-frontend\n")
+    assert kernel_has_driver(str(tmp_path))
+
+
+def test_first_pid_namespace(tmp_path: Path) -> None:
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    os.symlink("pid:[4026531836]", tmp_path / "self" / "ns" / "pid")
+    assert in_first_pid_namespace(str(tmp_path))
+    assert not in_first_pid_namespace(str(tmp_path / "nothing"))
+
+
+def test_scans_are_skipped_where_the_kernel_has_no_driver(tmp_path: Path) -> None:
+    make_process(tmp_path, 5, ["/dev/nvidia0"])
+    files = DeviceFiles(str(tmp_path))
+    files.watch({5: 1})
+    assert files.scan() == {}
+
+
+def test_scans_are_rationed_and_forget_what_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    for pid in range(100):
+        make_process(tmp_path, pid, ["/dev/nvidia0"])
+    scanned: list[int] = []
+
+    def count(pid: int, proc: str) -> Known[tuple[int, ...]]:
+        scanned.append(pid)
+        return open_device_indices(pid, proc)
+
+    monkeypatch.setattr(gpu_mapping, "open_device_indices", count)
+    files = DeviceFiles(str(tmp_path))
+    files.watch(dict.fromkeys(range(100), 1))
+    assert len(files.scan()) == 64
+    assert len(files.scan()) == 100
+    assert len(scanned) == 100
+    assert len(files.scan()) == 100
+    assert len(scanned) == 100
+    # The same PID with another start time is another process.
+    files.watch({5: 2})
+    assert files.scan() == {5: (0,)}
+    assert len(scanned) == 101
+
+
+def test_old_scans_are_repeated_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    for pid in range(20):
+        make_process(tmp_path, pid, [])
+    files = DeviceFiles(str(tmp_path))
+    files.watch(dict.fromkeys(range(20), 1))
+    files.scan()
+    monkeypatch.setattr(gpu_mapping, "RESCAN_S", 0.0)
+    monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
+    for pid in range(20):
+        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+    found = [sum(minors == (3,) for minors in files.scan().values()) for _ in range(3)]
+    assert found == [8, 16, 20]
+
+
+def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    make_process(tmp_path, 1, [])
+    make_process(tmp_path, 2, ["/dev/nvidia0"])
+    files = DeviceFiles(str(tmp_path))
+    files.watch({1: 1, 2: 1})
+    assert files.scan() == {1: (), 2: (0,)}
+    for pid in (1, 2):
+        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+    assert files.scan() == {1: (), 2: (0,)}
+    monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
+    assert files.scan() == {1: (3,), 2: (0,)}
+
+
+UNKNOWN = Missing("the card has not answered yet")
+OPEN = Missing("which /dev/nvidiaN it is is not known")
+UNREAD_DRIVER = Missing("the driver's files were not read")
+TWO = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
+
+
+def make_silent(index: int) -> Card:
+    return Card(make_silent_sample(index, f"card-{index}", 9.0, UNKNOWN.reason), UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("driver", "silent", "held", "pids"),
+    [
+        (UNREAD_DRIVER, (1,), {10: (0, 1), 11: (1,)}, [(10, 11)]),
+        (UNREAD_DRIVER, (1,), {10: (0,), 11: ()}, [()]),
+        (UNREAD_DRIVER, (1,), {10: (0,), 11: REFUSED}, [OPEN]),
+        (UNREAD_DRIVER, (1,), {10: (0, 1, 2), 11: ()}, [OPEN]),
+        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: ()}, [OPEN, OPEN]),
+        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: (2,)}, [(10,), (11,)]),
+        (TWO, (1,), {10: (0, 1, 2), 11: ()}, [(10,)]),
+        (TWO, (1,), {10: (0,), 11: ()}, [()]),
+        (TWO, (1,), {10: (0,), 11: REFUSED}, [UNKNOWN]),
+    ],
+    ids=[
+        "the one that is held and none of the others",
+        "none is held",
+        "a process was not read",
+        "two are held and one is silent",
+        "one is held and two are silent",
+        "two and two",
+        "named by the driver",
+        "named and not held",
+        "named and not read",
+    ],
+)
+def test_a_card_that_never_answered_is_the_one_that_is_left(
+    driver: Listed,
+    silent: tuple[int, ...],
+    held: dict[int, Known[tuple[int, ...]]],
+    pids: list[object],
+) -> None:
+    cards = (make_card(0, (10,), 0), *map(make_silent, silent))
+    found = map_to_job(place_silent(cards, driver, JOB, held), JOB, held, pids_are_ours=True)
+    assert pids_of(found[1:]) == pids
+    assert pids_of(found[:1]) == [(10,)]
+    assert all(card.pids_are_visible_only for card in found[1:] if is_known(card.pids) and card.pids)
+
+
+def test_a_card_that_the_driver_names_has_its_name_and_uuid() -> None:
+    placed = place_silent((make_card(0, (10,), 0), make_silent(1)), TWO, JOB, {10: (0, 1), 11: ()})
+    assert (placed[1].sample.name, placed[1].sample.uuid, placed[1].minor) == ("H100", "GPU-b", 1)
+
+
+INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 130
+GPU UUID: \t {uuid}
+Bus Type: \t PCIe
+Bus Location: \t 0000:{bus}:00.0
+Device Minor: \t {minor}
+GPU Excluded:\t {excluded}
+"""
+
+
+def test_the_kernels_driver_names_its_cards_without_nvml(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gpus"):
+        read_driver_cards(str(tmp_path))
+    cards = (("4b", "GPU-b", "1", "No"), ("19", "GPU-a", "0", "No"), ("5d", "GPU-c", "2", "Yes"))
+    for bus, uuid, minor, excluded in (
+        *cards,
+        ("9a", "GPU-????????-????", "3", "No"),
+        ("ba", "GPU-d", "?", "No"),
+    ):
+        folder = tmp_path / "driver/nvidia/gpus" / f"0000:{bus}:00.0"
+        folder.mkdir(parents=True)
+        text = INFORMATION.format(bus=bus, uuid=uuid, minor=minor, excluded=excluded)
+        (folder / "information").write_text(text)
+    name = "NVIDIA H100 80GB HBM3"
+    assert read_driver_cards(str(tmp_path)) == (
+        DriverCard(0, "GPU-a", name),
+        DriverCard(1, "GPU-b", name),
+        DriverCard(3, "", name),
+    )

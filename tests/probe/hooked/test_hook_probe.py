@@ -1,0 +1,391 @@
+"""Steps read from outside: whose page it is, what is new since the last look, what cannot be read."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.hooks import find_page
+from tpmon.hook.bus import wire
+from tpmon.hook.bus.pages import Pages
+from tpmon.model.hook import HookPatch, HookState, LoopNow, LoopPhase, PhaseTimes, StepReading, StepRule
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.hooked import page as hook
+from tpmon.probe.hooked.page import NO_HOOK, NO_SCALER, Seen, StepReader, parse_reading
+
+MS = 1_000_000
+DRIVEN = """
+import os, sys
+from tpmon.hook.steps import Steps
+steps = Steps(lambda: None)
+steps.patches = 7
+
+class Batches:
+    pass
+
+def train(number):
+    for _ in range(number):
+        steps.data_begins()
+        steps.data_ended(Batches())
+        steps.backward_begins()
+        steps.backward_ended(True)
+        steps.optimizer_stepped(None, (), {})
+        steps.published_ns = steps.due_ns = 0
+"""
+SERVE = """
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Driven:
+    """Drive a process that has a hook, line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.pid = process.pid
+        self.identity = identity(process.pid)
+        self._process = process
+
+    def do(self, line: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+
+def identity(pid: int) -> Identity:
+    return Identity(pid, read_stat(pid).start_ticks)
+
+
+@contextmanager
+def drive(program: str = DRIVEN, **environment: str) -> Iterator[Driven]:
+    with subprocess.Popen(
+        [sys.executable, "-c", program + SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        try:
+            driven = Driven(process)
+            driven.do("pass")
+            yield driven
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepReader]:
+    monkeypatch.setattr(hook, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(hook, "_CHECK_S", 0.0)
+    reader = StepReader()
+    yield reader
+    reader.close()
+
+
+def read(reader: StepReader, process: Identity) -> StepReading:
+    reading = reader.read_steps([process])[process]
+    assert is_known(reading), reading
+    return reading
+
+
+def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
+    with drive(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1") as job:
+        assert reader.read_steps([job.identity]) == {job.identity: Missing(NO_HOOK)}
+        job.do("train(5)")
+        first = read(reader, job.identity)
+        assert (first.counts.steps, first.counts.batches, first.counts.updates) == (4, 4, 4)
+        assert [span.steps for span in first.spans] == [1] * 4
+        assert (first.rank, first.world_size, first.local_rank) == (3, 8, 1)
+        assert (first.state, first.error, first.rule) == (HookState.RUNNING, "", StepRule.BATCH_AFTER_UPDATE)
+        assert first.patches == (HookPatch.DATA, HookPatch.BACKWARD, HookPatch.OPTIMIZER)
+        assert first.batch_size == Missing("the DataLoader does not say it")
+        assert is_known(first.now)
+        assert first.now.phase is LoopPhase.OTHER
+        assert first.counts.skipped_updates == NO_SCALER  # patches 7: no GradScaler
+        job.do("train(3)")
+        second = read(reader, job.identity)
+        assert second.counts.steps == 7
+        assert [span.steps for span in second.spans] == [1] * 3
+        assert second.lost_records == 0
+        for before, after in zip(second.spans, second.spans[1:], strict=False):
+            assert after.train.total_ns == after.ended_ns - before.ended_ns
+        third = read(reader, job.identity)
+        assert (third.spans, third.counts, third.lost_records) == ((), second.counts, 0)
+        assert third.ended == second.ended
+        job.do("steps.data_begins()")
+        assert is_known(now := read(reader, job.identity).now)
+        assert now.phase is LoopPhase.DATA
+
+
+def test_what_was_overwritten_between_two_looks_is_said_and_stays_in_the_totals(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(10)")
+        read(reader, job.identity)
+        job.do("train(3000)")
+        reading = read(reader, job.identity)
+        assert reading.counts.steps == 3009
+        assert len(reading.spans) + reading.lost_records == 3000
+        assert len(reading.spans) == hook._MOST_RECORDS - 1
+
+
+FORKED = textwrap.dedent("""
+    train(3)
+    import time
+    child = os.fork()
+    if child == 0:
+        while True:
+            time.sleep(10)
+    held = open(f"/proc/{child}/comm")
+""")
+
+
+def test_the_page_of_a_parent_is_not_that_of_its_child(reader: StepReader) -> None:
+    """The child of this program has no at-fork handler of the hook: it inherits descriptors and pages."""
+    with drive(DRIVEN + FORKED) as job:
+        with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
+            child = identity(int(file.read()))
+        try:
+            readings = reader.read_steps([job.identity, child])
+            assert is_known(readings[job.identity])
+            assert readings[child] == Missing(NO_HOOK)
+        finally:
+            os.kill(child.pid, 9)
+
+
+def test_a_page_of_another_start_is_not_believed(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(3)")
+        reused = Identity(job.pid, job.identity.start_ticks + 1)
+        assert isinstance(reader.read_steps([reused])[reused], Missing)
+
+
+def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(3)")
+        read(reader, job.identity)
+        job.do("steps.pages.set_status(3, 0, ''); steps.forget()")
+        assert read(reader, job.identity).state is HookState.UNINSTALLED
+        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+        job.do("train(4)")
+        assert read(reader, job.identity).counts.steps == 3
+
+
+def test_a_program_that_was_replaced_has_no_hook_any_more(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(3)")
+        read(reader, job.identity)
+        other = "import sys; print('done', flush=True); sys.stdin.read()"
+        job.do(f"os.execv(sys.executable, [sys.executable, '-c', {other!r}])")
+        for _ in range(3):
+            last = reader.read_steps([job.identity])[job.identity]
+        assert last == Missing(NO_HOOK)
+
+
+def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(7)")
+        assert read(reader, job.identity).counts.steps == 6
+        page = find_page(job.pid)
+        again = DRIVEN + "train(3)\nprint('done', flush=True)" + SERVE
+        job.do(f"os.execv(sys.executable, [sys.executable, '-c', {again!r}])")
+        assert find_page(job.pid) == page, "the same number, of another page"
+        for _ in range(3):
+            last = read(reader, job.identity)
+        assert last.counts.steps == 2
+        job.do("train(2)")
+        assert read(reader, job.identity).counts.steps == 4
+
+
+def test_an_error_of_the_hook_is_read(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(3); steps.turn_off('ValueError: \\x1b[31mred')")
+        reading = read(reader, job.identity)
+        assert reading.state is HookState.DISABLED
+        assert "ValueError" in reading.error
+        assert "\x1b" not in reading.error
+
+
+OTHERS = textwrap.dedent("""
+    import os, sys, fcntl
+    def make(data, seal=True):
+        fd = os.memfd_create("tpmon", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(fd, data)
+        if seal:
+            fcntl.fcntl(fd, 1033, 7)
+    make(b"")
+    make(b"x" * 300000)
+    make(bytes(300000))
+    os.set_blocking(0, True)
+""")
+
+
+def test_memfds_of_that_name_that_are_no_pages_are_passed_over(reader: StepReader) -> None:
+    with drive(OTHERS) as job:
+        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+
+
+def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader: StepReader) -> None:
+    header = wire.pack_header(wire.Header(1, 2, 3))
+    with drive(OTHERS) as job:
+        job.do(f"make({header!r} + bytes(300000), seal=False)")
+        assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+
+
+def test_a_python_that_does_not_name_the_seals_reads_the_page(
+    reader: StepReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in dir(fcntl) if "SEAL" in name]:
+        monkeypatch.delattr(fcntl, name)
+    with drive() as job:
+        job.do("train(3)")
+        assert read(reader, job.identity).state is HookState.RUNNING
+
+
+def test_another_layout_is_named(reader: StepReader) -> None:
+    header = bytearray(wire.pack_header(wire.Header(1, 2, 3)))
+    header[8] = 9
+    with drive(OTHERS) as job:
+        job.do(f"make({bytes(header)!r} + bytes(300000))")
+        reading = reader.read_steps([job.identity])[job.identity]
+        assert isinstance(reading, Missing)
+        assert "bus layout 9" in reading.reason
+
+
+def test_a_process_that_ended_is_said_and_forgotten(reader: StepReader) -> None:
+    with drive() as job:
+        job.do("train(3)")
+        gone = job.identity
+        read(reader, gone)
+    assert is_known(reader.read_steps([gone])[gone])  # the page outlives its process while it is mapped
+    for _ in range(2):
+        last = reader.read_steps([gone])[gone]
+    assert last == Missing("the process is gone")
+    before = len(os.listdir("/proc/self/fd"))
+    reader.read_steps([])
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_processes_without_a_hook_are_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    looks: list[float] = []
+    monkeypatch.setattr(hook.time, "monotonic", lambda: now)
+    monkeypatch.setattr(hook, "_list_links", lambda _: looks.append(now) or [])
+    reader = StepReader()
+    me = identity(os.getpid())
+    for _ in range(100):
+        assert reader.read_steps([me]) == {me: Missing(NO_HOOK)}
+        now += 1
+    assert looks == [100, 102, 106, 114, 130, 160, 190]
+
+
+def test_a_reading_names_what_it_does_not_know() -> None:
+    pages = Pages("1", "2", (-1, -1, -1))
+    try:
+        me = identity(os.getpid())
+        header = wire.parse_header(pages.page)
+        reading, seen = parse_reading(me, header, pages.page, Seen(), header.created_ns + 5 * MS)
+        assert seen.count == 0
+        assert (reading.rank, reading.world_size, reading.local_rank) == (NOT_APPLICABLE,) * 3
+        assert reading.now == Missing("nothing happened yet")
+        assert reading.ended == Missing("no step ended yet")
+        assert isinstance(reading.counts.skipped_updates, Missing)
+        assert (reading.rule, reading.spans) == (StepRule.NONE, ())
+        words = [
+            0,
+            header.created_ns + 9 * MS,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            8,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            0,
+            8,
+            header.created_ns + 9 * MS,
+            0,
+        ]
+        wire.RECORD.pack_into(pages.page, wire.RING_OFFSET, *words)
+        pages.live[wire.LIVE_RECORDS] = 1
+        pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
+        reading, seen = parse_reading(me, header, pages.page, seen, header.created_ns + 10 * MS)
+        assert (seen.count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
+        assert is_known(reading.ended)
+        assert reading.ended.train == PhaseTimes(1, 2, 3, 4, 5)
+        assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
+        assert reading.spans == (reading.ended,)
+        assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
+        assert reading.ended.ended_ns == header.created_ns + 9 * MS
+    finally:
+        pages.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_another_user_may_not_read_the_page() -> None:
+    program = textwrap.dedent("""
+        import os, sys
+        os.setuid(65534)
+        from tpmon.model.process import Identity
+        from tpmon.probe.hooked.page import StepReader
+        one = Identity(int(sys.argv[1]), int(sys.argv[2]))
+        print(StepReader().read_steps([one])[one].reason)
+    """)
+    with drive() as job:
+        job.do("train(3)")
+        command = [sys.executable, "-c", program, str(job.pid), str(job.identity.start_ticks)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
+        pytest.skip("another user may not read this checkout")
+    assert done.stdout.strip() == "descriptors: not permitted (doctor: fd)"
+
+
+def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader: StepReader) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = "import ctypes, os, sys\nassert ctypes.CDLL(None).unshare(0x20000000) == 0\n"
+    probe = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    if probe.returncode or libc is None:
+        pytest.skip("no new PID namespace for this user")
+    program += DRIVEN + textwrap.dedent("""
+        child = os.fork()
+        if child == 0:
+            train(4)
+            os.write(1, b"%d\\n" % os.getpid())
+            import time
+            time.sleep(600)
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", program + "os.waitpid(child, 0)"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                inner = identity(int(file.read()))
+            assert read(reader, inner).counts.steps == 3
+        finally:
+            os.kill(inner.pid, 9)
+            process.kill()

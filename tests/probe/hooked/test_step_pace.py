@@ -1,0 +1,297 @@
+"""Rates, percentiles and shares from the readings of a hook, a second apart or so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.frames import make_process, make_rank
+from tests.paces import make_hook, make_pace
+from tpmon.model.hook import (
+    HookState,
+    PhaseTimes,
+    StepCounts,
+    StepReading,
+    StepRule,
+    StepSpan,
+)
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.pace import StepPace, join_paces, list_shares
+from tpmon.model.process import Identity
+from tpmon.probe.hooked.page import NO_HOOK
+from tpmon.probe.hooked.step_pace import NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe
+
+MS = 1_000_000
+NO_STEP = Missing("no step ended yet")
+NO_TIME = PhaseTimes(0, 0, 0, 0, 0)
+SPLIT = (20, 24, 46, 8, 2)
+"""Percent of a step: data, forward, backward, optimizer, other."""
+
+
+def times(ms: float) -> PhaseTimes:
+    return PhaseTimes(*(round(ms * MS * share / 100) for share in SPLIT))
+
+
+class Loop:
+    """Play a loop whose hook writes a record a step; each reading has those since the one before."""
+
+    def __init__(self, batch: int = 32) -> None:
+        self.now_ns = 5_000 * MS
+        self.record_ns = self.now_ns
+        self.batch = batch
+        self.steps = self.evals = 0
+        self.train = [0] * 5
+        self.eval_ns = 0
+        self.spans: list[StepSpan] = []
+
+    def step(self, ms: float, times_over: int = 1) -> None:
+        for _ in range(times_over):
+            took = times(ms)
+            self.steps += 1
+            names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
+            self.train = [a + getattr(took, name) for a, name in zip(self.train, names, strict=True)]
+            self.now_ns += round(ms * MS)
+            self.record_ns = self.now_ns
+            self.spans.append(StepSpan(self.now_ns, 1, 0, self.batch, took, NO_TIME))
+
+    def evaluate(self, ms: float) -> None:
+        self.evals += 1
+        self.eval_ns += round(ms * MS)
+        self.now_ns += round(ms * MS)
+        self.record_ns = self.now_ns
+        spent = PhaseTimes(round(ms * MS), 0, 0, 0, 0)
+        self.spans.append(StepSpan(self.now_ns, 0, 1, 0, NO_TIME, spent))
+
+    def wait(self, ms: float) -> None:
+        self.now_ns += round(ms * MS)
+
+    def ended(self) -> Known[StepSpan]:
+        if not self.steps + self.evals:
+            return NO_STEP
+        samples = self.steps * self.batch
+        spent = PhaseTimes(self.eval_ns, 0, 0, 0, 0)
+        return StepSpan(self.record_ns, self.steps, self.evals, samples, PhaseTimes(*self.train), spent)
+
+    def read(self, **fields: Any) -> StepReading:
+        spans, self.spans = tuple(self.spans), []
+        plain = StepReading(
+            process=Identity(4211, 104_211),
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            hook_version="1.0",
+            torch_version="2.13",
+            python_version="3.11",
+            state=HookState.RUNNING,
+            error="",
+            patches=(),
+            rule=StepRule.BATCH_AFTER_UPDATE,
+            counts=StepCounts(self.steps, self.evals, 0, 0, 0, 0, 0, self.steps * self.batch, 0, 0),
+            ended=self.ended(),
+            batch_size=self.batch or Missing("no"),
+            spans=spans,
+            lost_records=0,
+            now=Missing("no"),
+            marks=(),
+            taken_ns=self.now_ns,
+        )
+        return replace(plain, **fields)
+
+
+def told(pace: object) -> StepPace:
+    assert isinstance(pace, StepPace), pace
+    return pace
+
+
+def test_the_first_reading_tells_rates_by_the_records_that_are_there() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(50, 100)
+    pace = told(keeper.add(loop.read(), 0))
+    assert pace.rate_hz == pytest.approx(20)
+    assert pace.samples_hz == pytest.approx(640)
+    assert pace.count == 100
+    assert (pace.p50_ms, pace.p99_ms, pace.longest_ms) == (50.0, 50.0, 50.0)
+    assert [round(share) for _, share in list_shares(pace) if is_known(share)] == list(SPLIT)
+    assert pace.own_ms == pytest.approx(22.0)
+
+
+def test_rates_are_of_the_last_ten_seconds() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(100, 30)
+    keeper.add(loop.read(), 0)
+    for _ in range(30):
+        loop.step(250, 4)
+        pace = keeper.add(loop.read(), 0)
+    assert told(pace).rate_hz == pytest.approx(4.0)
+    assert told(pace).span_s == pytest.approx(10.0)
+
+
+def test_lost_records_lose_no_step() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(10, 3)
+    keeper.add(loop.read(), 0)
+    for _ in range(12):
+        loop.step(10, 100)
+        reading = loop.read()
+        pace = keeper.add(replace(reading, spans=reading.spans[-5:], lost_records=95), 0)
+    assert told(pace).rate_hz == pytest.approx(100, rel=0.01)
+
+
+def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends() -> None:
+    loop, keeper = Loop(), RankPace()
+    for ms in (90_000, 30_000, 30_000, 30_000, 30_000):
+        loop.step(ms)
+        pace = keeper.add(loop.read(), 0)
+    assert told(pace).rate_hz == pytest.approx(1 / 30)
+    assert told(pace).slowest_ms == pytest.approx(30_000)
+    loop.wait(20_000)
+    pace = told(keeper.add(loop.read(), 0))
+    assert pace.rate_hz == pytest.approx(1 / 30)
+    loop.wait(280_000)
+    pace = told(keeper.add(loop.read(), 0))
+    assert pace.rate_hz == pytest.approx(3 / 390)
+    assert pace.step_age_s == pytest.approx(300)
+    assert pace.slowest_ms == pytest.approx(300_000)
+
+
+def test_a_stall_shows_in_the_percentiles_and_not_in_the_median() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(100, 97)
+    loop.step(4_000)
+    loop.step(100, 2)
+    pace = told(keeper.add(loop.read(), 0))
+    assert (pace.p50_ms, pace.p95_ms) == (100.0, 100.0)
+    assert pace.p99_ms == pace.longest_ms == pace.slowest_ms == 4_000.0
+
+
+def test_evaluation_counts_apart() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(100, 50)
+    keeper.add(loop.read(), 0)
+    for _ in range(12):
+        loop.evaluate(1_000)
+        pace = keeper.add(loop.read(), 0)
+    pace = told(pace)
+    assert (pace.rate_hz, pace.eval_hz, pace.eval_pct) == (0.0, pytest.approx(1.0), pytest.approx(100))
+    assert isinstance(pace.data_pct, Missing)
+    assert (pace.count, pace.eval_count) == (50, 12)
+
+
+def test_what_is_not_known_is_missing_with_its_reason() -> None:
+    loop, keeper = Loop(batch=0), RankPace()
+    assert keeper.add(loop.read(), 0) == NO_STEP
+    loop.step(100)
+    assert keeper.add(loop.read(), 0) == ONE_STEP
+    loop.step(100)
+    assert told(keeper.add(loop.read(), 0)).samples_hz == Missing("its batch size is not known")
+    off = keeper.add(loop.read(state=HookState.DISABLED, error="KeyError"), 0)
+    assert off == Missing("the hook turned itself off: KeyError")
+
+
+def test_a_hook_that_counts_anew_has_no_negative_rate() -> None:
+    loop, keeper = Loop(), RankPace()
+    loop.step(100, 50)
+    keeper.add(loop.read(), 0)
+    again = Loop()
+    again.now_ns = loop.now_ns + 1000 * MS
+    again.step(100, 5)
+    pace = told(keeper.add(again.read(), 0))
+    assert pace.rate_hz == pytest.approx(10)
+    assert pace.count == 5
+
+
+def test_a_job_adds_up_the_samples_and_shows_its_first_rank() -> None:
+    first = make_hook(4211, pace=make_pace(4211, rank=0, rate_hz=4.0))
+    second = make_hook(4212, rank=1, pace=make_pace(4212, rank=1, rate_hz=3.9))
+    job = told(join_paces((second, first)))
+    assert (job.pid, job.rate_hz, job.samples_hz, job.ranks) == (4211, 4.0, 256.0, 2)
+    blind = make_hook(4212, rank=1, pace=make_pace(4212, rank=1, samples_hz=Missing("no")))
+    assert told(join_paces((first, blind))).samples_hz == Missing("not every rank tells its samples")
+    assert join_paces(Missing("none")) == Missing("none")
+
+
+def test_a_job_without_a_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = StepProbe()
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
+    read = probe.read([make_process()])
+    assert (read.hook, read.steps, read.age_s) == (NO_HOOK_IN_JOB, NO_HOOK_IN_JOB, NO_HOOK_IN_JOB)
+    assert read.put([make_rank()]) == (make_rank(),)
+
+
+def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    off = loop.read(state=HookState.DISABLED, error="KeyError('x')")
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, off))
+    read = probe.read([make_process()])
+    assert read.steps == Missing("the hook turned itself off: KeyError('x')")
+    assert read.notes == (
+        "hook-off: the hook of rank 0 turned itself off, its steps are not known any more: KeyError('x')",
+    )
+
+
+def test_samples_are_not_told_where_no_batch_ends_a_step() -> None:
+    loop, keeper = Loop(batch=1), RankPace()
+    loop.step(100, 20)
+    pace = told(keeper.add(loop.read(rule=StepRule.UPDATE), 0))
+    assert pace.rate_hz == pytest.approx(10)
+    assert pace.samples_hz == Missing("its batch size is not known")
+
+
+@pytest.mark.parametrize(
+    ("torch", "calls", "updates", "said"),
+    [
+        ("2.1.2+cu118", 0, 0, True),
+        ("1.13.1", 0, 0, True),
+        ("2.1.2", 9, 0, False),
+        ("2.1.2", 0, 9, False),
+        ("2.3.0", 0, 0, False),
+        ("odd", 0, 0, False),
+    ],
+)
+def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, updates: int, said: bool
+) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    counts = StepCounts(64, 0, 64, 64, calls, updates, Missing("no"), 0, 0, 0)
+    reading = loop.read(counts=counts, torch_version=torch, rule=StepRule.BATCH_AFTER_BACKWARD)
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, reading))
+    notes = probe.read([make_process()]).notes
+    assert [note.partition(":")[0] for note in notes] == (["hook-blind"] if said else [])
+    assert not said or "rank 0 ran 64 backwards" in notes[0]
+
+
+def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    processes = [make_process(4211), make_process(4212, rank=1)]
+    readings = {Identity(4211, 104_211): loop.read(), Identity(4212, 104_212): Missing("not permitted")}
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: {one: readings[one] for one in asked})
+    read = probe.read(processes)
+    first, second = read.put([make_rank(4211), make_rank(4212, rank=1)])
+    assert (first.step, first.step_ms, first.step_own_ms) == (20, 100.0, pytest.approx(44.0))
+    assert (second.step, second.step_age_s) == (Missing("not permitted"), Missing("not permitted"))
+    assert read.source == "the hook's page in 1 of 2 ranks"
+    assert told(read.steps).samples_hz == pytest.approx(320)
+
+
+def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    monkeypatch.setattr(
+        probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, loop.read(world_size=4))
+    )
+    read = probe.read([make_process()])
+    untold = Missing("no WORLD_SIZE in the start environment")
+    assert read.size_job(untold, 4) == 4
+    assert read.size_job(2, 2) == 2, "as it was started"
+    assert read.size_job(untold, 8) == untold, "a group of some of them"
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
+    assert probe.read([make_process()]).size_job(untold, 4) == untold

@@ -1,0 +1,314 @@
+"""What control groups of fixture trees say of throttling, memory and pressure, reading after reading."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cgroups import SECOND, Tree, two_reads
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.probe.host.cgroup import CgroupReader, parse_counters, parse_pressure_us
+from tpmon.probe.host.memory_left import read_memory_left
+from tpmon.probe.proc.files import PAGE_BYTES, ProcFile
+
+DATA = Path(__file__).parents[2] / "data" / "cgroup"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def v1_job(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu")
+    tree.write("cg/cpu/release_agent", "")
+    tree.v1_quota("cg/cpu/a", 50_000)
+    tree.write("cg/cpu/a/cpu.stat", (DATA / "v1_cpu.stat").read_text())
+    tree.mount("cg/memory", "memory")
+    tree.write("cg/memory/release_agent", "")
+    for group, limit in (("", 1 << 63), ("a", 1 << 63), ("a/b", 800 << 20)):
+        tree.write(f"cg/memory/{group}/memory.limit_in_bytes", str(limit - 4096 * (limit == 1 << 63)))
+        tree.write(f"cg/memory/{group}/memory.usage_in_bytes", str(300 << 20))
+        tree.write(f"cg/memory/{group}/memory.stat", (DATA / "v1_memory.stat").read_text())
+        tree.write(f"cg/memory/{group}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    tree.process(7, "4:memory:/a/b\n3:cpu:/a\n")
+
+
+def test_v1_reading(tree: Tree) -> None:
+    v1_job(tree)
+
+    def throttle() -> None:
+        stat = (DATA / "v1_cpu.stat").read_text()
+        stat = stat.replace("nr_periods 162", "nr_periods 172").replace(
+            "nr_throttled 160", "nr_throttled 168"
+        )
+        tree.write("cg/cpu/a/cpu.stat", stat.replace("13861270179", "14361270179"))
+        memory = (DATA / "v1_memory.stat").read_text()
+        tree.write(
+            "cg/memory/a/b/memory.stat",
+            memory.replace("total_workingset_refault_file ", "total_workingset_refault_file 1"),
+        )
+
+    before = dict(line.split() for line in (DATA / "v1_memory.stat").read_text().splitlines())
+    reading = two_reads(tree, [7], throttle)
+    assert reading.throttled_ratio == pytest.approx(0.8)
+    assert reading.throttled_s == pytest.approx(0.5)
+    assert reading.throttled_source == "/a"
+    assert reading.anon_bytes == int(before["total_rss"])
+    cache = int(before["total_inactive_file"]) + int(before["total_active_file"])
+    assert reading.used_bytes == (300 << 20) - cache
+    assert (reading.limit_bytes, reading.limit_source) == (800 << 20, "/a/b")
+    refaults = before["total_workingset_refault_file"]
+    assert reading.refault_bytes_s == (int("1" + refaults) - int(refaults)) * PAGE_BYTES
+    assert reading.oom_kills == 1
+    assert reading.swap_bytes == int(before["total_swap"])
+    assert reading.memory_source == "/a/b"
+    assert reading.psi_cpu_some_pct == Missing("control groups v1 have no pressure figures")
+
+
+def test_v1_limit_above_the_container_comes_from_memory_stat(tree: Tree) -> None:
+    v1_job(tree)
+    stat = (DATA / "v1_memory.stat").read_text()
+    tree.write(
+        "cg/memory/a/b/memory.stat",
+        stat.replace("hierarchical_memory_limit 9223372036854771712", "hierarchical_memory_limit 104857600"),
+    )
+    reading = two_reads(tree, [7])
+    assert (reading.limit_bytes, reading.limit_source) == (100 << 20, "a group above this container")
+
+
+def test_v1_oom_kills_add_up_over_the_groups_of_the_ranks(tree: Tree) -> None:
+    v1_job(tree)
+    for rank in ("r0", "r1"):
+        tree.write(f"cg/memory/a/{rank}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    tree.process(7, "4:memory:/a/r0\n3:cpu:/a\n")
+    tree.process(8, "4:memory:/a/r1\n3:cpu:/a\n")
+    assert two_reads(tree, [7, 8]).oom_kills == 1 + 2 + 2
+
+
+def v2_job(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("proc/vmstat", "nr_free_pages 12\nworkingset_refault_file 100\noom_kill 5\n")
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/cgroup.events", "populated 1\n")
+        tree.write(f"cg/{group}/cpu.max", "max 100000\n")
+        tree.write(f"cg/{group}/cpu.stat", (DATA / "v2_cpu.stat").read_text())
+        tree.write(f"cg/{group}/memory.stat", (DATA / "v2_memory.stat").read_text())
+        tree.write(f"cg/{group}/memory.events", (DATA / "v2_memory.events").read_text())
+        tree.write(f"cg/{group}/memory.current", str(3 << 30))
+        tree.write(f"cg/{group}/memory.swap.current", "8192\n")
+        tree.write(f"cg/{group}/memory.max", "max\n")
+        for name in ("cpu", "memory", "io"):
+            tree.write(f"cg/{group}/{name}.pressure", (DATA / "cpu.pressure").read_text())
+    tree.process(7, "0::/pod/c\n")
+
+
+def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/cpu.max", "50000 100000\n")
+
+    def throttle() -> None:
+        stat = (DATA / "v2_cpu.stat").read_text()
+        stat = stat.replace("nr_periods 84", "nr_periods 94").replace("nr_throttled 61", "nr_throttled 71")
+        tree.write("cg/pod/cpu.stat", stat.replace("5120433", "6370433"))
+
+    reading = two_reads(tree, [7], throttle)
+    assert reading.throttled_ratio == 1.0
+    assert reading.throttled_s == pytest.approx(1.25)
+    assert reading.throttled_source == "/pod"
+
+
+def test_v2_reading(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/memory.max", str(4 << 30))
+    tree.write("cg/pod/memory.current", str((7 << 30) // 2))
+    reading = two_reads(tree, [7])
+    assert reading.throttled_ratio == 0.0
+    assert reading.anon_bytes == 1416626176
+    # The limit is the pod's, so what counts against it is what the pod uses.
+    assert reading.used_bytes == (7 << 30) // 2 - 1073741824 - 805306368
+    assert (reading.limit_bytes, reading.limit_source) == (4 << 30, "/pod")
+    assert reading.oom_kills == 1
+    assert reading.swap_bytes == 8192
+    assert reading.refault_bytes_s == 0.0
+    assert reading.psi_io_some_pct == 0.0
+
+
+def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/memory.current", str(63 << 30))
+    tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\nactive_file {50 << 30}\n")
+    assert two_reads(tree, [7]).used_bytes == 12 << 30
+    tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\n")
+    assert two_reads(tree, [7]).used_bytes == Missing("this kernel does not count total_active_file")
+
+
+def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("proc/meminfo", f"MemTotal: 9\nMemAvailable: {8 << 20} kB\n")
+    tree.write("cg/pod/memory.stat", f"inactive_file {1 << 30}\nactive_file 0\n")
+    assert read_memory_left(7, tree.proc) == 8 << 30
+    tree.write("cg/pod/memory.max", str(5 << 30))
+    assert read_memory_left(7, tree.proc) == 3 << 30, "file pages go before anybody is killed"
+    tree.write("proc/meminfo", f"MemAvailable: {1 << 20} kB\n")
+    assert read_memory_left(7, tree.proc) == 1 << 30
+    tree.write("proc/meminfo", "MemTotal: 9\n")
+    assert read_memory_left(7, tree.proc) == 3 << 30
+    tree.write("cg/pod/memory.max", "max\n")
+    assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
+
+
+def test_equal_limits_bind_at_the_outer_group(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/memory.max", str(4 << 30))
+    tree.write("cg/pod/c/memory.max", str(4 << 30))
+    assert two_reads(tree, [7]).limit_source == "/pod"
+
+
+def test_memory_counts_in_the_nearest_group_with_the_controller(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/leaf/cgroup.events", "populated 1\n")
+    tree.process(7, "0::/pod/c/leaf\n")
+    reading = two_reads(tree, [7])
+    assert reading.memory_source == "/pod/c"
+    assert reading.anon_bytes == 1416626176
+
+
+def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=100\n")
+    tree.process(7, "0::/\n")
+
+    def wait_and_refault() -> None:
+        tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=500100\n")
+        tree.write("proc/vmstat", "nr_free_pages 12\nworkingset_refault_file 110\noom_kill 6\n")
+
+    reading = two_reads(tree, [7], wait_and_refault)
+    assert reading.anon_bytes == reading.used_bytes == Missing("no control group of its own")
+    assert reading.limit_bytes is NOT_APPLICABLE
+    assert reading.throttled_ratio == 0.0
+    assert reading.psi_cpu_some_pct == pytest.approx(50.0)
+    assert reading.psi_source == reading.memory_source == "host"
+    assert reading.oom_kills == 6
+    assert reading.refault_bytes_s == 10 * PAGE_BYTES
+
+
+def test_hidden_quota_shows_in_local_throttling(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/cgroup.events", "populated 1\n")
+    reader = CgroupReader([7], tree.proc)
+    assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
+    reader.close()
+    tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1000000\n")
+    still = two_reads(tree, [7])
+    assert (still.throttled_ratio, still.throttled_s) == (0.0, 0.0)
+
+    def throttle() -> None:
+        tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n")
+
+    throttled = two_reads(tree, [7], throttle)
+    assert throttled.throttled_s == pytest.approx(0.7)
+    assert isinstance(throttled.throttled_ratio, Missing)
+
+
+def test_rates_need_two_readings_and_survive_a_reset(tree: Tree) -> None:
+    v1_job(tree)
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).throttled_ratio == Missing("needs a second reading")
+    tree.write("cg/cpu/a/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
+    assert reader.read(2 * SECOND).throttled_ratio == Missing("counter was reset")
+    tree.write("cg/cpu/a/cpu.stat", "nr_periods 10\nnr_throttled 5\nthrottled_time 0\n")
+    assert reader.read(3 * SECOND).throttled_ratio == 0.5
+    reader.close()
+
+
+def test_quota_that_is_set_later_is_found_within_ten_seconds(tree: Tree) -> None:
+    v2_job(tree)
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).throttled_source == "no quota"
+    tree.write("cg/pod/cpu.max", "50000 100000\n")
+    assert reader.read(12 * SECOND).throttled_source == "/pod"
+    reader.close()
+
+
+def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree: Tree) -> None:
+    v2_job(tree)
+    tree.process(8, "0::/pod\n")
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).memory_source == "/pod/c"
+    reader.follow([7, 8])
+    assert reader.read(2 * SECOND).memory_source == "/pod"
+    reader.follow([])
+    tree.write("cg/pod/memory.events", "oom 2\noom_kill 9\n")
+    assert reader.read(3 * SECOND).oom_kills == 9
+    reader.close()
+
+
+def test_one_bad_file_costs_one_value(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/memory.swap.current", "what\n")
+    (tree.path / "cg/pod/c/memory.events").unlink()
+    reading = two_reads(tree, [7])
+    assert "not understood" in reading.swap_bytes.reason
+    assert reading.oom_kills == Missing("this kernel does not have it")
+    assert reading.anon_bytes == 1416626176
+
+
+def test_pressure_that_is_compiled_in_but_off_is_missing(tree: Tree, monkeypatch) -> None:
+    v2_job(tree)
+    really_read = ProcFile.read
+
+    def read(self: ProcFile) -> bytes:
+        raw = really_read(self)
+        if raw.startswith(b"some"):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return raw
+
+    monkeypatch.setattr(ProcFile, "read", read)
+    assert two_reads(tree, [7]).psi_cpu_some_pct == Missing("switched off in this kernel")
+
+
+def test_close_gives_every_descriptor_back(tree: Tree) -> None:
+    v2_job(tree)
+    before = set(os.listdir("/proc/self/fd"))
+    reader = CgroupReader([7], tree.proc)
+    reader.read(SECOND)
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    reader.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_pressure_and_counter_parsers() -> None:
+    assert parse_pressure_us((DATA / "cpu.pressure").read_bytes()) == 4577649
+    with pytest.raises(ValueError):
+        parse_pressure_us(b"full total=3\n")
+    assert parse_counters(b"a 1\nb 2\n") == {b"a": 1, b"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("groups", "namespace", "free"),
+    [
+        ("0::/\n", "cgroup:[4026531835]", True),
+        ("4:memory:/\n3:cpu:/\n0::/\n", "", True),
+        ("0::/\n", "cgroup:[4026532999]", False),
+        ("0::/kubepods/pod1/abc\n", "cgroup:[4026531835]", False),
+    ],
+)
+def test_without_a_mount_there_is_no_limit_only_at_the_root(
+    tree: Tree, groups: str, namespace: str, free: bool
+) -> None:
+    tree.process(7, groups)
+    if namespace:
+        (tree.path / "proc" / "self" / "ns").mkdir()
+        (tree.path / "proc" / "self" / "ns" / "cgroup").symlink_to(namespace)
+    tree.write("proc/vmstat", "oom_kill 7\nworkingset_refault_file 5\n")
+    for name in ("cpu", "memory", "io"):
+        tree.write(f"proc/pressure/{name}", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
+    reading = two_reads(tree, [7])
+    told = (reading.throttled_ratio, reading.limit_bytes, reading.oom_kills, reading.psi_cpu_some_pct)
+    unseen = Missing("no control groups are mounted here")
+    assert told == ((0.0, NOT_APPLICABLE, 7, 0.0) if free else (unseen,) * 4)
+    assert (reading.throttled_s, reading.refault_bytes_s) == ((0.0, 0.0) if free else (unseen, unseen))
+    assert reading.memory_source == ("host" if free else "")
+    assert "no control groups are mounted here" in tree.budget(7).reason

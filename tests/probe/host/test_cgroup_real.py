@@ -1,0 +1,103 @@
+"""Control groups that the kernel keeps, where this machine allows making some."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tpmon.model.known import is_known
+from tpmon.probe.base.cgroup_tree import parse_mounts
+from tpmon.probe.host.cgroup import CgroupReader, parse_counters
+from tpmon.probe.host.cgroup_budget import read_cpu_budget
+
+
+@contextmanager
+def real_group(controller: str):
+    """Make a cgroup v1 group of ``controller`` on this machine, or skip with the reason."""
+    mounts = [
+        m for m in parse_mounts(Path("/proc/self/mountinfo").read_text()) if controller in m.controllers
+    ]
+    if not mounts:
+        pytest.skip(f"no cgroup v1 {controller} controller is mounted here")
+    path = Path(mounts[-1].point) / f"tpmon-{uuid.uuid4().hex[:8]}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    try:
+        yield path
+    finally:
+        deadline = time.monotonic() + 5
+        while path.exists() and time.monotonic() < deadline:
+            try:
+                path.rmdir()
+            except OSError:
+                time.sleep(0.02)  # the kernel lets go of a dead member's group a moment later
+
+
+@contextmanager
+def member(group: Path, program: str):
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    try:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def test_real_quota_throttles_a_busy_process() -> None:
+    with real_group("cpu") as group:
+        (group / "cpu.cfs_period_us").write_text("20000")
+        (group / "cpu.cfs_quota_us").write_text("10000")
+        with member(group, "input()\nwhile True: pass") as busy:
+            budget = read_cpu_budget([busy.pid])
+            assert budget.cores == 0.5
+            assert budget.reason.startswith(f"0.5 CPUs by quota of /{group.name} (affinity ")
+            # A tenth is little enough to be used up in every period, also on a crowded machine.
+            (group / "cpu.cfs_quota_us").write_text("2000")
+            reader = CgroupReader([busy.pid])
+            periods = 0
+            deadline = time.monotonic() + 20
+            while periods < 5 and time.monotonic() < deadline:
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reader.read(time.monotonic_ns())
+            while periods < 25 and time.monotonic() < deadline:
+                time.sleep(0.02)
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reading = reader.read(time.monotonic_ns())
+            reader.close()
+    assert reading.throttled_ratio > 0.5
+    assert 0.1 < reading.throttled_s <= 1.1
+    assert reading.throttled_source == f"/{group.name}"
+
+
+def test_real_oom_kill_is_counted_and_survives_the_victim() -> None:
+    with real_group("memory") as group:
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
+            reader = CgroupReader([victim.pid])
+            first = reader.read(time.monotonic_ns())
+            assert victim.wait(20) == -9
+            last = reader.read(time.monotonic_ns())
+            reader.close()
+    assert (first.limit_bytes, first.limit_source) == (64 << 20, f"/{group.name}")
+    assert last.oom_kills == first.oom_kills + 1
+
+
+def test_this_process_can_be_read() -> None:
+    budget = read_cpu_budget([os.getpid()])
+    assert is_known(budget.cores)
+    assert 0 < budget.cores <= os.cpu_count()
+    reader = CgroupReader([os.getpid()])
+    for reading in (reader.read(time.monotonic_ns()), reader.read(time.monotonic_ns() + 1)):
+        assert is_known(reading.anon_bytes) or reading.anon_bytes.reason
+    reader.close()

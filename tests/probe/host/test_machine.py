@@ -1,0 +1,153 @@
+"""Figures of the machine, and the target's own /dev/shm."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.host.machine import HostReader, parse_loadavg, parse_meminfo, parse_stat, read_shm
+
+DATA = Path(__file__).parents[2] / "data" / "host"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    shutil.copytree(DATA, tmp_path / "proc")
+    return tmp_path / "proc"
+
+
+def test_stat_leaves_out_guest_idle_and_steal() -> None:
+    ticks = parse_stat((DATA / "stat").read_bytes())
+    assert ticks.busy == 485300 + 1200 + 229300 + 8500
+    assert ticks.steal == 1400
+    assert ticks.total == ticks.busy + 15923300 + 64100 + 1400
+    assert ticks.cores == 2
+
+
+def test_stat_without_cpu_line_is_refused() -> None:
+    with pytest.raises(ValueError):
+        parse_stat(b"intr 1 2 3\n")
+
+
+def test_meminfo_and_loadavg() -> None:
+    raw = (DATA / "meminfo").read_bytes()
+    assert parse_meminfo(raw, b"MemTotal:") == 24684084 * 1024
+    assert parse_meminfo(raw, b"MemAvailable:") == 20376760 * 1024
+    assert parse_meminfo(b"MemTotal: 1 kB\n", b"MemAvailable:") == Missing(
+        "this kernel does not tell MemAvailable:"
+    )
+    assert parse_loadavg((DATA / "loadavg").read_bytes()) == 7.39
+
+
+def test_reader_shares_the_ticks_of_the_interval(proc: Path) -> None:
+    reader = HostReader(str(proc))
+    first = reader.read()
+    assert first.used_cores == first.steal_pct == Missing("needs a second reading")
+    assert (first.cores, first.load) == (2, 7.39)
+    # 200 ticks later: 100 busy, 60 idle, 40 stolen, on two CPUs.
+    text = (DATA / "stat").read_text()
+    (proc / "stat").write_text(
+        text.replace("485300", "485400").replace("15923300", "15923360").replace("1400 300", "1440 300")
+    )
+    second = reader.read()
+    assert second.used_cores == pytest.approx(1.0)
+    assert second.steal_pct == pytest.approx(20.0)
+    reader.close()
+
+
+def test_counters_that_step_back_give_no_negative_share(proc: Path) -> None:
+    reader = HostReader(str(proc))
+    reader.read()
+    text = (DATA / "stat").read_text()
+    (proc / "stat").write_text(text.replace("485300", "485299").replace("15923300", "15923400"))
+    assert reader.read().used_cores == 0.0
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["stat", "loadavg", "meminfo"])
+def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(proc: Path, name: str) -> None:
+    figures = {
+        "stat": ("used_cores", "steal_pct"),
+        "loadavg": ("load",),
+        "meminfo": ("available_bytes", "total_bytes"),
+    }
+    whole = (proc / name).read_bytes()
+    (proc / name).unlink()
+    reader = HostReader(str(proc))
+    reader.read()
+    if name != "stat":
+        (proc / "stat").write_bytes(DATA.joinpath("stat").read_bytes().replace(b"485300", b"485400"))
+    reading = reader.read()
+    for one, names in figures.items():
+        for figure in names:
+            value = getattr(reading, figure)
+            why = f"{proc / name}: no such file or directory"
+            assert value == Missing(why) if one == name else is_known(value), figure
+    assert reading.cores == (os.cpu_count() if name == "stat" else 2)
+    (proc / name).write_bytes(b"nonsense\n" if name != "meminfo" else b"MemTotal:\n")
+    assert "not understood" in getattr(reader.read(), figures[name][0]).reason
+    (proc / name).write_bytes(whole)
+    reader.read()
+    (proc / "stat").write_bytes(DATA.joinpath("stat").read_bytes().replace(b"485300", b"485500"))
+    reading = reader.read()
+    assert all(is_known(getattr(reading, figure)) for names in figures.values() for figure in names)
+    reader.close()
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=10, max_size=10), st.integers(1, 300))
+def test_shares_are_bounded_for_any_counters(numbers: list[int], cores: int) -> None:
+    lines = ["cpu  " + " ".join(map(str, numbers)), *(f"cpu{i} 0 0" for i in range(cores)), "intr 5 cpu"]
+    ticks = parse_stat("\n".join(lines).encode())
+    assert ticks.cores == cores
+    assert 0 <= ticks.busy + ticks.steal <= ticks.total
+
+
+def test_this_machine_is_read_and_its_load_seen() -> None:
+    reader = HostReader()
+    first = reader.read()
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    second = reader.read()
+    reader.close()
+    assert first.cores == os.cpu_count()
+    assert is_known(second.used_cores)
+    assert 0 < second.used_cores <= first.cores
+    assert 0 <= second.steal_pct <= 100
+    assert 0 < second.available_bytes <= second.total_bytes
+
+
+def test_shm_of_the_target_grows_by_what_it_writes() -> None:
+    if os.path.islink("/dev/shm") or not os.access("/dev/shm", os.W_OK):
+        pytest.skip("/dev/shm is not writable here")
+    before = read_shm(os.getpid())
+    program = (
+        "import tempfile\n"
+        "with tempfile.TemporaryFile(dir='/dev/shm') as f:\n"
+        " f.write(bytes(8 << 20)); f.flush(); print('full', flush=True); input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout.readline() == "full\n"
+        during = read_shm(writer.pid)
+        writer.stdin.close()
+    assert during.path == "/dev/shm"
+    assert during.total_bytes == before.total_bytes
+    # Others may free some of it meanwhile; half of what was written is proof enough.
+    assert during.used_bytes - before.used_bytes > 4 << 20
+
+
+def test_shm_says_why_it_was_not_read(tmp_path: Path) -> None:
+    assert read_shm(7, str(tmp_path)) == Missing("the process is gone")
+    (tmp_path / "7" / "root" / "dev").mkdir(parents=True)
+    assert read_shm(7, str(tmp_path)) == Missing("the target has no /dev/shm")
+    (tmp_path / "7" / "root" / "dev" / "shm").symlink_to("/dev")
+    assert "link" in read_shm(7, str(tmp_path)).reason

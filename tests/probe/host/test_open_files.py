@@ -1,0 +1,167 @@
+"""Which open file of a rank was written last: a sign of life after the log, of local file systems only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.dumps import IN_LOCK, make_rank, make_worker
+from tests.frames import NOW
+from tests.hanging import conclude, run, stand
+from tpmon.judge.hang.hang_signs import file_age_s
+from tpmon.model.frame import Frame
+from tpmon.model.host import FileWrite, SocketSample
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role
+from tpmon.model.verdict import Kind, SinceIs
+from tpmon.probe.host import open_files
+from tpmon.probe.host.open_files import is_journal, list_written, parse_appends, read_newest_write
+from tpmon.probe.proc.wait_mount import read_mount
+
+LOCKED = make_rank(0, frames=IN_LOCK)
+PATH = "/runs/7/events.out.tfevents"
+
+
+def written(frames: list[Frame], ago_s: float, *, journal: bool = False) -> list[Frame]:
+    """Let a rank have written into a file ``ago_s`` before the last Frame."""
+    one = FileWrite(4000, PATH, NOW - timedelta(seconds=ago_s), journal)
+    return [replace(frame, written=one) for frame in frames]
+
+
+def start_workers(frame: Frame, started: datetime) -> Frame:
+    """Let all loader workers have started at one moment."""
+    return replace(
+        frame,
+        processes=tuple(
+            replace(one, started=started) if one.role is Role.WORKER else one for one in frame.processes
+        ),
+    )
+
+
+def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path: Path):
+    log, data = tmp_path / "events", tmp_path / "data"
+    data.write_text("x")
+    with log.open("w") as one, data.open() as other:
+        listed = dict(list_written(os.getpid()))
+        assert listed[one.fileno()] == str(log)
+        assert other.fileno() not in listed
+        assert not any(path.startswith(("/dev/", "pipe:", "socket:")) for path in listed.values())
+
+
+def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path: Path, monkeypatch):
+    old, new = tmp_path / "old", tmp_path / "new"
+    with old.open("w") as first, new.open("w") as second:
+        if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in open_files.LOCAL:
+            pytest.skip("the folder of this test is on no local file system")
+        later = 2_000_000_000
+        os.utime(second.fileno(), (later, later))
+        found = read_newest_write([os.getpid()])
+        assert is_known(found)
+        assert (found.pid, found.path, found.last_write.timestamp()) == (os.getpid(), str(new), later)
+        monkeypatch.setattr(open_files, "LOCAL", frozenset())
+        assert read_newest_write([os.getpid()]) is NOT_APPLICABLE
+
+
+def test_a_process_that_is_gone_has_none(tmp_path: Path):
+    assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE
+
+
+def test_a_file_that_was_written_after_the_log_makes_the_hang_younger():
+    frames = stand(LOCKED, seconds=10, log_age_s=1560.0)
+    finding = conclude(written(frames, 400.0))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=400), SinceIs.LOWER_BOUND)
+    assert finding.since_source.startswith("last write of events.out.tfevents ")
+    older = conclude(written(frames, 4000.0))
+    assert older.since == NOW - timedelta(seconds=1560)
+    assert older.since_source.startswith("last log write ")
+
+
+def test_a_file_that_was_written_just_now_takes_the_word_of_an_old_log_back():
+    frames = written(stand(LOCKED, seconds=10, log_age_s=1560.0), 20.0)
+    assert run(frames)[-1].frame.verdict.kind is not Kind.HUNG
+    assert conclude(written(stand(LOCKED, log_age_s=1560.0), 20.0)).kind is Kind.HUNG
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_file_alone_is_no_sign_of_silence(journal: bool):
+    frames = written(stand(LOCKED, seconds=10, log_age_s=None), 9e5, journal=journal)
+    assert run(frames)[-1].frame.verdict.kind is not Kind.HUNG, "many get a line an epoch"
+    assert file_age_s(frames[-1]) == 9e5
+    assert file_age_s(replace(frames[-1], written=NOT_APPLICABLE)) is None
+
+
+def test_a_journal_dates_the_hang_of_a_run_without_a_log_and_another_file_is_evidence_alone():
+    stood = stand(LOCKED, log_age_s=None, sockets=Missing("not read"))
+    finding = conclude(written(stood, 1560.0, journal=True))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    assert (finding.since, finding.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
+    assert finding.since_source.startswith("last write of events.out.tfevents ")
+    lock_file = conclude(written(stood, 1560.0))
+    assert lock_file.since >= NOW - timedelta(seconds=60), "it may have been written once, when the run began"
+    rows = {row.name: row.value for row in lock_file.evidence}
+    assert rows["last write of an open file"] == 1560.0
+
+
+def test_data_on_connections_tells_more_than_a_journal():
+    talked = SocketSample(1, last_send_s=700.0, last_receive_s=900.0, retransmits=0, unsent_bytes=0)
+    finding = conclude(written(stand(LOCKED, log_age_s=None, sockets=talked), 1560.0, journal=True))
+    assert finding.since == NOW - timedelta(seconds=700)
+
+
+def test_workers_that_started_later_make_the_hang_younger():
+    frames = stand(LOCKED, make_worker(0, 0), log_age_s=1560.0)
+    started = NOW - timedelta(seconds=600)
+    finding = conclude([start_workers(frame, started) for frame in frames])
+    assert finding.kind is Kind.HUNG
+    assert (finding.since, finding.since_is) == (started, SinceIs.LOWER_BOUND)
+    assert finding.since_source.startswith("start of its youngest worker ")
+    before = conclude([start_workers(frame, NOW - timedelta(seconds=2000)) for frame in frames])
+    assert before.since == NOW - timedelta(seconds=1560), "workers live for an epoch: it says nothing"
+
+
+def test_workers_that_have_just_started_take_the_word_of_an_old_log_back():
+    frames = stand(LOCKED, make_worker(0, 0), seconds=10, log_age_s=1560.0)
+    assert conclude(frames).kind is Kind.HUNG
+    young = [start_workers(frame, NOW - timedelta(seconds=40)) for frame in frames]
+    assert run(young)[-1].frame.verdict.kind is not Kind.HUNG
+
+
+HOLDS = """
+file = open(sys.argv[1], sys.argv[2])
+file.write(sys.argv[3])
+file.flush()
+say("up")
+hear()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "expected"),
+    [("a", "{}", True), ("w", "{}", False), ("r+", "{}", False), ("a", "", False)],
+)
+def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(
+    tmp_path: Path, mode: str, text: str, expected: bool
+):
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    # In a process of its own: the output of this one may be a file that make has opened for appending.
+    with child(HOLDS, str(path), mode, text) as one:
+        fd = next(fd for fd, name in list_written(one.pid) if name == str(path))
+        if read_mount(one.pid, fd, "/proc")[1] not in open_files.LOCAL:
+            pytest.skip("the folder of this test is on no local file system")
+        assert is_journal(one.pid, fd, str(path)) is (mode == "a")
+        assert read_newest_write([one.pid]).journal is expected
+    assert is_journal(one.pid, -1, "/runs/7/events.out.tfevents.1772.host.7.0")
+
+
+def test_flags_of_a_descriptor_are_read_as_the_kernel_writes_them():
+    assert parse_appends(b"pos:\t0\nflags:\t0102001\nmnt_id:\t29\n")
+    assert not parse_appends(b"pos:\t0\nflags:\t0100001\n")
+    with pytest.raises(ValueError, match="no flags"):
+        parse_appends(b"pos:\t0\n")

@@ -1,0 +1,423 @@
+"""The tail of the job's own log: what a terminal would show, without its secrets."""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.model.known import Missing
+from tpmon.model.text.redaction import HIDDEN, hide, hide_words
+from tpmon.probe.host import output
+from tpmon.probe.host.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stamp, parse_tail, read_more
+
+# -- redaction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567", "0123456789abcdef"),
+        ("logging in with key=AbCdEf99", "AbCdEf99"),
+        ('{"token": "s3cr3tvalue", "step": 3}', "s3cr3tvalue"),
+        ("password: hunter2", "hunter2"),
+        ("PGPASSWORD=12345 psql", "12345"),
+        ("db_password = 'a b c'", "a b c"),
+        ("args: --hub-token abcdef123456 --lr 3e-4", "abcdef123456"),
+        ("using hf_AbCdEfGhIjKlMnOpQr from the hub", "hf_AbC"),
+        ("openai sk-proj-abc_DEF-0123456789", "abc_DEF"),
+        ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
+        ("remote: ghp_0123456789abcdefghij", "0123456789abc"),
+        ("Authorization: Bearer abc.def.ghi", "abc.def"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("git clone https://me:pa55word@git.example.org/x.git", "pa55word"),
+        ("GET https://s3.example.org/b?X-Amz-Signature=abcdef0123&n=1", "abcdef0123"),
+        ("id eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln here", "eyJzdWIi"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
+        ("train.py --db-pass hunter2", "hunter2"),
+        ("train.py --pw 123456 --lr 3", "123456"),
+        ("DB_PASS=12345 MYSQL_PWD=swordfish", "12345"),
+        ("DB_PASS=12345 MYSQL_PWD=swordfish", "swordfish"),
+        ('{"db_pass": "hunter2"}', "hunter2"),
+        ("get https://a.blob.core.windows.net/c?sv=1&sig=SECRETSIG99", "SECRETSIG99"),
+        ("post https://hooks.slack.com/services/T0AB/B0CD/x9Yz", "x9Yz"),
+        ("groq gsk_0123456789abcdefABCDEF", "0123456789abc"),
+        ("npm npm_0123456789abcdefABCDEF0123456789abcd", "0123456789abc"),
+        ("docker dckr_pat_0123-456789abcdef", "456789abc"),
+        ("--password=one,twothree", "twothree"),
+        ("api_key=AbCdEf;twothree&four", "four"),
+        ("git clone https://me:p@55word@git.example.org/x.git", "55word"),
+        ("train.py --api_key 1234567890", "1234567890"),
+        ("Error: Command '['t.py', '--wandb_api_key', 'deadbeef01', '--lr', '3']' returned 1", "deadbeef01"),
+        ("Error: Command '['t.py', '--x', '1', '--password', 'hunter2 and 3']' returned 1", "and 3"),
+        ("spawned with command: ['python', 't.py', '--db_password', 'hunter2']", "hunter2"),
+        ('argv: ["t.py", "--hub-token", "abcdef123456"]', "abcdef123456"),
+        ('argv: ["t.py", "--db-pass", "hunter2...', "hunter2"),
+        (r'{"msg": "{\"api_key\": \"AbCdEf 99\", \"step\": 3}"}', "99"),
+        (r'{"msg": "[\"--hub-token\", \"abcdef123456\"]"}', "abcdef123456"),
+        (r'{"msg": "{\"db_pass\": \"hunter2\"}"}', "hunter2"),
+        (r'{"a": "{\"b\": \"{\\\"secret\\\": \\\"hunter2\\\"}\"}"}', "hunter2"),
+    ],
+)
+def test_secrets_are_hidden(line: str, secret: str) -> None:
+    shown = hide(line)
+    assert secret not in shown
+    assert HIDDEN in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 1200 | loss 2.31 | tokens: 4096 | tokens/s 12.3k",
+        "num_tokens=1_048_576 tokens_per_sec: 11,204.5",
+        "KeyError: 'attention_mask'",
+        "RuntimeError: Error(s) in loading state_dict: Missing key(s): fc.weight",
+        "tokenizer: BertTokenizerFast",
+        "pad_token='<pad>' eos_token_id: 50256",
+        "    key = torch.cat([past_key, k], dim=1)",
+        "author: somebody  basic training started",
+        " 41%|████      | 410/1000 [00:12<00:17, 33.1it/s, loss=0.3]",
+        "https://huggingface.co/docs?x=1",
+        "forward pass: done in 0.12 s, forward_pass=0.12, 3 passes",
+        "PWD=/home/me OLDPWD=/tmp bypass=everything compass=north-west",
+        "train.py --key-frames 12 --max_tokens 4096 --num-passes 3 --n_keys=16",
+        "groups by key=loss,step=3",
+        "spawned with command: ['t.py', '--max_tokens', '4096', '--key-frames', 'all']",
+        "argv: ['t.py', '--use-auth-token', '--learning-rate', '3']",
+        "the flags '--hub-token', and '--user' exclude each other",
+        r'{"msg": "{\"tokens\": 4096, \"pad_token\": \"<pad>\"}"}',
+        "",
+    ],
+)
+def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
+    assert hide(line) == line
+
+
+@given(st.text("abk=ey:-/@ '\"tokn.1\\,", max_size=80))
+def test_redaction_takes_any_text_and_settles(text: str) -> None:
+    once = hide(text)
+    assert hide(once) == once
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("train.py", "--password", "hun ter2", "--lr", "3"), "train.py --password *** --lr 3"),
+        (("train.py", "--db-pass", "-x", "a b"), "train.py --db-pass *** a b"),
+        (("train.py", "--password=a b, c", "x"), "train.py --password=*** x"),
+        (("db.pass=one two", "MYSQL_PWD=3"), "db.pass=*** MYSQL_PWD=***"),
+        (("--use-auth-token", "--lr", "3"), "--use-auth-token --lr 3"),
+        (("--pass-through", "layers", "bypass=layers"), "--pass-through layers bypass=layers"),
+        (("--max_tokens", "4096", "--key-frames", "all"), "--max_tokens 4096 --key-frames all"),
+        (("--api_key", "1234567890"), "--api_key ***"),
+        (("--note", "key of hf_AbCdEfGhIjKl"), "--note key of ***"),
+        (("sh", "-c", "train.py --password 'a b' --lr 3"), "sh -c train.py --password *** --lr 3"),
+    ],
+)
+def test_in_a_command_line_a_value_ends_with_its_word(words: tuple[str, ...], shown: str) -> None:
+    assert " ".join(hide_words(words)) == shown
+
+
+# -- the tail ------------------------------------------------------------------------------------
+
+
+def test_last_three_lines_blank_ones_skipped() -> None:
+    assert parse_tail(b"a\nb\n\nc\nd\n\n", cut=False) == ("b", "c", "d")
+
+
+def test_rulers_do_not_take_the_place_of_words() -> None:
+    assert parse_tail(b"Root Cause\n-----\n exitcode: 1\n=====\n*****\n", cut=False) == (
+        "Root Cause",
+        "exitcode: 1",
+    )
+
+
+def test_progress_bar_shows_what_follows_the_last_carriage_return() -> None:
+    raw = b"epoch 1\n\r 10%|#  | 1/10\r 20%|## | 2/10\r 30%|###| 3/10"
+    assert parse_tail(raw, cut=False) == ("epoch 1", "30%|###| 3/10")
+    # tqdm clears its line with blanks; a log with CR LF ends every line in a carriage return.
+    assert parse_tail(b"done\r\n\r 90%|#|\r        \r", cut=False) == ("done", "90%|#|")
+
+
+def test_progress_bar_longer_than_the_tail() -> None:
+    raw = (b"\r%4d/9999 it" % 1234) * 400
+    assert parse_tail(raw[-TAIL_BYTES:], cut=True) == ("1234/9999 it",)
+
+
+def test_half_line_at_the_cut_is_left_out() -> None:
+    assert parse_tail(b"f_secretsecret\nwhole\n", cut=True) == ("whole",)
+    assert parse_tail(b"f_secretsecret and the rest of it", cut=True) == ("and the rest of it",)
+    assert parse_tail(b"f_secretsecret", cut=True) == ()
+
+
+def test_escape_sequences_and_control_characters_do_not_pass() -> None:
+    raw = b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[Aup\x9b\x00\xff\n\x1b]52;c;aGk=\x1b\\copied\xe2\x80\xae\n"
+    shown = parse_tail(raw, cut=False)
+    assert shown[0].startswith("red up")
+    assert shown[1] == "copied?"
+    assert all(char.isprintable() for line in shown for char in line)
+
+
+@given(st.binary(max_size=600), st.booleans())
+def test_any_bytes_give_at_most_three_short_printable_lines(raw: bytes, cut: bool) -> None:
+    lines = parse_tail(raw, cut)
+    assert len(lines) <= 3
+    assert all(0 < len(line) <= LINE_LENGTH for line in lines)
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in lines for char in line)
+
+
+def test_line_is_redacted_before_it_is_cut() -> None:
+    (line,) = parse_tail(b"x" * (LINE_LENGTH - 8) + b" token=abcdefghijkl\n", cut=False)
+    assert "abc" not in line
+
+
+# -- real processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(tmp_path: Path):
+    """Start a process whose stdout and stderr go where the test says; it echoes what it is told."""
+    started = []
+
+    def start(stdout, stderr):
+        program = "import sys\nfor line in sys.stdin: sys.stdout.write(line); sys.stdout.flush(); print('ok', file=sys.stderr, flush=True)"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def say(process, line: str) -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert process.stderr.readline() == "ok\n"
+
+
+def test_real_file_is_followed_as_it_grows(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    (sample,) = OutputReader().read([process.pid])
+    assert (sample.path, sample.size_bytes, sample.lines) == (str(log), 0, ())
+    say(process, "step 1 loss 2.0")
+    (sample,) = OutputReader().read([process.pid])
+    assert (sample.pid, sample.fd, sample.lines) == (process.pid, 1, ("step 1 loss 2.0",))
+    say(process, "step 2 token=abcdefghijkl")
+    (sample,) = OutputReader().read([process.pid])
+    assert sample.lines == ("step 1 loss 2.0", "step 2 token=***")
+    assert sample.size_bytes == log.stat().st_size
+    os.utime(log, (0, 1_700_000_000))
+    (sample,) = OutputReader().read([process.pid])
+    assert sample.last_write.astimezone(timezone.utc) == datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert sample.last_write_age_s > 1e6
+
+
+def test_reading_leaves_the_access_time_alone(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "hello")
+    os.utime(log, (1_000, 1_700_000_000))
+    assert OutputReader().read([process.pid])[0].lines == ("hello",)
+    assert log.stat().st_atime == 1_000
+
+
+def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
+    log = tmp_path / "gone.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "still here")
+    log.unlink()
+    (sample,) = OutputReader().read([process.pid])
+    assert sample.path == f"{log} (deleted)"
+    assert sample.lines == ("still here",)
+
+
+def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path: Path, writer) -> None:
+    with (tmp_path / "both.log").open("wb") as file, (tmp_path / "other.log").open("wb") as other:
+        one, two = writer(file, file), writer(file, other)
+    samples = OutputReader().read([one.pid, two.pid])
+    assert [(sample.pid, sample.fd) for sample in samples] == [(one.pid, 1), (two.pid, 2)]
+
+
+def test_pipes_terminals_and_null_are_never_touched(writer) -> None:
+    main, side = os.openpty()
+    process = writer(subprocess.PIPE, subprocess.PIPE)
+    at_terminal = writer(side, subprocess.DEVNULL)
+    say(process, "for the pipe's reader")
+    assert OutputReader().read([process.pid, at_terminal.pid]) == ()
+    # What was in the pipe is still there for its reader.
+    assert process.stdout.readline() == "for the pipe's reader\n"
+    os.close(main)
+    os.close(side)
+
+
+def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "secret")
+    log.chmod(0)
+    if os.access(log, os.R_OK):
+        program = (
+            "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+            "from tpmon.probe.host.output import OutputReader\n"
+            "os.setuid(65534); print(OutputReader().read([int(sys.argv[1])]))"
+        )
+        seen = subprocess.run(
+            [sys.executable, "-c", program, str(process.pid), os.getcwd()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "not permitted (doctor: fd)" in seen.stdout, seen.stderr
+        assert "secret" not in seen.stdout
+    else:
+        (sample,) = OutputReader().read([process.pid])
+        assert sample.size_bytes == Missing("not readable: the file itself does not permit it")
+        assert sample.lines == ()
+        assert sample.last_write_age_s < 60
+
+
+def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "train.log").write_text("step 1\n")
+    link = tmp_path / "7" / "fd" / "1"
+    link.symlink_to(tmp_path / "train.log")
+    (sample,) = OutputReader(str(tmp_path)).read([7])
+    monkeypatch.setattr(output, "_open", refuse)
+    (unread,) = OutputReader(str(tmp_path)).read([7])
+    assert unread.size_bytes == Missing("not readable: the file itself does not permit it")
+    assert read_more(sample, 5, str(tmp_path)) == Missing("the file itself does not permit it")
+    link.unlink()
+    assert read_more(sample, 5, str(tmp_path)) == Missing("not permitted (doctor: fd)")
+
+
+def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    os.utime(log, (0, 4_000_000_000))
+    (sample,) = OutputReader().read([process.pid])
+    assert isinstance(sample.last_write_age_s, Missing)
+
+
+def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Path, writer) -> None:
+    """Where two looks find two times, the write was between them, whatever the server calls it."""
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    reader, ahead_s = OutputReader(), int(time.time()) + 600
+    say(process, "step 1")
+    os.utime(log, (0, ahead_s))
+    for _ in range(2):
+        (sample,) = reader.read([process.pid])
+        assert "s ahead of ours" in sample.last_write_age_s.reason
+    say(process, "step 2")
+    os.utime(log, (0, ahead_s + 1))
+    (sample,) = reader.read([process.pid])
+    assert sample.last_write_age_s == 0.0
+    assert abs(sample.last_write.timestamp() - time.time()) < 60
+    written = sample.last_write
+    (sample,) = reader.read([process.pid])
+    assert (sample.last_write, sample.last_write_age_s > 0.0) == (written, True)
+
+
+def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -> None:
+    first = _stamp(1600.0, 10, None, 1000.0)
+    assert (first.ahead_s, first.written_s) == (600.0, None)
+    later = _stamp(1600.0, 10, first, 2200.0)
+    assert (later.ahead_s, later.written_s) == (600.0, None), "600 s ago by the server, 1,200 by us"
+    wrote = _stamp(2900.0, 20, later, 2300.0)
+    assert _stamp(2900.0, 20, wrote, 3000.0).written_s == 2300.0
+    quiet = _stamp(900.0, 10, None, 1000.0)
+    assert quiet.written_s == 900.0
+    assert _stamp(1610.0, 20, quiet, 1010.0).written_s == 1010.0
+    assert _stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
+
+
+def test_a_log_that_was_cut_was_not_written() -> None:
+    """Whoever rotates logs cuts them where they are: no sign of life of the job."""
+    first = _stamp(1000.0, 500, None, 5000.0)
+    cut = _stamp(4990.0, 0, first, 5001.0)
+    still = _stamp(4990.0, 0, cut, 5002.0)
+    assert [one.written_s for one in (first, cut, still)] == [1000.0] * 3
+    grown = _stamp(5020.0, 30, still, 5021.0)
+    assert grown.written_s == 5020.0
+    # Two that write without O_APPEND write over each other, and the file does not grow.
+    assert _stamp(5025.0, 30, grown, 5026.0).written_s == 5025.0
+    # A file system whose time comes after its size.
+    early = _stamp(5020.0, 40, grown, 5027.0)
+    assert _stamp(5028.0, 40, early, 5029.0).written_s == 5028.0
+    assert _stamp(5020.0, 30, grown, 5030.0).written_s == 5020.0
+    assert _stamp(3000.0, 30, grown, 5031.0).written_s == 3000.0, "somebody said that it is older"
+    ahead = _stamp(9000.0, 30, _stamp(8000.0, 20, _stamp(7000.0, 10, None, 5000.0), 5010.0), 5020.0)
+    assert _stamp(9500.0, 0, ahead, 5100.0).written_s == ahead.written_s == 5020.0
+
+
+def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("ab") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "step 1")
+    os.utime(log, (0, 1_700_000_000))
+    reader = OutputReader()
+    reader.read([process.pid])
+    os.truncate(log, 0)
+    for _ in range(2):
+        (sample,) = reader.read([process.pid])
+        assert (sample.size_bytes, sample.lines) == (0, ())
+        assert sample.last_write.timestamp() == 1_700_000_000
+        assert sample.last_write_age_s > 1e6
+    say(process, "step 2")
+    (sample,) = reader.read([process.pid])
+    assert sample.lines == ("step 2",)
+    assert sample.last_write_age_s < 60
+
+
+def test_process_that_ended_has_no_output() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert OutputReader().read([process.pid]) == ()
+
+
+def test_last_words_are_read_after_the_end_of_their_writer(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "step 1")
+    reader = OutputReader()
+    assert reader.read([process.pid])[0].lines == ("step 1",)
+    say(process, "RuntimeError: out of memory")
+    process.kill()
+    process.wait()
+    assert reader.read([process.pid])[0].lines == ("step 1", "RuntimeError: out of memory")
+    log.rename(tmp_path / "train.log.1")
+    log.write_text("of the next run\n")
+    assert reader.read([])[0].lines == ("step 1", "RuntimeError: out of memory")
+
+
+def test_a_log_that_is_written_comes_before_one_whose_writer_ended(tmp_path: Path, writer) -> None:
+    with (tmp_path / "first.log").open("wb") as first, (tmp_path / "second.log").open("wb") as second:
+        one, two = writer(first, subprocess.PIPE), writer(second, subprocess.PIPE)
+    reader = OutputReader()
+    assert [sample.pid for sample in reader.read([one.pid])] == [one.pid]
+    one.kill()
+    one.wait()
+    assert [sample.pid for sample in reader.read([one.pid, two.pid])] == [two.pid]

@@ -1,0 +1,161 @@
+"""Which jobs there are: the only one of this user, and the list of all."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.fake_proc import FakeProc
+from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
+from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.results.results import JobState
+from tpmon.model.stops import Freezer
+from tpmon.probe.base import procread
+from tpmon.probe.job import facts
+from tpmon.probe.job import jobs as jobs_module
+from tpmon.probe.job import leaderless as left_threads
+from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.resolve import find_only_job
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+def test_the_only_job_of_this_user(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
+    with pytest.raises(NoTargetError):
+        find_only_job(fake.proc)
+    fake.add_torchrun(100)
+    assert find_only_job(fake.proc).root.pid == 100
+    fake.add(300, 1, ("python", "second.py"), torch=True)
+    with pytest.raises(UsageError, match=r"2 training jobs here: 100 \(train.py\), 300 \(second.py\)$"):
+        find_only_job(fake.proc)
+    for pid in range(400, 410):
+        fake.add(pid, 1, ("python", "third.py"), torch=True)
+    with pytest.raises(UsageError, match=r"12 training jobs here: .* and 4 more$") as caught:
+        find_only_job(fake.proc)
+    assert caught.value.try_this.startswith("tpmon ps")
+
+
+def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid, slurm_job in ((100, "77"), (200, "78"), (300, "")):
+        step = {"SLURM_JOB_ID": slurm_job, "SLURM_STEP_ID": "0"} if slurm_job else {}
+        fake.add(pid, 1, ("python", f"train{pid}.py"), environ=step, torch=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    assert find_only_job(fake.proc).root.pid == 200
+    monkeypatch.setenv("SLURM_JOB_ID", "79")
+    with pytest.raises(UsageError, match="3 training jobs here"):
+        find_only_job(fake.proc)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(UsageError, match="3 training jobs here"):
+        find_only_job(fake.proc)
+
+
+def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add_torchrun(100)
+    fake.add(300, 1, ("python", "second.py"), torch=True)
+    fake.add(301, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
+    late = {300, 301}
+
+    def read(stat: procread.Stat, proc: str, *, deep: bool = False) -> facts.Facts:
+        if stat.pid in late:
+            time.sleep(0.5)
+        return read_facts(stat, proc, deep=deep)
+
+    read_facts = facts.read_facts
+    monkeypatch.setattr(facts, "read_facts", read)
+    monkeypatch.setattr(left_threads, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
+    listed = list_jobs(fake.proc)
+    assert [one.pid for one in listed.jobs] == [100]
+    assert (listed.unread, listed.unanswered) == (0, 2)
+    with pytest.raises(NoTargetError, match=r"not every process could be read in time.*: 300$"):
+        find_only_job(fake.proc)
+    late.remove(300)
+    late.add(102)
+    time.sleep(0.6)  # no second thread asks while the first one waits
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [100, 300]
+    fake.remove(300)
+    assert find_only_job(fake.proc).root.pid == 100, "what is in the job is no other one"
+
+
+def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None:
+    fake.add(40, 1, ("python", "server.py"))
+    fake.add(41, 1, ("mpirun", "./cfd"))
+    fake.add_torchrun(100)
+    for number, device in enumerate(("/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/null")):
+        (fake.path / "101" / "fd" / str(number)).symlink_to(device)
+    for number, device in enumerate(("/dev/nvidia3", "/dev/nvidia0")):
+        (fake.path / "102" / "fd" / str(number)).symlink_to(device)
+    fake.add(300, 1, ("python", "other.py"), torch=True)
+    jobs = list_jobs(fake.proc).jobs
+    assert [(job.pid, job.script, job.ranks, job.workers, job.gpus) for job in jobs] == [
+        (100, "train.py", 2, 4, 2),
+        (300, "other.py", 1, 0, 0),
+    ]
+    assert jobs[0].uptime_s == pytest.approx((1_000_000 - 100) / os.sysconf("SC_CLK_TCK"), abs=30)
+
+
+def test_jobs_are_told_apart_by_their_arguments_and_state(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "hang.py", "queue", "--api-key", "sk-12345678"), torch=True, state="T")
+    fake.add(70, 1, ("python", "-c", "import torch\nlock()", "x"), torch=True)
+    fake.add(80, 1, ("python", "-", "a" * 300), torch=True)
+    for rank, pid in ((0, 90), (1, 91)):
+        argv = ("python", "train.py", "--rank", str(rank))
+        fake.add(pid, 1, argv, environ=place_of_rank(rank, run="a"), torch=True)
+    fake.add(100, 1, ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "t.py"), torch=True)
+    told = {job.pid: (job.state, job.script, job.arguments) for job in list_jobs(fake.proc).jobs}
+    assert told == {
+        60: (JobState.STOPPED, "hang.py", "queue --api-key ***"),
+        70: (JobState.RUNNING, "python -c", "import torch lock() x"),
+        80: (JobState.RUNNING, "python -", "a" * 199 + "…"),
+        90: (JobState.LAUNCHER_GONE, "train.py", "--rank 0"),
+        100: (JobState.STARTING, "torch.distributed.run", "--nproc-per-node 2 t.py"),
+    }
+
+
+def test_a_job_whose_ranks_are_frozen_is_stopped(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(70, 1, ("python", "train.py"), torch=True, state="D")
+    fake.add(80, 1, ("python", "other.py"), torch=True, state="D")
+    group = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
+    held = {70: group}
+    monkeypatch.setattr(jobs_module, "read_freezer", lambda pid, _proc: held.get(pid, NOT_APPLICABLE))
+    told = {job.pid: job.state for job in list_jobs(fake.proc).jobs}
+    assert told == {70: JobState.STOPPED, 80: JobState.RUNNING}
+
+
+NAME_A_THREAD = """
+named = threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(15, b"pt_autograd_0", 0, 0, 0)
+    named.set(); time.sleep(50)
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+
+
+@needs_root
+def test_jobs_of_other_users_are_counted_or_listed_without_false_counts(tmp_path: Path) -> None:
+    """The kernel shows thread names to everybody, so the first job is known to train."""
+    with child(NAME_A_THREAD + HOLD_TORCH, str(tmp_path)) as told, child(HOLD_TORCH, str(tmp_path)) as hidden:
+        _, jobs = ask_as_another(told.pid)
+        mine = {job["pid"]: job for job in jobs["jobs"]}
+        assert hidden.pid not in mine
+        assert jobs["unread"] >= 2, "the hidden job, and pytest above it"
+        missing = {"missing": "this user may not read a process of the job"}
+        assert (mine[told.pid]["ranks"], mine[told.pid]["workers"]) == (missing, missing)
+        assert "missing" in mine[told.pid]["gpus"]
+        known = {job.pid: job for job in list_jobs().jobs}
+        assert (known[told.pid].ranks, known[hidden.pid].ranks) == (1, 1)
+        assert list_jobs().unread == 0

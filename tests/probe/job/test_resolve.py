@@ -1,0 +1,343 @@
+"""Which processes make a job, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fake_proc import BASH, FakeProc
+from tests.targets import HELPER, LAUNCHER, RANK, WORKER, place_of_rank, ranks, refusal
+from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Identity, Role
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.resolve import find_job, find_job_again
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+def roles(job: Job) -> dict[int, Role]:
+    return {member.identity.pid: member.role for member in job.members}
+
+
+@pytest.mark.parametrize("asked", [100, 101, 102, 110, 121])
+def test_a_job_is_the_same_whichever_member_is_asked(fake: FakeProc, asked: int) -> None:
+    fake.add(50, 1, ("-bash",))
+    fake.add_torchrun(100, 50)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.asked_pid) == (100, asked)
+    assert roles(job) == {100: LAUNCHER, 101: RANK, 102: RANK} | dict.fromkeys((110, 111, 120, 121), WORKER)
+    places = {m.identity.pid: (m.rank, m.worker, m.rank_pid, m.parent) for m in job.members}
+    assert places[102] == (1, NOT_APPLICABLE, 102, 100)
+    assert places[121] == (1, 1, 102, 102)
+    assert places[100] == (NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, 50)
+    assert (job.world_size, job.rank_source, job.script) == (4, "environment", "train.py")
+
+
+def test_two_jobs_of_one_shell_stay_two(fake: FakeProc) -> None:
+    fake.add(50, 1, ("bash", "run_both.sh"))
+    for pid in (60, 70):
+        fake.add(pid, 50, ("python", "train.py"), torch=True)
+        fake.add(pid + 1, pid, ("python", "train.py"), name="pt_data_worker")
+    assert set(roles(find_job(61, fake.proc))) == {60, 61}
+    assert set(roles(find_job(70, fake.proc))) == {70, 71}
+
+
+def test_two_torchrun_nodes_on_one_host_stay_two(fake: FakeProc) -> None:
+    fake.add(50, 1, BASH)
+    fake.add_torchrun(100, 50)
+    fake.add_torchrun(200, 50, first=2)
+    assert ranks(find_job(110, fake.proc)) == {101: 0, 102: 1}
+    assert ranks(find_job(220, fake.proc)) == {201: 2, 202: 3}
+    assert find_job(200, fake.proc).world_size == 4
+
+
+@pytest.mark.parametrize("asked", [101, 102, 103, 110])
+def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake: FakeProc, asked: int) -> None:
+    for rank, pid in ((1, 101), (0, 102), (2, 103)):
+        fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank, run="a"), torch=True)
+    fake.add(110, 101, ("python", "train.py"), name="pt_data_worker", torch=True)
+    fake.add(200, 1, ("python", "train.py"), environ=place_of_rank(1, run="b"), torch=True)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.asked_pid, job.world_size) == (102, asked, 3)
+    assert roles(job) == {101: RANK, 102: RANK, 103: RANK, 110: WORKER}
+    assert ranks(job) == {102: 0, 101: 1, 103: 2}
+    assert job.rank_source == "environment; their launcher is gone"
+    assert job.remark == "the launcher of this job is gone; 3 ranks live on here: 102, 101, 103"
+    assert find_job(200, fake.proc).remark == "the launcher of this job is gone; one rank lives on here: 200"
+    listed = [(job.pid, job.ranks, job.workers) for job in list_jobs(fake.proc).jobs]
+    assert sorted(listed) == [(102, 3, 1), (200, 1, 0)]
+
+
+def test_a_job_whose_root_is_gone_is_found_around_a_rank_and_never_by_a_number_alone(fake: FakeProc) -> None:
+    """Of the launcher 100 only its number is left, which a process of another job has in its container."""
+    fake.add(101, 1, ("python", "train.py"), environ=place_of_rank(0, run="a"), torch=True)
+    fake.add(102, 1, ("python", "train.py"), environ=place_of_rank(1, run="a"), torch=True)
+    fake.add(300, 1, ("python", "other.py"), torch=True, inside=(100,))
+    launcher, first, second = (Identity(pid, fake.now - 1_000_000 + pid) for pid in (100, 101, 102))
+    assert find_job(100, fake.proc).root.pid == 300, "the number alone leads there"
+    job = find_job_again((launcher, first, second), fake.proc)
+    assert (job.root.pid, ranks(job)) == (101, {101: 0, 102: 1})
+    reused = Identity(101, first.start_ticks - 1)
+    assert find_job_again((launcher, reused, second), fake.proc).asked_pid == 102
+    with pytest.raises(NoTargetError, match="none of the processes that were watched is there any more"):
+        find_job_again((launcher, reused), fake.proc)
+
+
+def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:
+    fake.add(50, 1, ("bash", "start.sh"))
+    for rank, pid in enumerate((60, 61)):
+        fake.add(pid, 50, ("python", "train.py"), environ=place_of_rank(rank, world=2), torch=True)
+    job = find_job(61, fake.proc)
+    assert (job.root.pid, ranks(job), job.remark) == (60, {60: 0, 61: 1}, "")
+    assert job.rank_source == "environment; no launcher above them, they meet at one address"
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+PMI = {"PMI_SIZE": "3"}
+STARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "Slurm": ("SLURM_PROCID", SLURM),
+    "PMIx": ("PMI_RANK", PMI | {"PMIX_NAMESPACE": "prterun-1@1"}),
+    "parent": ("PMI_RANK", PMI),
+    "Horovod": ("HOROVOD_RANK", {"HOROVOD_SIZE": "3"}),
+    "torch": ("RANK", {"WORLD_SIZE": "3"}),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake: FakeProc, start: str) -> None:
+    """With hidepid=2, slurmstepd (40) is not in the table; palsd, jsmd and flux-shell are no launchers of ours."""
+    name, environ = STARTS[start]
+    for rank, pid in enumerate((60, 61, 62)):
+        fake.add(pid, 40, ("python", "fit.py"), environ=environ | {name: str(rank)}, torch=True)
+    fake.add(70, 41, ("python", "fit.py"), environ=PMI | {"PMI_RANK": "1"}, torch=True)
+    job = find_job(62, fake.proc)
+    assert (job.root.pid, job.world_size, ranks(job)) == (60, 3, {60: 0, 61: 1, 62: 2})
+    assert [(one.pid, one.ranks) for one in list_jobs(fake.proc).jobs] == [(60, 3), (70, 1)]
+    if start == "torch":
+        assert job.rank_source == "environment; no launcher above them, one process started them"
+
+
+def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake: FakeProc) -> None:
+    fake.add(60, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "0"}, torch=True)
+    fake.add(
+        61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True
+    )
+    for rank, pid in enumerate((70, 71)):
+        fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
+    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 70, 71]
+
+
+def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
+    """One left over from an earlier run, one of another container, one at another port."""
+    for pid, rank in ((60, 0), (61, 1), (62, 1)):
+        fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank), torch=True)
+    fake.add(70, 1, ("python", "train.py"), environ=place_of_rank(2), torch=True, network="net:[2]")
+    fake.add(80, 1, ("python", "train.py"), environ=place_of_rank(2, port=29501), torch=True)
+    fake.add_torchrun(100)
+    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 62, 70, 80, 100]
+    assert set(roles(find_job(60, fake.proc))) == {60}
+
+
+def test_a_launcher_above_an_interactive_shell_does_not_count(fake: FakeProc) -> None:
+    fake.add(50, 1, ("slurmstepd: [77.0]",), name="slurmstepd", exe="/usr/sbin/slurmstepd")
+    fake.add(51, 50, BASH)
+    fake.add(60, 51, ("python", "a.py"), torch=True)
+    fake.add(70, 51, ("python", "b.py"), torch=True)
+    assert set(roles(find_job(60, fake.proc))) == {60}
+    assert set(roles(find_job(70, fake.proc))) == {70}
+
+
+@pytest.mark.parametrize(
+    ("title", "root"),
+    [("slurmstepd: [77.0]", 50), ("slurmstepd: [77.batch]", 60), ("slurmstepd: [77.extern]", 60)],
+)
+def test_only_a_numbered_slurm_step_is_a_launcher(fake: FakeProc, title: str, root: int) -> None:
+    fake.add(50, 1, (title,), name="slurmstepd", exe="/usr/sbin/slurmstepd")
+    place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8"}
+    if root == 50:
+        place["SLURM_STEP_ID"] = "0"
+    fake.add(60, 50, ("python", "train.py"), environ=place, torch=True)
+    job = find_job(60, fake.proc)
+    assert job.root.pid == root
+    member = job.members[-1]
+    expected = (3, 1, 8, "Slurm environment") if root == 50 else (0, 0, 1, "single process")
+    assert (member.rank, member.local_rank, job.world_size, job.rank_source) == expected
+
+
+def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake: FakeProc) -> None:
+    fake.add(50, 1, BASH)
+    fake.add(60, 50, ("/usr/bin/mpirun", "-n", "2", "bash", "run.sh"))
+    for local, pid in enumerate((61, 71)):
+        place = {
+            "OMPI_COMM_WORLD_RANK": str(local),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+            "OMPI_COMM_WORLD_SIZE": "2",
+        }
+        fake.add(pid, 60, ("bash", "run.sh"), environ=place)
+        fake.add(pid + 1, pid, ("timeout", "1h", "uv", "run", "train.py"), environ=place)
+        fake.add(pid + 2, pid + 1, ("uv", "run", "train.py"), environ=place)
+        fake.add(pid + 3, pid + 2, ("python", "train.py"), environ=place, torch=True)
+    job = find_job(74, fake.proc)
+    assert job.root.pid == 60
+    assert ranks(job) == {64: 0, 74: 1}
+    assert 61 not in roles(job)
+    assert roles(job)[72] is HELPER
+    assert job.rank_source == "MPI environment"
+    assert find_job(71, fake.proc).root.pid == 60
+
+
+def test_launchers_of_one_command_are_one(fake: FakeProc) -> None:
+    fake.add(60, 1, ("mpiexec.hydra", "-n", "1", "python", "train.py"))
+    fake.add(61, 60, ("/opt/mpi/bin/hydra_pmi_proxy", "--control-port", "x:1"))
+    fake.add(62, 61, ("python", "train.py"), torch=True, environ={"PMI_RANK": "0", "PMI_SIZE": "1"})
+    assert find_job(62, fake.proc).root.pid == 60
+
+
+def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake: FakeProc) -> None:
+    fake.add(50, 1, ("python", "-m", "wandb", "agent", "sweep"))
+    fake.add(60, 50, ("python", "train.py"), torch=True)
+    fake.add(61, 60, ("sh", "-c", "python eval.py"))
+    fake.add(62, 61, ("python", "eval.py"), torch=True)
+    fake.add(63, 60, ("/usr/bin/wandb-core",), name="wandb-core")
+    job = find_job(62, fake.proc)
+    assert roles(job) == {60: RANK, 62: HELPER, 63: HELPER}
+    assert {m.identity.pid: m.label for m in job.members} == {60: "train.py", 62: "eval.py", 63: "wandb-core"}
+    assert (job.world_size, job.rank_source) == (1, "single process")
+    assert "Python without torch" in refusal(50, fake.proc).what
+    assert refusal(50, fake.proc).try_this == "tpmon attach 60 (train.py)"
+
+
+@pytest.mark.parametrize("asked", [60, 100, 101, 110])
+def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake: FakeProc, asked: int) -> None:
+    fake.add(50, 1, ("-bash",))
+    fake.add(60, 50, ("python", "/venv/bin/yolo", "train", "device=0,1"), torch=True)
+    fake.add_torchrun(100, 60)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.world_size) == (100, 4)
+    assert ranks(job) == {101: 0, 102: 1}
+    assert job.remark == ("60 (yolo) started the job of 100" if asked == 60 else "")
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
+
+
+def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "sweep.py"), torch=True)
+    for pid in (70, 80):
+        fake.add(pid, 60, ("python", "train.py", "--seed", str(pid)), torch=True, threads=("pt_autograd_0",))
+        fake.add(pid + 1, pid, ("python", "train.py", "--seed", str(pid)), name="pt_data_worker")
+    assert roles(find_job(71, fake.proc)) == {70: RANK, 71: WORKER}
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [70, 80]
+    assert (
+        refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
+    )
+    assert refusal(60, fake.proc).try_this == "tpmon attach 70 (train.py) or 80 (train.py)"
+    fake.remove(81)
+    fake.remove(80)
+    assert find_job(60, fake.proc).root.pid == 70
+
+
+def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake: FakeProc) -> None:
+    fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
+    fake.add(50, 40, ("python", "/venv/bin/jupyter-lab"), torch=True)
+    fake.add(60, 50, ("python", "-m", "ipykernel_launcher", "-f", "k.json"), torch=True)
+    job = find_job(60, fake.proc)
+    assert roles(job) == {60: RANK}
+    assert job.script == "Jupyter kernel"
+    assert refusal(50, fake.proc).try_this == "tpmon attach 60 (Jupyter kernel)"
+
+
+def test_ray_daemons_are_no_part_of_a_job(fake: FakeProc) -> None:
+    fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
+    fake.add(50, 40, ("/venv/ray/core/src/ray/raylet/raylet",), name="raylet")
+    fake.add(51, 50, ("python", "-u", "/venv/ray/dashboard/agent.py"), torch=True)
+    fake.add(60, 50, ("ray::TrainWorker",), exe="/usr/bin/python3.11", torch=True)
+    assert roles(find_job(60, fake.proc)) == {60: RANK}
+    assert refusal(51, fake.proc).exit_code == ExitCode.NO_TARGET
+
+
+def test_accelerate_with_one_process_has_one_rank(fake: FakeProc) -> None:
+    fake.add(50, 1, ("python", "/venv/bin/accelerate", "launch", "train.py"), torch=True)
+    fake.add(51, 50, ("python", "train.py"), torch=True)
+    job = find_job(51, fake.proc)
+    assert roles(job) == {50: LAUNCHER, 51: RANK}
+    assert ranks(job) == {51: 0}
+    assert [m.label for m in job.members] == ["accelerate launch", "train.py"]
+
+
+def test_a_python_wrapper_without_torch_is_not_taken_for_the_rank(fake: FakeProc) -> None:
+    place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    fake.add(50, 1, ("mpirun", "conda", "run", "python", "train.py"))
+    fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place)
+    fake.add(52, 51, ("bash", "/tmp/conda-run"), environ=place)
+    fake.add(53, 52, ("python", "train.py"), environ=place, torch=True)
+    assert roles(find_job(53, fake.proc)) == {50: LAUNCHER, 51: HELPER, 53: RANK}
+
+
+def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake: FakeProc) -> None:
+    fake.add(50, 1, ("python", "my_launcher.py"))
+    for local in range(2):
+        place = {"RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
+        fake.add(51 + local, 50, ("python", "train.py"), environ=place, torch=True)
+    job = find_job(52, fake.proc)
+    assert roles(job) == {50: LAUNCHER, 51: RANK, 52: RANK}
+    assert ranks(job) == {51: 0, 52: 1}
+
+
+def test_trials_that_all_carry_rank_0_stay_jobs_of_their_own(fake: FakeProc) -> None:
+    fake.add(50, 1, ("python", "sweep.py"))
+    for pid in (51, 52):
+        place = {"RANK": "0", "WORLD_SIZE": "1"}
+        fake.add(pid, 50, ("python", "train.py"), environ=place, torch=True)
+    assert roles(find_job(52, fake.proc)) == {52: RANK}
+
+
+def test_the_first_rank_of_lightning_starts_the_others(fake: FakeProc) -> None:
+    fake.add(50, 1, ("python", "fit.py"), torch=True, threads=("pt_gloo_runloop",))
+    place = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
+    fake.add(51, 50, ("python", "fit.py"), environ=place, torch=True)
+    job = find_job(51, fake.proc)
+    assert ranks(job) == {50: 0, 51: 1}
+    assert job.world_size == 2
+
+
+def test_versions_are_read_without_importing(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "train.py"), torch=True)
+    package = fake.path / "60" / "root" / "venv/lib/python3.11/site-packages/torch"
+    assert isinstance(find_job(60, fake.proc).torch_version, Missing)
+    package.mkdir(parents=True)
+    (package.parent / "torch-2.3.1+cu121.dist-info").mkdir()
+    assert find_job(60, fake.proc).torch_version == "2.3.1+cu121"
+    (package / "version.py").write_text("from typing import Optional\n__version__ = '2.4.0'\n")
+    job = find_job(60, fake.proc)
+    assert (job.torch_version, job.python_version) == ("2.4.0", "3.11")
+    (fake.path / "60" / "maps").write_text(
+        "7f00-7f01 r-xp 0 08:01 2    /venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so (deleted)\n"
+    )
+    assert find_job(60, fake.proc).torch_version == Missing("torch was replaced on disk since the start")
+
+
+def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake: FakeProc) -> None:
+    environ = {
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "8",
+        "NCCL_DEBUG": "INFO\x1b[2J",
+        "NCCL_NET_TOKEN": "hunter2",
+        "MY_RANK": "5",
+    }
+    fake.add(60, 1, ("python", "train.py"), environ=environ, torch=True)
+    settings = find_job(60, fake.proc).members[0].environment
+    assert not isinstance(settings, Missing)
+    assert {setting.name: setting.value for setting in settings} == {
+        "OMP_NUM_THREADS": "8",
+        "NCCL_DEBUG": "INFO?[2J",
+        "NCCL_NET_TOKEN": "***",
+    }
+
+
+def test_errors_carry_the_exit_codes_of_the_guide() -> None:
+    assert (NoTargetError.exit_code, NotPermittedError.exit_code, UsageError.exit_code) == (3, 4, 2)

@@ -1,0 +1,310 @@
+"""What looks at the queues of a real DataLoader tell, and that they take nothing from it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import threading
+import time
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+
+from tests.children import child
+from tests.loaders import loader
+from tests.waiting import wait_until
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.loader import prefetch as loader_module
+from tpmon.probe.loader.prefetch import BIRTH_SPAN_NS, LOOK_SPAN_NS, LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.loader.queues import (
+    PipeEnds,
+    parse_flags,
+    read_message_bytes,
+    read_pending,
+    read_pipes,
+    read_queue_pipes,
+)
+
+MESSAGE_BYTES = 4 + len(ForkingPickler.dumps(bytes(408)))
+SECOND = 1_000_000_000
+
+
+def tell(process: subprocess.Popen[str], line: str) -> str:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def rank_of(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> LoaderRank:
+    workers = [pid for one in truth for pid in one["workers"]]
+    return LoaderRank(
+        0, process.pid, tuple(LoaderWorker(i, pid, 100 + i) for i, pid in enumerate(workers)), False
+    )
+
+
+def test_depths_ages_and_pending_work_of_a_real_loader():
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == Missing("not looked at yet")
+        probe.look(SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_bytes == 0
+        assert sample.ready_batches == 0.0, "also before a batch was seen: a starved loader shows none"
+        assert (sample.empty_ratio, sample.looks) == (1.0, 1)
+        assert [queue.pending_bytes for queue in sample.queues] == [0, 0]
+        assert [(queue.worker, queue.pid) for queue in sample.queues] == list(enumerate(truth[0]["workers"]))
+
+        data = read_queue_pipes(process.pid)
+        data = next(pipe for pipe in data.values() if pipe.read_fd == truth[0]["data"])
+        tell(process, "send 4")
+        assert wait_until(lambda: read_pending(process.pid, data) == 4 * MESSAGE_BYTES)
+        probe.look(2 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == 4.0, "a queue that is always full still tells its depth"
+        assert sample.empty_ratio == 0.5
+
+        assert tell(process, "take 3") == "3"
+        probe.look(3 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == 1.0
+        assert tell(process, "take 1") == "1"
+        probe.look(4 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.ready_bytes, sample.empty_ratio) == (0.0, 0, 0.5)
+
+        tell(process, "stop 1")
+        tell(process, "send 6")
+        assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
+        probe.look(5 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.queues[0].pending_bytes == 0
+        assert sample.queues[1].pending_bytes > 0
+        probe.look(5 * SECOND + LOOK_SPAN_NS)
+        assert probe.latest()[0].looks == 2, "older looks are forgotten"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_two_loaders_of_one_rank_have_a_sample_each(context):
+    """As in a training that validates with workers while those of the training set persist."""
+    with loader("--loaders", "2", "--context", context) as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        train = LoaderRank(0, rank.pid, rank.workers[:2], pin_thread=False)
+        probe.watch((train,), 0)
+        probe.look(SECOND)
+        tell(process, "send 3")
+        data = next(p for p in read_queue_pipes(process.pid).values() if p.read_fd == truth[0]["data"])
+        assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
+        probe.watch((rank,), SECOND)
+        (first,) = probe.latest()
+        assert (first.workers, first.loader) == (2, 0), "whose the new ones are is told by the next look"
+        probe.look(2 * SECOND)
+        first, second = probe.latest()
+        assert (first.loader, first.ready_batches, first.looks, first.empty_ratio) == (0, 3.0, 2, 0.5)
+        assert (second.loader, second.ready_batches, second.looks, second.empty_ratio) == (1, 0.0, 1, 1.0)
+        assert [[queue.pid for queue in one.queues] for one in (first, second)] == [
+            one["workers"] for one in truth
+        ]
+        assert all(is_known(queue.pending_bytes) for one in (first, second) for queue in one.queues)
+        validation = LoaderRank(0, rank.pid, rank.workers[2:], pin_thread=False)
+        probe.watch((validation,), 3 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.workers) == (0.0, 2), "the other one's figures left with it"
+        probe.look(3 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.looks) == (0.0, 2)
+
+
+def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
+    with loader("--workers", "3") as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        probe.look(SECOND)
+        tell(process, "reap 0")
+        tell(process, "send 3")
+        probe.look(12 * SECOND)
+        (sample,) = probe.latest()
+        assert is_known(sample.ready_bytes)
+        late = LoaderProbe()
+        late.watch((rank,), 0)
+        late.look(SECOND)
+        (sample,) = late.latest()
+        assert is_known(sample.ready_bytes), "attached after the death"
+        assert [is_known(queue.pending_bytes) for queue in sample.queues] == [False, True, True]
+        assert [queue.worker for queue in sample.queues] == [0, 1, 2]
+        without = LoaderRank(0, rank.pid, rank.workers[1:], pin_thread=False)
+        probe.watch((without,), 13 * SECOND)
+        tell(process, "send 1")
+        probe.look(13 * SECOND)
+        (sample,) = probe.latest()
+        assert wait_until(lambda: probe.look(13 * SECOND) is None and probe.latest()[0].ready_bytes > 0)
+        assert sample.workers == 2
+
+
+def test_a_descriptor_that_became_another_file_is_not_opened():
+    """Its size would pass for bytes in a queue, and a device would be opened."""
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        probe.look(SECOND)
+        assert is_known(probe.latest()[0].ready_bytes)
+        tell(process, "replace 0")
+        probe.look(2 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_bytes == Missing("pipe: closed since it was found")
+        assert sample.ready_batches == sample.ready_bytes
+
+
+def test_looking_takes_nothing_from_the_job():
+    """Every message arrives, though the pipe is looked into all the time."""
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(40):
+            tell(process, "send 10")
+            process.stdin.write("take 10\n")
+            process.stdin.flush()
+            for _ in range(20):
+                probe.look(time.monotonic_ns())
+            assert process.stdout.readline().strip() == "10"
+        assert is_known(probe.latest()[0].ready_bytes)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_looking_does_not_hide_the_end_of_a_pipe_from_its_writer():
+    code = """
+r, w = os.pipe()
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+say(f"{r} {w}"); hear(); os.close(r)
+try:
+    os.write(w, b"x")
+    say("written")
+except BrokenPipeError:
+    say("EPIPE")
+"""
+    with child(code) as one:
+        pipe = next(iter(pipe for pipe in read_pipes(one.pid).values() if pipe.read_fd > 2))
+        for _ in range(100):
+            assert read_pending(one.pid, pipe) == 0
+            assert read_message_bytes(one.pid, pipe) == Missing("the pipe is empty")
+        one.say("go")
+        assert one.hear() == "EPIPE"
+
+
+def test_the_first_message_tells_its_size_and_stays():
+    reader, writer = os.pipe()
+    try:
+        pipe = read_pipes(os.getpid())[os.fstat(reader).st_ino]
+        assert (pipe.read_fd, pipe.write_fd) == (reader, writer)
+        os.write(writer, struct.pack("!i", 300) + bytes(300))
+        os.write(writer, struct.pack("!i", 9) + bytes(9))
+        for _ in range(3):
+            assert read_message_bytes(os.getpid(), pipe) == 304
+        assert read_pending(os.getpid(), pipe) == 317
+        assert os.read(reader, 500) == struct.pack("!i", 300) + bytes(300) + struct.pack("!i", 9) + bytes(9)
+        os.write(writer, b"ab")
+        assert read_message_bytes(os.getpid(), pipe) == Missing("the pipe is empty")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_torn_message_does_not_become_the_size_of_a_batch():
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        tell(process, "send 2")
+        assert wait_until(lambda: probe.look(SECOND) is None and probe.latest()[0].ready_batches == 2.0)
+        data = f"/proc/{process.pid}/fd/{truth[0]['data']}"
+        with open(data, "rb", buffering=0) as pipe:
+            pipe.read(4)  # as a reader between the two reads of one message
+        probe.look(2 * SECOND)
+        assert probe.latest()[0].ready_batches == pytest.approx(2.0, abs=0.01)
+
+
+def test_births_count_new_workers_of_the_last_minute_only():
+    def rank(*pids: int) -> LoaderRank:
+        return LoaderRank(0, 50, tuple(LoaderWorker(i, pid, pid) for i, pid in enumerate(pids)), False)
+
+    def births(probe: LoaderProbe) -> int:
+        return probe.latest()[0].births
+
+    probe = LoaderProbe()
+    probe.watch((rank(1, 2),), SECOND)
+    assert births(probe) == 0, "those that were there before are not born"
+    probe.watch((rank(1, 2),), 2 * SECOND)
+    assert births(probe) == 0
+    probe.watch((rank(),), 3 * SECOND)
+    assert probe.latest() == ()
+    probe.watch((rank(3, 4),), 4 * SECOND)
+    assert births(probe) == 2
+    probe.watch((rank(3, 5),), 10 * SECOND)
+    assert births(probe) == 3
+    reused = LoaderRank(0, 50, (LoaderWorker(0, 3, 999), LoaderWorker(1, 5, 5)), False)
+    probe.watch((reused,), 11 * SECOND)
+    assert births(probe) == 4, "the same PID with another start time"
+    probe.watch((reused,), 4 * SECOND + BIRTH_SPAN_NS + 1)
+    assert births(probe) == 2
+
+
+def test_a_rank_without_workers_or_without_access_says_so():
+    probe = LoaderProbe()
+    probe.watch((LoaderRank(0, os.getpid(), (), False),), 0)
+    probe.look(SECOND)
+    assert probe.latest() == ()
+    gone = LoaderRank(0, 1 << 22, (LoaderWorker(0, (1 << 22) + 1, 5),), False)
+    probe.watch((gone,), 0)
+    probe.look(SECOND)
+    (sample,) = probe.latest()
+    assert sample.ready_bytes == Missing("no such file or directory")
+    assert sample.queues[0].pending_bytes == sample.ready_bytes
+    assert sample.empty_ratio == Missing("not looked at yet")
+
+
+def test_the_thread_looks_by_itself_and_ends():
+    with loader() as (process, truth):
+        probe = LoaderProbe()
+        probe.watch((rank_of(process, truth),), 0)
+        probe.start()
+        assert wait_until(lambda: is_known(probe.latest()[0].ready_bytes))
+        probe.stop()
+        assert wait_until(lambda: all(t.name != "tpmon-loader" for t in threading.enumerate()))
+
+
+def test_flags_of_fdinfo_are_octal():
+    raw = b"pos:\t0\nflags:\t02004001\nmnt_id:\t15\nino:\t34999\n"
+    assert parse_flags(raw) == os.O_CLOEXEC | os.O_NONBLOCK | os.O_WRONLY
+    assert parse_flags(b"pos:\t0\n") == 0
+
+
+def test_many_work_queues_have_turns_and_the_data_queues_have_none(monkeypatch):
+    """128 workers at two looks a second would cost 4 ms of CPU; none is left out for long."""
+    looked: list[int] = []
+    monkeypatch.setattr(
+        loader_module, "read_pending", lambda pid, pipe, proc: looked.append(pipe.read_fd) or pipe.read_fd
+    )
+    workers = tuple(LoaderWorker(number, 100 + number, 1) for number in range(60))
+    pipes = {1000 + fd: PipeEnds(1000 + fd, fd, fd + 1) for fd in range(3, 3 + 2 * 61, 2)}
+    order = sorted(pipes.values(), key=lambda pipe: pipe.read_fd)
+    monkeypatch.setattr(loader_module, "read_queue_pipes", lambda pid, proc: pipes)
+    monkeypatch.setattr(
+        loader_module, "read_pipes", lambda pid, proc: {one.inode: one for one in order[: pid - 100 + 2]}
+    )
+    monkeypatch.setattr(loader_module, "read_message_bytes", lambda pid, pipe, proc: 3)
+    probe = LoaderProbe()
+    probe.watch((LoaderRank(0, 99, workers, False),), SECOND)
+    probe.look(SECOND)
+    assert sorted(looked) == [pipe.read_fd for pipe in order], "the first look sees all"
+    turns = []
+    for place in range(3):
+        looked.clear()
+        probe.look(SECOND * (place + 2))
+        assert looked.count(3) == 1, "the data queue"
+        turns.append({fd for fd in looked if fd != 3})
+    assert [len(turn) for turn in turns] == [20, 20, 20]
+    assert set().union(*turns) == {pipe.read_fd for pipe in order[1:]}
+    (sample,) = probe.latest()
+    assert [queue.pending_bytes for queue in sample.queues] == [pipe.read_fd for pipe in order[1:]]

@@ -1,0 +1,134 @@
+"""Read and parse the hot /proc files, of real processes and of lines that the kernel can write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.children import Child, child
+from tpmon.probe.proc import files as procfs
+from tpmon.probe.proc.files import (
+    Io,
+    ProcFile,
+    SchedStat,
+    parse_io,
+    parse_schedstat,
+    parse_stat,
+    raise_descriptor_limit,
+)
+
+IDLE = "say('up'); hear()"
+STAT = b"4211 (%s) S 4200 4211 4200 0 -1 4194304 500 9000 7 1 250 150 90 10 20 0 9 0 123456 1000 300 18446744073709551615"
+
+
+@pytest.mark.parametrize("name", [b"python", b"a b", b"x) R 1 (", b")", b"((", b"\xff\xfe"])
+def test_a_name_never_shifts_the_fields_of_stat(name):
+    stat = parse_stat(STAT % name)
+    assert (stat.state, stat.parent, stat.threads, stat.start_ticks) == ("S", 4200, 9, 123456)
+    assert (stat.minor_faults, stat.children_faults, stat.major_faults) == (500, 9000, 7)
+    assert stat.cpu_s == 400 / procfs.CLOCK_TICKS
+    assert stat.name == name.decode("utf-8", "replace")
+
+
+@given(st.binary(max_size=200))
+def test_stat_of_any_bytes_parses_or_is_refused(raw):
+    with contextlib.suppress(ValueError):
+        assert parse_stat(raw).threads is not None
+
+
+@pytest.mark.parametrize("parse", [parse_stat, parse_schedstat, parse_io], ids=lambda parse: parse.__name__)
+@pytest.mark.parametrize("raw", [b"", b"1 (x) S 1 2", b"1 2", b"rchar: 1\nwchar: 2\n", b"a b c"])
+def test_a_cut_line_is_refused_with_value_error(parse, raw):
+    with pytest.raises(ValueError):
+        parse(raw)
+
+
+def test_the_files_of_a_live_process_say_what_the_system_says():
+    with child(IDLE) as one:
+        base = f"/proc/{one.pid}"
+        stat = parse_stat(ProcFileOnce(f"{base}/stat"))
+        assert (stat.parent, stat.threads) == (os.getpid(), 1)
+        assert stat.state in "RS"
+        boot_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert abs(boot_s + stat.start_ticks / procfs.CLOCK_TICKS - time.time()) < 30
+        with open(f"{base}/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+        assert abs(stat.rss_bytes - int(status["VmRSS"].split()[0]) * 1024) <= 2 << 20
+        assert parse_schedstat(ProcFileOnce(f"{base}/schedstat")).run_ns > 1_000_000
+
+
+def ProcFileOnce(path: str) -> bytes:
+    file = ProcFile(path)
+    try:
+        return file.read()
+    finally:
+        file.close()
+
+
+def test_io_counts_what_was_asked_and_what_reached_the_device():
+    raw = b"rchar: 10\nwchar: 20\nsyscr: 1\nsyscw: 2\nread_bytes: 30\nwrite_bytes: 40\ncancelled_write_bytes: 5\n"
+    assert parse_io(raw) == Io(10, 20, 30, 40, 1)
+
+
+def test_schedstat_is_run_wait_slices():
+    assert parse_schedstat(b"250145 180000 12\n") == SchedStat(250145, 180000, 12)
+
+
+def test_a_file_of_a_dead_process_raises_and_closes_once():
+    with child(IDLE) as one:
+        file = ProcFile(f"/proc/{one.pid}/stat")
+        assert b"python" in file.read()
+        one.kill()
+        with pytest.raises(ProcessLookupError):
+            file.read()
+        file.close()
+        file.close()
+
+
+def start_with_pid(pid: int) -> Child | None:
+    """Start a child that has the given PID, None where the kernel does not give it."""
+    for _ in range(20):
+        with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+            file.write(str(pid - 1))
+        one = Child(IDLE)
+        if one.pid == pid:
+            assert one.hear()
+            return one
+        one.close()
+    return None
+
+
+def test_a_cached_file_never_shows_the_next_process_with_its_pid():
+    with child(IDLE) as one:
+        file = ProcFile(f"/proc/{one.pid}/stat")
+        file.read()
+        one.kill()
+        try:
+            heir = start_with_pid(one.pid)
+        except OSError as error:  # the file's mode lets everybody write, the kernel asks for a capability
+            pytest.skip(f"PIDs cannot be chosen: {error}")
+        if heir is None:
+            pytest.skip("another process took the PID each time")
+        try:
+            with pytest.raises(ProcessLookupError):
+                file.read()
+            assert parse_stat(ProcFileOnce(f"/proc/{heir.pid}/stat")).state in "SR"
+        finally:
+            file.close()
+            heir.close()
+
+
+def test_the_descriptor_limit_is_raised_to_the_hard_one():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        assert raise_descriptor_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,190 @@
+"""Parsing what /proc says of one process, and living with what does not answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.children import child
+from tests.fake_proc import FakeProc
+from tpmon.model.known import Missing
+from tpmon.probe.base.procread import (
+    Mapped,
+    boot_time_s,
+    parse_cmdline,
+    parse_environ,
+    parse_maps,
+    parse_stat,
+    parse_status,
+    read_stat,
+    read_status,
+    read_table,
+    read_thread_names,
+    started_at,
+)
+from tpmon.probe.job.facts import STILL_BLOCKED, read_all_facts, read_each
+from tpmon.probe.job.resolve import find_job
+
+STAT = (
+    b"4321 (%s) S 77 4321 4321 0 -1 4194304 100 0 0 0 5 3 0 0 20 0 12 0 987654 1000 50 "
+    b"18446744073709551615 0 0 0 0 0 0 0 4096 2 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 256\n"
+)
+
+
+@given(st.binary(max_size=15).filter(lambda name: b"\0" not in name))
+def test_a_stat_line_is_parsed_whatever_the_name(name: bytes) -> None:
+    stat = parse_stat(STAT % name)
+    assert (stat.pid, stat.state, stat.parent, stat.threads, stat.start_ticks) == (4321, "S", 77, 12, 987654)
+    assert (stat.wait_status, stat.kernel) == (256, False)
+    assert stat.name.isprintable() or "�" in stat.name or not stat.name.isascii()
+    assert "\x1b" not in stat.name
+
+
+def test_a_name_that_looks_like_a_stat_line_fools_nobody() -> None:
+    assert parse_stat(STAT % b") R 1 (").name == ") R 1 ("
+
+
+def test_a_short_stat_line_is_an_error() -> None:
+    with pytest.raises(ValueError, match="short"):
+        parse_stat(b"12 (python) S 1")
+
+
+def test_arguments_keep_empty_ones_and_bad_bytes() -> None:
+    assert parse_cmdline(b"python\0-c\0\0x\xff\0") == ("python", "-c", "", "x�")
+    assert parse_cmdline(b"") == ()
+
+
+def test_only_variables_of_interest_are_picked() -> None:
+    data = b"RANK=1\0XRANK=2\0PATH=/bin\0NCCL_IB_HCA=mlx5=0\0OMP_NUM_THREADS=\0LD_RANK=3\0A=RANK=9\0KMP_BLOCKTIME=0"
+    assert parse_environ(data) == {
+        "RANK": "1",
+        "NCCL_IB_HCA": "mlx5=0",
+        "OMP_NUM_THREADS": "",
+        "KMP_BLOCKTIME": "0",
+    }
+
+
+def test_status_tells_thread_group_user_and_inner_numbers() -> None:
+    status = parse_status(b"Name:\tx\nTgid:\t40\nPid:\t41\nUid:\t1000\t1001\t1001\t1001\nNSpid:\t41\t8\t1\n")
+    assert (status.thread_group, status.uid, status.ns_pids) == (40, 1001, (41, 8, 1))
+    assert parse_status(b"Tgid:\t40\nUid:\t0\t0\t0\t0\n").ns_pids == (40,)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/v/site-packages/torch/lib/libtorch_cpu.so", Mapped("/v/site-packages/torch/lib", False, "")),
+        ("/v/torch/lib/libtorch_cpu.so (deleted)", Mapped("/v/torch/lib", True, "")),
+        ("/usr/lib/x86_64-linux-gnu/libtorch_cpu.so.2.1", Mapped("/usr/lib/x86_64-linux-gnu", False, "")),
+        ("/v/torch/lib/libtorch_global_deps.so", Mapped("/v/torch/lib", False, "")),
+        ("/v/lib/libtorchaudio.so", Mapped("", False, "")),
+        ("/usr/lib/libpython3.12.so.1.0", Mapped("", False, "3.12")),
+        ("/v/lib/python3.13t/site-packages/numpy/core.so", Mapped("", False, "3.13")),
+        ("/usr/bin/python3.10", Mapped("", False, "3.10")),
+        ("/home/me/python3.9-notes/data.so", Mapped("", False, "")),
+    ],
+)
+def test_torch_and_python_are_told_from_mappings(line: str, expected: Mapped) -> None:
+    data = f"7f00-7f01 r-xp 00000000 08:01 1 [heap]\n7f02-7f03 r-xp 00000000 08:01 2    {line}\n".encode()
+    assert parse_maps(data) == expected
+
+
+def test_a_real_process_is_read() -> None:
+    with child('threading.Thread(target=hear, daemon=True).start(); say("ready"); time.sleep(60)') as one:
+        stat = read_stat(one.pid)
+        assert (stat.pid, stat.parent, stat.threads, stat.kernel) == (one.pid, os.getpid(), 2, False)
+        assert read_status(one.pid).uid == os.geteuid()
+        assert read_thread_names(one.pid) == (stat.name,)
+        assert one.pid in read_table()
+        age_s = time.time() - started_at(stat.start_ticks, boot_time_s()).timestamp()
+        assert -0.1 < age_s < 60
+    with pytest.raises(OSError):
+        read_stat(one.pid)
+
+
+def test_one_read_that_blocks_costs_its_deadline_and_no_more() -> None:
+    stuck = os.pipe()
+    try:
+        answers = read_each(
+            range(100), lambda pid: os.read(stuck[0], 1) if pid == 40 else pid, each_s=0.2, all_s=5.0
+        )
+    finally:
+        os.write(stuck[1], b".")
+    assert answers.pop(40) == Missing("no answer within 0.2 s")
+    assert answers == {pid: pid for pid in range(100) if pid != 40}
+
+
+def test_reads_that_all_block_end_with_the_whole_deadline() -> None:
+    stuck = os.pipe()
+    started = time.monotonic()
+    try:
+        answers = read_each(range(20), lambda _: os.read(stuck[0], 1), each_s=0.1, all_s=0.5)
+    finally:
+        os.write(stuck[1], b"." * 20)
+    assert len(answers) == 20
+    assert all(isinstance(answer, Missing) for answer in answers.values())
+    assert time.monotonic() - started < 10
+
+
+def test_no_second_thread_waits_for_a_pid_that_blocks() -> None:
+    stuck, blocked, asked = os.pipe(), {}, []
+
+    def read(pid: int) -> int:
+        asked.append(pid)
+        if pid == 7 and asked.count(7) == 1:
+            os.read(stuck[0], 1)
+        return pid
+
+    try:
+        first = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+        again = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+    finally:
+        os.write(stuck[1], b".")
+    assert first[7] == Missing("no answer within 0.1 s")
+    assert again == {6: 6, 7: STILL_BLOCKED, 8: 8}
+    assert asked.count(7) == 1
+    while blocked[7].running:
+        time.sleep(0.01)
+    assert read_each((7,), read, blocked=blocked) == {7: 7}
+    assert blocked == {}
+
+
+def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    blocked = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        answers = read_each((6, 7), lambda pid: pid, blocked=blocked)
+    assert set(answers.values()) == {Missing("not read: can't start new thread")}
+    assert read_each((6, 7), lambda pid: pid, blocked=blocked) == {6: 6, 7: 7}
+
+
+def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(60, 1, ("python", "train.py"), torch=True, threads=("pt_autograd_0",))
+    fake.add(61, 1, ("python", "train.py"), torch=True)
+    (fake.path / "60" / "cmdline").unlink()
+    os.mkfifo(fake.path / "60" / "cmdline")  # opening it blocks, as cmdline does on a stuck mmap lock
+    facts = read_all_facts([read_stat(pid, fake.proc) for pid in (60, 61)], fake.proc, each_s=0.2)
+    assert facts[60].environ == Missing("no answer within 0.2 s")
+    assert (facts[60].python, facts[60].torch) == (True, True)
+    assert facts[61].argv[1] == "train.py"
+
+
+def test_a_job_is_found_although_a_member_is_stuck(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add_torchrun(100)
+    (fake.path / "102" / "cmdline").unlink()
+    os.mkfifo(fake.path / "102" / "cmdline")
+    job = find_job(100, fake.proc)
+    assert len(job.members) == 7

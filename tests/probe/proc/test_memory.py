@@ -1,0 +1,323 @@
+"""Ration PSS, in turn and never of large processes; fit growth that one outlier does not move."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.children import child
+from tests.frames import make_process
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Identity
+from tpmon.probe.base.pace import Pace
+from tpmon.probe.base.procread import read_file, read_stat
+from tpmon.probe.proc.files import PAGE_BYTES, parse_stat
+from tpmon.probe.proc.memory import (
+    PSS_EVERY_S,
+    PSS_MAX_RSS_BYTES,
+    SLOPE_MIN_POINTS,
+    SLOPE_SPAN_NS,
+    AnonMemory,
+    AnonReader,
+    Growth,
+    Pss,
+    PssRation,
+    fit_slope,
+    parse_anon,
+    parse_pss,
+)
+
+SECOND = 1_000_000_000
+MIB = 1 << 20
+HIDDEN = Missing("no control group of its own")
+UNFITTED = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
+
+ROLLUP = b"""55d0c1a00000-7ffd7f1e4000 ---p 00000000 00:00 0                          [rollup]
+Rss:              884 kB
+Pss:              385 kB
+Pss_Dirty:         68 kB
+Pss_Anon:         301 kB
+"""
+
+
+def test_pss_is_its_own_line_in_bytes():
+    assert parse_pss(ROLLUP) == 385 * 1024
+    with pytest.raises(ValueError):
+        parse_pss(b"Pss_Dirty: 68 kB\n")
+    with pytest.raises(ValueError):
+        parse_pss(b"")
+
+
+def test_anonymous_memory_is_what_is_resident_less_files_and_shared_pages():
+    assert parse_anon(b"900 500 180 1 0 300 0\n") == 320 * PAGE_BYTES
+    with pytest.raises(ValueError):
+        parse_anon(b"900 500")
+
+
+def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_changed(tmp_path):
+    def put(pid, resident, shared):
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        (tmp_path / str(pid) / "statm").write_text(f"9999 {resident} {shared} 1 0 300 0\n")
+
+    reader = AnonReader(str(tmp_path))
+    rows = [make_process(7, rss_bytes=500), make_process(8, rss_bytes=90)]
+    put(7, 500, 400)
+    put(8, 90, 40)
+    assert reader.read(SECOND, HIDDEN, rows) == AnonMemory(150 * PAGE_BYTES, UNFITTED, True)
+    put(7, 900, 800)
+    put(8, 95, 0)
+    assert (
+        reader.read(SECOND, HIDDEN, [rows[0], make_process(8, rss_bytes=95)]).anon_bytes == 195 * PAGE_BYTES
+    )
+    gone = make_process(9)
+    assert reader.read(SECOND, HIDDEN, [rows[0], gone]).anon_bytes == 100 * PAGE_BYTES, "it ended meanwhile"
+    assert isinstance(reader.read(SECOND, HIDDEN, [gone]).anon_bytes, Missing)
+    (tmp_path / "8" / "statm").write_text("")
+    assert isinstance(reader.read(SECOND, HIDDEN, [make_process(8, rss_bytes=1)]).anon_bytes, Missing)
+    assert reader.read(SECOND, 77, rows) == AnonMemory(77, UNFITTED, False)
+
+
+MAPS_A_FILE = """
+import mmap, tempfile
+file = tempfile.TemporaryFile(dir=sys.argv[1])
+file.truncate(64 << 20)
+held = mmap.mmap(file.fileno(), 64 << 20, prot=mmap.PROT_READ)
+say("mapped")
+hear()
+sum(held[at] for at in range(0, 64 << 20, 4096))
+say("touched")
+hear()
+held = bytearray(32 << 20)
+say("allocated")
+hear()
+"""
+
+
+def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
+    with child(MAPS_A_FILE, str(tmp_path)) as real:
+
+        def measure():
+            rss = parse_stat(read_file(f"/proc/{real.pid}/stat")).rss_bytes
+            return rss, AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
+
+        before = measure()
+        real.say("go")
+        assert real.hear() == "touched"
+        touched = measure()
+        assert touched[0] - before[0] > 48 * MIB
+        assert abs(touched[1] - before[1]) < 8 * MIB
+        real.say("go")
+        assert real.hear() == "allocated"
+        assert measure()[1] - touched[1] > 24 * MIB
+
+
+class FakeProc:
+    """Write smaps_rollup files and count who is read, by the figure that each next read finds."""
+
+    def __init__(self, root) -> None:
+        self.root = root
+
+    def put(self, pid: int, kib: int | None, start_ticks: int = 5) -> None:
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = ["S", *["0"] * 18, str(start_ticks), *["0"] * 30]
+        (folder / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
+        file = folder / "smaps_rollup"
+        if kib is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(f"Rss: 1 kB\nPss: {kib} kB\n")
+
+
+def who(pid: int) -> Identity:
+    return Identity(pid, 5)
+
+
+def read_pids(ration: PssRation, pids, times: int) -> list[int]:
+    """Read a few times and say which process each read was of."""
+    order = []
+    for _ in range(times):
+        before = dict(ration._known)
+        ration.read_next()
+        order.extend(pid for pid in pids if ration._known.get(who(pid)) is not before.get(who(pid)))
+    return order
+
+
+def test_each_process_in_turn_oldest_reading_first(tmp_path):
+    fake = FakeProc(tmp_path)
+    for pid in (11, 12, 13):
+        fake.put(pid, pid)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
+    assert ration.latest(who(12)) == Missing("rationed: one process every 10 s")
+    assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
+    pss = ration.latest(who(12))
+    assert isinstance(pss, Pss)
+    assert pss.pss_bytes == 12 * 1024
+    assert abs(time.monotonic_ns() - pss.taken_ns) < 5 * SECOND
+    fake.put(14, 1)
+    ration.watch({who(11): MIB, who(12): MIB, who(14): MIB})
+    assert read_pids(ration, (11, 12, 14), 1) == [14]
+
+
+def test_one_process_that_cannot_be_read_does_not_keep_the_others_from_their_turn(tmp_path):
+    fake = FakeProc(tmp_path)
+    for pid in (11, 12, 13):
+        fake.put(pid, pid)
+    fake.put(12, None)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
+    assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
+    assert ration.latest(who(12)) == Missing("PSS: no such file or directory")
+
+
+def test_a_large_process_is_never_read(tmp_path):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    fake.put(12, 6)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): PSS_MAX_RSS_BYTES + 1, who(12): PSS_MAX_RSS_BYTES})
+    assert read_pids(ration, (11, 12), 3) == [12, 12, 12]
+    assert ration.latest(who(11)) == Missing("larger than 1 GiB: reading PSS would stall the process")
+    ration.watch({who(12): PSS_MAX_RSS_BYTES + 1})
+    assert not is_known(ration.latest(who(12))), "grown: the old figure is no longer shown"
+    ration.read_next()
+
+
+def test_every_third_turn_is_used_while_the_verdict_is_settled(tmp_path, monkeypatch):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB}, Pace.SETTLED)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: round(now[0] * SECOND))
+    taken = set()
+    for _ in range(7):
+        ration.read_next()
+        pss = ration.latest(who(11))
+        assert isinstance(pss, Pss)
+        taken.add(round(pss.taken_ns / SECOND))
+        now[0] += PSS_EVERY_S
+    assert taken == {1000, 1030, 1060}
+
+
+def test_processes_that_left_are_forgotten(tmp_path):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB})
+    ration.read_next()
+    ration.watch({})
+    ration.read_next()
+    ration.watch({who(11): MIB})
+    assert ration.latest(who(11)) == Missing("rationed: one process every 10 s")
+
+
+def test_a_pid_that_another_process_has_by_now_shows_no_figure(tmp_path):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB})
+    ration.read_next()
+    assert isinstance(ration.latest(who(11)), Pss)
+    heir = Identity(11, 99)
+    ration.watch({heir: MIB})
+    assert ration.latest(heir) == Missing("rationed: one process every 10 s")
+    ration.read_next()
+    assert ration.latest(heir) == Missing("PSS: the process is gone"), "its stat line is not the heir's"
+    fake.put(11, 7, start_ticks=99)
+    ration.read_next()
+    pss = ration.latest(heir)
+    assert isinstance(pss, Pss)
+    assert pss.pss_bytes == 7 * 1024
+
+
+def test_pss_of_real_processes_that_share_is_less_than_their_rss():
+    with child(
+        "a = bytearray(os.urandom(24 << 20))\nif not os.fork(): time.sleep(50)\nsay('up'); hear()"
+    ) as one:
+        with open(f"/proc/{one.pid}/statm") as file:
+            rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        ration = PssRation()
+        process, absent = Identity(one.pid, read_stat(one.pid).start_ticks), Identity(1 << 22, 5)
+        ration.watch({process: rss, absent: MIB})
+        ration.read_next()
+        ration.read_next()
+        pss = ration.latest(process)
+        assert isinstance(pss, Pss)
+        assert 12 * MIB < pss.pss_bytes < rss - 8 * MIB
+        assert ration.latest(absent) == Missing("PSS: no such file or directory")
+
+
+def test_the_thread_ends_when_it_is_asked_to():
+    ration = PssRation()
+    ration.start()
+    assert any(thread.name == "tpmon-pss" for thread in threading.enumerate())
+    ration.stop()
+    end = time.monotonic() + 5
+    while any(thread.name == "tpmon-pss" for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+SERIES = st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30)
+
+
+def at_seconds(values) -> list[tuple[int, float]]:
+    return [(i * SECOND, value) for i, value in enumerate(values)]
+
+
+@given(st.floats(-1e8, 1e8), st.floats(-1e9, 1e9), st.integers(2, 40))
+def test_a_line_has_its_own_slope(slope, start, count):
+    points = at_seconds([start + slope * i for i in range(count)])
+    assert fit_slope(points) == pytest.approx(slope, rel=1e-6, abs=1e-3)
+
+
+@given(SERIES, st.floats(-1e9, 1e9), st.integers(0, 10**15))
+def test_where_and_when_it_starts_does_not_matter(values, shift, later_ns):
+    moved = [(ns + later_ns, value + shift) for ns, value in at_seconds(values)]
+    assert fit_slope(moved) == pytest.approx(fit_slope(at_seconds(values)), abs=1e-3)
+
+
+@given(SERIES, st.floats(0.01, 100))
+def test_the_slope_scales_with_the_figure(values, factor):
+    scaled = at_seconds([value * factor for value in values])
+    assert fit_slope(scaled) == pytest.approx(factor * fit_slope(at_seconds(values)), rel=1e-6, abs=1e-3)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=20, max_size=40), st.integers(0, 39), st.floats(-1e12, 1e12))
+def test_one_outlier_leaves_the_slope_between_those_of_the_noise(noise, where, outlier):
+    """A checkpoint or a freed cache: least squares would follow it."""
+    assume(where < len(noise))
+    values = [1e6 * i + wobble for i, wobble in enumerate(noise)]
+    values[where] = outlier
+    assert fit_slope(at_seconds(values)) == pytest.approx(1e6, abs=200)
+
+
+@given(st.permutations(range(12)))
+def test_order_of_arrival_does_not_matter_to_pairs_in_time_order(order):
+    points = [(i * SECOND, float((i * i) % 7)) for i in range(12)]
+    mixed = sorted((points[i] for i in order), key=lambda point: point[0])
+    assert fit_slope(mixed) == fit_slope(points)
+
+
+@pytest.mark.parametrize("points", [[], [(5, 1.0)], [(5, 1.0), (5, 2.0)]])
+def test_a_slope_needs_two_moments(points):
+    with pytest.raises(ValueError, match="two moments"):
+        fit_slope(points)
+
+
+def test_growth_waits_for_enough_readings_and_forgets_the_last_minute():
+    growth = Growth()
+    slopes = [growth.add(i * SECOND, 5e6 * i) for i in range(SLOPE_MIN_POINTS + 5)]
+    assert not is_known(slopes[SLOPE_MIN_POINTS - 2])
+    assert slopes[-1] == pytest.approx(5e6)
+    for i in range(70):
+        slope = growth.add((20 + i) * SECOND, 70e6)
+    assert slope == pytest.approx(0.0)
+    assert len(growth._points) <= SLOPE_SPAN_NS // SECOND + 1

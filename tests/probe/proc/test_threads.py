@@ -1,0 +1,275 @@
+"""Measure demand on real threads that burn, wait, come and go."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from tests.budget.measure import read_stolen_s
+from tests.children import child
+from tests.thread_sets import making_sets
+from tpmon.model.known import Missing
+from tpmon.model.process import ThreadKind
+from tpmon.probe.proc.threads import RELIST_NS, ThreadSet
+
+
+def count_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def watch():
+    with making_sets() as make:
+        yield make
+
+
+def read_now(threads: ThreadSet, *, moved: bool = True, skip: bool = False):
+    return threads.read(time.monotonic_ns, count_threads(threads.pid), moved=moved, skip=skip)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch, count):
+    with child(f"start_burning({count}); time.sleep(0.2); say('up'); hear()") as one:
+        threads = watch(one.pid)
+        first = read_now(threads)
+        assert first.runnable == Missing("threads are read twice before they show demand")
+        for _ in range(8):  # what the hypervisor takes the kernel counts neither as run nor as waited
+            stolen_s = read_stolen_s()
+            time.sleep(1.0)
+            now = read_now(threads)
+            stolen_s = read_stolen_s() - stolen_s
+            if stolen_s <= 0.02:
+                break
+    assert 0.9 * count - stolen_s <= now.runnable <= 1.1 * count
+    assert now.busy_threads == count
+    assert now.running + now.waiting == pytest.approx(now.runnable)
+    assert now.running <= len(os.sched_getaffinity(0)) + 0.1
+    assert {(group.kind, group.count) for group in now.groups} == {
+        (ThreadKind.MAIN, 1),
+        (ThreadKind.OTHER, count),
+    }
+    other = next(group for group in now.groups if group.kind is ThreadKind.OTHER)
+    assert other.runnable == pytest.approx(now.runnable, abs=0.1)
+    assert len(threads.busy_tids()) == count
+    assert one.pid not in threads.busy_tids()
+
+
+def test_a_sleeping_process_wants_no_cpu_and_is_put_on_none(watch):
+    with child("say('up'); hear()") as one:
+        time.sleep(0.1)
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.3)
+        now = read_now(threads)
+    assert (now.runnable, now.busy_threads, now.switches_s) == (0.0, 0, 0.0)
+
+
+def test_switches_count_how_often_threads_were_put_on_a_cpu(watch):
+    code = "say('up')\nwhile True: time.sleep(0.005)"
+    with child(code) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.6)
+        now = read_now(threads)
+    assert 60 < now.switches_s < 220
+    assert now.main_switches_s == now.switches_s
+
+
+def test_a_thread_born_within_the_interval_counts_from_its_birth(watch):
+    with child("say('up'); hear(); start_burning(2); say('born'); hear()") as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.3)
+        one.say("go")
+        one.hear()
+        born = time.monotonic()
+        time.sleep(0.4)
+        now = read_now(threads)
+        lived = time.monotonic() - born
+        first_ns = now.taken_ns
+        assert now.busy_threads == 2
+        assert now.runnable == pytest.approx(2 * lived / (0.3 + lived), rel=0.2)
+        time.sleep(0.4)
+        later = read_now(threads)
+    assert later.taken_ns > first_ns
+    assert later.runnable == pytest.approx(2, rel=0.1)
+
+
+REPLACE = """
+first, second = threading.Event(), threading.Event()
+one = threading.Thread(target=burn, args=(first,)); one.start()
+say('up'); hear()
+two = threading.Thread(target=burn, args=(second,), daemon=True); two.start()
+first.set(); one.join()
+say('replaced'); hear(); second.set()
+"""
+
+
+def test_a_thread_that_takes_the_place_of_a_dead_one_counts_in_the_same_tick(watch):
+    """As many threads as before: only the dead one's ESRCH tells that the list is old."""
+    with child(REPLACE) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        one.say("go")
+        one.hear()
+        time.sleep(0.5)
+        now = read_now(threads)
+        assert now.busy_threads == 1
+        assert now.runnable == pytest.approx(1.0, abs=0.35)
+        time.sleep(0.5)
+        assert read_now(threads).runnable == pytest.approx(1.0, rel=0.15)
+
+
+def test_exec_by_another_thread_never_shows_negative_demand(watch):
+    """That thread takes over the PID with its own, smaller counters."""
+    code = """
+say('up'); hear()
+end = time.monotonic() + 0.6
+while time.monotonic() < end: pass
+say('burnt'); hear()
+args = [sys.executable, '-c', 'print(1, flush=True); input()']
+threading.Thread(target=os.execv, args=(sys.executable, args)).start()
+time.sleep(60)
+"""
+    with child(code) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        one.say("go")
+        one.hear()
+        read_now(threads)
+        one.say("exec")
+        one.hear()
+        now = read_now(threads)
+        assert now.runnable >= 0
+        assert now.switches_s >= 0
+        assert all(group.runnable >= 0 for group in now.groups)
+        time.sleep(0.2)
+        assert read_now(threads).runnable == pytest.approx(0.0, abs=0.05)
+
+
+def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
+    code = "stop = threading.Event(); n=[threading.Thread(target=stop.wait) for _ in range(8)]\n"
+    code += "[t.start() for t in n]; say('up'); hear(); stop.set(); [t.join() for t in n]; say('one'); hear()"
+    before = open_files()
+    with child(code) as one:
+        pipes = open_files()
+        threads = watch(one.pid)
+        read_now(threads)
+        assert threads.allowance.descriptors == 1000 - 9
+        assert open_files() == pipes + 9 + 1
+        one.say("die")
+        one.hear()
+        end = time.monotonic() + 5
+        while count_threads(one.pid) > 1 and time.monotonic() < end:
+            time.sleep(0.002)
+        read_now(threads)
+        assert threads.allowance.descriptors == 1000 - 1
+        threads.close()
+        threads.close()
+        assert threads.allowance.descriptors == 1000
+        assert open_files() == pipes
+    assert open_files() == before
+
+
+def test_a_killed_process_raises_and_leaves_nothing_behind(watch):
+    with child("start_burning(3); say('up'); hear()") as one:
+        pipes = open_files()
+        threads = watch(one.pid)
+        read_now(threads)
+        one.kill()
+        with pytest.raises(ProcessLookupError):
+            threads.read(time.monotonic_ns, 4, moved=True, skip=False)
+        threads.close()
+        assert threads.allowance.descriptors == 1000
+        assert open_files() == pipes
+
+
+def test_threads_beyond_the_allowance_are_read_by_opening_them_each_time(watch):
+    with child("start_burning(2); time.sleep(0.1); say('up'); hear()") as one:
+        pipes = open_files()
+        threads = watch(one.pid, descriptors=1)
+        read_now(threads)
+        time.sleep(0.5)
+        assert read_now(threads).runnable == pytest.approx(2, rel=0.15)
+        assert open_files() == pipes + 2, "one schedstat and the task folder"
+        assert threads.allowance.descriptors == 0
+
+
+def test_names_beyond_the_ration_are_read_at_the_next_listing(watch):
+    code = "n=[threading.Thread(target=time.sleep, args=(50,), daemon=True) for _ in range(6)]\n"
+    code += "[t.start() for t in n]; say('up'); hear()"
+    clock = [time.monotonic_ns()]
+    with child(code) as one:
+        threads = watch(one.pid, names=4)
+        now = threads.read(lambda: clock[0], 7, moved=True, skip=False)
+        kinds = {group.kind: group.count for group in now.groups}
+        assert sum(kinds.values()) == 7
+        assert kinds[ThreadKind.UNREAD] == 7 - 4
+        threads.allowance.names = 100
+        clock[0] += RELIST_NS
+        now = threads.read(lambda: clock[0], 7, moved=True, skip=False)
+        assert {group.kind: group.count for group in now.groups} == {
+            ThreadKind.MAIN: 1,
+            ThreadKind.OTHER: 6,
+        }
+
+
+def test_a_thread_that_takes_its_name_late_gets_its_kind_at_the_next_listing(watch):
+    code = """
+libc = ctypes.CDLL(None)
+go = threading.Event()
+def late():
+    go.wait()
+    libc.prctl(15, b"pt_autograd_0", 0, 0, 0)
+    say("named")
+    time.sleep(50)
+threading.Thread(target=late, daemon=True).start(); say("up"); hear(); go.set(); hear()
+"""
+    clock = [time.monotonic_ns()]
+    with child(code) as one:
+        threads = watch(one.pid)
+        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
+        assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.OTHER]
+        one.say("go")
+        one.hear()
+        clock[0] += RELIST_NS
+        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
+        assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.AUTOGRAD]
+
+
+def test_threads_that_live_shorter_than_the_listing_takes_break_nothing(watch):
+    code = """
+def spin():
+    while True:
+        t = threading.Thread(target=lambda: None); t.start(); t.join()
+for _ in range(2): threading.Thread(target=spin, daemon=True).start()
+say('up'); hear()
+"""
+    with child(code) as one:
+        threads = watch(one.pid)
+        for _ in range(20):
+            now = read_now(threads)
+            time.sleep(0.01)
+    assert now.runnable >= 0
+    threads.close()
+    assert threads.allowance.descriptors == 1000
+
+
+def test_reading_is_safe_while_this_process_itself_starts_threads(watch):
+    threads = watch(os.getpid())
+    stop = threading.Event()
+    read_now(threads)
+    started = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for one in started:
+        one.start()
+    assert sum(group.count for group in read_now(threads).groups) == count_threads(os.getpid())
+    stop.set()
+    for one in started:
+        one.join()

@@ -1,0 +1,322 @@
+"""NCCL's RAS report is parsed for who lags, is silent or dead; and only an answer of NCCL is one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.judge.dumps.collective_words import say_report
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.probe.base.socket import LOOPBACK
+from tpmon.probe.records.ras import MOST_RANKS, PORT, _list_numbers, find_port, parse_ras, read_ras
+
+HEAD = """NCCL version 2.27.5 compiled with CUDA 12.9
+CUDA runtime version 12090, driver version 12080
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      2          4            1          8        8
+
+Communicators... (0.01s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+"""
+HEALTHY = (
+    HEAD
+    + """    0         1         2         4         8         8   RUNNING      OK
+
+Errors
+======
+
+Warnings
+========
+
+"""
+)
+BEHIND = (
+    HEAD
+    + """    0         1         2         4         8         8   RUNNING  MISMATCH
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (00a1b2c3d4e5f607) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 4711
+  Rank 3 has launched up to operation 4710 -- GPU 3 managed by process 4242 on node 10.0.0.1
+
+  Communicator ranks have different Broadcast operation counts
+  6 ranks have launched up to operation 5
+  2 ranks have not launched any operations
+  Rank 6 -- GPU 2 managed by process 4307 on node 10.0.0.2
+  Rank 7 -- GPU 3 managed by process 4308 on node 10.0.0.2
+
+"""
+)
+LOST = (
+    HEAD
+    + """    0         1         2         4         8         7   RUNNING  INCOMPLETE,MISMATCH
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 4243 on node 10.0.0.1 managing GPU 1
+
+DEAD
+  2 job processes are considered dead (unreachable via the RAS network)
+  Process 4305 on node 10.0.0.2 managing GPU 0
+  Process 4306 on node 10.0.0.2 managing GPU 1
+
+#0-0 (00a1b2c3d4e5f607) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 1 -- GPU 1 managed by process 4243 on node 10.0.0.1
+
+#0-0 (00a1b2c3d4e5f607) ERROR
+  Asynchronous error on 1 rank
+  Rank 2 reported Remote process exited or network error -- GPU 2 managed by process 4244 on node 10.0.0.1
+
+Warnings
+========
+
+TIMEOUT
+  Encountered 1 communication timeout while gathering communicator data
+
+#0-0 (00a1b2c3d4e5f607) MISMATCH
+  Communicator ranks have different status
+  6 ranks have status RUNNING
+  Rank 5 has status ABORT -- GPU 1 managed by process 4306 on node 10.0.0.2
+
+"""
+)
+
+
+def test_a_healthy_report_names_nobody():
+    report = parse_ras(HEALTHY)
+    assert (report.version, report.processes, report.gpus) == ("2.27.5", 8, 8)
+    assert (report.errors, report.ranks, report.dead, report.silent) == ((), (), 0, 0)
+
+
+def test_a_rank_that_lags_is_told_from_those_that_do_not():
+    report = parse_ras(BEHIND)
+    assert report.errors == ("MISMATCH",)
+    third, sixth, seventh = report.ranks
+    assert (third.rank, third.problem, third.operation) == (3, "behind", "AllReduce")
+    assert (third.launched, third.most_launched) == (4710, 4711)
+    assert (third.process, third.node, third.communicator) == (4242, "10.0.0.1", "00a1b2c3d4e5f607")
+    assert [(one.rank, one.launched, one.most_launched) for one in (sixth, seventh)] == [(6, 0, 5), (7, 0, 5)]
+
+
+def test_a_rank_that_is_ahead_of_the_rest_is_not_called_behind():
+    text = BEHIND.replace("operation 4710 --", "operation 4712 --")
+    assert parse_ras(text).ranks[0].problem == "ahead of the rest"
+
+
+def test_silent_dead_and_broken_ranks_are_named():
+    report = parse_ras(LOST)
+    assert report.errors == ("INCOMPLETE", "MISMATCH")
+    assert (report.dead, report.silent) == (2, 1)
+    assert [(one.rank, one.problem) for one in report.ranks] == [
+        (1, "no answer"),
+        (2, "reported Remote process exited or network error"),
+        (5, "status ABORT"),
+    ]
+
+
+DEAD = (
+    HEAD
+    + """    0         1         2         4         8         8   RUNNING  INCOMPLETE
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 5
+
+"""
+)
+
+
+def test_dead_and_silent_processes_are_named():
+    report = parse_ras(LOST)
+    assert [(one.process, one.node, one.problem) for one in report.lost] == [
+        (4243, "10.0.0.1", "no answer"),
+        (4305, "10.0.0.2", "dead"),
+        (4306, "10.0.0.2", "dead"),
+    ]
+    assert say_report(report) == (
+        "NCCL RAS: 2 processes are dead: process 4305 on 10.0.0.2, process 4306 on 10.0.0.2 (rank 5 of"
+        " communicator e5f607), process 4243 on 10.0.0.1 gave no answer (rank 1 of communicator e5f607), rank 2"
+        " of communicator e5f607 (process 4244 on 10.0.0.1): reported Remote process exited or network error,"
+        " rank 5 of communicator e5f607 (process 4306 on 10.0.0.2): status ABORT"
+    )
+
+
+def test_the_missing_rank_is_that_of_the_one_dead_process():
+    report = parse_ras(DEAD)
+    assert [(one.rank, one.process, one.problem) for one in report.ranks] == [(5, 3487984, "no answer")]
+    assert say_report(report) == (
+        "NCCL RAS: process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)"
+    )
+
+
+def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
+    report = parse_ras(DEAD.replace("The missing rank: 5", "The missing ranks: 5, 7-8"))
+    assert [(one.rank, one.process) for one in report.ranks] == [(rank, NOT_APPLICABLE) for rank in (5, 7, 8)]
+
+
+def test_ranges_are_written_out_no_further_than_ranks_are_kept():
+    assert _list_numbers("21, 24-26, 30", 9) == [21, 24, 25, 26, 30]
+    assert _list_numbers("21, 24-999999999", 3) == [21, 24, 25]
+    assert _list_numbers("1-9", 0) == []
+    many = "The missing ranks: " + "1-999999999, " * 400
+    assert len(parse_ras(DEAD.replace("The missing rank: 5", many)).ranks) == MOST_RANKS
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1 job process is", "operation 4711", "operation 4710", "Rank 3", "process 4242", "1 job process", "8 "],
+)
+def test_a_number_of_thousands_of_digits_costs_its_own_line_alone(number):
+    """int() refuses it."""
+    digits = "".join(char for char in number if char.isdecimal())
+    for text in (BEHIND, LOST, DEAD):
+        assert parse_ras(text.replace(number, number.replace(digits, "9" * 5000))).version == "2.27.5"
+
+
+def test_hosts_that_differ_leave_the_sums_unknown():
+    text = HEALTHY.replace("      2          4            1          8        8\n", "      1          4\n")
+    report = parse_ras(text)
+    assert isinstance(report.processes, Missing)
+    assert isinstance(report.gpus, Missing)
+
+
+def test_a_rank_without_a_process_is_kept():
+    text = BEHIND.replace("GPU 3 managed by process 4242 on node 10.0.0.1", "[process information not found]")
+    assert parse_ras(text).ranks[0].process is NOT_APPLICABLE
+
+
+@given(st.text(max_size=300), st.integers(0, len(LOST)))
+def test_any_text_is_a_report_or_refused(text, place):
+    report = parse_ras(LOST[:place] + text + LOST[place:] if place > len("NCCL version 2") else LOST + text)
+    assert report.dead >= 0
+    with pytest.raises(OSError, match="no report of NCCL"):
+        parse_ras(f"x{text}")
+
+
+def test_the_port_is_the_one_that_the_job_was_told():
+    assert find_port([{}, {}]) == PORT
+    assert find_port([{"NCCL_RAS_ADDR": "localhost:4444"}]) == 4444
+    assert find_port([{"NCCL_RAS_ADDR": "[::1]:4445"}]) == 4445
+    assert find_port([{"NCCL_RAS_ADDR": "localhost:nonsense"}]) == PORT
+    off = find_port([{}, {"NCCL_RAS_ENABLE": "0"}])
+    assert isinstance(off, Missing)
+
+
+@contextmanager
+def serve(*answers: bytes, close: bool = True, address: str = LOOPBACK) -> Iterator[tuple[int, list[bytes]]]:
+    """Answer one connection: each line that comes gets the next answer."""
+    heard: list[bytes] = []
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listening:
+
+        def run() -> None:
+            link, _ = listening.accept()
+            with link, link.makefile("rb") as lines:
+                for answer in answers:
+                    line = lines.readline()
+                    if not line:
+                        return
+                    heard.append(line)
+                    link.sendall(answer)
+                if not close:
+                    lines.readline()  # until the other end goes away
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1], heard
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_nccl_is_asked_as_its_protocol_has_it():
+    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode()) as (port, heard):
+        assert read_ras(port, 20.0).ranks[0].rank == 3
+    assert heard == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\n", b"VERBOSE STATUS\n"]
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("listens", "told"),
+    [
+        (LOOPBACK, "0.0.0.0"),
+        pytest.param("::1", "::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+        pytest.param("::1", "::", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+    ],
+)
+def test_nccl_is_asked_where_it_listens(listens, told):
+    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode(), address=listens) as (port, _):
+        assert read_ras(port, 20.0, told).ranks[0].rank == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ((b"220 mail.example ESMTP\n",), "no NCCL"),
+        ((b"SERVER PROTOCOL 2\n", b"ERROR: Unknown command\n"), "time limit"),
+        ((b"SERVER PROTOCOL 2\n", b"OK\n", b"garbage\n"), "no report"),
+        ((b"x" * 10_000,), "too long"),
+        ((), "closed|reset"),
+    ],
+)
+def test_another_server_is_left_alone(answers, words):
+    with serve(*answers) as (port, _), pytest.raises(OSError, match=words):
+        read_ras(port, 20.0)
+
+
+def test_a_server_that_hangs_costs_the_deadline_and_no_more():
+    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", b"NCCL version", close=False) as (port, _):
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            read_ras(port, 0.5)
+        assert time.monotonic() - begun_s < 15
+
+
+def test_nobody_listens():
+    with socket.create_server((LOOPBACK, 0)) as one:
+        port = one.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        read_ras(port, 5.0)
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "0", "65536", "-1", "\u00b2", ""])
+def test_a_port_that_is_none_is_the_usual_one(port: str):
+    assert find_port([{"NCCL_RAS_ADDR": f"localhost:{port}"}]) == PORT

@@ -1,0 +1,496 @@
+"""Dump real small Python programs: what is joined, what is refused, what one failing process costs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.members import member
+from tests.nobody import needs_setpriv, run_as_nobody
+from tests.spying import may_sample, spies_of
+from tests.waiting import wait_until
+from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.proc.wchan import ON_CPU
+from tpmon.probe.spy import dump, dump_pause
+from tpmon.probe.spy import failure as spy_failure
+from tpmon.probe.spy.child import find_spy
+from tpmon.probe.spy.dump import Depth, Dumper
+from tpmon.probe.spy.dump_pause import is_held, watch_pause
+from tpmon.probe.spy.dump_threads import read_threads, read_toll
+from tpmon.probe.spy.other_spies import find_spies, parse_subject
+
+GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
+NAP = """
+def nap():
+    time.sleep(60)
+def train():
+    nap()
+threading.Thread(target=nap, name="loader \\x1b[2J", daemon=True).start()
+say("up")
+train()
+"""
+X86 = os.uname().machine == "x86_64"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sampling_works() -> None:
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+def main_of(process: ProcessLook) -> ThreadLook:
+    return next(thread for thread in process.threads if thread.kind is ThreadKind.MAIN)
+
+
+def functions(thread: ThreadLook) -> list[str]:
+    assert is_known(thread.frames)
+    return [frame.function for frame in thread.frames]
+
+
+def read_one(pid: int, **options) -> DumpRound:
+    return Dumper([member(pid)], **options).read_round()
+
+
+def script(folder: Path, text: str) -> str:
+    """Make a program that stands for py-spy; PYSPY is the real one."""
+    path = folder / "fake-spy"
+    spy = find_spy()
+    assert is_known(spy)
+    path.write_text(f"#!/bin/sh\nPYSPY='{spy}'\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# what is joined
+
+
+def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
+    with child(NAP) as one, child(NAP) as two:
+        look = Dumper([member(one.pid), member(two.pid, 1)]).read_round()
+        assert look.errors == ()
+        assert look.paused_ms == 0.0
+        assert look.spy_cpu_ms > 0
+        assert [process.pid for process in look.processes] == [one.pid, two.pid]
+        assert [process.rank for process in look.processes] == [0, 1]
+        for process in look.processes:
+            main = main_of(process)
+            assert functions(main) == ["<module>", "train", "nap"]
+            assert (main.tid, main.name, main.state) == (process.pid, "MainThread", "S")
+            assert main.waits_for == "sleep"
+            assert is_known(main.run_ns)
+            assert main.run_ns > 0
+            other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
+            assert other.name == "loader ?[2J"
+            assert functions(other)[-1] == "nap"
+            if X86:
+                assert main.call == "clock_nanosleep"
+
+
+def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
+    code = "start_burning(3)\nsay('up')\ntime.sleep(60)\n"
+    with child(code) as one:
+        threads = read_threads(one.pid, Role.RANK, Missing("not asked"))
+        assert main_of_looks(threads.looks).frames == Missing("not asked")
+        assert len(threads.looks) - 1 + threads.idle == 3
+        for thread in threads.looks[1:]:
+            assert thread.frames is NOT_APPLICABLE
+
+
+def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(tmp_path):
+    for tid, name, state, call in (
+        (7, "python", "S", "202 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00"),
+        (8, "pt_gloo_runloop", "S", "232 0x4 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00"),
+        (9, "pt_nccl_watchdg", "R", "running"),
+    ):
+        folder = tmp_path / "7" / "task" / str(tid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{tid} ({name}) {state} 1 {'0 ' * 50}")
+        (folder / "wchan").write_text("ep_poll" if state == "S" else "0")
+        (folder / "syscall").write_text(call)
+        (folder / "schedstat").write_text("5 6 7")
+
+    def read(*, waits: bool) -> dict[object, ThreadLook]:
+        looks = read_threads(
+            7, Role.RANK, Missing("not asked"), waits=waits, proc=str(tmp_path), machine="x86_64"
+        ).looks
+        return {one.tid: one for one in looks}
+
+    asked, watched = read(waits=True), read(waits=False)
+    assert [(asked[tid].wchan, asked[tid].call) for tid in (8, 9)] == [
+        ("ep_poll", "epoll_wait"),
+        ("0", ON_CPU),
+    ]
+    assert all(isinstance(watched[tid].wchan, Missing) for tid in (8, 9))
+    assert all(isinstance(watched[tid].call, Missing) for tid in (8, 9))
+    assert watched[7].wchan == asked[7].wchan == "ep_poll", "of a thread of Python both are always read"
+
+
+def main_of_looks(looks: tuple[ThreadLook, ...]) -> ThreadLook:
+    return next(thread for thread in looks if thread.kind is ThreadKind.MAIN)
+
+
+def test_five_hundred_threads_are_no_trouble():
+    code = "for n in range(500):\n threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nsay('up')\ntime.sleep(60)\n"
+    with child(code) as one:
+        (process,) = read_one(one.pid).processes
+        assert len(process.threads) + process.idle == 501
+        assert functions(main_of(process)) == ["<module>"]
+
+
+# what is refused
+
+
+def test_a_process_that_ended_is_an_error_and_costs_the_others_nothing():
+    with child(NAP) as one, child(NAP) as two:
+        gone, there = member(one.pid), member(two.pid, 1)
+        one.kill()
+        look = Dumper([gone, there]).read_round()
+        assert [process.pid for process in look.processes] == [two.pid]
+        (error,) = look.errors
+        assert (error.pid, error.kind, error.rank) == (gone.identity.pid, ErrorKind.GONE, 0)
+
+
+def test_a_zombie_and_a_reused_number_are_gone():
+    with child(NAP) as one, child(NAP) as two:
+        reused = replace(member(two.pid), identity=Identity(two.pid, 1))
+        zombie = member(one.pid)
+        one.process.send_signal(signal.SIGKILL)
+        assert wait_until(lambda: read_stat(one.pid).state == "Z")
+        look = Dumper([zombie, reused]).read_round()
+        assert look.processes == ()
+        assert [error.kind for error in look.errors] == [ErrorKind.GONE, ErrorKind.GONE]
+        assert "another process has its number" in look.errors[1].reason
+
+
+def test_a_process_that_ends_while_py_spy_looks_is_gone(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, f'kill -9 {one.pid}; sleep 0.2; exec $PYSPY "$@"')
+        look = read_one(one.pid, spy=lambda: fake)
+        assert [error.kind for error in look.errors] == [ErrorKind.GONE]
+        assert look.processes == ()
+
+
+@contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """Attach to a process without stopping it."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    if ptrace(0x4206, pid, 0, 0) != 0:  # PTRACE_SEIZE
+        pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)  # only a stopped one can be detached from
+
+
+def test_a_process_with_a_tracer_is_left_alone():
+    with child(NAP) as one:
+        with traced(one.pid):
+            look = read_one(one.pid)
+        (error,) = look.errors
+        assert error.kind is ErrorKind.TRACED
+        assert f"pid {os.getpid()} traces it ({Path('/proc/self/comm').read_text().strip()}, " in error.reason
+        (process,) = look.processes
+        assert main_of(process).waits_for == "sleep"
+        assert main_of(process).frames == Missing(error.reason)
+
+
+@needs_setpriv
+def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
+    spy = find_spy()
+    assert is_known(spy)
+    with run_as_nobody(spy) as command, child(NAP) as one:
+        fake = script(tmp_path, f'exec {command} "$@"')
+        look = read_one(one.pid, spy=lambda: fake)
+    (error,) = look.errors
+    assert error.kind is ErrorKind.DENIED
+    assert "not permitted" in error.reason
+    assert main_of(look.processes[0]).frames == Missing(error.reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            "echo 'Error: Failed to merge' >&2; exit 1",
+            ErrorKind.FAILED,
+            "py-spy failed: Failed to merge (doctor: stacks)",
+        ),
+        (
+            "echo 'Error: Failed to find python version' >&2; exit 1",
+            ErrorKind.UNKNOWN_PYTHON,
+            "does not know",
+        ),
+        ("echo garbage", ErrorKind.FAILED, GARBAGE),
+        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
+        ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread (doctor: stacks)"),
+        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
+        ("exec sleep 60", ErrorKind.LATE, "no answer within"),
+    ],
+)
+def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, kind, words):
+    monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
+    with child(NAP) as one, child(NAP) as two:
+        fake = script(tmp_path, f'case "$*" in *"--pid {one.pid}") {text};; *) exec $PYSPY "$@";; esac')
+        look = Dumper([member(one.pid), member(two.pid, 1)], spy=lambda: fake).read_round()
+        (error,) = look.errors
+        assert (error.pid, error.kind) == (one.pid, kind)
+        assert words in error.reason
+        assert [process.pid for process in look.processes] == [one.pid, two.pid]
+        assert main_of(look.processes[0]).waits_for == "sleep"
+        assert functions(main_of(look.processes[1]))[-1] == "nap"
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
+
+
+def test_a_missing_py_spy_is_said_for_each_process():
+    with child(NAP) as one:
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
+        look = read_one(one.pid, spy=lambda: Missing("py-spy is not installed"))
+        assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
+        absent = read_one(one.pid, spy=lambda: "/no/such/py-spy")
+        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
+        assert main_of(look.processes[0]).state == "S"
+
+
+def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, "exec sleep 60")
+        members = [member(one.pid, rank) for rank in range(dump.MOST_AT_ONCE + 2)]
+        begun = time.monotonic()
+        look = Dumper(members, spy=lambda: fake).read_round(limit_s=0.5)
+        assert time.monotonic() - begun < 30
+        assert [error.kind for error in look.errors] == [ErrorKind.LATE] * len(members)
+        assert sum("not reached" in error.reason for error in look.errors) == 2
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
+
+
+# stops
+
+
+def test_what_has_come_is_told_while_one_process_takes_its_time(tmp_path):
+    with child(NAP) as quick, child(NAP) as slow:
+        fake = script(tmp_path, f'case "$*" in *"--pid {slow.pid}") sleep 2;; esac; exec $PYSPY "$@"')
+        told: list[tuple[float, int]] = []
+        began_s = time.monotonic()
+        dumper = Dumper([member(quick.pid), member(slow.pid)], spy=lambda: fake)
+        whole = dumper.read_round(progress=lambda _, count: told.append((time.monotonic() - began_s, count)))
+    assert whole.errors == ()
+    assert [count for _, count in told] == [1]
+    assert told[0][0] < 2.0
+
+
+EMPTY = '[{"pid": %d, "thread_id": 7, "thread_name": "MainThread", "os_thread_id": %d, "active": true, "owns_gil": true, "frames": []}]'
+
+
+def test_a_stack_that_was_lost_while_it_was_read_is_read_again(tmp_path):
+    """Who holds the interpreter's lock runs Python: a stack of no frames is a torn look at it."""
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        empty = EMPTY % (one.pid, one.pid)
+        text = f"if [ ! -e {tried} ]; then touch {tried}; echo '{empty}'; else exec $PYSPY \"$@\"; fi"
+        look = read_one(one.pid, spy=lambda: script(tmp_path, text))
+        assert look.errors == ()
+        assert functions(main_of(look.processes[0]))[-1] == "nap"
+
+
+def test_a_stack_that_is_lost_each_time_is_not_known(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, f"echo '{EMPTY % (one.pid, one.pid)}'")
+        look = read_one(one.pid, spy=lambda: fake)
+        assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
+
+
+def test_a_stack_that_is_lost_each_time_is_no_reason_for_a_stop(tmp_path):
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{EMPTY % (one.pid, one.pid)}'")
+        look = read_one(one.pid, block=True, spy=lambda: fake)
+        assert (look.errors, look.paused_ms) == ((), 0.0)
+        assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
+    assert ["--nonblocking" in line for line in tried.read_text().splitlines()] == [True] * 3
+
+
+def test_a_thread_that_waits_with_the_interpreters_lock_and_no_frame_has_lost_none(tmp_path):
+    """One of C++ that took the lock, and runs no Python."""
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        text = EMPTY.replace('"active": true', '"active": false') % (one.pid, one.pid)
+        fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{text}'")
+        look = read_one(one.pid, block=True, spy=lambda: fake)
+        assert main_of(look.processes[0]).frames == ()
+    assert len(tried.read_text().splitlines()) == 1
+
+
+def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
+    """The first try fails for one that cannot be read without a stop; --block then stops it."""
+    text = 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; *) exec $PYSPY "$@";; esac'
+    fake = script(tmp_path, text)
+    with child(NAP) as one:
+        plain = read_one(one.pid, spy=lambda: fake)
+        assert [error.reason for error in plain.errors] == ["py-spy failed: torn (doctor: stacks)"]
+        assert plain.paused_ms == 0.0
+        blocked = read_one(one.pid, block=True, spy=lambda: fake)
+        assert blocked.errors == ()
+        assert blocked.paused_ms > 0.0, "also where no look was quick enough to meet the stop"
+        assert functions(main_of(blocked.processes[0]))[-1] == "nap"
+        assert read_stat(one.pid).state == "S"
+
+
+def test_a_held_process_is_timed():
+    with child(NAP) as one:
+        os.kill(one.pid, signal.SIGSTOP)
+        assert wait_until(lambda: read_stat(one.pid).state == "T")
+        with watch_pause(one.pid) as stopped:
+            time.sleep(0.05)
+        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
+    assert is_held(b"7 (a) b) t 1 2")
+    assert not is_held(b"7 (t t) S 1 2")
+
+
+def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump_pause.Pause:
+    """Let a look a state find it in a process whose stat is made up, 5 ms apart, and return what was counted."""
+    stat = folder / "7" / "task" / "7" / "stat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text("7 (a) S 1")
+    found = iter(states)
+    monkeypatch.setattr(dump_pause, "_EVERY_S", 0.005)
+    monkeypatch.setattr(dump_pause, "is_held", lambda _: next(found, "S") == "t")
+    with watch_pause(7, str(folder)) as pause:
+        time.sleep(0.1)
+    return pause
+
+
+def test_a_stop_between_two_looks_counts_with_the_time_between_them(tmp_path, monkeypatch):
+    pause = held_now_and_then(tmp_path, monkeypatch, "SSS")
+    assert pause.paused_ms == 0.0
+    assert pause.most_ms == pause.gap_ms >= 5.0
+
+
+def test_a_stop_that_a_look_meets_counts_from_the_look_before_to_the_look_after(tmp_path, monkeypatch):
+    pause = held_now_and_then(tmp_path, monkeypatch, "SStSS")
+    assert pause.most_ms == pause.paused_ms >= 10.0, (
+        "it may have begun right after the one and ended right before"
+    )
+
+
+def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
+    code = "for _ in range(40):\n threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    with child(f"{code}say('up')\ntime.sleep(60)\n") as one:
+        held = 0
+        for _ in range(3):
+            dumper = Dumper([member(one.pid)], Depth(native=True))
+            looking = threading.Thread(target=dumper.read_round)
+            looking.start()
+            end_s = time.monotonic() + 10
+            while looking.is_alive() and time.monotonic() < end_s:
+                if read_stat(one.pid).state == "t":
+                    held += 1
+                    break
+                time.sleep(0.0005)
+            dumper.stop()
+            looking.join()
+            assert wait_until(lambda: read_stat(one.pid).state == "S")
+            assert wait_until(lambda: b"TracerPid:\t0\n" in Path(f"/proc/{one.pid}/status").read_bytes())
+        assert held, "nothing was ever held"
+
+
+HOLDER = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.ptrace(0x4206, int(sys.argv[1]), 0, 0)
+libc.ptrace(0x4207, int(sys.argv[1]), 0, 0)
+say("held")
+time.sleep(60)
+"""
+
+
+def test_a_process_that_a_tracer_holds_counts_as_paused():
+    with child(NAP) as one, child(HOLDER, str(one.pid)):
+        if not wait_until(lambda: read_stat(one.pid).state == "t", 2.0):
+            pytest.skip("ptrace is not permitted here")
+        with watch_pause(one.pid) as pause:
+            assert wait_until(lambda: pause.paused_ms > 20.0)
+
+
+# other py-spies
+
+
+@pytest.mark.parametrize(
+    ("argv", "pid"),
+    [
+        (["py-spy", "dump", "--pid", "77"], 77),
+        (["py-spy", "record", "-p", "8", "--rate", "3"], 8),
+        (["py-spy", "record", "--pid=9"], 9),
+        (["py-spy", "record", "--", "python", "--pid", "5"], None),
+        (["py-spy", "dump", "--pid"], None),
+        (["py-spy", "dump", "--pid", "-1"], None),
+        ([], None),
+    ],
+)
+def test_whom_a_py_spy_looks_at(argv, pid):
+    assert parse_subject(argv) == pid
+
+
+def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monkeypatch):
+    monkeypatch.setattr(spy_failure, "YIELD_S", 0.3)
+    spy = find_spy()
+    assert is_known(spy)
+    with child(NAP) as one:
+        record = [
+            spy,
+            "record",
+            "--nonblocking",
+            "--idle",
+            "--format",
+            "raw",
+            "--rate",
+            "5",
+            "--duration",
+            "30",
+        ]
+        with subprocess.Popen(
+            [*record, "--output", "/dev/null", "--pid", str(one.pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as other:
+            try:
+                assert wait_until(lambda: one.pid in find_spies())
+                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [
+                    (other.pid, True)
+                ]
+                assert read_one(one.pid).errors == ()
+                assert read_one(one.pid, block=True).errors == (), "it needs no stop"
+                begun = time.monotonic()
+                refused = read_one(one.pid, depth=Depth(native=True))
+                assert time.monotonic() - begun > 0.3
+                assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
+                assert str(other.pid) in refused.errors[0].reason
+            finally:
+                other.kill()
+
+
+def test_a_process_is_read_with_what_it_used(tmp_path):
+    before = read_toll(os.getpid())
+    with open(os.devnull, "wb", buffering=0) as null:
+        null.write(bytes(1_000_000))
+    after = read_toll(os.getpid())
+    assert is_known(before)
+    assert is_known(after)
+    assert 1_000_000 <= after.moved_bytes - before.moved_bytes < 50_000_000
+    assert after.faults >= before.faults > 0
+    assert after.cpu_ns >= before.cpu_ns > 0
+    assert isinstance(read_toll(os.getpid(), str(tmp_path)), Missing)

@@ -1,0 +1,221 @@
+"""Run dumps in the background with a dumper that answers when the test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from tests.dumps import make_rank, make_round
+from tests.members import made_up
+from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.probe.job.job import Member
+from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth
+from tpmon.probe.spy.dump_service import ALREADY, NOBODY, DumpService
+
+State = TypeVar("State")
+
+
+def wait_for_state(read: Callable[[], Applicable[State]], condition: Callable[[State], bool]) -> State:
+    """Wait for a state of a service of which something holds, and return it."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        state = read()
+        if is_known(state) and condition(state):
+            return state
+        time.sleep(0.002)
+    raise AssertionError(f"not reached: {read()}")
+
+
+class SlowDumper:
+    """Show one part of a round, then answer when ``go`` is set."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.pids = [one.identity.pid for one in members]
+        self.go = threading.Event()
+        self.stopped = threading.Event()
+        self.fails = False
+
+    def read_round(self, limit_s: float, progress: Callable[[DumpRound, int], None]) -> DumpRound:
+        self.limit_s = limit_s
+        progress(make_round(make_rank(0)), 1)
+        self.go.wait(10)
+        if self.fails:
+            raise ZeroDivisionError("a bug")
+        return replace(make_round(make_rank(0), make_rank(1)), paused_ms=1.5)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.go.set()
+
+
+class Bench:
+    """Hold a service whose dumpers are kept for the test."""
+
+    def __init__(self) -> None:
+        self.made: list[SlowDumper] = []
+        self.blocks: list[bool] = []
+        self.depths: list[Depth] = []
+        self.held: list[str] = []
+        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make, (self.hold,))
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        self.held.append("begun")
+        yield
+        self.held.append("ended")
+
+    def make(self, members: Sequence[Member], depth: Depth) -> SlowDumper:
+        self.made.append(SlowDumper(members))
+        self.blocks.append(depth.block)
+        self.depths.append(depth)
+        return self.made[-1]
+
+    def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
+        return wait_for_state(lambda: self.service.state, condition)
+
+
+def test_a_dump_grows_ends_and_enters_one_frame():
+    bench = Bench()
+    assert bench.service.state is NOT_APPLICABLE
+    bench.service.ask(DumpRequest(Asker.KEY))
+    part = bench.wait(lambda state: state.answered == 1)
+    assert (part.running, part.asked, len(part.rounds), part.refused) == (True, 2, 1, "")
+    assert bench.service.take() is NOT_APPLICABLE, "a part of a look is no look"
+    bench.made[0].go.set()
+    whole = bench.wait(lambda state: not state.running)
+    assert (whole.answered, len(whole.rounds)) == (2, 1)
+    assert bench.service.take() == whole.rounds
+    assert bench.service.take() is NOT_APPLICABLE
+    assert bench.service.paused_ms == 1.5
+
+
+def test_a_look_at_a_part_of_the_job_and_one_with_frames_of_c_enter_no_frame():
+    bench = Bench()
+    for request in (DumpRequest(Asker.KEY, pids=(12,)), DumpRequest(Asker.KEY, native=True)):
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        seen = bench.wait(lambda state: not state.running)
+        assert len(seen.rounds) == 1, "whoever asked sees it"
+        assert bench.service.take() is NOT_APPLICABLE, "the watch over hangs would take it for the job"
+    assert bench.service.paused_ms == 3.0, "but its stops count"
+
+
+@pytest.mark.parametrize("more", [{}, {"block": True}, {"variables": True}])
+def test_any_other_look_at_the_whole_job_enters_a_frame(more: dict[str, bool]):
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY, **more))
+    bench.wait(lambda state: state.answered == 1)
+    bench.made[-1].go.set()
+    seen = bench.wait(lambda state: not state.running)
+    assert bench.service.take() == seen.rounds
+
+
+def test_two_dumps_never_run_at_once():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.WATCH))
+    bench.wait(lambda state: state.answered == 1)
+    bench.service.ask(DumpRequest(Asker.KEY, block=True))
+    state = bench.wait(lambda state: state.refused != "")
+    assert (state.refused, state.running, len(bench.made)) == (ALREADY, True, 1)
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    bench.service.ask(DumpRequest(Asker.KEY, block=True))
+    bench.wait(lambda state: state.request.block)
+    bench.made[1].go.set()
+    assert bench.blocks == [False, True]
+
+
+def test_only_the_processes_that_were_asked_for_are_looked_at():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY, pids=(12,)))
+    bench.wait(lambda state: state.asked == 1)
+    assert bench.made[0].pids == [12]
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    bench.service.ask(DumpRequest(Asker.KEY, pids=(99,)))
+    assert bench.wait(lambda state: state.refused == NOBODY).running is False
+
+
+def test_several_looks_keep_their_distance():
+    bench = Bench()
+    began = time.monotonic()
+    bench.service.ask(DumpRequest(Asker.WATCH, rounds=2, every_s=0.2))
+    bench.wait(lambda state: state.answered == 1)
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    assert time.monotonic() - began >= 0.2
+    taken = bench.service.take()
+    assert is_known(taken)
+    assert len(taken) == 2
+
+
+def test_a_failure_is_said_and_the_next_dump_works():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.answered == 1)
+    bench.made[0].fails = True
+    bench.made[0].go.set()
+    state = bench.wait(lambda state: not state.running)
+    assert state.refused == "the dump failed: ZeroDivisionError: a bug"
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.running)
+    bench.made[1].go.set()
+    bench.wait(lambda state: not state.running and not state.refused)
+
+
+def test_stop_ends_the_dumper_that_runs():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.answered == 1)
+    bench.service.stop()
+    assert bench.made[0].stopped.is_set()
+    bench.wait(lambda state: not state.running)
+    assert bench.service.take() is NOT_APPLICABLE, "a look that was cut short is none"
+
+
+def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_get_more_time():
+    bench = Bench()
+    for request, depth, limit_s in (
+        (DumpRequest(Asker.KEY, native=True), Depth(native=True), NATIVE_ROUND_S),
+        (DumpRequest(Asker.KEY, variables=True), Depth(variables=True), ROUND_S),
+    ):
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+        assert (bench.depths[-1], bench.made[-1].limit_s) == (depth, limit_s)
+
+
+def test_where_native_threads_wait_is_asked_for_a_person_alone():
+    bench = Bench()
+    for asker in Asker:
+        bench.service.ask(DumpRequest(asker))
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+    assert [one.waits for one in bench.depths] == [asker is Asker.KEY for asker in Asker]
+
+
+def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_time():
+    bench = Bench()
+    for request, held in (
+        (DumpRequest(Asker.KEY), []),
+        (DumpRequest(Asker.KEY, block=True, block_pids=(11,)), ["begun", "ended"]),
+        (DumpRequest(Asker.KEY, native=True), ["begun", "ended"]),
+    ):
+        bench.held.clear()
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        assert bench.held == held[:1]
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+        assert bench.held == held
+    assert bench.depths[1] == Depth(block=True, block_pids=(11,))

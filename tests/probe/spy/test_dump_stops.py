@@ -1,0 +1,193 @@
+"""What may be stopped and what not, and who makes way: threads that take no stop, our own sampler."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.children import child
+from tests.probe.spy.test_dump_probe import NAP, member, read_one, script
+from tests.probe.spy.test_stacks import collect, sampling, subject
+from tests.spying import spies_of
+from tests.waiting import wait_until
+from tpmon.model.dump import ErrorKind
+from tpmon.model.sample import SampleReading, SampleRequest
+from tpmon.probe.base.procread import read_stat
+from tpmon.probe.spy import dump, sample
+from tpmon.probe.spy import failure as spy_failure
+from tpmon.probe.spy.child import Outcome, SpyChild
+from tpmon.probe.spy.dump import Depth, Dumper
+from tpmon.probe.spy.failure import Failure, find_obstacle, find_sleeper, patience_s
+from tpmon.probe.spy.other_spies import Spy, parse_length
+from tpmon.probe.spy.sample import Sampler
+from tpmon.probe.spy.sample_tally import Tally
+
+ASLEEP = """
+import ctypes, platform
+def hold():
+    time.sleep(0.3)  # until the main thread sleeps without the lock of the interpreter: the child needs it
+    number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+    parent = os.getpid()
+    # clone(CLONE_VFORK | SIGCHLD): who calls it sleeps uninterruptibly until its child ends.
+    if ctypes.CDLL(None).syscall(number, 0x4000 | 17, 0, 0, 0, 0) == 0:
+        while os.getppid() == parent and not os.path.exists(sys.argv[1]):
+            time.sleep(0.05)
+        os._exit(0)
+threading.Thread(target=hold, daemon=True).start()
+time.sleep(0.8)
+say("up")
+time.sleep(60)
+"""
+
+
+def test_a_process_whose_thread_takes_no_stop_is_read_without_one_or_not_at_all(monkeypatch, tmp_path):
+    monkeypatch.setattr(spy_failure, "SLEEPS_S", 0.2)
+    torn = script(tmp_path, 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; esac; exit 7')
+    awake = tmp_path / "awake"
+    with child(ASLEEP, str(awake)) as one:
+        assert read_one(one.pid).errors == ()
+        for options in ({"depth": Depth(native=True)}, {"block": True, "spy": lambda: torn}):
+            look = read_one(one.pid, **options)
+            (error,) = look.errors
+            assert error.kind is ErrorKind.BUSY
+            assert "sleeps uninterruptibly: a stop would hold all others" in error.reason
+            assert look.paused_ms == 0.0
+        awake.touch()
+        assert wait_until(lambda: find_sleeper(one.pid) is None)
+
+
+def test_of_several_processes_only_those_that_were_named_are_stopped(tmp_path):
+    tried = tmp_path / "tried"
+    fake = script(tmp_path, f'echo "$*" >> {tried}; echo "Error: torn" >&2; exit 1')
+    with child(NAP) as one, child(NAP) as two:
+        depth = Depth(block=True, block_pids=(two.pid,))
+        look = Dumper([member(one.pid), member(two.pid, 1)], depth, spy=lambda: fake).read_round()
+        stops = [line for line in tried.read_text().splitlines() if "--nonblocking" not in line]
+        assert len(look.errors) == 2
+        assert [line.split()[-1] for line in stops] == [str(two.pid)]
+
+
+def test_what_was_given_up_is_not_tried_again_with_a_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(dump, "DEADLINE_S", 30.0)
+    tried = tmp_path / "tried"
+    fake = script(tmp_path, f'echo "$*" >> {tried}; exec sleep 60')
+    with child(NAP) as one:
+        look = Dumper([member(one.pid)], block=True, spy=lambda: fake).read_round(0.5)
+        assert [error.kind for error in look.errors] == [ErrorKind.LATE]
+        assert wait_until(lambda: spies_of(os.getpid()) == [])
+        time.sleep(0.3)
+        assert len(tried.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "seconds"),
+    [
+        (["py-spy", "record", "--duration", "11", "--pid", "7"], 11),
+        (["py-spy", "record", "-d", "3"], 3),
+        (["py-spy", "record", "--duration=unlimited", "-p", "7"], None),
+        (["py-spy", "record", "-d", "9" * 5000], None),
+        (["py-spy", "dump", "--pid", "7"], None),
+    ],
+)
+def test_how_long_a_py_spy_was_told_to_look(argv, seconds):
+    assert parse_length(argv) == seconds
+
+
+def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(monkeypatch):
+    """A program that sleeps stands for the py-spy of a screen."""
+    monkeypatch.setattr(spy_failure, "YIELD_S", 0.1)
+    with subprocess.Popen(["sleep", "0.6"]) as reader, subprocess.Popen(["sleep", "60"]) as long:
+        began, long_began = (read_stat(one.pid).start_ticks for one in (reader, long))
+        spy = Spy(reader.pid, began, nonblocking=True, seconds=1)
+        assert 0.0 < spy.left_s() <= 1.0
+        assert patience_s([spy], stops=False) == 0.1, "a reader is in nobody's way who only reads"
+        assert find_obstacle(os.getpid(), [spy], stops=True) is None
+        assert not spy.lives()
+        other = Spy(long.pid, long_began, nonblocking=True, seconds=60)
+        busy = find_obstacle(os.getpid(), [other], stops=True)
+        long.kill()
+    assert busy is not None
+    assert busy.kind is ErrorKind.BUSY
+    assert re.search(r"looks at it for (59 s|1m00s) more: try again", busy.reason)
+
+
+def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
+    with child(NAP) as one:
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=30.0))
+        got: list[SampleReading] = []
+        thread = threading.Thread(target=lambda: got.append(sampler.run()))
+        thread.start()
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        with sampler.hold():
+            assert wait_until(lambda: not spies_of(os.getpid()))
+            time.sleep(0.5)
+            assert not spies_of(os.getpid())
+            assert thread.is_alive()
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        time.sleep(0.3)  # some looks
+        sampler.finish()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert got[0].errors == ()
+    assert got[0].processes[0].looks > 0
+
+
+@contextmanager
+def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
+    """Give what holds a sampler until the block is left, or ends it."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(sampler.hold()) if is_held else sampler.finish()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(monkeypatch, is_held):
+    def begin(*_: object) -> Outcome:
+        raise AssertionError("py-spy was started")
+
+    monkeypatch.setattr(SpyChild, "run", begin)
+    sampler = Sampler(lambda: (), SampleRequest())
+    with ending(sampler, is_held=is_held) as end:
+        monkeypatch.setattr(sample, "read_thread", lambda *_: end())
+        answer = sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1)
+    assert isinstance(answer, Failure)
+    assert answer.kind is (ErrorKind.BUSY if is_held else ErrorKind.LATE)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end(monkeypatch, is_held):
+    run, outcomes = SpyChild.run, []
+
+    def begin(spy: SpyChild, *_: object) -> Outcome:
+        end()
+        outcomes.append(run(spy, ("/bin/sleep", "60"), 5))
+        return outcomes[-1]
+
+    monkeypatch.setattr(SpyChild, "run", begin)
+    sampler = Sampler(lambda: (), SampleRequest())
+    with ending(sampler, is_held=is_held) as end:
+        assert isinstance(sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1), Failure)
+    assert [(one.status, one.late) for one in outcomes] == [(-signal.SIGKILL, False)]
+
+
+def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():
+    with child(NAP) as one, sampling(subject(one.pid)) as sampler:
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        with sampler.hold():
+            assert wait_until(lambda: not spies_of(os.getpid()))
+            before = len(collect(sampler, []))
+            time.sleep(0.6)
+            assert not spies_of(os.getpid())
+            assert collect(sampler, []) == [], f"{before} before"
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        assert "rank 0" not in sampler.source(), "being held is no refusal"
+        with sampler.hold():
+            sampler.stop()
+        assert wait_until(lambda: not spies_of(os.getpid()))

@@ -1,0 +1,182 @@
+"""One reading as text: what it says of a Frame, in which order, and what it leaves unsaid."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from tests.frames import make_cpu, make_frame, make_loader, make_process, make_target
+from tests.reports import full_frame
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import Missing
+from tpmon.model.process import Setting
+from tpmon.report.once import write_once
+from tpmon.report.text import WIDTH, Reading, lay_columns, lay_phrases
+from tpmon.report.write import to_ascii
+
+
+def without_readings(value: Any, reason: str) -> Any:
+    """Replace every reading that may be missing, all the way down, by Missing."""
+    if isinstance(value, tuple):
+        return tuple(without_readings(item, reason) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, Missing):
+        return value
+    changed = {}
+    for name, hint in get_type_hints(type(value)).items():
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+        inner = getattr(value, name)
+        changed[name] = Missing(reason) if Missing in options else without_readings(inner, reason)
+    return replace(value, **changed)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        make_frame(),
+        full_frame(),
+        without_readings(full_frame(), "no permission"),
+        replace(without_readings(full_frame(), "r" * 190), gpus=full_frame().gpus),
+        make_frame(processes=(), ranks=(), loader=(), output=(), network=Missing("no /sys"), gpus=()),
+    ],
+    ids=["small", "full", "nothing read", "long reasons", "empty"],
+)
+def test_once_fits_100_columns_and_has_no_control_characters(frame: Frame):
+    lines = write_once(frame)
+    assert max(len(line) for line in lines) <= WIDTH
+    text = "".join(lines)
+    assert not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in text)
+    assert not any(0x2500 <= ord(char) < 0x2600 for char in text)
+    assert to_ascii(text).isascii()
+    assert "Missing" not in text
+    assert "NotApplicable" not in text
+
+
+def text_of(frame: Frame) -> str:
+    """Join the lines of ``--once`` with single spaces, so that wrapping does not matter."""
+    return " ".join(" ".join(write_once(frame)).split())
+
+
+def test_once_says_who_and_the_facts_first():
+    lines = write_once(full_frame())
+    assert lines[:1] == ["verdict  none: not judged"]
+    assert lines[1].startswith("job      4211 a_long_name_")
+    assert "2 ranks of 8, 12 workers" in text_of(full_frame())
+    assert "asked for 4301" in text_of(full_frame())
+    assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:9])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "looks", "words"),
+    [
+        (0.0, 1, "some ready at the only look"),
+        (1.0, 1, "none ready at the only look"),
+        (0.5, 2, "none ready at 1 of 2 looks"),
+        (0.15, 20, "none ready at 3 of 20 looks"),
+    ],
+)
+def test_looks_at_the_queue_are_counted(ratio: float, looks: int, words: str):
+    assert words in text_of(make_frame(loader=(make_loader(empty_ratio=ratio, looks=looks),)))
+
+
+def test_a_second_loader_of_a_rank_is_named():
+    text = text_of(make_frame(loader=(make_loader(), make_loader(loader=1, ready_batches=0.0))))
+    assert "rank 0 (4211): 2 workers, 3.0 batches ready" in text
+    assert "rank 0 (4211), its loader number 2: 2 workers, 0.0 batches ready" in text
+
+
+def test_once_says_what_sizes_the_thread_pools_of_the_ranks():
+    one = make_process(environment=(Setting("NCCL_DEBUG", "INFO"), Setting("OMP_NUM_THREADS", "4")))
+    unset = "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS not set"
+    assert f"threads OMP_NUM_THREADS=4, {unset}" in text_of(make_frame(processes=(one,)))
+    other = make_process(4212, rank=1, environment=())
+    assert f"threads OMP_NUM_THREADS=4 (1 rank), {unset}" in text_of(make_frame(processes=(one, other)))
+    hidden = make_process(environment=Missing("Permission denied"))
+    text = text_of(make_frame(processes=(hidden,)))
+    assert "NUM_THREADS" not in text
+    assert "thread settings (Permission denied)" in text
+
+
+def test_a_sum_of_some_processes_is_at_least_what_it_says():
+    frame = make_frame(target=make_target(unread=3, local_workers=5))
+    assert "memory RSS at least " in text_of(frame)
+    assert "asked for at least " in text_of(frame)
+    assert "1 rank, 5 workers" in text_of(frame)
+    assert "at least" not in text_of(make_frame())
+
+
+def test_once_says_each_figure_where_it_belongs():
+    text = text_of(full_frame())
+    assert "6 not on this host" in text
+    assert "budget 8 CPUs (affinity 0-7), used 4.10, runnable 4.2" in text
+    assert "worker 4300, libgomp.so.1, 33 threads, 14.2 runnable; all pools 7.1x the budget" in text
+    assert "waiting for a CPU 82 % of thread time" in text
+    assert "used 2.6G of 16.0G (cgroup memory.max)" in text
+    assert "2 x NVIDIA H100 80GB HBM3, driver 570.124.06, CUDA 12.8" in text
+    assert "GPU 1: stale, read 14 s ago, clocks held down by power cap, Xid 79" in text
+    assert "others launcher 4200" in text
+    assert "epoch 3 step 1230 loss 2.151" in text
+
+
+def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
+    lines = write_once(full_frame())
+    rank_rows = [
+        line.split()[:2]
+        for line in lines
+        if line.startswith("     ") and line.split()[1:2] in (["4211"], ["4212"])
+    ]
+    assert rank_rows == [["0", "4211"], ["1", "4212"]]
+    rows = [line.split() for line in lines if len(line.split()) > 3 and line.split()[2].startswith("43")]
+    assert [row[2] for row in rows] == [str(4311 - i) for i in range(8)]
+    assert "  and 4 more that use no more CPU" in lines
+
+
+def test_once_shows_a_question_mark_and_says_the_reason_once():
+    frame = make_frame(
+        processes=(make_process(cpu_pct=Missing("first reading"), runnable=Missing("first reading")),)
+    )
+    row = next(line for line in write_once(frame) if line.split()[:2] == ["0", "4211"])
+    assert row.split()[3] == "?"
+    assert row.split()[5] == "?"
+    text = text_of(frame)
+    assert text.count("first reading") == 1
+    assert "not read CPU, runnable threads (first reading); steps (no hook in the training process)" in text
+
+
+def test_once_says_in_one_line_why_there_is_no_gpu():
+    lines = write_once(make_frame())
+    assert "gpus     not read: no NVIDIA driver on this machine" in lines
+    assert not any("SM %" in line for line in lines)
+
+
+def test_once_says_how_the_job_ended():
+    frame = make_frame(target=make_target(state=TargetState.ENDED, ended="SIGKILL; OOM killer"))
+    assert "state ended: SIGKILL; OOM killer, read 2026-03-14 03:07:41+00:00" in text_of(frame)
+
+
+def test_columns_are_aligned_and_cut():
+    lines = lay_columns(("PID", "WHAT"), [("1", "a"), ("48213", "b" * 200)], ("WHAT",))
+    assert lines[0] == "  PID  WHAT"
+    assert lines[1] == "    1  a"
+    assert len(lines[2]) == WIDTH
+    assert lines[2].endswith("b…")
+
+
+def test_phrases_are_not_torn():
+    lines = lay_phrases("label", [f"phrase number {i} stays whole" for i in range(8)])
+    assert lines[0].startswith("label    phrase number 0 stays whole, phrase")
+    assert all(line.rstrip(",").endswith("stays whole") for line in lines)
+
+
+def test_many_reasons_are_counted():
+    reading = Reading()
+    for i in range(20):
+        reading.show(f"name {i}", Missing(f"reason {i}"))
+    assert reading.missed().endswith("name 11 (reason 11); and for 8 more reasons")
+
+
+def test_hardly_a_thread_has_no_waiting_share():
+    assert "waiting for a CPU - of" in text_of(make_frame(cpu=make_cpu(runnable=0.4, run_delay_ratio=0.8)))

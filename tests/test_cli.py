@@ -1,0 +1,420 @@
+"""The command line as a person calls it: exit codes, help, streams, signals, closed pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import SECONDS, call, start, start_training
+from tests.trace.reading.test_trace_read import small_trace
+from tpmon import __version__, cli
+from tpmon.commands.demo import bottlenecks
+from tpmon.errors import ExitCode
+from tpmon.model.codec import decode
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.results.results import JobList
+from tpmon.settings import (
+    BELL_SETTING,
+    BUNDLE_SETTINGS,
+    CHECK_SETTING,
+    DEMO_SETTINGS,
+    DIAGNOSE_SETTINGS,
+    DUMP_FORMAT_SETTING,
+    DUMP_SETTINGS,
+    JOB_SETTING,
+    LOOK_SETTINGS,
+    OUTPUT_SETTINGS,
+    READONLY_SETTING,
+    SAMPLE_SETTINGS,
+    STACKS_SETTING,
+    WATCH_SETTINGS,
+)
+
+pytestmark = pytest.mark.usefixtures("small_environment")
+
+STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
+TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
+OWN_FLAGS = {
+    "sample": {"--rank", "--all", "--out"},
+    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe", "--tree"},
+    "fold": {"--tree"},
+    "bundle": {"--out", "--tar"},
+}
+"""Flags that belong to one call and are no settings."""
+PLACE_SETTINGS = [setting for setting in OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[int]:
+    """Give the PID of a process that lives as long as the tests of this file."""
+    with start_training() as training:
+        yield training.pid
+        training.kill()
+
+
+# help and refusals
+
+
+def test_help_names_each_command_and_each_exit_code():
+    done = call("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for command in (
+        "ps ",
+        "attach PID",
+        "diagnose PID",
+        "dump PID",
+        "fold FILE",
+        "sample PID",
+        "doctor [PID]",
+        "bundle PID",
+        "demo ",
+    ):
+        assert f"\n  {command}" in done.stdout
+    for code in ExitCode:
+        assert f" {code.value} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
+        ("attach", [*OUTPUT_SETTINGS, *STACK_SETTINGS, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
+        ("diagnose", [*LOOK_SETTINGS, *STACK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
+        ("dump", [*TEXT_SETTINGS, JOB_SETTING, READONLY_SETTING, *DUMP_SETTINGS]),
+        ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
+        ("sample", [*TEXT_SETTINGS, JOB_SETTING, STACKS_SETTING, *SAMPLE_SETTINGS]),
+        ("doctor", [*TEXT_SETTINGS, STACKS_SETTING]),
+        ("bundle", [*PLACE_SETTINGS, JOB_SETTING, STACKS_SETTING, *BUNDLE_SETTINGS]),
+        ("demo", [*OUTPUT_SETTINGS, *STACK_SETTINGS, *DEMO_SETTINGS]),
+    ],
+)
+def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: list):
+    done = call(command, "--help")
+    assert done.returncode == 0
+    flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
+    positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
+    named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
+    assert ("--no-stacks" in flags) == ("--stacks" in flags)
+    assert positive == named | {"--help", "--print-config", "--show"} | OWN_FLAGS.get(command, set())
+
+
+def test_help_of_demo_names_each_bottleneck():
+    text = call("demo", "--help").stdout
+    for bottleneck in bottlenecks():
+        assert f"\n  {bottleneck.name} " in text
+        assert bottleneck.summary in text
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str):
+    assert call(flag).stdout == f"tpmon {__version__}\n"
+
+
+def test_help_is_also_a_word():
+    assert call("help").stdout == call("--help").stdout
+    assert call("help", "dump").stdout == call("dump", "--help").stdout
+    assert call("help", "run").stdout == call("run", "--help").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "what", "hint"),
+    [
+        (["frobnicate"], {}, 2, "frobnicate is no command", "tpmon --help"),
+        (["atach", "1"], {}, 2, "atach is no command", "tpmon attach 1"),
+        (["help", "diagnos"], {}, 2, "diagnos is no command", "tpmon diagnose --help"),
+        (["hok", "export", "f"], {}, 2, "hok is no command", "tpmon hook export f"),
+        (
+            ["diagnose", "1", "--plain"],
+            {},
+            2,
+            "diagnose has no --plain",
+            "tpmon diagnose --help",
+        ),
+        (["dump", "1", "--rounds"], {}, 2, "argument --rounds: expected one", "tpmon dump --help"),
+        (["48213"], {}, 2, "48213 is no command", "tpmon attach 48213"),
+        (["attach"], {}, 2, "which job? PID is missing", "tpmon ps lists the training jobs"),
+        (["--frobnicate"], {}, 2, "tpmon has no --frobnicate", "tpmon --help"),
+        (["attach", "train.py"], {}, 2, "a PID is a number, found 'train.py'", "tpmon ps"),
+        (["attach", "-5"], {}, 2, "a PID is a number, found '-5'", "tpmon ps"),
+        (["attach", "1", "--job"], {}, 2, "PID and --job exclude each other", "leave one"),
+        (["attach", "1", "--on"], {}, 2, "attach has no --on", "tpmon attach --help"),
+        (["attach", "1", "-i", "0.1"], {}, 2, "--interval: expected a number from 0.5 to 10", "tpmon"),
+        (["attach", "1", "--json", "--plain"], {}, 2, "json and plain exclude each other", "leave one"),
+        (["ps"], {"TPMON_JSON": "perhaps"}, 2, "TPMON_JSON: expected true or false", "tpmon"),
+        (
+            ["demo", "--bottleneck", "gremlins", "--once"],
+            {},
+            2,
+            "--bottleneck: 'gremlins' is no bottleneck",
+            "one of: none, slow-transform",
+        ),
+        (["attach", "99999999"], {}, 3, "no process 99999999", "tpmon ps"),
+    ],
+)
+def test_wrong_calls_say_what_and_what_to_try(arguments, environment, code, what, hint):
+    done = call(*arguments, env={**os.environ, **environment})
+    assert done.returncode == code
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"tpmon: {what}")
+    assert second.startswith(f"Try: {hint}")
+
+
+def test_a_process_that_is_not_there_is_3():
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    done = call("attach", str(gone.pid), "--json", "--once")
+    assert done.returncode == 3
+    assert str(gone.pid) in done.stderr
+    assert done.stderr.splitlines()[1].startswith("Try: ")
+
+
+@pytest.mark.long
+def test_a_file_that_does_not_answer_holds_no_command(tmp_path: Path):
+    file = tmp_path / "config" / "tpmon" / "config.toml"
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)  # nobody ever writes to it: it opens as a file of a dead server does
+    done = call("attach", "--print-config", "--once")
+    assert done.returncode == 2, "it may forbid what would be done without it"
+    said = done.stderr.splitlines()
+    assert said[0] == f"tpmon: the configuration {file} was not read: no answer within 10 s"
+    assert said[1].startswith("Try: XDG_CONFIG_HOME=/run tpmon")
+
+
+def test_the_file_is_read_and_print_config_says_so(tmp_path: Path):
+    file = tmp_path / "config" / "tpmon" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("interval = 5\n")
+    lines = call("attach", "--print-config", "--once").stdout.splitlines()
+    assert lines[0] == f"# {file} (read)"
+    assert f"{'interval = 5.0':<24} # {file}" in lines
+    assert f"{'once = true':<24} # --once" in lines
+    file.write_text("interval = 50\n")
+    done = call("ps")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
+    assert "Try: tpmon --print-config" in done.stderr
+    file.write_text("interval = 50\nintervall = 3\nbell = true\njson = true\nplain = true\n")
+    done = call("--print-config", env={**os.environ, "TPMON_READONLY": "perhaps"})
+    assert (done.returncode, done.stderr) == (2, "")
+    lines = done.stdout.splitlines()
+    for number, what in enumerate(
+        (
+            f"{file}: interval: expected a number from 0.5 to 10, found 50",
+            f"{file}: intervall: no such setting",
+            "TPMON_READONLY: expected true or false, found 'perhaps'",
+            f"json and plain exclude each other ({file}, {file})",
+        ),
+        start=1,
+    ):
+        assert lines[number] == f"# cannot be used, and left out here: {what}"
+    assert f"{'interval = 1.0':<24} # default" in lines
+    assert f"{'bell = true':<24} # {file}" in lines
+
+
+def test_output_that_nobody_reads_or_takes():
+    command = f"{sys.executable} -m tpmon --help"
+    full = subprocess.run(["sh", "-c", f"{command} >/dev/full"], check=False, capture_output=True)
+    assert full.returncode == 2
+    assert b"No space left on device" in full.stderr
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], check=False, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_bug_is_told_in_a_report_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    def fail(_: object) -> int:
+        raise RuntimeError("an invariant does not hold")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["ps"]) == 1
+    (report,) = (tmp_path / "state" / "tpmon").iterdir()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    assert "RuntimeError: an invariant does not hold" in report.read_text()
+    error = capfd.readouterr().err
+    assert str(report) in error
+    assert "Traceback" not in error
+
+
+def test_signal_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["--version"]) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpmon():
+    """Else the kernel would reap them, the process that works among them, and its exit code were lost."""
+    done = call("--bogus", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert done.returncode == 2
+    code = "from tpmon.supervisor import supervise; supervise(); import signal; print(repr(signal.getsignal(17)))"
+    ignored = ["/bin/sh", "-c", "trap '' CHLD; exec \"$@\"", "sh", sys.executable, "-c", code]
+    assert b"SIG_DFL" in subprocess.check_output(ignored, cwd=Path(__file__).parents[1])
+
+
+# a real job
+
+
+@pytest.mark.torch
+def test_one_reading_in_each_form(job: int):
+    done = call("attach", str(job), "--json", "--once", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    frame = decode(Frame, done.stdout)
+    assert (frame.target.pid, frame.target.asked_pid) == (job, job)
+    assert isinstance(frame.cpu.used_cores, float), "the second reading has rates"
+
+    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("verdict  ")
+    assert f"\njob      {job} " in done.stdout
+    assert done.stdout.isascii()
+
+    done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.torch
+def test_a_screen_without_a_terminal_is_refused(job: int):
+    done = call("attach", str(job))
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith("tpmon: stdin is not a terminal\nTry: use --once --json")
+
+
+@pytest.mark.torch
+def test_ps_lists_the_job(job: int):
+    jobs = decode(JobList, call("ps", "--json").stdout)
+    assert job in [one.pid for one in jobs.jobs]
+    rows = [line.split() for line in call().stdout.splitlines()]
+    assert str(job) in [row[0] for row in rows]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("form", ["--json", "--plain"])
+def test_a_signal_ends_a_stream_with_its_code(job: int, number: int, code: int, form: str):
+    with start("attach", str(job), form, "-i", "0.5") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.send_signal(number)
+        assert running.wait(SECONDS) == code
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
+@pytest.mark.torch
+def test_nohup_keeps_a_stream_alive(job: int):
+    with start("attach", str(job), "--json", "-i", "0.5", preexec_fn=_ignore_hang_up) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGHUP)
+        assert running.stdout.readline()
+        assert running.stdout.readline()
+        running.terminate()
+        assert running.wait(SECONDS) == 143
+
+
+def _ignore_hang_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["--json", "--plain"])
+def test_a_reader_that_had_enough_is_no_error(job: int, form: str):
+    with start("attach", str(job), form, "-i", "0.5") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(SECONDS) == 0
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
+@pytest.mark.torch
+def test_streams_end_well_when_the_job_ends():
+    with (
+        start_training() as training,
+        start("attach", str(training.pid), "--json", "-i", "0.5") as as_json,
+        start("attach", str(training.pid), "--plain", "-i", "0.5") as as_words,
+    ):
+        assert as_json.stdout is not None
+        assert as_words.stdout is not None
+        assert json.loads(as_json.stdout.readline())["target"]["state"] == "running"
+        assert "attached" in as_words.stdout.readline()
+        training.kill()
+        training.wait()
+        last = decode(Frame, as_json.stdout.readlines()[-1])
+        assert last.target.state is TargetState.ENDED
+        assert "ended" in as_words.stdout.readlines()[-1]
+        assert as_json.wait(SECONDS) == 0
+        assert as_words.wait(SECONDS) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("command", ["diagnose {} --until ended", "attach {} --check"])
+def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command: str):
+    with start_training() as training:
+        asked = f"exec {sys.executable} -m tpmon {command.format(training.pid)} >&-"
+        with subprocess.Popen(["sh", "-c", asked], stderr=subprocess.PIPE, text=True) as running:
+            time.sleep(2.0)
+            training.kill()
+            training.wait()
+            _, error = running.communicate(timeout=SECONDS)
+    assert (running.returncode, error) in ((10, ""), (11, "")), "a killed run has not ended well"
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
+    done = call("demo", "--workers", "1", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"(?m)^job  ", done.stdout)) == 3
+    found = re.search(r"demo training (\d+) runs; its log, until it ends: (\S+)", done.stderr)
+    assert found
+    deadline = time.monotonic() + SECONDS
+    while os.path.exists(found[2]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(found[2])
+    assert not os.path.exists(f"/proc/{found[1]}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("x" * 5000,), ("attach", "--" + "x" * 5000), ("dump", "1", "--rank", "9" * 5000), ("fold", "x" * 5000)],
+    ids=["command", "flag", "value", "file"],
+)
+def test_a_refused_argument_is_not_repeated_whole(arguments: tuple[str, ...]) -> None:
+    done = call(*arguments)
+    assert done.returncode == ExitCode.USAGE
+    what, try_this = done.stderr.splitlines()
+    assert len(what) < 500
+    assert "\u2026" in what
+    assert try_this.startswith("Try: ")
+
+
+def test_a_refused_argument_breaks_no_line() -> None:
+    done = call("ps\n\x1b[31m")
+    assert len(done.stderr.splitlines()) == 2
+    assert "\x1b" not in done.stderr
+
+
+def test_absurd_numbers_of_a_trace_bring_no_warning(tmp_path: Path) -> None:
+    trace = small_trace()
+    trace.memory(500, -(2**63), 1)
+    trace.events[3]["ts"] = trace.events[3]["dur"] = 1e308
+    done = call("trace", str(trace.write(tmp_path / "t.json")), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["files"][0]["memory"]["peaks"][0]["frees_bytes"] == 2**63

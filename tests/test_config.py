@@ -1,0 +1,277 @@
+"""Settings: which source wins, and how a value that cannot be used is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpmon import settings
+from tpmon.commands.demo import bottlenecks
+from tpmon.commands.diagnose import parse_command
+from tpmon.config import Source, config_path, describe_config, locale_is_utf8, read_file, resolve, settle
+from tpmon.errors import UsageError
+from tpmon.model.sample import Counted
+from tpmon.model.verdict import Kind as VerdictKind
+
+PATH = "/home/usr/.config/tpmon/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "tables", "value", "source"),
+    [
+        ({}, {}, {}, 1.0, Source.DEFAULT),
+        ({}, {}, {"interval": 2}, 2.0, Source.FILE),
+        ({}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 3.0, Source.ENVIRONMENT),
+        ({"interval": "4"}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 4.0, Source.FLAG),
+        ({}, {"TPMON_INTERVAL": ""}, {"interval": 2}, 2.0, Source.FILE),
+        ({"interval": "0.5"}, {}, {}, 0.5, Source.FLAG),
+        ({"interval": "10"}, {}, {}, 10.0, Source.FLAG),
+    ],
+)
+def test_the_stronger_source_wins(flags, environment, tables, value, source):
+    choice = resolve(flags, environment, PATH, tables)["interval"]
+    assert (choice.value, choice.source) == (value, source)
+
+
+def test_where_names_what_a_person_can_look_up():
+    tables = {"interval": 2.0, "demo": {"ranks": 4}}
+    choices = resolve({"plain": True}, {"TPMON_ONCE": "yes"}, PATH, tables)
+    assert choices["interval"].where == PATH
+    assert choices["once"].where == "TPMON_ONCE"
+    assert choices["plain"].where == "--plain"
+    assert choices["demo.ranks"].value == 4
+    assert choices["json"].where == "default"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "tables", "named"),
+    [
+        ({"interval": "fast"}, {}, {}, "--interval: expected a number from 0.5 to 10, found 'fast'"),
+        ({"interval": "0.4"}, {}, {}, "--interval: expected a number from 0.5 to 10, found '0.4'"),
+        ({"interval": "nan"}, {}, {}, "--interval: expected a number"),
+        ({}, {"TPMON_INTERVAL": "11"}, {}, "TPMON_INTERVAL: expected a number from 0.5 to 10, found '11'"),
+        ({}, {"TPMON_ONCE": "maybe"}, {}, "TPMON_ONCE: expected true or false, found 'maybe'"),
+        ({}, {"TPMON_DEMO_RANKS": "1.5"}, {}, "TPMON_DEMO_RANKS: expected a whole number from 1 to 16"),
+        ({}, {"TPMON_DEMO_SECONDS": "inf"}, {}, "TPMON_DEMO_SECONDS: expected a number from 1 to 43200"),
+        ({}, {}, {"interval": "2"}, f"{PATH}: interval: expected a number from 0.5 to 10, found '2'"),
+        ({}, {}, {"interval": True}, f"{PATH}: interval: expected a number from 0.5 to 10, found True"),
+        ({}, {}, {"once": 1}, f"{PATH}: once: expected true or false, found 1"),
+        (
+            {},
+            {},
+            {"demo": {"ranks": 0}},
+            f"{PATH}: demo.ranks: expected a whole number from 1 to 16, found 0",
+        ),
+        ({}, {}, {"demo": {"bottleneck": ""}}, f"{PATH}: demo.bottleneck: expected a name, found ''"),
+        ({"sample.format": "svg"}, {}, {}, "--format: 'svg' is no format"),
+        ({"sample.only": "gpu"}, {}, {}, "--only: 'gpu' is nothing to count"),
+        ({}, {"TPMON_DUMP_FORMAT": "xml"}, {}, "TPMON_DUMP_FORMAT: 'xml' is no format"),
+        ({}, {"TPMON_SAMPLE_ONLY": "foo"}, {}, "TPMON_SAMPLE_ONLY: 'foo' is nothing to count"),
+        ({}, {"TPMON_DIAGNOSE_UNTIL": "idle,foo"}, {}, "TPMON_DIAGNOSE_UNTIL: 'foo' is no kind of verdict"),
+        ({}, {"TPMON_DIAGNOSE_UNTIL": ", ,"}, {}, "TPMON_DIAGNOSE_UNTIL: expected names with commas between"),
+        ({}, {"TPMON_DIAGNOSE_ON_CHANGE": "'a"}, {}, "TPMON_DIAGNOSE_ON_CHANGE: No closing quotation"),
+        ({}, {"TPMON_DEMO_BOTTLENECK": "foo"}, {}, "TPMON_DEMO_BOTTLENECK: 'foo' is no bottleneck"),
+        ({}, {"TPMON_DEMO_RANKS": "99"}, {}, "TPMON_DEMO_RANKS: expected a whole number from 1 to 16"),
+        ({}, {}, {"dump": {"format": "xml"}}, f"{PATH}: dump.format: 'xml' is no format"),
+        ({}, {}, {"diagnose": {"until": "foo"}}, f"{PATH}: diagnose.until: 'foo' is no kind of verdict"),
+        ({}, {}, {"interva": 2}, f"{PATH}: interva: no such setting"),
+        ({}, {}, {"demo": {"rank": 2}}, f"{PATH}: demo.rank: no such setting"),
+        ({}, {}, {"interval": {"s": 2}}, f"{PATH}: interval.s: no such setting"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_name(flags, environment, tables, named):
+    with pytest.raises(UsageError) as caught:
+        resolve(flags, environment, PATH, tables)
+    assert caught.value.what.startswith(named)
+    assert caught.value.try_this
+    assert caught.value.exit_code == 2
+
+
+def test_print_config_names_what_no_command_accepts():
+    bad: list[str] = []
+    choices = resolve({}, {"TPMON_DUMP_FORMAT": "xml", "TPMON_INTERVAL": "11"}, PATH, {}, bad)
+    assert choices["dump.format"].value == "text"
+    assert bad == [
+        "TPMON_INTERVAL: expected a number from 0.5 to 10, found '11'",
+        "TPMON_DUMP_FORMAT: 'xml' is no format",
+    ]
+
+
+def test_the_closed_sets_are_what_the_rooms_below_know():
+    by_key = {setting.key: set(setting.one_of) for setting in settings.SETTINGS}
+    kinds = {kind.value for kind in VerdictKind if kind is not VerdictKind.NOT_ENOUGH_EVIDENCE}
+    assert by_key["diagnose.until"] == kinds | {"ended"}
+    assert by_key["sample.only"] == {one.value for one in Counted}
+    assert by_key["demo.bottleneck"] == {one.name for one in bottlenecks()}
+
+
+def test_a_program_that_is_not_there_is_named_with_the_setting_that_asks_for_it():
+    tables = {"diagnose": {"on-change": "no-such-program-anywhere x"}}
+    options = settle(resolve({}, {}, PATH, tables))
+    with pytest.raises(UsageError, match=f"^{PATH}: diagnose.on-change: no program 'no-such-program-any"):
+        parse_command(options.diagnose_on_change or "", options.diagnose_on_change_where)
+
+
+def test_a_near_miss_is_answered_with_the_name():
+    with pytest.raises(UsageError) as caught:
+        resolve({}, {}, PATH, {"demo": {"rank": 2}})
+    assert caught.value.try_this == "write demo.ranks"
+
+
+def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
+    texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "7", settings.Kind.NUMBER: "7.0"}
+    texts[settings.Kind.DURATION] = "7m"
+    for setting in settings.SETTINGS:
+        text = texts.get(setting.kind) or (setting.one_of[1] if setting.one_of else "hang")
+        head, _, name = setting.key.rpartition(".")
+        file = tmp_path / "config.toml"
+        kinds = (settings.Kind.SWITCH, settings.Kind.COUNT, settings.Kind.NUMBER)
+        quoted = text if setting.kind in kinds else f'"{text}"'
+        file.write_text((f"[{head}]\n" if head else "") + f"{name} = {quoted}\n")
+        by_file = resolve({}, {}, str(file), read_file(str(file)))[setting.key]
+        by_environment = resolve({}, {setting.variable: text}, PATH, {})[setting.key]
+        given = True if setting.kind is settings.Kind.SWITCH else text
+        by_flag = resolve({setting.key: given}, {}, PATH, {})[setting.key]
+        assert by_file.value == by_environment.value == by_flag.value != setting.default
+        assert (by_file.source, by_environment.source, by_flag.source) == (1, 2, 3)
+
+
+def test_of_json_and_plain_the_stronger_source_wins():
+    options = settle(resolve({"plain": True}, {"TPMON_JSON": "1"}, PATH, {}))
+    assert (options.json, options.plain) == (False, True)
+    options = settle(resolve({}, {"TPMON_JSON": "1"}, PATH, {"plain": True}))
+    assert (options.json, options.plain) == (True, False)
+    with pytest.raises(UsageError, match="--json, --plain"):
+        settle(resolve({"plain": True, "json": True}, {}, PATH, {}))
+
+
+def test_a_flag_turns_off_what_the_file_turns_on():
+    options = settle(resolve({"once": False}, {}, PATH, {"once": True}))
+    assert not options.is_text
+
+
+@pytest.mark.parametrize(
+    ("environment", "utf8"),
+    [
+        ({}, True),
+        ({"LANG": "en_US.UTF-8"}, True),
+        ({"LANG": "de_DE.utf8"}, True),
+        ({"LANG": "en_US.ISO-8859-1"}, False),
+        ({"LANG": "C"}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "C.UTF-8"}, True),
+        ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, False),
+        ({"LC_CTYPE": "en_US.UTF-8", "LANG": "C"}, True),
+    ],
+)
+def test_the_locale_decides_about_ascii(environment, utf8):
+    assert locale_is_utf8(environment) is utf8
+    assert settle(resolve({}, environment, PATH, {})).ascii_only is not utf8
+    assert settle(resolve({"ascii": False}, environment, PATH, {})).ascii_only is False
+
+
+def test_the_file_is_found_by_xdg():
+    assert config_path({"XDG_CONFIG_HOME": "/etc/xdg"}) == "/etc/xdg/tpmon/config.toml"
+    assert config_path({"XDG_CONFIG_HOME": "relative"}).endswith("/.config/tpmon/config.toml")
+
+
+def test_a_file_that_is_not_there_is_empty(tmp_path: Path):
+    assert read_file(str(tmp_path / "config.toml")) == {}
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_text("interval = \n")
+    with pytest.raises(UsageError) as caught:
+        read_file(str(file))
+    assert caught.value.what.startswith(f"{file}: not TOML:")
+    assert "line 1" in caught.value.what
+    with pytest.raises(UsageError) as caught:
+        read_file(str(tmp_path))
+    assert caught.value.what == f"{tmp_path}: Is a directory"
+    file.write_bytes(b"interval = 2 # \xff")
+    with pytest.raises(UsageError, match="not TOML"):
+        read_file(str(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 20_000, "x = '" + "a" * 300_000 + "'", "interval = " + "9" * 5000],
+    ids=["nested", "long", "digits"],
+)
+def test_a_file_that_no_person_wrote_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="not TOML") as caught:
+        read_file(str(file))
+    assert len(caught.value.what) < 500
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path):
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="longer than 256 KiB"):
+        read_file(str(tmp_path / "config.toml"))
+
+
+def test_tables_in_thousands_of_tables_are_no_setting():
+    tables: dict[str, object] = {"b": 1}
+    for _ in range(5000):
+        tables = {"a": tables}
+    with pytest.raises(UsageError, match="no such setting") as caught:
+        resolve({}, {}, "config.toml", tables)
+    assert len(caught.value.what) < 500
+
+
+def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path: Path):
+    environment = {"TPMON_INTERVAL": "2.5", "TPMON_COLOUR": "1"}
+    choices = resolve({"once": True, "demo.ranks": "2"}, environment, PATH, {"plain": True})
+    lines = describe_config(choices, environment, PATH)
+    assert f"{'once = true':<24} # --once" in lines
+    assert f"{'interval = 2.5':<24} # TPMON_INTERVAL" in lines
+    assert f"{'plain = true':<24} # {PATH}" in lines
+    assert lines[0] == f"# {PATH} (not there)"
+    assert lines[-1] == "# set, but no setting: TPMON_COLOUR"
+    copy = tmp_path / "config.toml"
+    copy.write_text("\n".join(lines))
+    again = resolve({}, {}, str(copy), read_file(str(copy)))
+    assert {k: c.value for k, c in again.items()} == {k: c.value for k, c in choices.items()}
+
+
+def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
+    home = tmp_path / "closed"
+    home.mkdir()
+    home.chmod(0)
+    code = (
+        "import os, sys; from tpmon.config import read_file\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "print(read_file(sys.argv[1]))"
+    )
+    path = str(home / "tpmon" / "config.toml")
+    done = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
+    home.chmod(0o700)
+    assert (done.stdout.strip(), done.stderr) == ("{}", "")
+
+
+def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_source():
+    def off(flags, environment, tables):
+        return settle(resolve(flags, environment, PATH, tables)).no_stacks
+
+    assert not off({}, {}, {})
+    assert off({"no-stacks": True}, {}, {})
+    assert off({}, {"TPMON_NO_STACKS": "1"}, {})
+    assert off({}, {}, {"no-stacks": True})
+    assert not off({"no-stacks": False}, {"TPMON_NO_STACKS": "1"}, {"no-stacks": True})
+
+
+def test_a_hang_may_be_given_a_time_but_not_less_than_two_looks_take():
+    def settled(flags):
+        return settle(resolve(flags, {}, PATH, {}))
+
+    assert (settled({}).hang_after_s, settled({}).readonly) == (None, False)
+    assert settled({"hang-after": "5m", "readonly": True}).hang_after_s == 300.0
+    assert settled({"readonly": True}).readonly
+    with pytest.raises(UsageError, match="10 or more"):
+        settled({"hang-after": "3s"})

@@ -1,0 +1,186 @@
+"""The rooms stay apart: the import contracts, and their twins at run time in fresh processes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+NEVER_IN_TEXT = {"textual", "rich", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
+
+IMPORTED = """
+import json, sys
+before = set(sys.modules)
+{statement}
+names = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+sys.stdout.flush()
+print("\\n" + json.dumps(sorted(names)))
+"""
+
+WALK = """
+import importlib, pkgutil
+room = importlib.import_module("tpmon.{room}")
+for module in pkgutil.walk_packages(getattr(room, "__path__", []), "tpmon.{room}."):
+    importlib.import_module(module.name)
+"""
+
+CALL = """
+from tpmon.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
+
+
+def run_fresh(statement: str) -> tuple[str, set[str]]:
+    """Run ``statement`` in a fresh process; return its output and the top-level modules it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    output, _, names = done.stdout.rstrip().rpartition("\n")
+    return output, set(json.loads(names))
+
+
+def read_imports(statement: str) -> set[str]:
+    """Return the top-level modules that ``statement`` brings into a fresh process."""
+    return run_fresh(statement)[1]
+
+
+def test_import_contracts_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("room", ["errors", "model", "config", "commands.demo"])
+def test_the_lower_rooms_need_the_standard_library_only(room: str) -> None:
+    names = read_imports(WALK.format(room=room)) - {"tpmon"}
+    assert names <= sys.stdlib_module_names
+    assert not names & NEVER_IN_TEXT
+
+
+@pytest.mark.parametrize("room", ["probe", "report"])
+def test_rooms_below_the_screen_never_import_it(room: str) -> None:
+    assert not read_imports(WALK.format(room=room)) & {"textual", "rich", "asyncio", "torch"}
+
+
+def test_the_screen_imports_neither_torch_nor_nvml() -> None:
+    names = read_imports(WALK.format(room="ui"))
+    assert "textual" in names
+    assert not names & {"torch", "pynvml"}
+
+
+def test_the_screen_starts_without_tls_and_without_the_rules() -> None:
+    statement = "import tpmon.commands.screen, tpmon.ui.monitor.app, ssl; assert ssl.OPENSSL_VERSION"
+    assert "_ssl" not in read_imports("import tpmon.commands.screen, tpmon.ui.monitor.app")
+    assert "_ssl" in read_imports(statement), "whoever needs it later gets it"
+    rules = "import tpmon.commands.screen, tpmon.ui.monitor.app, sys; print([one for one in sys.modules if 'tpmon.judge' in one])"
+    assert run_fresh(rules)[0].strip() == "[]"
+
+
+def test_the_first_picture_needs_neither_textual_nor_asyncio() -> None:
+    names = read_imports("import tpmon.commands.screen, tpmon.probe.collect.collector")
+    assert not names & {"textual", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
+
+
+def test_a_session_imports_no_driver_library() -> None:
+    statement = "import tpmon.session, tpmon.probe.collect.collector, tpmon.report.once, tpmon.report.plain"
+    assert not read_imports(statement) & NEVER_IN_TEXT
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["attach", "--help"],
+        ["demo", "--help"],
+        ["dump", "--help"],
+        ["fold", "--help"],
+        ["doctor", "--help"],
+        ["bundle", "--help"],
+        ["trace", "--help"],
+        ["--print-config"],
+        ["ps", "--json"],
+    ],
+)
+def test_help_and_lists_import_almost_nothing(arguments: list[str]) -> None:
+    output, names = run_fresh(CALL.format(arguments=arguments))
+    assert output.strip()
+    assert not names & (NEVER_IN_TEXT | {"psutil"})
+
+
+@pytest.mark.torch
+def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job: int) -> None:
+    arguments = ["attach", str(job), "--json", "--once", "-i", "0.5"]
+    output, names = run_fresh(CALL.format(arguments=arguments))
+    assert json.loads(output)["target"]["pid"] == job
+    assert not names & NEVER_IN_TEXT
+
+
+@pytest.mark.torch
+def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job: int, tmp_path: Path) -> None:
+    output, names = run_fresh(CALL.format(arguments=["dump", str(job), "--json"]))
+    arguments = ["sample", str(job), "--seconds", "1", "--json"]
+    sampled, others = run_fresh(CALL.format(arguments=arguments))
+    assert json.loads(sampled)["pid"] == job
+    assert not others & NEVER_IN_TEXT
+    assert json.loads(output)["pid"] == job
+    assert not names & NEVER_IN_TEXT
+    path = tmp_path / "dump.json"
+    path.write_text(output)
+    folded, names = run_fresh(CALL.format(arguments=["fold", str(path)]))
+    assert folded.startswith("dump ")
+    assert not names & NEVER_IN_TEXT
+
+
+def test_the_doctor_imports_neither_screen_nor_driver() -> None:
+    output, names = run_fresh(CALL.format(arguments=["doctor", "--json", "--no-stacks"]))
+    assert json.loads(output)["schema"] == "tpmon.doctor/1"
+    assert not names & NEVER_IN_TEXT
+
+
+def find_selects(source: str) -> list[str]:
+    """List what a module takes of select and selectors that fails on descriptors from 1,024 on."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("select", "selectors"):
+            found += [name.name for name in node.names if name.name in _SMALL]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            small = node.value.id in ("select", "selectors") and node.attr in _SMALL
+            found += [node.attr] if small else []
+    return found
+
+
+_SMALL = ("select", "SelectSelector", "*")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tpmon").rglob("*.py")), ids=lambda path: path.stem)
+def test_nothing_waits_in_a_way_that_fails_with_many_open_files(path: Path) -> None:
+    """tpmon keeps more than 1,024 descriptors open; select(2) reads beyond its set for those."""
+    assert find_selects(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import select\nselect.select([0], [], [])", ["select"]),
+        ("from select import select, poll", ["select"]),
+        ("import selectors\nselectors.SelectSelector()", ["SelectSelector"]),
+        ("import select\nselect.poll()\nself.select(1)", []),
+    ],
+)
+def test_a_small_wait_would_be_found(source: str, found: list[str]) -> None:
+    assert find_selects(source) == found

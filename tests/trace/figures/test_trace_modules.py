@@ -1,0 +1,229 @@
+"""Modules, Python functions and allocations of a trace, with known microseconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.traces import HOST, TraceBuilder
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.trace import TraceFile
+from tpmon.report.trace_csv import TABLES, explain_empty, write_csv
+from tpmon.report.trace_tables import write_tables
+from tpmon.trace.analysis import analyze
+from tpmon.trace.figures.python import is_own_line
+
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def analyse(trace: TraceBuilder, tmp_path: Path, *wanted: str, **header: object) -> TraceFile:
+    return analyze([trace.write(tmp_path / "t.json", header)], wanted=wanted).files[0]
+
+
+def python(trace: TraceBuilder, name: str, start: float, length: float, **more: object) -> TraceBuilder:
+    return trace.add("python_function", name, start, length, **more)
+
+
+def two_layers() -> TraceBuilder:
+    """A model of two layers in one step: forward kernels of 30 and 50 us, backward ones of 70 and 90."""
+    trace = TraceBuilder().step(1, 0, 1000)
+    python(trace, "train.py(3): main", 0, 1000)
+    python(trace, "nn.Module: Net_0", 10, 200)
+    python(trace, "nn.Module: Linear_0", 20, 80)
+    trace.op("aten::mm", 30, 40, **{"Sequence number": 7}).kernel(300, 30, launch=40)
+    python(trace, "nn.Module: Linear_1", 110, 60)
+    trace.op("aten::t", 112, 2, **{"Sequence number": 8})
+    trace.op("aten::mm", 120, 40, **{"Sequence number": 8}).kernel(340, 50, launch=130)
+    trace.kernel(395, 5, launch=180)  # by Net_0 itself
+    for number, at, length in ((8, 420, 90), (7, 560, 70)):
+        trace.add("cpu_op", NODE, at, 100, tid=77, args={"Sequence number": number})
+        trace.add("cpu_op", "aten::mm", at + 10, 50, tid=77)
+        trace.call("cudaLaunchKernel", at + 20, 5, correlation=number)
+        trace.events[-1]["tid"] = 77
+        place = {"device": 0, "stream": 7, "correlation": number}
+        trace.add("kernel", "k", at + 200, length, pid=0, tid=7, args=place)
+    return trace
+
+
+def test_modules_have_host_forward_and_backward_time(tmp_path: Path) -> None:
+    rows = analyse(two_layers(), tmp_path).modules
+    assert is_known(rows)
+    found = {row.name: row for row in rows}
+    assert [row.name for row in rows] == ["Net_0", "Linear_1", "Linear_0"]
+    net, first, second = found["Net_0"], found["Linear_0"], found["Linear_1"]
+    assert (net.inside, first.inside) == (NOT_APPLICABLE, "Net_0")
+    assert (net.calls, net.host_total_us, net.host_self_us) == (1, 200, 60)
+    assert (net.forward_total_us, net.forward_self_us) == (85, 5)
+    assert (first.forward_total_us, first.backward_total_us) == (30, 70)
+    assert (second.forward_self_us, second.backward_self_us) == (50, 90)
+    assert (net.backward_total_us, net.backward_self_us) == (160, 0)
+
+
+def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path: Path) -> None:
+    trace = two_layers()
+    trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
+    rows = analyse(trace, tmp_path, deviceProperties=[]).modules
+    assert is_known(rows)
+    layer = next(row for row in rows if row.name == "Linear_0")
+    assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
+
+
+def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path: Path) -> None:
+    trace = two_layers()
+    for event in trace.events:
+        if event["cat"] == "python_function":
+            event |= {"pid": 0, "tid": 0}
+    rows = analyse(trace, tmp_path).modules
+    assert is_known(rows)
+    assert next(row for row in rows if row.name == "Linear_0").forward_total_us == 30
+
+
+def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000)
+    python(trace, "train.py(9): main", 0, 1000)
+    python(trace, "tree.py(2): walk", 100, 400)
+    python(trace, "tree.py(2): walk", 200, 200)
+    python(trace, "<built-in method item of Tensor object at 0x7f0000001234>", 250, 100)
+    python(trace, "contextlib.py(70): inner", 600, 100)
+    python(trace, "torch/_tensor.py(40): backward", 610, 80)
+    trace.op("aten::item", 260, 80)
+    python(trace, "tree.py(2): walk", 300, 10, tid=9).op("aten::add", 301, 2)
+    trace.events[-1]["tid"] = 9
+    python(trace, "threading.py(359): wait", 0, 1000, tid=10)
+    frames = analyse(trace, tmp_path).frames
+    assert is_known(frames)
+    found = {row.name.split(" of ")[0]: row for row in frames}
+    walk = found["tree.py(2): walk"]
+    assert (walk.calls, walk.total_us, walk.self_us) == (3, 410, 310)
+    assert (found["train.py(9): main"].self_us, found["train.py(9): main"].called_by) == (500, NOT_APPLICABLE)
+    assert found["<built-in method item"].called_by == "tree.py(2): walk"
+    assert found["torch/_tensor.py(40): backward"].called_by == "train.py(9): main"
+    assert frames[0].name == "train.py(9): main"
+    assert not any("threading" in row.name for row in frames)  # a thread without operators only waits
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("train.py(3): main", True),
+        ("lib/nets/model.py(3): forward", True),
+        ("torch/nn/functional.py(3): linear", False),
+        ("contextlib.py(3): inner", False),
+        ("json/decoder.py(3): decode", False),
+        ("<built-in method item>", False),
+        ("nn.Module: Linear_0", False),
+        ("<frozen importlib._bootstrap>(3): _find", False),
+    ],
+)
+def test_lines_of_the_program(name: str, own: bool) -> None:
+    assert is_own_line(name) is own
+
+
+def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000)
+    python(trace, "a.py(1): f", 0, 100)
+    python(trace, "b.py(2): g", 200, 100)
+    for at, size in ((10, 8), (210, 16), (250, 16)):
+        trace.op("aten::mm", at, size, **{"Input Dims": [[size, 2]], "Input type": ["float"]})
+    assert not is_known(analyse(trace, tmp_path).shapes)
+    file = analyse(trace, tmp_path, "shapes", "lines", deviceProperties=[])
+    assert is_known(file.shapes)
+    assert [(row.group, row.calls, row.host_self_us) for row in file.shapes] == [
+        ('[[16,2]] ["float"]', 2, 32),
+        ('[[8,2]] ["float"]', 1, 8),
+    ]
+    assert is_known(file.lines)
+    assert [(row.group, row.host_total_us) for row in file.lines] == [("b.py(2): g", 32), ("a.py(1): f", 8)]
+    report = analyze([trace.write(tmp_path / "t.json")], wanted=("lines",))
+    assert "aten::mm  b.py(2): g" in "\n".join(write_tables(report, "lines", 10))
+    assert write_tables(report, "shapes", 10)[1].startswith("shapes: none")
+    assert write_csv(report, "lines")[1].split(",")[2:5] == ["aten::mm", "b.py(2): g", "2"]
+    assert len(write_csv(report, "shapes")) == 1
+    assert explain_empty(report, "shapes").startswith("shapes: none")
+    assert explain_empty(report, "lines") == ""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_an_empty_table_keeps_its_header_and_has_a_reason(table: str, tmp_path: Path) -> None:
+    full = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
+    report = replace(full, files=(), ranks=Missing("only one trace"))
+    header = write_csv(report, table)
+    assert len(header) == 1
+    assert len(header[0].split(",")) > 3
+    assert header[0] == write_csv(full, table)[0]
+    if table == "ranks":
+        assert explain_empty(report, table) == "ranks: only one trace"
+    told = explain_empty(full, table)
+    assert bool(told) == (len(write_csv(full, table)) == 1)
+    assert not told or told.startswith(("ranks: ", f"{table}: ", "no "))
+
+
+def test_the_fields_of_a_header_are_those_of_the_rows(tmp_path: Path) -> None:
+    report = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
+    assert write_csv(report, "operators")[0].startswith("path,rank,name,calls,")
+
+
+def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address: int) -> None:
+    trace.memory(at, changed, allocated, kind=1, device=0)
+    trace.events[-1]["args"]["Addr"] = address
+    trace.events[-1]["tid"] = HOST
+
+
+def test_allocations_belong_to_the_operator_that_uses_them(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 500).step(2, 500, 500)
+    trace.op("aten::mm", 0, 100).op("aten::empty", 5, 10).op("aten::add", 200, 50)
+    trace.op("aten::empty_strided", 600, 50)
+    memory(trace, 8, 100, 1100, 0xA)  # of mm by way of empty; 1,000 bytes are older
+    memory(trace, 210, 300, 1400, 0xB)
+    memory(trace, 300, -300, 1100, 0xB)
+    memory(trace, 310, 50, 1150, 0xB)  # the same address again, by nobody
+    memory(trace, 620, 200, 1350, 0xC)
+    file = analyse(trace, tmp_path)
+    rows = {row.operator: row for row in file.memory.by_operator}
+    assert rows["aten::mm"].allocated_bytes == 100
+    assert (rows["aten::mm"].kept_bytes, rows["aten::mm"].at_peak_bytes) == (100, 100)
+    assert (rows["aten::add"].kept_bytes, rows["aten::add"].at_peak_bytes) == (0, 300)
+    assert (rows["(outside of operators)"].kept_bytes, rows["(outside of operators)"].allocations) == (50, 1)
+    assert rows["aten::empty_strided"].allocated_bytes == 200
+    assert rows["(before the capture)"].at_peak_bytes == 1000
+    peak = file.memory.peaks[0]
+    assert sum(row.at_peak_bytes for row in rows.values() if is_known(row.at_peak_bytes)) == 1400
+    assert (peak.allocated_bytes, peak.growth_bytes, peak.unused_pct) == (1400, 200, 50)
+    points = file.memory.curves[0].points
+    assert [(round(point.ms, 3), point.allocated_bytes) for point in points] == [
+        (0.008, 1100),
+        (0.21, 1400),
+        (0.3, 1100),
+        (0.31, 1150),
+        (0.62, 1350),
+    ]
+    assert (
+        points[0].reserved_bytes,
+        len(write_csv(analyze([trace.write(tmp_path / "t.json")]), "curve")),
+    ) == (2200, 6)
+
+
+def test_traces_without_addresses_or_totals_say_so(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100)
+    trace.memory(10, 64, 64)
+    for key in ("Addr", "Total Allocated", "Total Reserved"):
+        del trace.events[-1]["args"][key]
+    use = analyse(trace, tmp_path).memory
+    row = use.by_operator[0]
+    assert (row.operator, row.allocated_bytes, use.curves) == ("aten::mm", 64, ())
+    assert not is_known(row.kept_bytes)
+    assert not is_known(row.at_peak_bytes)
+    assert not is_known(use.peaks[0].growth_bytes)
+    assert not is_known(use.peaks[0].unused_pct)
+
+
+def test_a_curve_is_short_and_keeps_its_highest_point(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 20_000)
+    for at in range(2000):
+        memory(trace, at * 10, 1, 10**9 if at == 1234 else at, at + 1)
+    points = analyse(trace, tmp_path).memory.curves[0].points
+    assert len(points) == 200
+    assert max(point.allocated_bytes for point in points) == 10**9
+    assert [point.ms for point in points] == sorted(point.ms for point in points)

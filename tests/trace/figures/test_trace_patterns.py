@@ -1,0 +1,262 @@
+"""Patterns of a trace: each is seen where its condition holds, not just below it, and says what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.traces import A100, V100, TraceBuilder
+from tpmon.commands.trace import Asked, run_trace
+from tpmon.config import resolve, settle
+from tpmon.errors import UsageError
+from tpmon.model.known import is_known
+from tpmon.model.results.trace import TraceFile
+from tpmon.model.results.trace_tables import PatternRow
+from tpmon.report.trace import write_report
+from tpmon.report.write import Output
+from tpmon.trace.advice import _NEEDS, _REMEDIES, _WHEN
+from tpmon.trace.analysis import analyze
+
+FP32 = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+
+
+def analyse(trace: TraceBuilder, tmp_path: Path, **header: object) -> TraceFile:
+    return analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100], **header})]).files[0]
+
+
+def see(trace: TraceBuilder, tmp_path: Path, name: str, **header: object) -> PatternRow | None:
+    found = [row for row in analyse(trace, tmp_path, **header).patterns if row.name == name]
+    return found[0] if found else None
+
+
+def two_steps() -> TraceBuilder:
+    return TraceBuilder().step(1, 0, 1000).step(2, 1000, 1000)
+
+
+@pytest.mark.parametrize(("length", "seen"), [(120, True), (80, False)])
+def test_copies_that_no_kernel_hides(length: float, seen: bool, tmp_path: Path) -> None:
+    trace = two_steps()
+    for step in (0, 1000):
+        trace.kernel(step, 500, launch=step)
+        copy = {"category": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "bytes": 1000}
+        trace.kernel(step + 400, 100 + length, launch=step + 1, **copy)
+    row = see(trace, tmp_path, "copy-heavy")
+    assert (row is not None) is seen
+    if row is not None:
+        assert row.share_pct == pytest.approx(length / 10)
+        assert (
+            row.seen
+            == "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
+        )
+        assert row.advice[0].startswith("pin the batches")
+
+
+def test_copies_within_the_card_want_no_pinning(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000)
+    trace.kernel(0, 500, launch=0, category="gpu_memcpy", name="Memcpy DtoD (Device -> Device)", bytes=1000)
+    row = see(trace, tmp_path, "copy-heavy")
+    assert row is not None
+    assert row.advice == ()
+
+
+@pytest.mark.parametrize(("length", "seen"), [(4, True), (30, False)])
+def test_launches_that_the_card_waits_for(length: float, seen: bool, tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::add", 0, 1000)
+    for at in range(0, 1000, 50):
+        trace.kernel(at, length, launch=at)
+    row = see(trace, tmp_path, "launch-heavy")
+    assert (row is not None) is seen
+    if row is not None:
+        assert row.seen == "20 kernels a step, half of them below 4.0 us"
+        assert row.share_pct == pytest.approx(92)
+        assert any("CUDA graphs" in text for text in row.advice)
+
+
+@pytest.mark.parametrize(("count", "seen"), [(120, True), (90, False)])
+def test_one_operator_over_and_over(count: int, seen: bool, tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 10_000)
+    for at in range(count):
+        trace.op("aten::add_", at * 20, 12)
+    row = see(trace, tmp_path, "tiny-operators", deviceProperties=[])
+    assert (row is not None) is seen
+    if row is not None:
+        assert row.seen == "aten::add_ is called 120 times a step, 12.0 us each"
+    trace.kernel(0, 9_900, launch=1)  # a busy device: the operators cost nothing
+    assert see(trace, tmp_path, "tiny-operators") is None
+
+
+def test_without_marks_nothing_is_said_of_a_step(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for at in range(200):
+        trace.op("vllm::rms_norm", at * 50, 15).kernel(at * 50 + 20, 4, launch=at * 50 + 2)
+        trace.op("aten::mm", at * 50 + 25, 20)
+    file = analyse(trace, tmp_path)
+    assert [row.seen for row in file.patterns] == ["200 kernels, half of them below 4.0 us"]
+    assert is_known(file.hot_kernel)
+    assert "--launch-skip 100 --launch-count 1 " in str(file.hot_kernel.command)
+
+
+@pytest.mark.parametrize(("count", "seen"), [(150, True), (20, False)])
+def test_an_optimizer_of_many_kernels(count: int, seen: bool, tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).add("user_annotation", "Optimizer.step#AdamW.step", 100, 600)
+    for at in range(count):
+        trace.kernel(110 + 3 * at, 2, launch=105 + 3 * at)
+    row = see(trace, tmp_path, "unfused-optimizer")
+    assert (row is not None) is seen
+    if row is not None:
+        assert row.seen == "150 kernels in one step of the optimizer"
+        assert row.advice == ("use the fused optimizer",)
+        assert row.share_pct == 60
+
+
+def test_waits_in_each_step_name_their_operator(tmp_path: Path) -> None:
+    trace = two_steps()
+    for step in (0, 1000):
+        trace.kernel(step, 100, launch=step)
+        trace.op("aten::item", step + 100, 700).op("aten::_local_scalar_dense", step + 110, 680)
+        trace.call("cudaStreamSynchronize", step + 120, 600)
+    row = see(trace, tmp_path, "sync-per-step")
+    assert row is not None
+    assert row.seen == "the host waits for the device 1 times a step, most of the time in aten::item"
+    assert row.share_pct == 60
+    assert row.advice[0].startswith("read the loss every 50 steps")
+    del trace.events[-1]  # the second step has none
+    assert see(trace, tmp_path, "sync-per-step") is None
+
+
+def test_a_wait_that_keeps_no_card_idle_is_none(tmp_path: Path) -> None:
+    trace = two_steps()
+    for step in (0, 1000):
+        trace.kernel(step, 995, launch=step).call("cudaStreamSynchronize", step + 100, 890)
+    assert see(trace, tmp_path, "sync-per-step") is None
+
+
+def test_attention_without_a_fused_kernel(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::_scaled_dot_product_attention_math", 0, 100)
+    trace.op("aten::bmm", 10, 50).kernel(200, 300, launch=20)
+    row = see(trace, tmp_path, "math-attention")
+    assert row is not None
+    assert row.share_pct == 30
+    assert row.advice == ("force a fused attention kernel and see why it is refused",)
+    trace.events[-2]["name"] = trace.events[-1]["name"]
+    trace.events[1]["name"] = "aten::_scaled_dot_product_flash_attention"
+    assert see(trace, tmp_path, "math-attention") is None
+
+
+def test_products_in_fp32_where_the_card_has_tf32(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
+    trace.kernel(200, 300, launch=20, name="ampere_sgemm_128x64_tn")
+    row = see(trace, tmp_path, "fp32-products")
+    assert row is not None
+    assert row.share_pct == 30
+    assert row.advice[0] == "allow TF32 for matrix products"
+    older = see(trace, tmp_path, "fp32-products", deviceProperties=[V100])
+    assert older is not None
+    assert older.advice == ("run forward and loss under fp16 autocast with a GradScaler",)
+    without = {**V100, "computeMinor": 5, "name": "NVIDIA GeForce GTX 1660"}
+    assert see(trace, tmp_path, "fp32-products", deviceProperties=[without]) is None
+    trace.events[-1]["name"] = "cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4"
+    assert see(trace, tmp_path, "fp32-products") is None
+
+
+def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_path: Path) -> None:
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name=name)
+    inputs = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
+    trace.op("aten::mm", 0, 10, **inputs)
+    file = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})]).files[0]
+    assert [row.dtype for row in file.products] == ["fp32"]
+    assert [row.name for row in file.patterns] == ["fp32-products"]
+    assert any("TF32" in text for text in file.patterns[0].advice)
+
+
+def test_a_compiler_that_runs_in_several_steps(tmp_path: Path) -> None:
+    trace = two_steps().op("_compile.compile_inner (dynamo_timed)", 0, 200)
+    assert see(trace, tmp_path, "recompiles") is None  # the first compilation alone
+    trace.op("_compile.compile_inner (dynamo_timed)", 1000, 200).op("Torch-Compiled Region: 0/1", 1200, 100)
+    row = see(trace, tmp_path, "recompiles")
+    assert row is not None
+    assert row.seen == "the compiler runs in 2 of 2 steps; a function is in its version 2"
+    assert row.share_pct == 20
+    assert row.advice == ("stop the recompilations: find the guard that fails",)
+
+
+def recompute(reserved: int | None) -> TraceBuilder:
+    trace = TraceBuilder().step(1, 0, 1000)
+    trace.op("autograd::engine::evaluate_function: MulBackward0", 100, 500)
+    trace.op("aten::linear", 150, 300).op("aten::addmm", 160, 100).kernel(200, 250, launch=170)
+    if reserved is not None:
+        trace.memory(50, 100, reserved // 2, kind=1, device=0)
+    return trace
+
+
+def test_recomputing_matters_where_memory_is_free(tmp_path: Path) -> None:
+    whole = A100["totalGlobalMem"]
+    assert isinstance(whole, int)
+    row = see(recompute(whole // 2), tmp_path, "recompute")
+    assert row is not None
+    assert row.share_pct == 25
+    assert row.seen == (
+        "1 forward operators a step run again in the backward pass, with 50 % of the card's memory never "
+        "reserved"
+    )
+    assert row.advice == ("switch activation checkpointing off where memory is free",)
+    assert see(recompute(whole * 9 // 10), tmp_path, "recompute") is None
+    unknown = see(recompute(None), tmp_path, "recompute")
+    assert unknown is not None
+    assert unknown.advice[0].startswith("if much of the GPU memory is free")
+
+
+def test_a_plain_step_has_no_pattern(tmp_path: Path) -> None:
+    half = {**FP32, "Input type": ["c10::Half", "c10::Half"]}
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **half).kernel(10, 980, launch=10)
+    assert analyse(trace, tmp_path, deviceProperties=[V100]).patterns == ()
+    assert analyse(TraceBuilder(), tmp_path).patterns == ()
+
+
+def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
+    trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn")
+    file = analyse(trace, tmp_path)
+    assert file.verdict.advice[0] == "allow TF32 for matrix products"
+    lines = "\n".join(write_report(analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})])))
+    assert "pattern  fp32-products, 97.0 % of the window: matmul in fp32 on ordinary cores" in lines
+
+
+def test_shares_are_of_all_devices(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000)
+    trace.kernel(0, 400, launch=0, category="gpu_memcpy", name="Memcpy DtoH (Device -> Pinned)", bytes=8)
+    trace.kernel(0, 1000, launch=1, device=1)
+    row = see(trace, tmp_path, "copy-heavy", deviceProperties=[A100, {**A100, "id": 1}])
+    assert row is not None
+    assert row.share_pct == 20
+    assert is_known(row.share_pct)
+
+
+def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100).op("aten::mm", 0, 100, **FP32)
+    trace.kernel(50, 10_000, launch=20, name="ampere_sgemm_128x64_tn")
+    row = see(trace, tmp_path, "fp32-products")
+    assert row is not None
+    assert row.share_pct == pytest.approx(100 * 10_000 / 10_050)
+
+
+def test_one_table_is_written_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
+    path = trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn").write(tmp_path / "t.json")
+    options, out = settle(resolve({}, {}, tmp_path / "none.toml", {})), Output(1, ascii_only=True)
+    assert run_trace([path], options, Asked(table="shapes"), out) == 0
+    assert "aten::mm  [[64,64],[64,64]]" in capfd.readouterr().out
+    with pytest.raises(UsageError, match="--table takes one of"):
+        run_trace([path], options, Asked(table="none"), out)
+    with pytest.raises(UsageError, match="without --csv"):
+        run_trace([path], options, Asked(table="lines", csv="steps"), out)
+
+
+def test_every_remedy_of_a_pattern_is_in_the_catalogue() -> None:
+    from tpmon.judge.advice.choose import CATALOGUE
+
+    named = {name for names in (*_REMEDIES.values(), *_WHEN.values()) for name in names}
+    assert named <= set(CATALOGUE)
+    assert set(_NEEDS) <= {*_REMEDIES, *_WHEN, "memory free", "fp16 alone"}

@@ -1,0 +1,174 @@
+"""Sample traces against an independent reading of each; skipped where the samples are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpmon.model.known import is_known
+from tpmon.model.results.trace import TraceFile, TraceReport
+from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.verdict import Kind
+from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.figures.gaps import find_gaps
+from tpmon.trace.figures.operators import nest_operators
+from tpmon.trace.reading.read import read_trace
+
+SAMPLES = Path(os.environ.get("TPMON_SAMPLE_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
+PATHS = sorted(SAMPLES.glob("*/*.json.gz")) if SAMPLES.is_dir() else []
+
+pytestmark = pytest.mark.skipif(not PATHS, reason="no sample traces here (TPMON_SAMPLE_TRACES=DIR)")
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    name = f"{path.parent.name}~{path.name.removesuffix('.gz')}.facts.json"
+    facts: dict[str, Any] = json.loads((SAMPLES / "facts" / name).read_text())
+    return facts
+
+
+@cache
+def analyse(name: str) -> TraceFile:
+    return analyze([str(SAMPLES / name)]).files[0]
+
+
+def near(value: float) -> Any:
+    """Compare to 0.1 % or 1 us."""
+    return pytest.approx(value, rel=1e-3, abs=1.0)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])
+def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path: Path) -> None:
+    facts = read_facts(path)
+    file = analyse(f"{path.parent.name}/{path.name}")
+    assert file.events == facts["n_events"]
+    assert file.json_bytes == facts["raw_bytes"]
+    assert (file.lost.events, file.lost.values, file.lost.broken_off) == (0, 0, False)
+    steps = facts["host_steps"]
+    assert (
+        file.overview.steps == len(steps) - 1 + steps[-1].get("more", 1) if steps else not file.overview.steps
+    )
+    for row, step in zip(file.overview.step_table, steps, strict=False):
+        if "name" in step:
+            assert (row.name, row.host_ms * 1000) == (step["name"], near(step["dur"]))
+    for card in file.overview.gpus:
+        said = facts["per_device"][str(card.device)]
+        assert card.kernels == said["kernels"]
+        assert card.kernel_us == near(said["kernel_time_sum"])
+        assert card.kernel_busy_us == near(said["kernel_busy_union"])
+        assert card.busy_us == near(said["all_gpu_busy_union"])
+        # The facts count work from before the first step, where there is some.
+        if "occupancy_dur_weighted_pct" in said and not file.launched_before:
+            assert card.occupancy_reported_pct == pytest.approx(said["occupancy_dur_weighted_pct"], abs=0.05)
+        else:
+            assert is_known(card.occupancy_reported_pct) == ("occupancy_dur_weighted_pct" in said)
+        again = facts.get("occupancy_recomputed", {}).get(str(card.device))
+        if again and again["recomputed_pct"] is not None and not file.launched_before:
+            assert card.occupancy_pct == pytest.approx(again["recomputed_pct"], rel=2e-3, abs=0.01)
+    assert {str(card.device) for card in file.overview.gpus} == set(facts["per_device"])
+    by_name = {row.name: row for row in file.kernels}
+    for kernel in facts.get("top_kernels", []):
+        if "name" not in kernel or len(kernel["name"]) > 590:
+            continue
+        row = by_name[kernel["name"]]
+        assert (row.count, row.total_us) == (kernel["count"], near(kernel["total"]))
+        assert (row.min_us, row.max_us) == (near(kernel["min"]), near(kernel["max"]))
+    for key, said in facts.get("memory", {}).items():
+        kind, device = map(int, key.split(":"))
+        rows = [
+            row for row in file.memory.peaks if row.device == device and (row.kind == "cpu") == (kind == 0)
+        ]
+        assert [row.events for row in rows] == [said["events"]]
+        assert (rows[0].allocations_bytes, rows[0].frees_bytes) == (said["alloc_bytes"], said["free_bytes"])
+        peak = rows[0].allocated_bytes
+        assert (peak if is_known(peak) else None) == said["peak_allocated"]
+    comm = facts.get("comm")
+    if comm and comm["kernels"]:
+        assert is_known(file.communication)
+        assert file.communication.events == comm["kernels"]
+        assert file.communication.comm_us == near(comm["comm_union"])
+        assert file.communication.overlap_us == near(comm["overlap"])
+    operators = {row.name: row for row in file.operators}
+    for op in facts["cpu_ops"]["top_by_host_self"]:
+        if "name" in op:
+            row = operators[op["name"]]
+            assert (row.calls, row.host_total_us) == (op["calls"], near(op["host_total"]))
+            assert row.host_self_us == near(op["host_self_excl_child_ops_only"])
+    idle = facts.get("idle_attribution_proposed")
+    for gaps in _split_marks(path) if idle and file.overview.steps else ():
+        assert 100 * gaps.busy / gaps.window == pytest.approx(idle["busy%"], abs=0.1)
+        assert 100 * gaps.data / gaps.window == pytest.approx(idle["idle_data%"], abs=0.1)
+        assert 100 * gaps.cpu_op / gaps.window == pytest.approx(idle["idle_cpu_op%"], abs=0.1)
+        assert 100 * gaps.other / gaps.window == pytest.approx(idle["idle_other%"], abs=0.1)
+
+
+def _split_marks(path: Path) -> tuple[DeviceGaps, ...]:
+    """Attribute idle time between the first and the last mark, as the facts do."""
+    kept: list[Findings] = []
+    analyze([str(path)], keep=kept.append)
+    trace, window = kept[0].trace, kept[0].steps.host_window
+    return find_gaps(trace, kept[0].causes, nest_operators(trace), window, window[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "utilization", "sm", "occupancy", "loader_us"),
+    [("nw0_a", 55.5, 54.7, 49.1, 59_262), ("nw4_a", 70.3, 69.2, 48.9, 1_186)],
+)
+def test_figures_of_resnet_are_those_of_the_plugin(
+    name: str, utilization: float, sm: float, occupancy: float, loader_us: float
+) -> None:
+    overview = analyse(f"kineto_resnet50/{name}.pt.trace.json.gz").overview
+    card = overview.gpus[0]
+    assert card.utilization_pct == pytest.approx(utilization, abs=0.06)
+    assert card.sm_efficiency_pct == pytest.approx(sm, abs=0.06)
+    assert card.occupancy_reported_pct == pytest.approx(occupancy, abs=0.06)
+    assert overview.breakdown_us.data_loader == pytest.approx(loader_us, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cause"),
+    [
+        ("kineto_resnet50/nw0_a.pt.trace.json.gz", Kind.DATA_BOUND, "no-workers"),
+        ("fresh_torch213_ours/cpu_nw0.pt.trace.json.gz", Kind.DATA_BOUND, "no-workers"),
+        ("fresh_torch213_ours/cpu_nw2.pt.trace.json.gz", Kind.COMPUTE_BOUND, "cpu"),
+        ("dlrm_ddp8/worker1_step_12.1694128201556.pt.trace.json.gz", Kind.COMMS_BOUND, "unknown"),
+        ("hta/nccl_parser_config_nccl_data.json.gz", Kind.LAUNCH_BOUND, "main-thread"),
+        ("fresh_torch213_ours/ddp_gloo_rank0.pt.trace.json.gz", Kind.COMMS_BOUND, "unknown"),
+    ],
+)
+def test_verdicts_with_a_known_cause(name: str, kind: Kind, cause: str) -> None:
+    verdict = analyse(name).verdict
+    assert (verdict.kind, verdict.cause) == (kind, cause)
+
+
+@cache
+def compare(pattern: str) -> TraceReport:
+    return analyze([str(path) for path in sorted(SAMPLES.glob(pattern))])
+
+
+def test_the_rank_that_waits_least_is_the_straggler() -> None:
+    slowed = compare("fresh_torch213_ours/ddp_gloo_rank*.gz").ranks
+    assert is_known(slowed)
+    assert slowed.straggler == 1
+    assert [row.wait_ms for row in slowed.ranks] == [pytest.approx(118.9 - 24.1, abs=0.2), near(0)]
+    assert [row.transfer_ms for row in slowed.ranks] == [pytest.approx(24.1, abs=0.1)] * 2
+    ranks = compare("dlrm_ddp8/*.gz").ranks
+    assert is_known(ranks)
+    assert ranks.straggler == 7
+    assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
+
+
+def test_matched_device_work_is_that_of_the_facts() -> None:
+    for path in PATHS:
+        facts = read_facts(path)["correlation"]
+        file = analyse(f"{path.parent.name}/{path.name}")
+        assert facts["gpu_events"] - file.launched_before == facts["matched_to_runtime_or_driver"]
+
+
+def test_a_python_table_is_there_where_stacks_are() -> None:
+    trace = read_trace(str(SAMPLES / "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"))
+    assert len(trace.python.start) == 5874

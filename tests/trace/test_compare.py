@@ -1,0 +1,291 @@
+"""Two traces against each other: the line that says whether it helped, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.traces import A100, TraceBuilder
+from tpmon.commands.trace import Asked, run_trace
+from tpmon.config import resolve, settle
+from tpmon.errors import UsageError
+from tpmon.model.known import Missing, is_known
+from tpmon.model.results.trace import TraceFile
+from tpmon.model.results.trace_change import TraceComparison
+from tpmon.report.trace_against import write_comparison
+from tpmon.report.trace_csv import write_changes_csv
+from tpmon.report.write import Output
+from tpmon.trace.analysis import analyze
+from tpmon.trace.compare import compare_traces
+
+
+def train(path: Path, lengths: list[float], rows: int = 32, **header: object) -> str:
+    trace = TraceBuilder()
+    start = 0.0
+    for number, length in enumerate(lengths):
+        trace.step(number, start, length).loader(start, length - 500)
+        shapes = {"Input Dims": [[rows, 64], [64, 8]], "Input type": ["float", "float"]}
+        trace.op("aten::mm", start + length - 400, 300, **shapes)
+        start += length
+    return trace.write(path, {"deviceProperties": [], **header})
+
+
+def compare(tmp_path: Path, old: list[float], new: list[float], target: float = 1.0) -> TraceComparison:
+    paths = [train(tmp_path / "old.json", old), train(tmp_path / "new.json", new)]
+    return compare_traces(*analyze(paths).files, target)
+
+
+def test_a_fix_that_helps_is_said_with_its_noise(tmp_path: Path) -> None:
+    found = compare(tmp_path, [2000, 2010, 1990, 2000], [1000, 1010, 990, 1000], 1.5)
+    assert found.helped is True
+    assert found.ratio == pytest.approx(2.0)
+    assert isinstance(found.ratio_low, float)
+    assert 1.9 < found.ratio_low < 2 < found.ratio_high < 2.1
+    assert found.summary.startswith("it helped: mean step 2.000 ms before, 1.000 ms after, 2.00x")
+    loader = next(change for change in found.changes if change.name == "data_loader")
+    assert (loader.before_us, loader.after_us) == (1500, 500)
+    text = "\n".join(write_comparison(found, 5))
+    assert "DataLoader" in text
+    assert "CPU operators" in text
+    assert "data_loader" not in text, "the words of the overview and of the screen"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "target", "says"),
+    [
+        ([2000, 2400, 1600], [1900, 2300, 1500], 1.0, "no difference beyond the noise"),
+        ([1000, 1001, 999], [2000, 2001, 1999], 1.0, "slower"),
+        ([1200, 1201, 1199], [1000, 1001, 999], 1.5, "faster, but less than the 1.5x hoped for"),
+        ([1200], [1000], 1.0, "mean step 1.200 ms before, 1.000 ms after, 1.20x; too few steps"),
+    ],
+)
+def test_what_is_no_help_is_not_called_so(
+    old: list[float], new: list[float], target: float, says: str, tmp_path: Path
+) -> None:
+    found = compare(tmp_path, old, new, target)
+    assert found.helped is not True
+    assert found.summary.startswith(says)
+
+
+def test_another_batch_or_world_is_refused_and_named(tmp_path: Path) -> None:
+    old = train(tmp_path / "old.json", [2000] * 4, distributedInfo={"rank": 0, "world_size": 2})
+    new = train(tmp_path / "new.json", [1000] * 4, 16, distributedInfo={"rank": 0, "world_size": 4})
+    found = compare_traces(*analyze([old, new]).files)
+    assert isinstance(found.helped, Missing)
+    assert found.differences[0] == "world size 2 and 4"
+    assert "[[32, 64], [64, 8]]" in found.differences[1]
+    assert "[[16, 64], [64, 8]]" in found.differences[1]
+    assert found.summary.startswith("not comparable: world size 2 and 4")
+
+
+def test_a_batch_that_is_not_recorded_is_a_condition_of_the_answer(tmp_path: Path) -> None:
+    paths = []
+    for name, length in (("old", 2000.0), ("new", 1000.0)):
+        trace = TraceBuilder()
+        for number in range(4):
+            trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
+        paths.append(trace.write(tmp_path / f"{name}.json", {"deviceProperties": []}))
+    found = compare_traces(*analyze(paths).files)
+    assert found.summary.endswith(
+        ", if batch, shapes and types (not recorded: record_shapes=True) are the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"batch_size": 16}, "batch size 64 and 16"),
+        ({"model": "Mine"}, "model ResNet and Mine"),
+        ({"dtype": "torch.bfloat16"}, "type of the parameters torch.float32 and torch.bfloat16"),
+        ({"threads": 9}, ""),
+    ],
+)
+def test_what_a_capture_wrote_of_its_conditions_is_compared(other, said: str, tmp_path: Path) -> None:
+    told = {"batch_size": 64, "inputs": ["float32[64, 8]"], "model": "ResNet", "dtype": "torch.float32"}
+    paths = []
+    for name, length, conditions in (("old", 2000.0, told), ("new", 1000.0, {**told, **other})):
+        trace = TraceBuilder()
+        for number in range(4):
+            trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
+        header = {"deviceProperties": [], "tpmon": json.dumps(conditions)}
+        paths.append(trace.write(tmp_path / f"{name}.json", header))
+    found = compare_traces(*analyze(paths).files)
+    assert found.differences == ((said,) if said else ())
+    assert found.unchecked == ()
+    assert isinstance(found.helped, Missing) is bool(said)
+
+
+TOLD = {"batch_size": 32, "inputs": ["float32[32, 64]"]}
+
+
+def build(path: Path, length: float, *, compiled: bool = False, **header: object) -> TraceFile:
+    """Write a linear layer as torch runs it, or as compiled code does: without the operator around it."""
+    wrapped = {"Input Dims": [[32, 64], [8, 64], [8]], "Input type": ["float"] * 3}
+    inner = {"Input Dims": [[8], [32, 64], [64, 8]], "Input type": ["float"] * 3}
+    trace = TraceBuilder()
+    for number in range(5):
+        at = number * length
+        trace.step(number, at, length + number)
+        if compiled:
+            trace.op("Torch-Compiled Region: 0/0", at + 5, 400)
+        else:
+            trace.op("aten::linear", at + 10, 300, **wrapped)
+        trace.op("aten::addmm", at + 20, 200, **inner)
+    return analyze([trace.write(path, {"deviceProperties": [], **header})]).files[0]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_compiling_the_model_is_a_fix_and_no_other_workload(told: bool, tmp_path: Path) -> None:
+    header = {"tpmon": json.dumps(TOLD)} if told else {}
+    before = build(tmp_path / "a.json", 2000, **header)
+    found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, **header))
+    assert found.differences == ()
+    assert found.helped is True
+    assert ("if batch, shapes and types (one is compiled" in found.summary) is not told
+
+
+def test_another_batch_is_refused_for_a_compiled_model_too(tmp_path: Path) -> None:
+    before = build(tmp_path / "a.json", 2000, tpmon=json.dumps(TOLD))
+    other = json.dumps({**TOLD, "batch_size": 16})
+    found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, tpmon=other))
+    assert found.differences == ("batch size 32 and 16",)
+
+
+@pytest.mark.parametrize(("more", "same"), [({"parameters": 520}, True), ({}, False)])
+def test_other_operators_are_no_other_workload_where_a_capture_says_so(
+    more: dict[str, int], same: bool, tmp_path: Path
+) -> None:
+    said = json.dumps({**TOLD, **more})
+    before = build(tmp_path / "a.json", 2000, tpmon=said)
+    after = train(tmp_path / "b.json", [1000, 1001, 1002, 1003], tpmon=said)
+    found = compare_traces(before, analyze([after]).files[0])
+    assert (found.differences == ()) is same
+
+
+def test_cards_that_one_trace_does_not_describe_are_an_if(tmp_path: Path) -> None:
+    files = []
+    for name, length, cards in (("a", 2000.0, []), ("b", 1000.0, [A100])):
+        trace = TraceBuilder()
+        for number in range(4):
+            trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
+            trace.kernel(number * length + 200, 100, launch=number * length + 150)
+        files.append(analyze([trace.write(tmp_path / f"{name}.json", {"deviceProperties": cards})]).files[0])
+    found = compare_traces(*files)
+    assert (found.differences, found.unchecked[0], found.helped) == ((), "cards", True)
+
+
+def test_an_empty_trace_is_compared_to_nothing(tmp_path: Path) -> None:
+    empty = TraceBuilder().write(tmp_path / "empty.json", {"deviceProperties": []})
+    found = compare_traces(*analyze([empty, train(tmp_path / "new.json", [1000] * 4)]).files)
+    assert found.differences == ("a trace that holds no events",)
+    assert isinstance(found.helped, Missing)
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 10])
+def test_noise_alone_seldom_leaves_the_interval(steps: int, tmp_path: Path) -> None:
+    """Of two runs of the same speed the 95 % interval misses 1 in about 5 % of the cases."""
+    draw = random.Random(steps)
+    old, new = analyze(
+        [train(tmp_path / "old.json", [1000] * steps), train(tmp_path / "new.json", [1000] * steps)]
+    ).files
+    missed = 0
+    for _ in range(1000):
+        found = compare_traces(*(shake(file, draw) for file in (old, new)))
+        assert is_known(found.ratio_low)
+        assert is_known(found.ratio_high)
+        missed += not found.ratio_low <= 1 <= found.ratio_high
+    assert missed <= 70
+
+
+def shake(file: TraceFile, draw: random.Random) -> TraceFile:
+    """Give each step of a trace 5 % of noise."""
+    table = tuple(replace(row, ms=draw.gauss(1.0, 0.05)) for row in file.overview.step_table)
+    mean = sum(row.ms for row in table) / len(table)
+    return replace(file, overview=replace(file.overview, step_table=table, step_ms=mean))
+
+
+def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
+    lines = write_changes_csv(compare(tmp_path, [2000] * 4, [1000] * 4))
+    assert lines[0] == "part,name,before_us,after_us"
+    assert "phase,data_loader,1500.0,500.0" in lines
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(csv="colours"),
+        Asked(csv="steps", against="x"),
+        Asked(csv="changes"),
+        Asked(top="many"),
+        Asked(target="2x"),
+        Asked(against="x", target="fast"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(asked: Asked, tmp_path: Path) -> None:
+    path = train(tmp_path / "t.json", [1000])
+    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
+    with pytest.raises(UsageError):
+        run_trace([path], options, asked, Output(1, ascii_only=True))
+    with pytest.raises(UsageError):
+        run_trace([str(tmp_path / "*.none")], options, Asked(), Output(1, ascii_only=True))
+
+
+def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
+    whole = TraceBuilder().op("aten::mm", 0, 900).write(tmp_path / "whole.json", {"deviceProperties": []})
+    found = compare_traces(*analyze([whole, train(tmp_path / "new.json", [1000] * 4)]).files)
+    assert isinstance(found.helped, Missing)
+    assert found.summary == (
+        f"not comparable: no steps are marked in {whole} "
+        "(torch marks none without profiler.step(), or without a schedule)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "json", "what"),
+    [
+        (Asked(csv="steps"), True, "--csv and --json exclude each other"),
+        (Asked(csv="steps", top="3"), False, "--csv writes every row"),
+        (Asked(top="3"), True, "--json writes every row"),
+        (Asked(table="patterns"), True, "--json writes every table"),
+        (Asked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: Asked, json: bool, what: str) -> None:
+    path = train(tmp_path / "a.json", [1000])
+    options = settle(resolve({"json": True} if json else {}, {}, "", {}))
+    with pytest.raises(UsageError, match=what):
+        run_trace([path], options, asked, Output(1, ascii_only=True))
+
+
+def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> None:
+    path = train(tmp_path / "a.json", [1000])
+    options = settle(resolve({}, {}, "", {"json": True}))
+    assert run_trace([path], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    assert "ProfilerStep#0" in capfd.readouterr().out
+    assert run_trace([path], options, Asked(top="3"), Output(1, ascii_only=True)) == 0
+    assert not capfd.readouterr().out.startswith("{")
+    out = tmp_path / "small.json"
+    assert run_trace([path], options, Asked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
+    assert out.exists()
+
+
+def test_what_a_directory_brings_along_is_named_and_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "a.json", [1000])
+    other = tmp_path / "settings\x1b[31m.json"
+    other.write_text("{}")
+    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
+    assert run_trace([str(tmp_path)], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    said = capfd.readouterr()
+    assert f"left out: {other.parent}/settings?[31m.json: " in said.err, "no escape sequence comes with it"
+    assert "ProfilerStep#0" in said.out
+    with pytest.raises(UsageError, match="no trace"):
+        run_trace([str(other)], options, Asked(), Output(1, ascii_only=True))

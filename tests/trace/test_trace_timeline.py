@@ -1,0 +1,180 @@
+"""The timeline adds up to the gaps at any zoom, and a row of the analysis leads to its line of Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.goldens.trace_views import make_run
+from tests.traces import TraceBuilder
+from tpmon.hook.capture.conditions import _read_places
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.timeline import CodePlace, Stretch
+from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.figures.lines import NO_FRAME, NO_STACKS, NOT_THERE, find_line, parse_frame, read_folders
+from tpmon.trace.timeline import lay_timelines
+
+ALL = Stretch(0, 1 << 30)
+
+
+def keep_one(builder, path, header=None) -> Findings:
+    kept = []
+    analyze([builder.write(path, header)], keep=kept.append)
+    return kept[0]
+
+
+@pytest.mark.parametrize("cells", [1, 7, 110])
+def test_the_shares_of_all_steps_are_those_of_the_gaps(cells):
+    run = make_run("one")
+    timeline = run.timelines[0].look(0, ALL, cells)
+    gaps = run.report.files[0].gaps[0]
+    shares = {share.name: share.pct for share in timeline.shares}
+    assert shares["busy"] == pytest.approx(100 * gaps.busy / gaps.window)
+    for cause in ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other"):
+        assert shares[cause] == pytest.approx(100 * getattr(gaps, cause) / gaps.window, abs=1e-6)
+    assert len(timeline.cells) == cells
+    assert (timeline.start_ms, timeline.end_ms, timeline.said) == (0.0, 50.0, "all 5 steps")
+
+
+def test_columns_weighed_by_their_length_are_the_device_s_utilization_and_sm_efficiency():
+    run = make_run("one")
+    timeline = run.timelines[0].look(0, ALL, 100)
+    card = run.report.files[0].overview.gpus[0]
+    mean = sum(cell.busy_pct for cell in timeline.cells) / 100
+    assert mean == pytest.approx(card.busy_pct, abs=0.01)
+    sm = [cell.sm_pct for cell in timeline.cells if is_known(cell.sm_pct)]
+    assert sum(sm) / 100 == pytest.approx(card.sm_efficiency_pct, abs=0.01)
+
+
+def test_a_column_says_what_held_most_of_its_idle_time():
+    timeline = make_run("one").timelines[0].look(0, Stretch(0, 1), 10)
+    assert [cell.cause for cell in timeline.cells[:3]] == ["data"] * 3
+    assert timeline.cells[8].cause == "sync_explicit"
+    assert timeline.cells[4].busy_pct == pytest.approx(74.0)
+
+
+def test_communication_that_nothing_hides_is_told_apart_in_the_busy_time():
+    run = make_run("ranks")
+    timeline = run.timelines[0].look(0, Stretch(0, 1), 100)
+    comms = run.report.files[0].communication
+    assert is_known(comms)
+    assert timeline.exposed_pct == pytest.approx(100 * comms.exposed_us / 50_000)
+    assert [round(cell.exposed_pct) for cell in timeline.cells[72:83]] == [0, *[100] * 9, 0]
+    assert make_run("one").timelines[0].look(0, ALL, 10).exposed_pct == 0.0
+
+
+def test_the_host_takes_the_device_s_place_as_in_the_split_of_its_time():
+    run = make_run("cpu")
+    timeline = run.timelines[0].look(0, ALL, 30)
+    host = run.report.files[0].host_us
+    assert is_known(host)
+    shares = {share.name: share.pct for share in timeline.shares}
+    assert timeline.device is NOT_APPLICABLE
+    assert shares["busy"] == pytest.approx(100 * host.compute / 30_000)
+    assert shares["data"] == pytest.approx(100 * host.data / 30_000)
+    assert timeline.cells[0].sm_pct == Missing("no device work in the trace")
+
+
+@pytest.mark.parametrize(
+    ("stretch", "said", "steps", "span"),
+    [
+        (Stretch(1, 1), "step 8", ["8"], (10.0, 20.0)),
+        (Stretch(1, 2), "steps 8 to 9", ["8", "9"], (10.0, 30.0)),
+        (Stretch(4, 9), "step 11", ["11"], (40.0, 50.0)),
+        (Stretch(99, 1), "step 11", ["11"], (40.0, 50.0)),
+        (Stretch(2, 1, 1, 4), "part 2 of 4 of step 9", [], (22.5, 25.0)),
+        (Stretch(2, 1, 9, 2), "part 2 of 2 of step 9", [], (25.0, 30.0)),
+    ],
+)
+def test_a_stretch_is_steps_or_a_part_of_one_and_stays_in_the_trace(stretch, said, steps, span):
+    timeline = make_run("one").timelines[0].look(0, stretch, 40)
+    assert timeline.said == said
+    assert [one.name for one in timeline.steps] == steps
+    assert (timeline.start_ms, timeline.end_ms) == span
+
+
+def test_every_step_begins_in_its_column_although_times_are_absolute(tmp_path):
+    builder = TraceBuilder(base_us=1_694_128_201_545_000.25)
+    for number in range(4):
+        builder.step(number, number * 1000.0, 1000.0).op("aten::add", number * 1000.0 + 10, 100)
+    found = keep_one(builder, tmp_path / "t.json")
+    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(
+        0, ALL, 40
+    )
+    assert [(one.name, one.cell) for one in timeline.steps] == [("0", 0), ("1", 10), ("2", 20), ("3", 30)]
+
+
+def test_a_trace_without_steps_or_events_has_a_timeline_too(tmp_path):
+    found = keep_one(TraceBuilder().op("aten::add", 0, 100), tmp_path / "t.json")
+    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(
+        0, ALL, 4
+    )
+    assert (timeline.said, timeline.steps, timeline.steps_in_all) == ("the whole trace", (), 0)
+    assert [cell.busy_pct for cell in timeline.cells] == [100.0] * 4
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"traceEvents": []}')
+    kept = []
+    analyze([str(empty)], keep=kept.append)
+    one = kept[0]
+    looked = lay_timelines(one.trace, one.steps, one.activity, one.causes, one.figures).look(0, ALL, 4)
+    assert len(looked.cells) == 4
+
+
+# Lines of Python
+
+
+def test_an_operator_a_kernel_and_a_frame_lead_to_the_line_that_called_them():
+    trace = make_run("one").findings[0].trace
+    train = CodePlace("train", "train.py", 88)
+    assert find_line(trace, "aten::addmm") == train
+    assert find_line(trace, "volta_sgemm_128x64_nn") == train
+    assert find_line(trace, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == train
+    assert find_line(trace, "dataset.py(41): __getitem__") == CodePlace("__getitem__", "dataset.py", 41)
+    assert find_line(trace, "aten::nothing") == NOT_THERE
+
+
+def test_without_stacks_or_a_frame_around_it_there_is_no_line(tmp_path):
+    assert find_line(make_run("cpu").findings[0].trace, "aten::addmm") == NO_STACKS
+    builder = TraceBuilder().op("aten::mm", 100, 10)
+    builder.add("python_function", "train.py(1): f", 500, 10)
+    assert find_line(keep_one(builder, tmp_path / "t.json").trace, "aten::mm") == NO_FRAME
+
+
+def test_the_user_s_own_function_comes_before_those_of_libraries(tmp_path):
+    builder = TraceBuilder().op("aten::mm", 100, 10)
+    for depth, name in enumerate(
+        ("train.py(7): step", "functools.py(3): wrapper", "torch/nn/modules/module.py(5): _call_impl")
+    ):
+        builder.add("python_function", name, 50 + depth, 100 - depth)
+    assert find_line(keep_one(builder, tmp_path / "t.json").trace, "aten::mm") == CodePlace(
+        "step", "train.py", 7
+    )
+
+
+def test_the_folders_of_the_run_are_what_the_capture_wrote(tmp_path):
+    told = {"folder": "/home/usr/run", "sys_path": ["/home/usr/run", "relative", 7, "/opt/site-packages"]}
+    builder = TraceBuilder().op("aten::mm", 0, 1)
+    trace = keep_one(builder, tmp_path / "t.json", {"tpmon": told}).trace
+    assert read_folders(trace) == ("/home/usr/run", "/opt/site-packages")
+    assert parse_frame("a.py(3): f", read_folders(trace)) == CodePlace(
+        "f", "a.py", 3, ("/home/usr/run", "/opt/site-packages")
+    )
+    written = keep_one(builder, tmp_path / "u.json", {"tpmon": json.dumps(told)}).trace
+    assert read_folders(written) == read_folders(trace)
+    for odd in ("{", ["a"], 3, None, {"sys_path": "x", "folder": "/a\0b"}):
+        assert read_folders(keep_one(builder, tmp_path / "v.json", {"tpmon": odd}).trace) == ()
+
+
+def test_a_capture_writes_its_folders_under_the_names_that_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", "beside", "/opt/lib"])
+    trace = keep_one(
+        TraceBuilder().op("aten::mm", 0, 1), tmp_path / "t.json", {"tpmon": _read_places()}
+    ).trace
+    assert read_folders(trace) == (str(tmp_path), f"{tmp_path}/", f"{tmp_path}/beside", "/opt/lib")
+
+
+@pytest.mark.parametrize("text", ["aten::mm", "<built-in method x>", "a.py(x): f", "nn.Module: Linear_0", ""])
+def test_what_is_no_frame_is_none(text):
+    assert isinstance(parse_frame(text), Missing)

@@ -1,0 +1,217 @@
+"""The lines that never leave the screen say who, in which state, how old, and what works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import (
+    GIB,
+    NOW_NS,
+    make_ages,
+    make_cpu,
+    make_event,
+    make_frame,
+    make_gpu,
+    make_memory,
+    make_own_cost,
+    make_rank,
+    make_target,
+    make_view,
+)
+from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.gpu import GpuProcess, GpuState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.ui.monitor.alerts import tell_most
+from tpmon.ui.monitor.panes.header import (
+    describe_end,
+    name_ranks,
+    name_state,
+    paint_facts,
+    paint_footer,
+    paint_header,
+    paint_notes,
+)
+from tpmon.ui.monitor.state import Ink, KeyHelp, Overlay
+
+SECOND = 10**9
+KEYS = (
+    KeyHelp(("s",), "sort", "Workers", "sort", 3),
+    KeyHelp(("q",), "quit", "tpmon", "quit", 1),
+    KeyHelp(("Y",), "copy all", "Copying", "", 0),
+    KeyHelp(("?", "F1"), "help", "tpmon", "help", 2),
+)
+
+
+def text_of(line):
+    return "".join(text for text, _ in line)
+
+
+def test_the_state_word_follows_the_view():
+    view = make_view()
+    ended = make_frame(target=make_target(state=TargetState.ENDED))
+    stopped = make_frame(target=make_target(state=TargetState.STOPPED))
+    assert name_state(view).text == "LIVE 1 s"
+    assert name_state(replace(view, paused_ns=NOW_NS, now_ns=NOW_NS + 12 * SECOND)).text == "PAUSED 12 s"
+    assert name_state(replace(view, now_ns=NOW_NS + 3 * SECOND)).text == "LIVE 1 s"
+    assert name_state(replace(view, now_ns=NOW_NS + 14 * SECOND)).text == "LATE 14 s"
+    assert name_state(replace(view, now_ns=NOW_NS + 14 * SECOND, interval_s=5.0)).text == "LIVE 5 s"
+    assert name_state(make_view(ended, now_ns=NOW_NS + 99 * SECOND)).text == "ENDED"
+    assert name_state(make_view(stopped)).text == "STOPPED"
+    assert name_state(make_view(Missing("x"))).text == "WAITING"
+
+
+def test_a_paused_view_does_not_age():
+    frame = make_frame(ages_s=make_ages(gpu=0.5))
+    view = make_view(frame, paused_ns=NOW_NS + SECOND, now_ns=NOW_NS + 600 * SECOND)
+    assert "old" not in text_of(paint_header(view, 200))
+    assert "gpu 1.5 s" in text_of(paint_header(view, 200))
+
+
+def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
+    view = make_view(make_frame(ages_s=make_ages(gpu=14.0)))
+    for width in (40, 80, 200):
+        assert [ink for text, ink in paint_header(view, width) if "! gpu 14 s old" in text] == [Ink.WARN]
+
+
+def test_threads_of_quiet_processes_may_be_five_intervals_old():
+    def header(age_s):
+        return text_of(paint_header(make_view(make_frame(ages_s=make_ages(threads=age_s))), 200))
+
+    assert "old" not in header(5.0)
+    assert "! threads 7.2 s old" in header(7.0)
+
+
+def test_a_late_frame_is_said_once_and_not_group_by_group():
+    line = text_of(paint_header(make_view(now_ns=NOW_NS + 41 * SECOND), 200))
+    assert "LATE 41 s" in line
+    assert "old" not in line
+
+
+def test_the_header_keeps_pid_state_and_clock_longest():
+    line = text_of(paint_header(make_view(), 40))
+    assert "4211" in line
+    assert line.endswith("LIVE 1 s  03:07:41")
+
+
+def test_the_header_says_what_tpmon_does_to_the_job():
+    frame = make_frame(self_=make_own_cost(shedding=True, target_paused_ms=12.0))
+    line = text_of(paint_header(make_view(frame), 200))
+    assert "! tpmon at half rate" in line
+    assert "! paused the job 12 ms" in line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world", "named"),
+    [
+        (range(8, 16), 64, "8-15 of 64, 56 not on this host"),
+        (range(2), 2, "0-1 of 2"),
+        ((0, 2, 3), 4, "0,2-3 of 4, 1 not on this host"),
+        (range(2), NOT_APPLICABLE, "0-1"),
+        ((NOT_APPLICABLE,), NOT_APPLICABLE, ""),
+        ((Missing("no"), Missing("no")), 2, "2, numbers not known"),
+        ((), 2, "none seen"),
+    ],
+)
+def test_ranks_are_named_with_those_on_other_hosts(ranks, world, named):
+    rows = tuple(make_rank(100 + n, rank=rank) for n, rank in enumerate(ranks))
+    assert name_ranks(make_frame(ranks=rows, target=make_target(world_size=world))) == named
+
+
+def test_facts_break_between_facts():
+    view = make_view(make_frame(facts="GPU 41 % busy \u00b7 4 workers \u00b7 99 % of 2 CPUs"))
+    assert [text_of(line) for line in paint_facts(view, 32, 9)] == [
+        " GPU 41 % busy \u00b7 4 workers",
+        " 99 % of 2 CPUs",
+    ]
+
+
+def test_the_end_is_told_from_its_event_and_comes_before_the_facts():
+    target = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)")
+    view = make_view(
+        make_frame(target=target), events=(make_event("job ended", 9, EventKind.ENDED), make_event("later"))
+    )
+    first, second = paint_facts(view, 100, 2)
+    assert first == ((" ENDED 03:07:32  exit 137 (SIGKILL; OOM killer)", Ink.BAD),)
+    assert text_of(second).startswith(" last seen: ")
+
+
+@pytest.mark.parametrize(
+    ("ended", "words", "ink"),
+    [
+        ("exit 0", "ENDED 03:07:41  exit 0", Ink.GOOD),
+        ("exit 1", "ENDED 03:07:41  exit 1", Ink.BAD),
+        (Missing("not our child"), "ENDED 03:07:41  how is not known: not our child", Ink.WARN),
+        (NOT_APPLICABLE, "ENDED 03:07:41", Ink.WARN),
+    ],
+)
+def test_every_end_has_its_words(ended, words, ink):
+    frame = make_frame(target=make_target(state=TargetState.ENDED, ended=ended))
+    assert describe_end(make_view(frame), frame) == (words, ink)
+
+
+def test_before_the_first_reading_the_reason_is_said():
+    lines = paint_facts(make_view(Missing("looking for the job")), 80, 3)
+    assert text_of(lines[0]) == " waiting for the first reading: looking for the job"
+
+
+def test_notes_that_do_not_fit_are_counted():
+    frame = make_frame(notes=("first", "second", "third"))
+    assert [text_of(line) for line in paint_notes(frame, 60, 2)] == [
+        " ! first",
+        " ! second  (+1 more, 5)",
+    ]
+    assert [text_of(line) for line in paint_notes(frame, 60, 3)] == [" ! first", " ! second", " ! third"]
+    assert paint_notes(frame, 60, 0) == []
+    long = make_frame(notes=("word " * 30,))
+    assert text_of(paint_notes(long, 40, 1)[0]).endswith("(1 to read, 5)")
+
+
+def test_the_footer_shows_keys_by_priority_and_the_message_beside_them():
+    view = make_view()
+    assert text_of(paint_footer(view, KEYS, 60)[0]).rstrip() == " q quit  ? help  s sort"
+    assert text_of(paint_footer(view, KEYS, 18)[0]).rstrip() == " q quit  ? help"
+    line = text_of(paint_footer(replace(view, message="copied"), KEYS, 40)[0])
+    assert line.startswith(" q quit")
+    assert line.endswith("copied")
+
+
+def test_an_answer_that_is_longer_than_a_line_is_not_cut():
+    said = "capture done: 5 steps, /runs/" + "deep/" * 20 + "step7.json.gz"
+    for width in (30, 40, 80):
+        lines = [text_of(line) for line in paint_footer(make_view(message=said), KEYS, width)]
+        assert "".join("".join(lines).split()) == "".join(said.split())
+        assert max(map(len, lines)) <= width
+
+
+def test_the_footer_shows_the_filter_while_it_is_typed():
+    view = make_view(overlay=Overlay.FILTER, filter_text="rank 1")
+    assert text_of(paint_footer(view, KEYS, 60)[0]).startswith(" /rank 1_  q quit")
+
+
+def test_the_one_fact_is_the_worst():
+    calm = make_frame(cpu=make_cpu(used_cores=4.0))
+    pools = make_cpu(oversubscription=7.1, run_delay_ratio=0.82)
+    assert tell_most(calm) == ("50 % of 8 CPUs", Ink.STRONG)
+    assert tell_most(replace(calm, cpu=pools))[0] == "thread pools 7.1x the CPUs, waiting 82 %"
+    assert tell_most(replace(calm, cpu=replace(pools, run_delay_ratio=0.1)))[0] == "51 % of 8 CPUs"
+    quota = replace(pools, throttled_ratio=0.5)
+    assert tell_most(replace(calm, cpu=quota))[0] == "CPU quota throttles 50 % of periods"
+    killed = replace(calm, cpu=quota, memory=make_memory(oom_kills=1))
+    assert tell_most(killed)[1] is Ink.BAD
+    full = replace(calm, memory=make_memory(used_bytes=155 * GIB // 10))
+    assert tell_most(full)[0] == "memory 97 % of its limit"
+    cards = (make_gpu(0, sm_pct=40.0), make_gpu(1, sm_pct=96.0))
+    assert tell_most(replace(calm, gpus=cards)) == ("GPUs 40 to 96 % busy", Ink.STRONG)
+    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+    stray = make_gpu(2, sm_pct=9.0, throttle=("thermal",), processes=(context,))
+    own = make_gpu(3, sm_pct=96.0, processes=(work,))
+    assert tell_most(replace(calm, gpus=(stray, own))) == ("GPU 96 % busy", Ink.STRONG)
+    assert tell_most(replace(calm, gpus=(*cards, make_gpu(2, xids=(79,)))))[0] == "GPU 2 reports a fault"
+    strange = make_gpu(2, xids=(79,), pids=())
+    assert tell_most(replace(calm, gpus=(*cards, strange))) == ("GPUs 40 to 96 % busy", Ink.STRONG)
+    gone = replace(strange, state=GpuState.LOST)
+    assert tell_most(replace(calm, gpus=(*cards, gone)))[0] == "GPU 2 lost"
+    unread = replace(calm, cpu=make_cpu(used_cores=Missing("one reading")))
+    assert tell_most(unread)[0] == "CPU use ? one reading"

@@ -1,0 +1,388 @@
+"""The verdict block says word, cause, confidence, since and what to try at every size, and cuts honestly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frames import (
+    NOW,
+    NOW_NS,
+    make_event,
+    make_evidence,
+    make_finding,
+    make_frame,
+    make_pulses,
+    make_target,
+)
+from tests.frames import make_view as make_any_view
+from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
+from tpmon.model.window import pulse_of
+from tpmon.ui.kit.cells import width_of
+from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.panes.evidence import fit_widths, paint_evidence
+from tpmon.ui.monitor.panes.paint_verdict_full import paint_verdict_in_full
+from tpmon.ui.monitor.panes.verdict import kind_ink, paint_headline, paint_try, paint_verdict, share_lines
+from tpmon.ui.monitor.state import Ink, Overlay, Pane, Size
+
+HUNG = make_finding(
+    kind=Kind.HUNG,
+    cause="missing-rank",
+    confidence=Confidence.MEDIUM,
+    since=NOW - timedelta(minutes=26),
+    since_is=SinceIs.LOWER_BOUND,
+    since_source="last log write 02:41:41",
+    summary="rank 3 is not in the all-reduce",
+    try_="dump the stacks",
+    ceiling=NOT_APPLICABLE,
+)
+
+
+def texts_of(lines):
+    return ["".join(text for text, _ in line).rstrip() for line in lines]
+
+
+def judged(finding, **fields):
+    return make_frame(verdict=finding, **fields)
+
+
+def screen(finding, width, height, **fields):
+    return texts_of(paint_screen(make_any_view(judged(finding), **fields), Size(width, height)))
+
+
+def block(finding, width=100, most=30, **fields):
+    frame = judged(finding, **fields)
+    return texts_of(paint_verdict(make_any_view(frame), frame, finding, width, most))
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (120, 40), (80, 24), (40, 50), (40, 24)])
+def test_every_layout_tells_a_stranger_what_to_do(width, height):
+    text = " ".join(" ".join(screen(HUNG, width, height)).split())
+    assert "!! HUNG" in text
+    assert "missing-rank" in text
+    assert "confidence medium" in text
+    assert "at least 26 min (last log write 02:41:41)" in text
+    assert "Try: dump the stacks" in text
+
+
+def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
+    assert screen(HUNG, 20, 5)[1:4] == [" !! HUNG", " missing-rank", " at least 26 min"]
+    assert screen(make_finding(), 20, 5)[1] == " ! DATA-BOUND"
+    assert screen(make_finding(), 6, 2)[1] == " DATA…"
+
+
+def test_a_job_that_ended_without_a_verdict_shows_the_last_words_of_its_log():
+    words = make_evidence("the log ends with", value=IN_WORDS, unit="", text="RuntimeError: bad shape")
+    failed = make_finding(
+        kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(words,)
+    )
+    target = make_target(state=TargetState.ENDED, ended="exit 1")
+    lines = screen_of_ended(failed, target)
+    assert " the log ends with: RuntimeError: bad shape" in lines
+    assert not any("IDLE" in line for line in lines)
+    assert " the job has ended: exit 1" in screen_of_ended(replace(failed, evidence=()), target)
+
+
+def screen_of_ended(finding, target):
+    return texts_of(paint_screen(make_any_view(judged(finding, target=target)), Size(80, 24)))
+
+
+@pytest.mark.parametrize("what", [{"overlay": Overlay.STACKS}, {"zoom": Pane.CPU}, {"overlay": Overlay.HELP}])
+def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
+    frame = make_frame(verdict=HUNG)
+    said = texts_of(paint_screen(make_any_view(frame, **what), Size(20, 6)))
+    assert said[0].split() == ["LIVE", "1", "s", "HUNG"]
+    assert texts_of(paint_screen(make_any_view(frame, **what), Size(8, 6)))[0].split() == ["HUNG"]
+    asked = make_any_view(frame, message="copied", **what)
+    assert texts_of(paint_screen(asked, Size(20, 6)))[0] == " copied"
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
+def test_severity_is_a_sign_and_an_ink(row):
+    sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[
+        row.exit_code
+    ]
+    finding = make_finding(kind=row.kind)
+    first = paint_headline(judged(finding), finding, 80)[0]
+    assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
+    assert kind_ink(finding) is ink
+    for width in (20, 24):
+        assert row.kind.value.upper() in screen(finding, width, 5)[1]
+
+
+def test_a_failed_job_bears_the_sign_of_a_fault():
+    failed = make_finding(kind=Kind.IDLE, cause="failed")
+    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN)
+
+
+@pytest.mark.parametrize("reason", ["not judged", "the judge failed: ValueError"])
+def test_without_a_verdict_the_facts_stay_in_its_place(reason):
+    lines = screen(Missing(reason), 120, 40)
+    assert lines[1] == " 2 workers · 51 % of 8 CPUs · 4.2 runnable on 8 CPUs"
+    full = texts_of(paint_verdict_in_full(make_any_view(judged(Missing(reason))), 80))
+    assert full[0] == f" no verdict: {reason}"
+
+
+def test_an_onset_says_so_where_there_is_room():
+    assert "since 03:02 (5 min), onset in the history" in block(make_finding(), width=130)[0]
+    assert screen(make_finding(), 40, 50)[2] == " confidence high  since 03:02 (5 min)"
+
+
+def test_nothing_claimed_has_neither_confidence_nor_since():
+    finding = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, share_pct=NOT_APPLICABLE)
+    assert block(finding)[0] == " ? NOT-ENOUGH-EVIDENCE"
+
+
+def test_a_cause_that_could_not_be_told_gives_its_reason():
+    assert "cause ? no stacks" in block(make_finding(cause=Missing("no stacks")))[0]
+
+
+def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
+    lines = block(make_finding(try_="do this:\nfirst  # two blanks\nsecond", ceiling="2.4x"))
+    at = lines.index(" Try: do this:")
+    assert lines[at : at + 3] == [
+        " Try: do this:",
+        "      first # two blanks",
+        "      second   Ceiling: 2.4x",
+    ]
+    assert not any("Ceiling" in line for line in block(make_finding(ceiling=Missing("unknown share"))))
+
+
+def test_a_word_longer_than_the_line_is_broken_and_not_cut():
+    long = "DataLoader(num_workers=8,persistent_workers=True,prefetch_factor=4)"
+    assert long in "".join(line.strip() for line in block(make_finding(try_=long), width=40))
+
+
+def test_evidence_has_value_history_source_and_age():
+    finding = make_finding(
+        evidence=(
+            make_evidence("runnable", value=4.2, unit="threads", source="/proc schedstat"),
+            make_evidence("stack", value=Missing(""), text="14 of 25 samples", source="py-spy", age_s=4.0),
+            make_evidence("GPU busy", value=Missing("no driver"), source="NVML", age_s=Missing("never")),
+        )
+    )
+    lines = block(finding, width=120)
+    runnable = next(line for line in lines if "runnable  " in line)
+    assert "4.2 threads  ████████████████████  /proc schedstat, 0.3 s" in runnable
+    assert next(line for line in lines if "stack" in line).endswith("py-spy, 4.2 s")
+    assert next(line for line in lines if "GPU busy" in line).endswith("NVML, age ?")
+    assert "? no driver" in "\n".join(lines)
+
+
+def test_a_history_is_drawn_from_the_pulses_of_that_name_only():
+    frame = make_frame()
+    pulses = tuple(replace(p, runnable=float(n)) for n, p in enumerate(make_pulses(frame, 20)))
+    view = make_any_view(frame, pulses=pulses)
+    rows = (make_evidence("runnable", unit="threads"), make_evidence("no batch ready"))
+    widths = fit_widths(rows, 120)
+    known, other = texts_of([paint_evidence(view, row, "+", widths, 120) for row in rows])
+    assert "▁" in known
+    assert "█" in known
+    assert not set("▁▂▃▄▅▆▇█") & set(other)
+
+
+def test_ages_of_evidence_grow_while_nothing_comes():
+    frame = judged(make_finding())
+    old = make_any_view(frame, now_ns=NOW_NS + 30 * 10**9)
+    assert any(line.endswith("200 looks, 30 s") for line in texts_of(paint_screen(old, Size(120, 40))))
+
+
+def test_what_does_not_fit_is_counted():
+    ruled_out = tuple(f"cause number {n} (looked at)" for n in range(12))
+    finding = make_finding(
+        evidence=tuple(make_evidence(f"reading {n}") for n in range(9)),
+        against=(make_evidence("reading against"),),
+        ruled_out=ruled_out,
+        unknown=("NCCL wait (no hook)",),
+    )
+    lines = block(finding, width=80, most=7)
+    assert len(lines) == 7
+    shown = [line for line in lines if line.startswith((" + ", " - reading"))]
+    assert shown[-1].endswith(f"+{10 - len(shown)} more, v")
+    listed = next(line for line in lines if line.startswith(" - not: "))
+    assert f"(+{12 - listed.count('cause number')} more)" in listed
+    assert "? unknown: NCCL wait" in listed
+    whole = block(finding, width=80, most=60)
+    assert " - reading against" in "\n".join(whole)
+    assert not any("more, v" in line for line in whole)
+    full = "\n".join(texts_of(paint_verdict_in_full(make_any_view(judged(finding)), 80)))
+    assert all(text in full for text in ruled_out)
+
+
+MANY = make_finding(
+    evidence=(
+        make_evidence("waiting for a batch", value=58.0, age_s=1.0),
+        make_evidence("rank 11 unchanged since the look", value=1571.0, unit="s", age_s=3.2),
+        *(make_evidence(f"reading {n}") for n in range(9)),
+    ),
+    ruled_out=tuple(f"stopped process {n} (looked at)" for n in range(35)),
+    unknown=("memory of the other hosts", "NCCL wait"),
+    summary="it waits",
+    try_="wait",
+    ceiling=NOT_APPLICABLE,
+)
+
+
+def rows_when(finding, width, shown):
+    """Return the rows of evidence of the lowest block that has so many."""
+    for most in range(4, 30):
+        rows = [line for line in block(finding, width, most) if line.startswith((" + ", "   +"))]
+        if len(rows) == shown:
+            return rows
+    raise AssertionError(f"no block has {shown} rows")
+
+
+@pytest.mark.parametrize("width", [36, 40, 47, 59, 60, 66, 70, 71, 80, 99, 100, 120])
+@pytest.mark.parametrize(("shown", "value", "age"), [(1, "58 %", "1.2 s"), (2, "26m11s", "3.4 s")])
+def test_the_row_that_counts_the_rest_has_its_value_and_age_whole(width, shown, value, age):
+    last = rows_when(MANY, width, shown)[-1]
+    assert last.endswith(f"{age}  +{11 - shown}{' more' if width >= 60 else ''}, v")
+    assert f" {value} " in last
+    assert width_of(last) <= width
+
+
+def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own():
+    words = make_evidence("last line", value=IN_WORDS, text="RuntimeError: it broke")
+    finding = replace(MANY, evidence=(MANY.evidence[0], words, *MANY.evidence[2:]))
+    rows = rows_when(finding, 40, 2)
+    assert rows[0].endswith("58 %  1.2 s")
+    assert rows[1] == "   +10 more, v"
+
+
+@pytest.mark.parametrize("width", [40, 50, 59])
+def test_two_lists_that_share_a_narrow_line_are_counted(width):
+    def shared(finding):
+        return next(
+            line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line
+        )
+
+    assert shared(MANY) == " - 35 ruled out  ? 2 unknown, v"
+    short = replace(MANY, ruled_out=("swap",), unknown=("steps",))
+    assert shared(short).split() == ["-", "not:", "swap", "?", "unknown:", "steps"]
+
+
+def test_a_cut_text_ends_in_a_mark():
+    finding = make_finding(summary="word " * 60, try_="step " * 60)
+    lines = block(finding, width=40, most=6)
+    assert len(lines) == 6
+    assert sum(line.endswith("…") for line in lines) == 2
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 12), min_size=8, max_size=8))
+def test_parts_never_take_more_lines_than_there_are(most, counts):
+    names = ("head", "summary", "try", "evidence", "both", "ruled out", "unknown", "facts")
+    wanted = dict(zip(names, counts, strict=True)) | {"head": max(1, counts[0])}
+    wanted |= {"ruled out": 1, "unknown": 1, "both": 1} if counts[4] else {"both": 0}
+    given_ = share_lines(wanted, most)
+    assert sum(given_.values()) <= most
+    assert given_["head"] >= 1
+    assert all(given_[name] <= wanted[name] for name in names)
+    assert given_["facts"] in (0, wanted["facts"])
+    assert not (given_["both"] and given_["unknown"])
+
+
+def test_a_calm_verdict_leaves_more_room_for_the_panes():
+    rows = tuple(make_evidence(f"reading {n}") for n in range(9))
+    alarm = screen(replace(HUNG, evidence=rows), 80, 24)
+    calm = screen(make_finding(kind=Kind.BALANCED, cause=NOT_APPLICABLE, evidence=rows), 80, 24)
+
+    def first_pane(lines):
+        return next(n for n, line in enumerate(lines) if line.startswith("── 1 ranks"))
+
+    assert first_pane(calm) < first_pane(alarm) <= 12
+
+
+def test_a_pane_alone_keeps_the_word():
+    lines = screen(HUNG, 80, 24, zoom=Pane.CPU, focus=Pane.CPU)
+    assert lines[1].startswith(" !! HUNG  missing-rank")
+    assert "Try" not in "".join(lines[:4])
+    assert "HUNG" not in "".join(screen(HUNG, 80, 24, overlay=Overlay.HELP))
+
+
+def test_an_ended_job_says_how_it_ended_and_what_the_verdict_was():
+    target = make_target(state=TargetState.ENDED, ended="exit 1")
+    frame = judged(HUNG, target=target)
+    lines = texts_of(paint_screen(make_any_view(frame), Size(80, 24)))
+    assert lines[1].startswith(" ENDED")
+    assert any(line.startswith(" last verdict: HUNG  missing-rank  confidence medium") for line in lines)
+    assert " exit 1" in texts_of(paint_screen(make_any_view(frame), Size(20, 5)))[1]
+
+
+def test_an_ended_job_shows_the_verdict_from_before_its_end():
+    row = make_evidence(BEFORE_THE_END, text="HUNG missing-rank, confidence medium: rank 1 is not there")
+    failed = make_finding(kind=Kind.IDLE, cause="failed", evidence=(row,))
+    target = make_target(state=TargetState.ENDED, ended="SIGKILL")
+    lines = texts_of(paint_screen(make_any_view(judged(failed, target=target)), Size(80, 24)))
+    assert any(line.startswith(" last verdict: HUNG missing-rank, confidence medium") for line in lines)
+    assert not any(line.startswith(" last verdict: IDLE") for line in lines)
+
+
+def test_the_full_verdict_names_the_verdicts_before_it():
+    events = (
+        make_event("verdict: balanced", 300, EventKind.VERDICT),
+        make_event("rank 1 gone", 200),
+        make_event("verdict: hung (missing-rank), was balanced", 100, EventKind.VERDICT),
+    )
+    view = make_any_view(judged(HUNG, notes=("power-limited",)), events=events)
+    for width in (30, 80, 200):
+        text = " ".join(" ".join(texts_of(paint_verdict_in_full(view, width))).split())
+        assert "power-limited" in text
+        assert text.index("03:06:01 verdict: hung") < text.index("03:02:41 verdict: balanced")
+        assert "rank 1" not in text.partition("verdicts so far")[2]
+
+
+def test_the_history_of_a_share_is_drawn_to_the_whole():
+    frame = make_frame()
+    used = pulse_of(frame).memory_bytes
+    row = make_evidence("used of the limit", value=25.0, unit="%")
+    pulses = tuple(
+        replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20))
+    )
+    view = make_any_view(frame, pulses=pulses)
+    line = texts_of([paint_evidence(view, row, "+", fit_widths((row,), 120), 120)])[0]
+    assert "▂" in line
+    assert "▃" in line
+    assert not set("▄▅▆▇█") & set(line)
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 12), (40, 12), (30, 8)])
+def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
+    frame = judged(HUNG, notes=("power-limited: 5 of 8 cards",))
+    text = " ".join(texts_of(paint_screen(make_any_view(frame), Size(width, height))))
+    assert "!! HUNG" in text
+    assert "power-limited" not in text
+    assert "Try: dump the stacks" in text
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
+def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
+    cause = row.causes[0] if row.causes else NOT_APPLICABLE
+    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
+    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
+
+
+PASTED = "give each worker one thread:\ndef one_thread(worker_id):\n    cv2.setNumThreads(0)  # where cv2 is used at all"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
+    finding = make_finding(try_=PASTED, also_try=(PASTED,))
+    lines = ["".join(text for text, _ in line) for line in paint_try(finding, width)]
+    place = next(n for n, line in enumerate(lines) if "def one_thread" in line)
+    at = lines[place].index("def")
+    assert lines[place + 1][at:].startswith("    cv2.set")
+    if width == 40:
+        assert lines[place + 2][at:].startswith("    ")
+    full = [
+        "".join(text for text, _ in line)
+        for line in paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width)
+    ]
+    also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
+    assert full[also + 1].index("cv2") == full[also].index("def") + 4

@@ -1,0 +1,161 @@
+"""The table of keys: complete, unambiguous, honest about what works, and the source of docs/keys.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.frames import make_finding, make_frame, make_target, make_view
+from tests.goldens import capture_views
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results.capture import CaptureChoice, CaptureStage
+from tpmon.ui.kit.keys import ByDigit
+from tpmon.ui.kit.moves import Effect, Move
+from tpmon.ui.monitor.actions import INTERVALS_S
+from tpmon.ui.monitor.key_row import Ask, OpenRow
+from tpmon.ui.monitor.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
+from tpmon.ui.monitor.layout import page_of, paint_screen
+from tpmon.ui.monitor.state import Overlay, Pane, Size, ViewState
+
+DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
+
+
+def all_views() -> Iterator[ViewState]:
+    """Every kind of view that a key can meet."""
+    frames = (make_frame(), make_frame(verdict=make_finding()), Missing("waiting"))
+    for frame, overlay, zoom, focus, text, interval_s in product(
+        frames, Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
+    ):
+        yield make_view(
+            frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s
+        )
+
+
+def test_ids_are_unique():
+    assert len({key.id for key in KEYS}) == len(KEYS)
+
+
+def test_no_key_means_two_things_at_once():
+    for view in all_views():
+        names = [name for key in KEYS if key.when.holds(view) for name in key.keys]
+        assert len(set(names)) == len(names), view
+
+
+def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
+    every = [capture_views.offered(choice=CaptureChoice(steps=steps)) for steps in (1, 5, 1_000)]
+    met = set()
+    for update, stage, overlay, behind, interval_s in product(
+        every, CaptureStage, Overlay, (Overlay.NONE, Overlay.CAPTURE), (0.5, 1.0, 10.0)
+    ):
+        view = make_view(
+            capture=replace(update, stage=stage), overlay=overlay, behind=behind, interval_s=interval_s
+        )
+        rows = [key for key in KEYS if key.when.holds(view)]
+        names = [name for key in rows for name in key.keys]
+        assert len(set(names)) == len(names), view
+        ids = {key.id for key in rows}
+        met |= ids
+        if ids & {"capture-more", "capture-fewer", "capture-kind", "capture-ranks"}:
+            assert not ids & {"slower", "faster"}
+    assert met >= {"capture-more", "capture-fewer", "capture-ranks", "capture-go", "slower", "faster"}
+
+
+def test_the_help_over_the_plan_of_a_capture_fits_the_common_screen():
+    for update in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording()):
+        for behind in (Overlay.CAPTURE, Overlay.NONE):
+            view = make_view(
+                make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update
+            )
+            assert page_of(view, Size(80, 24), keys_shown(view))[1] == 0
+
+
+def test_a_key_that_does_nothing_says_why():
+    view = make_view()
+    assert say_unused(" ", view) == "space has no meaning, ? shows the keys"
+    assert say_unused("Z", view) == "Z has no meaning, ? shows the keys"
+    assert say_unused("R", view).startswith("R works in the stacks, where py-spy could not read")
+    assert say_unused("T", view) == "T does nothing here, ? shows what does"
+    assert say_unused("f12", view) == say_unused("\x07", view) == ""
+    ended = make_view(make_frame(target=make_target(state=TargetState.ENDED)))
+    assert say_unused("d", ended) == "d has nothing to do: the job has ended"
+
+
+def test_whatever_is_shown_does_something():
+    for view in all_views():
+        for key in KEYS:
+            if not key.when.holds(view) or isinstance(key.deed, (Effect, Move, OpenRow)):
+                continue
+            if isinstance(key.deed, Ask):
+                after, request = key.deed.make(view, (4211,))
+                assert is_known(request) or after != view, (key.id, view)
+                continue
+            if isinstance(key.deed, ByDigit):
+                assert all(key.deed.act(view, pane) != view for pane in Pane)
+            elif key.id != "sort-cpu":  # already sorted so
+                assert key.deed(view) != view, (key.id, view)
+
+
+def test_keys_that_cannot_work_are_not_shown():
+    plain = {name for key in keys_shown(make_view()) for name in key.keys}
+    assert "esc" not in plain
+    zoomed = {name for key in keys_shown(make_view(zoom=Pane.GPUS, focus=Pane.GPUS)) for name in key.keys}
+    assert not zoomed & {"s", "S", "P", "M", "T", "/", "e"}
+    typing = {name for key in keys_shown(make_view(overlay=Overlay.FILTER)) for name in key.keys}
+    assert typing == {"enter", "esc", "ctrl-c", "ctrl-z", "ctrl-l"}
+    waiting = {name for key in keys_shown(make_view(Missing("waiting"))) for name in key.keys}
+    assert "y" not in waiting
+    assert "+" not in {name for key in keys_shown(make_view(interval_s=INTERVALS_S[-1])) for name in key.keys}
+
+
+def test_help_lists_what_works_below_it_but_the_footer_does_not():
+    shown = {key.keys[0]: key for key in keys_shown(make_view(overlay=Overlay.HELP))}
+    assert shown["s"].priority == 0
+    assert shown["esc"].priority > 0
+    assert shown["q"].priority > 0
+
+
+def test_while_a_filter_is_typed_letters_are_text():
+    assert find_key("q", make_view(overlay=Overlay.FILTER)) is None
+    assert find_key("ctrl+c", make_view(overlay=Overlay.FILTER)).deed is Effect.QUIT
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.id)
+def test_every_key_says_what_it_does(key):
+    assert key.help
+    assert key.section
+    word, priority = key.footer
+    assert (priority > 0) == bool(word)
+
+
+def test_docs_are_written_from_the_table():
+    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}]
+)
+def test_all_keys_of_the_help_fit_the_common_screen(fields):
+    view = make_view(make_frame(**fields), overlay=Overlay.HELP, filter_text="x")
+    keys = keys_shown(view)
+    text = "\n".join("".join(t for t, _ in line) for line in paint_screen(view, Size(80, 24), keys))
+    assert page_of(view, Size(80, 24), keys)[1] == 0, "nothing to scroll to"
+    assert "lines 1" not in text
+    for key in keys:
+        assert f" {key.keys[0]} " in text, key
+
+
+def test_the_footer_names_the_keys_that_are_pressed():
+    footer = {key.keys[0]: key.footer for key in keys_shown(make_view(make_frame(verdict=make_finding())))}
+    assert (footer["j"], footer["y"], footer["v"]) == ("down", "copy Try", "verdict")
+
+
+def test_the_interval_is_offered_while_the_job_is_there():
+    pace = {"+", "-"}
+    assert pace <= {name for key in keys_shown(make_view(make_frame())) for name in key.keys}
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    assert not pace & {name for key in keys_shown(make_view(ended)) for name in key.keys}

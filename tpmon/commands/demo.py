@@ -1,0 +1,262 @@
+"""Start the demo training as a process of its own, with the Python that has torch.
+
+Imports neither torch nor the demo: it names the programs by their files. The training ends with
+its own time limit, with ``DemoJob.stop``, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+
+from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.frozen import dataclass
+from tpmon.model.units import clean_text
+from tpmon.settings import MOST_DEMO_RANKS, MOST_DEMO_SECONDS, MOST_DEMO_WORKERS
+
+_PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "demo")
+_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_FIRST_STEP = "epoch 0 step 1 "
+_FIRST_STEP_WITHIN_S = 180.0
+_SOCKET_PATH_BYTES = 107
+_LIFE_AFTER_TRAINING_S = _FIRST_STEP_WITHIN_S + 30.0
+"""The training counts its time from its first step. If it hangs, its keeper ends it this much later."""
+
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine, and not every host name resolves
+    "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch without it is enough here
+}
+_PLACE = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MPI_LOCALRANKID|ROLE_NAME"
+    r"|(MASTER|TORCHELASTIC|PET|OMPI|PMIX?|SLURM)_.*)"
+)
+"""Variables that place a training in a run: a shell in a pod or a Slurm step has those of the run there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """Name one thing that ``tpmon demo --bottleneck`` can do wrong, and say what it is."""
+
+    name: str
+    summary: str
+    ranks: int = 1
+    """The fewest ranks that it can be seen with, and the number started when none is asked for."""
+
+
+_BOTTLENECKS = (
+    Bottleneck("none", "healthy: compute-bound, loader queues full"),
+    Bottleneck("slow-transform", "every image is rotated and blurred at 512 x 512 in the workers"),
+    Bottleneck("no-workers", "num_workers=0: the training loop itself prepares every image"),
+    Bottleneck("slow-storage", "every image comes from a server that waits 25 ms before it answers"),
+    Bottleneck("oversubscribed", "16 compute threads a rank on the two CPUs that the job may use"),
+    Bottleneck("straggler", "rank 1 computes three times as much in each step; the others wait", ranks=2),
+    Bottleneck("python-bound", "the loop visits every pixel of a batch in pure Python"),
+    Bottleneck("memory-leak", "every batch is kept for ever, up to 1 GiB a rank"),
+    Bottleneck(
+        "hang", "after 20 s, or a quarter of --seconds, rank 1 waits for a lock that nobody releases", ranks=2
+    ),
+)
+
+
+def bottlenecks() -> tuple[Bottleneck, ...]:
+    """Return what can be wrong with the demo training, the healthy one first."""
+    return _BOTTLENECKS
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Hold what ``tpmon demo`` was asked for; None where the bottleneck decides.
+
+    ``python`` names the interpreter that is tried first.
+    """
+
+    ranks: int | None = None
+    workers: int | None = None
+    bottleneck: str = "none"
+    seconds: float = 900.0
+    python: str = ""
+
+
+class DemoJob:
+    """Hold a running demo training; ``pid`` is its root, the process to attach to."""
+
+    def __init__(self, pid: int, log_path: str, keeper: subprocess.Popen[bytes]) -> None:
+        self.pid = pid
+        self.log_path = log_path
+        self._keeper = keeper
+
+    def stop(self, wait_s: float = 0.0) -> bool:
+        """End the training and everything it started; tell whether all was gone after ``wait_s``.
+
+        The end does not depend on waiting for it: the keeper sees to it within some 4 s.
+        """
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(wait_s)
+        return self._keeper.returncode is not None
+
+
+def find_python(preferred: str = "") -> str:
+    """Return the first Python that has torch: ``preferred``, $PYTHON, this one, those on PATH.
+
+    Raises:
+        NoTargetError: when none has it.
+    """
+    looked_at: list[str] = []
+    for name in (preferred, os.environ.get("PYTHON", ""), sys.executable, "python3", "python"):
+        found = shutil.which(name) if name else None
+        path = os.path.abspath(found) if found else ""
+        if path and path not in looked_at:
+            looked_at.append(path)
+            if _has_torch(path):
+                return path
+    raise NoTargetError(
+        f"no Python with torch for the demo (looked at {', '.join(looked_at)})",
+        "pip install torch, or PYTHON=/path/to/python-with-torch tpmon demo",
+    )
+
+
+def _has_torch(python: str) -> bool:
+    try:  # from the root directory, where no folder named torch passes for it
+        asked = subprocess.run(
+            [python, "-c", _HAS_TORCH], cwd="/", capture_output=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
+
+
+def _training_command(python: str, options: DemoOptions) -> list[str]:
+    kind = next((one for one in _BOTTLENECKS if one.name == options.bottleneck), None)
+    if kind is None:
+        names = ", ".join(one.name for one in _BOTTLENECKS)
+        raise UsageError(f"no bottleneck is named {options.bottleneck!r}", f"one of: {names}")
+    ranks = kind.ranks if options.ranks is None else options.ranks
+    no_workers = kind.name == "no-workers"
+    workers = (0 if no_workers else 2) if options.workers is None else options.workers
+    if not kind.ranks <= ranks <= MOST_DEMO_RANKS:
+        raise UsageError(
+            f"bottleneck {kind.name} cannot run with {ranks} ranks",
+            f"--ranks from {kind.ranks} to {MOST_DEMO_RANKS}",
+        )
+    if not 0 <= workers <= MOST_DEMO_WORKERS or (no_workers and workers):
+        most = 0 if no_workers else MOST_DEMO_WORKERS
+        raise UsageError(
+            f"bottleneck {kind.name} cannot run with {workers} workers", f"--workers from 0 to {most}"
+        )
+    if not 1 <= options.seconds <= MOST_DEMO_SECONDS:
+        raise UsageError(
+            f"cannot run for {options.seconds:g} s", f"--seconds from 1 to {MOST_DEMO_SECONDS:g}"
+        )
+    command = [python, "-u"]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += [os.path.join(_PROGRAMS, "train.py"), "--workers", str(workers)]
+    return [*command, "--bottleneck", kind.name, "--seconds", f"{options.seconds:g}"]
+
+
+def check_demo(options: DemoOptions) -> None:
+    """Refuse options that do not fit together, before anything is looked for or started.
+
+    Raises:
+        UsageError: naming what may be asked for.
+    """
+    _training_command("", options)
+
+
+def start_demo(options: DemoOptions) -> DemoJob:
+    """Start the training and return once it logged its first step, some seconds later.
+
+    Raises:
+        UsageError: for options that do not fit together.
+        NoTargetError: when no Python has torch, or the training ended or stalled before a step.
+    """
+    check_demo(options)
+    command = _training_command(find_python(options.python), options)
+    directory = _make_directory()
+    log_path = os.path.join(directory, "train.log")
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", os.path.join(_PROGRAMS, "keeper.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    order = {
+        "command": command,
+        "environment": {**_ENVIRONMENT, **_leave_runs(os.environ), "TMPDIR": directory},
+        "directory": directory,
+        "log": log_path,
+        "seconds": options.seconds + _LIFE_AFTER_TRAINING_S,
+    }
+    try:
+        pid = _hand_over(keeper, order)
+        _wait_for_first_step(keeper, log_path)
+    except BaseException:
+        if keeper.stdin is not None:
+            keeper.stdin.close()
+        raise
+    return DemoJob(pid, log_path, keeper)
+
+
+def _leave_runs(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without a place in a run: with one the demo would join it, or wait for it."""
+    return {name: value for name, value in environ.items() if not _PLACE.fullmatch(name)}
+
+
+def _make_directory() -> str:
+    """Make the private folder of a training; it is also its $TMPDIR.
+
+    The workers put a socket pymp-xxxxxxxx/listener-xxxxxxxx there, and the path of a socket has at
+    most 107 bytes (unix(7)). Beyond that they would send no batch, and say nothing.
+    """
+    base = tempfile.gettempdir()
+    length = len(os.fsencode(base)) + len("/tpmon-demo-xxxxxxxx/pymp-xxxxxxxx/listener-xxxxxxxx")
+    return tempfile.mkdtemp(prefix="tpmon-demo-", dir=base if length <= _SOCKET_PATH_BYTES else "/tmp")  # noqa: S108
+
+
+def _hand_over(keeper: subprocess.Popen[bytes], order: dict[str, object]) -> int:
+    if keeper.stdin is None or keeper.stdout is None:
+        raise ValueError("the keeper needs pipes")
+    keeper.stdin.write(json.dumps(order).encode() + b"\n")
+    keeper.stdin.flush()
+    with keeper.stdout as answer:
+        line = answer.readline()
+    if not line:
+        raise NoTargetError("the demo training could not be started", "tpmon demo again, or report this")
+    return int(line)
+
+
+def _wait_for_first_step(keeper: subprocess.Popen[bytes], log_path: str) -> None:
+    deadline = time.monotonic() + _FIRST_STEP_WITHIN_S
+    while True:
+        ended = keeper.poll() is not None
+        log = _read_log(log_path)
+        if _FIRST_STEP in log:
+            return
+        last = clean_text(log.rstrip().rpartition("\n")[2])
+        if ended:
+            raise NoTargetError(f"the demo training ended before its first step: {last}", f"read {log_path}")
+        if time.monotonic() > deadline:
+            raise NoTargetError(
+                f"the demo training made no step in {_FIRST_STEP_WITHIN_S:g} s: {last}", "a quieter machine"
+            )
+        time.sleep(0.1)
+
+
+def _read_log(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as log:
+            return log.read(1 << 20)
+    except OSError:
+        return ""  # not opened yet, or already removed by a keeper that ended

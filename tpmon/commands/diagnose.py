@@ -1,0 +1,232 @@
+"""The verdict without a screen: look for a while or until something is so; call a command at a change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from tpmon.errors import UsageError
+from tpmon.model.card_use import list_missed
+from tpmon.model.codec import encode
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import Outcome
+from tpmon.model.results.results import Update
+from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
+from tpmon.report.write import ReaderGone, complain
+from tpmon.settings import UNTIL_SETTING, parse_names, split_command
+
+LOOK_S = 15.0
+"""A verdict is due within 15 s of attaching."""
+COMMAND_LIMIT_S = 30.0
+"""A command of --on-change that takes longer is ended: the next verdict waits for it."""
+END_WITHIN_S = 2.0
+_STDERR = 2
+
+
+def parse_until(text: str) -> frozenset[str]:
+    """Read the words of --until: kinds of verdicts, or "ended".
+
+    Raises:
+        UsageError: naming a word that is neither.
+    """
+    return parse_names(UNTIL_SETTING, text, UNTIL_SETTING.flag) if text else frozenset()
+
+
+def parse_command(text: str, where: str = "--on-change") -> tuple[str, ...]:
+    """Split the command of --on-change like a shell would, and find its program.
+
+    Raises:
+        UsageError: naming ``where``, when it cannot be split or its program is not there.
+    """
+    words = split_command(text, where)
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"{where}: no program {words[0]!r}",
+            "give a program and its arguments; it is started without a shell",
+        )
+    return words
+
+
+class OnChange:
+    """Start a command for every new verdict, one at a time, with the verdict as JSON on its stdin.
+
+    Runs in a daemon thread, so that a slow command never delays a reading. Verdicts that come while
+    it runs wait; of several that wait only the newest is told.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Hold the program and its arguments."""
+        self._command = tuple(command)
+        self._waiting: queue.Queue[str] = queue.Queue()
+        self._lock = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._told: tuple[object, object] | None = None
+        threading.Thread(target=self._work, name="tpmon-on-change", daemon=True).start()
+
+    def tell(self, finding: Finding) -> None:
+        """Queue a verdict; one of the same kind and cause as the last is no change."""
+        key = (finding.kind, finding.cause)
+        if key != self._told:
+            self._told = key
+            with self._lock:
+                self._idle.clear()
+                self._waiting.put(encode(finding))
+
+    def finish(self) -> None:
+        """Give what was queued its time, and no more than ``COMMAND_LIMIT_S``."""
+        self._idle.wait(COMMAND_LIMIT_S + END_WITHIN_S)
+
+    def close(self) -> None:
+        """Start no more commands, and end one that still runs ``END_WITHIN_S`` from now."""
+        with self._lock:
+            self._closed = True
+        if not self._idle.wait(END_WITHIN_S):
+            with self._lock:
+                child = self._child
+            if child is not None and (reason := _end(child)):
+                complain(f"tpmon: --on-change: {self._command[0]} still runs and cannot be ended: {reason}")
+
+    def _work(self) -> None:
+        while True:
+            line = self._waiting.get()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    line = self._waiting.get_nowait()
+            try:
+                self._call(line)
+            except Exception as error:  # noqa: BLE001  # the next verdict is told all the same
+                complain(f"tpmon: --on-change: {self._command[0]}: {type(error).__name__}: {error}")
+            finally:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._idle.set()
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._closed:
+                return None
+            # In a session of its own it can be ended with all that it started. Standard output is for the
+            # verdict alone: what the command prints would break the JSON.
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
+            )
+            return self._child
+
+    def _call(self, line: str) -> None:
+        name = self._command[0]
+        try:
+            child = self._start()
+        except OSError as error:
+            complain(f"tpmon: --on-change: {name}: {error.strerror or error}")
+            return
+        if child is None:
+            return
+        try:
+            child.communicate(f"{line}\n".encode(), COMMAND_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            reason = _end(child)
+            end = f"cannot be ended: {reason}" if reason else "was ended"
+            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and {end}")
+            return
+        if child.returncode and not self._closed:
+            complain(f"tpmon: --on-change: {name} ended with status {child.returncode}")
+
+
+def _end(child: subprocess.Popen[bytes]) -> str:
+    """Kill a command and what it started, and say why it cannot be ended; it may have ended in between."""
+    if child.poll() is not None:
+        return ""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # its status is there in a moment
+    except OSError as error:  # sudo, doas: it runs as root
+        return error.strerror or str(error)
+    try:
+        child.wait(END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return "it does not go"
+    return ""
+
+
+class Watch:
+    """Follow the verdict of a session: a sink that knows when to stop."""
+
+    def __init__(
+        self,
+        limit_s: float | None,
+        until: frozenset[str],
+        on_change: OnChange | None,
+        begun_s: float | None = None,
+    ) -> None:
+        """Stop after ``limit_s`` (None: never), or at a verdict of ``until``, or when the job ended.
+
+        The limit counts from ``begun_s`` (monotonic), None: from now.
+        """
+        self._limit_s = limit_s
+        self._until = until
+        self._on_change = on_change
+        self._begun_s = time.monotonic() if begun_s is None else begun_s
+
+    def read(self, update: Update) -> bool:
+        """Take one Frame; tell whether enough was seen."""
+        frame = update.frame
+        finding = frame.verdict
+        if is_known(finding):
+            if finding.kind is not Kind.NOT_ENOUGH_EVIDENCE and self._on_change is not None:
+                self._on_change.tell(finding)
+            if finding.kind.value in self._until:
+                return True
+        if frame.target.state is TargetState.ENDED:
+            return True
+        return self._limit_s is not None and time.monotonic() - self._begun_s >= self._limit_s
+
+    @contextlib.contextmanager
+    def outlast_output(self) -> Iterator[None]:
+        """Say on standard error that the verdict could not be written, or nothing where nobody reads.
+
+        The exit code is asked for all the same, and the command told.
+        """
+        try:
+            yield
+        except ReaderGone:
+            return
+        except UsageError as error:
+            complain(f"tpmon: {error.what}\nTry: {error.try_this}")
+
+    def finish(self) -> None:
+        """Let a command of --on-change that still runs come to its end, within its limit."""
+        if self._on_change is not None:
+            self._on_change.finish()
+
+    def close(self) -> None:
+        """Leave no command of --on-change behind."""
+        if self._on_change is not None:
+            self._on_change.close()
+
+
+def pick_exit_code(frame: Frame) -> int:
+    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended.
+
+    None is well while a card that the job is on, or may be, does not answer.
+    """
+    target = frame.target
+    if target.state is TargetState.ENDED:
+        return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
+    finding = frame.verdict
+    if not is_known(finding):
+        return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
+    code = pick_code(finding.kind, finding.cause)
+    missed = list_missed(known_or(frame.gpus, ()))
+    return code if code or not missed else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]

@@ -1,0 +1,299 @@
+"""The wiring of the screen: what the session hands to it, and what its keys ask of the session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from tpmon.config import Options
+from tpmon.evidence import RoundKeeper, SharedLook
+from tpmon.model.dump import DumpRequest
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.model.results.capture import (
+    CaptureAnswer,
+    CaptureChoice,
+    CaptureRequest,
+    CaptureStage,
+    CaptureUpdate,
+)
+from tpmon.model.results.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.sample import SampleRequest
+from tpmon.own_command import call_python
+from tpmon.probe.base.deadline import read_within
+from tpmon.probe.job.job import Job
+from tpmon.probe.job.resolve import find_job_again
+from tpmon.report.sample import write_sample
+from tpmon.report.write import Output, complain
+from tpmon.session import DumpSink, SampleSink, Session, Sink
+from tpmon.ui.monitor.ask_dump import LOOKS_EVERY_S
+from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
+from tpmon.ui.monitor.start import run_screen
+
+if TYPE_CHECKING:
+    from tpmon.capture.dialog import Talk
+    from tpmon.report.bundle import Sink as BundleSink
+
+LEAVE_WITHIN_S = 0.5
+"""The screen, once left, ends tpmon within a second, whatever it is doing."""
+WRITE_S = 10.0
+"""A folder on a dead mount is then said to give no answer."""
+_LOOK_S = 0.02
+BUNDLING = "a bundle is being written already"
+CAPTURING = "a capture is under way already"
+
+
+class OpenSession(Protocol):
+    """Start the probes of the job that is watched; nothing is collected yet."""
+
+    def __call__(self, sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
+        """Return a session that hands Updates, dumps and samples to these sinks."""
+        ...
+
+
+class Wiring:
+    """Join one session to one screen."""
+
+    def __init__(self, job: Job, options: Options, open_session: OpenSession) -> None:
+        """Open nothing until ``start``."""
+        self._job = job
+        self._options = options
+        self._open_session = open_session
+        self._session: Session | None = None
+        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        self._results: Callable[[Result], None] = lambda _result: None
+        self._sample: SampleUpdate | None = None
+        self._ended = False
+        self._bundles = False
+        self._captures = False
+        self._talk: Talk | None = None
+        self._bundle_path = ""
+        self._left = threading.Event()
+        self._late: list[str] = []
+        self.failures: list[BaseException] = []
+
+    def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
+        """Open the session and let it run."""
+
+        def take(update: Update) -> None:
+            sink(update)
+            if update.frame.target.state is TargetState.ENDED:
+                self._ended = True
+                self._keeper.done.set()  # a session that is over hands out no further look
+
+        self._results = results
+        self._session = self._open_session(take, self._take_dump, self._take_sample)
+        self._session.start(self._fail)
+
+    def _take_dump(self, update: DumpUpdate) -> None:
+        self._keeper(update)
+        self._results(update)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._left.is_set():
+            return  # descriptors are closed under whoever still reads
+        self.failures.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
+
+    def stop(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.stop()
+
+    def set_interval(self, seconds: float) -> None:
+        """Read at another interval."""
+        if self._session is not None:
+            self._session.set_interval(seconds)
+
+    def ask(self, order: Order) -> None:
+        """Hand an order to whom it is for; never waits."""
+        session = self._session
+        if session is None:
+            return
+        if isinstance(order, DumpRequest):
+            session.ask_dump(order)
+        elif isinstance(order, SampleRequest):
+            session.ask_sample(order)
+        elif isinstance(order, CaptureRequest):
+            self._capture(order)
+        elif isinstance(order, CaptureAnswer):
+            if self._talk is not None:
+                self._talk.answer(order)
+        elif isinstance(order, CaptureChoice):
+            if self._talk is not None:
+                self._talk.choose(order)
+        elif order is Errand.END_SAMPLING:
+            session.finish_sample()
+        elif order is Errand.WRITE_SAMPLES:
+            self._write_samples()
+        else:
+            self._bundle(session)
+
+    def _take_sample(self, update: SampleUpdate) -> None:
+        self._sample = update
+        self._results(update)
+
+    def _write_samples(self) -> None:
+        """Write what was sampled last into new files where tpmon was started, off the screen's thread."""
+        from tpmon.commands.sample import save_samples  # the first picture does without it
+
+        if (update := self._sample) is None:
+            return
+
+        def write() -> None:
+            said = read_within(WRITE_S, lambda: save_samples(update))
+            if isinstance(said, Missing):
+                said = f"not written so far: {said.reason}"
+            self._results(Notice(said))
+
+        threading.Thread(target=write, name="tpmon-write", daemon=True).start()
+
+    def _capture(self, order: CaptureRequest) -> None:
+        """Begin the talk about a capture, beside the running session."""
+        from tpmon.capture.dialog import Talk  # the first picture does without it
+        from tpmon.commands.capture_asked import start_capture
+
+        if self._captures:
+            self._results(Notice(CAPTURING))
+            return
+        self._captures = True
+        self._talk = Talk(self._take_capture, self._left.is_set)
+        start_capture(lambda: self._find_job(order.pid), self._talk)
+
+    def _find_job(self, pid: Applicable[int] = NOT_APPLICABLE) -> Job:
+        """Read the job anew, around the rank that is meant or what is left of the job."""
+        return find_job_again(self._list_known(pid))
+
+    def _list_known(self, pid: Applicable[int]) -> tuple[Identity, ...]:
+        """Name the rank that is meant, else the job's root and the ranks of now.
+
+        The root may be gone while ranks live on: a launcher that was killed, and a hang that stays.
+        """
+        frames = self._session.frames() if self._session is not None else ()
+        if is_known(pid):
+            seen = (one for frame in reversed(frames) for one in frame.processes if one.pid == pid)
+            return tuple(_identify(one) for one in islice(seen, 1))
+        newest = frames[-1].processes if frames else ()
+        return (self._job.root, *(_identify(one) for one in newest if one.role is Role.RANK))
+
+    def _take_capture(self, update: CaptureUpdate) -> None:
+        ended = update.stage is CaptureStage.ENDED
+        if ended and update.line and self._left.is_set():
+            self._late.append(update.line)
+        self._captures = self._captures and not ended
+        self._results(update)
+        if ended and update.line:  # none of a price that was read and left
+            self._results(Notice(update.line, trace=update.trace))
+
+    def _bundle(self, session: Session) -> None:
+        """Write a bundle beside the running session, into a new folder where tpmon was started."""
+        from tpmon.commands.bundle import (  # its archives cost the first picture some ms
+            open_in_time,
+            start_bundle,
+        )
+
+        if self._bundles:
+            self._results(Notice(BUNDLING))
+            return
+        self._bundles = True
+        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        if self._ended:
+            self._keeper.done.set()
+        stacks = not self._options.no_stacks
+        look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
+
+        def place(job: Job) -> BundleSink:
+            sink = open_in_time(job)
+            self._bundle_path = os.path.abspath(sink.path)
+            return sink
+
+        start_bundle(self._find_job, place, look, self._tell_bundle, self._left.is_set)
+
+    def _tell_bundle(self, line: str) -> None:
+        if self._left.is_set():
+            self._late.append(line)
+        self._bundles = False
+        self._results(Notice(line))
+
+    def leave(self) -> Sequence[str]:
+        """Bring to an end what keys began, as far as there is time, and say what becomes of it."""
+        self._left.set()
+        self._keeper.done.set()  # no further look at the stacks is waited for
+        end_s = time.monotonic() + LEAVE_WITHIN_S
+        while (self._bundles or self._captures) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        said = list(self._late)
+        if self._bundles:
+            path = self._bundle_path or "the folder where tpmon was started"
+            said.append(f"the bundle in {path} is not whole: tpmon was left while it was written")
+        if self._captures:
+            said.append(
+                "the capture is cancelled, or ends by itself as asked: tpmon was left; what it wrote is not"
+                f" verified, and lies in {os.getcwd()}/tpmon-capture-*"
+            )
+        return said
+
+
+def _identify(process: ProcessSample) -> Identity:
+    return Identity(process.pid, process.start_ticks)
+
+
+def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
+    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
+    wiring = Wiring(job, options, open_session)
+    try:
+        result = run_screen(
+            ScreenOptions(
+                options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
+            ),
+            wiring.start,
+            Controls(
+                wiring.set_interval,
+                wiring.stop,
+                wiring.ask,
+                write_reading,
+                lambda path: trace_command(path, ascii_only=options.ascii_only),
+            ),
+        )
+    except SystemExit:  # before the screen was loaded
+        if wiring.failures:
+            raise wiring.failures[0] from None
+        raise
+    said = wiring.leave()
+    for line in said:
+        complain(f"tpmon: {line}")
+    if wiring.failures:
+        raise wiring.failures[0]
+    if result.complaint:
+        complain(result.complaint)
+    if result.text:
+        output.write_lines(result.text)
+    return result.exit_code
+
+
+def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
+    """Return the command that shows a trace: a process of its own, so that numpy and the trace go again."""
+    statement = "from tpmon.__main__ import main; sys.exit(main())"
+    return call_python(statement, "trace", path, *(["--ascii"] if ascii_only else []))
+
+
+def write_reading(reading: Reading) -> str:
+    """Write a dump, hot functions or a capture as their commands print them."""
+    if isinstance(reading, CaptureUpdate):
+        return "\n".join(reading.report)
+    if isinstance(reading, DumpUpdate):
+        from tpmon.commands.dump import write_dump_text
+
+        return write_dump_text(reading)
+    return write_hot(reading)
+
+
+def write_hot(update: SampleUpdate) -> str:
+    """Write hot functions, or why there are none."""
+    return "\n".join(write_sample(update.hot)) if is_known(update.hot) else update.hot.reason

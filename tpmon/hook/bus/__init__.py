@@ -1,0 +1,1 @@
+"""The two pages through which the hook and tpmon talk."""

@@ -1,0 +1,236 @@
+"""Own the two memfds of the bus (``wire``): made at the first event, gone with the process or the hook.
+
+Whoever holds the telemetry page of this process writes it through ``live`` and ``ring``; a forked
+child drops its copies at once, so that it never writes its parent's page.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import time
+
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.headroom import read_file_limit
+from tpmon.hook.bus.kept import keep_for_ever
+
+_ADD_SEALS = 1033
+_SEAL_SEAL = 0x1
+_SEAL_SHRINK = 0x2
+_SEAL_GROW = 0x4
+_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1; only mappings made before can write."""
+
+_CLOEXEC = 0x1
+_ALLOW_SEALING = 0x2
+_NOEXEC_SEAL = 0x8
+"""Linux 6.3; where vm.memfd_noexec is 2 there is no memfd without it."""
+
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_POPULATE = 0x8000
+_REQUEST_BYTES = 16
+"""Number and kind of a request: what the end of a step looks at."""
+
+_HIGH_DESCRIPTORS = (2000, 1000)
+"""Loops that close all low descriptors miss ours; a limit of 1,024 leaves room for the second."""
+
+
+class Pages:
+    """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
+
+    __slots__ = ("_descriptors", "_files", "_maps", "answers", "live", "mailbox", "page", "rank", "requests")
+
+    def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+        """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
+
+        Raises:
+            OSError: when the kernel refuses, with no descriptor left open.
+        """
+        self._descriptors: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        try:
+            self._fill(hook_version, torch_version, ranks)
+        except BaseException:
+            self._release()
+            self._close()
+            raise
+
+    def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+        most = read_file_limit()
+        if most < wire.TELEMETRY_BYTES:  # the kernel may end a program that tries
+            raise OSError(errno.EFBIG, f"a page has {wire.TELEMETRY_BYTES} bytes, ulimit -f allows {most}")
+        page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
+        mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
+        self._files = [_read_file(descriptor) for descriptor in self._descriptors]
+        flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
+        self.page = memoryview(page)
+        self.mailbox = box = memoryview(mailbox)
+        self.live = self.page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + wire.LIVE_WORDS * 8].cast("Q")
+        self.answers = self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 16].cast("Q")
+        self.requests = box[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + _REQUEST_BYTES].cast("Q")
+        pid = os.getpid()
+        box[:16] = wire.pack_mailbox(pid)
+        self.set_status(wire.STATE_RUNNING, 0, "")
+        header = wire.pack_header(
+            wire.Header(
+                pid,
+                _read_start_ticks(),
+                time.monotonic_ns(),
+                flags,
+                *ranks,
+                hook_version=hook_version,
+                torch_version=torch_version,
+                python_version=".".join(map(str, sys.version_info[:3])),
+            )
+        )
+        self.page[8 : len(header)] = header[8:]
+        self.page[:8] = header[:8]
+
+    def set_status(self, state: int, patches: int, error: str) -> None:
+        """Write what the hook says of itself, the state last."""
+        status = wire.pack_status(state, patches, error)
+        at = wire.STATUS_OFFSET
+        self.page[at + 8 : at + len(status)] = status[8:]
+        self.page[at : at + 8] = status[:8]
+
+    def is_left(self, request: wire_capture.Request) -> bool:
+        """Tell whether who asked has ended; False where the program closed our descriptor."""
+        mailbox = self._descriptors[-1] if self._descriptors else -1
+        return _read_file(mailbox) == self._files[1] and wire_capture.is_left(mailbox, request)
+
+    def close(self) -> None:
+        """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
+        ours = [_read_file(descriptor) for descriptor in self._descriptors] == self._files
+        whole = ours and (_KEEPS_NONE or _are_twice(self._files))
+        self._release()
+        if not whole:
+            self._maps = []  # whose own descriptors nobody may close then
+        if ours:
+            self._close()
+
+    def _release(self) -> None:
+        """Release the views, so that the maps can be closed; whoever still holds one gets ValueError."""
+        for name in ("live", "answers", "requests", "page", "mailbox"):
+            view: memoryview | None = getattr(self, name, None)
+            if view is not None:
+                view.release()
+
+    def _make(self, name: str, size: int) -> mmap.mmap:
+        self._descriptors.append(_create(name))
+        low = self._descriptors[-1]
+        # Allocated now, so that no later write of the loop can fail for want of memory.
+        os.posix_fallocate(low, 0, size)
+        os.fchmod(low, 0o600)
+        high = _copy_above(low)
+        if high != low:
+            # An alarm of the user may raise between any two of these: one descriptor too many is no harm,
+            # one closed twice may be somebody else's file.
+            self._descriptors[-1] = high
+            os.close(low)
+        flags = mmap.MAP_SHARED | _POPULATE
+        if sys.version_info >= (3, 13):
+            mapped = mmap.mmap(high, size, flags, trackfd=False)
+        else:
+            mapped = mmap.mmap(high, size, flags)
+        self._maps.append(mapped)
+        if not _KEEPS_NONE:
+            keep_for_ever(mapped)  # at the interpreter's end nobody looks whose descriptor it would close
+        return mapped
+
+    def _seal(self) -> bool:
+        """Fix both sizes, so that no reader can truncate a page; tell whether writing is sealed too."""
+        telemetry, mailbox = self._descriptors
+        sizes = _SEAL_SHRINK | _SEAL_GROW
+        fcntl.fcntl(mailbox, _ADD_SEALS, sizes | _SEAL_SEAL)
+        try:
+            fcntl.fcntl(telemetry, _ADD_SEALS, sizes | _SEAL_FUTURE_WRITE | _SEAL_SEAL)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fcntl.fcntl(telemetry, _ADD_SEALS, sizes | _SEAL_SEAL)
+            return False
+        return True
+
+    def _close(self) -> None:
+        for mapped in self._maps:
+            mapped.close()
+        self._maps = []
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+_KEEPS_NONE = sys.version_info >= (3, 13)
+"""Before, a map keeps a second descriptor, of the lowest free number, and closes it, whosever it is then."""
+
+
+_LINK = f"/memfd:{wire.TELEMETRY_NAME}"
+"""What the links of both pages begin with."""
+
+
+def _are_twice(files: list[tuple[int, int]]) -> bool:
+    """Tell whether each is open under a second number: that of its map.
+
+    Other files are not asked: one of them may lie on a server that does not answer.
+    """
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(_LINK):
+                found.append(_read_file(int(name)))
+        except OSError:
+            continue  # that of the listing itself
+    return all(found.count(one) >= 2 for one in files)
+
+
+def _create(name: str) -> int:
+    """Make a memfd; Pythons that were built on an old system have no os.memfd_create."""
+    for flags in (_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL, _CLOEXEC | _ALLOW_SEALING):
+        try:
+            return os.memfd_create(name, flags) if hasattr(os, "memfd_create") else _call_kernel(name, flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def _call_kernel(name: str, flags: int) -> int:
+    import ctypes  # noqa: PLC0415 torch imported it already; a program without torch comes never here
+
+    number = _MEMFD_CREATE.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    made = ctypes.CDLL(None, use_errno=True).syscall(number, name.encode(), flags)
+    if made < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(made)
+
+
+def _copy_above(low: int) -> int:
+    """Copy a descriptor to where close-all loops seldom come; the same where there is no room above."""
+    for least in _HIGH_DESCRIPTORS:
+        try:
+            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
+        except OSError:
+            continue
+    return low
+
+
+def _read_file(descriptor: int) -> tuple[int, int]:
+    """Return device and inode of what is open under this number; -1 where nothing is."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return -1, -1
+    return found.st_dev, found.st_ino
+
+
+def _read_start_ticks() -> int:
+    descriptor = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    return int(data[data.rindex(b")") + 2 :].split()[19])

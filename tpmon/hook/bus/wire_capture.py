@@ -1,0 +1,326 @@
+"""Lay out what tpmon asks of the hook and what the hook says of a capture: the rest of ``wire``.
+
+A request lies in the mailbox page, which any process of the user can write:
+
+    offset  size     what
+    64      128      16 u64: ASK_*, the request's number written last
+    1024    1024     folder, UTF-8, zero-padded: where the hook writes
+    2048    128      name of the files, the same
+
+``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_OWNED, of folder and name: bytes that
+nobody meant as a request are none, and neither is one that is half written.
+
+Where ASK_OWNED is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
+number of the request. It goes with that process, whatever ends it, and is seen across PID namespaces.
+
+What became of it lies in the telemetry page, which the process itself alone can write:
+
+    576     16       number of the request answered last, and the answer: ANSWER_*
+    640     128      16 u64: CAP_*; CAP_SEQUENCE is odd while the words are being written
+    768     256      reason, UTF-8, zero-padded, of the states that have one
+    2688    8        number of the request whose answer follows, 0 while that is being written
+    2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
+
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock and the
+libraries of other tools; valid Python 3.8.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+from binascii import crc32
+
+from tpmon.hook.bus.wire import REQUEST_OFFSET
+
+REQUEST_LAYOUT = 1
+"""Raised whenever a hook of the old layout would misread a new request."""
+
+REQUEST_WORDS = 16
+_REQUEST = struct.Struct("<16Q")
+_CHECKED = struct.Struct("<14Q")
+FOLDER_OFFSET = 1024
+FOLDER_BYTES = 1024
+NAME_OFFSET = 2048
+NAME_BYTES = 128
+CAPTURE_OFFSET = 640
+_CAPTURE = struct.Struct("<16Q256s")
+CAPTURE_WORDS = 16
+REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
+REASON_BYTES = 256
+TOLD_OFFSET = 2688
+TOLD_BYTES = 1400
+_LOCK = struct.Struct("hhqqi4x")
+"""struct flock: type, whence, start, length, PID."""
+_OFD_GETLK, _OFD_SETLK = 36, 37
+"""Linux 3.15; Python names them since 3.9."""
+
+NSYS_LIBRARIES = ("libToolsInjection", "libnsys", "/nsight-systems/")
+CUPTI_LIBRARIES = (
+    # Nsight Compute and compute-sanitizer, by what either maps into a program; nvprof.
+    *("libcuda-injection", "libTreeLauncher", "libInterceptorInjection", "/nsight-compute/", "libsanitizer-"),
+    *("libcuinj64", "libaccinj64"),
+    # Triton's Proton, HPCToolkit, TAU, Score-P, Extrae; parcagpu and others name CUPTI within their own name.
+    *("libproton.", "libhpcrun.", "libTAU", "libscorep_adapter_cuda", "libcudatrace", "libcudampitrace"),
+    *("gpucupti", "cupti_", "_cupti", "-cupti", "-CUPTI"),
+)
+"""In the names of libraries whose tool holds the one slot that CUPTI has, or their folders; torch's own is
+libcupti.so."""
+INJECTED = "CUDA_INJECTION64_PATH"
+"""The driver loads the library that it names: so tools come into a program that is to be observed."""
+
+TRACE_ENDING = ".pt.trace.json"
+"""By it TensorBoard's profiler plugin finds a trace, packed or not."""
+
+# Words of a request.
+ASK_NUMBER = 0
+ASK_KIND = 1
+ASK_LAYOUT = 2
+ASK_CLOCK = 3
+ASK_START = 4
+ASK_STEPS = 5
+ASK_LONGEST_NS = 6
+ASK_MOST_EVENTS = 7
+ASK_MOST_BYTES = 8
+ASK_EXPIRES_NS = 9
+ASK_OPTIONS = 10
+ASK_SUBJECT = 11
+ASK_ENTRIES = 12
+ASK_OWNED = 13
+"""1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
+ASK_CHECK = 14
+ASK_NUMBER_AGAIN = 15
+
+# Kinds of requests.
+KIND_PING = 1
+KIND_PROBE = 2
+KIND_CAPTURE = 3
+KIND_SNAPSHOT = 4
+KIND_RANGE = 5
+KIND_CANCEL = 6
+KIND_DESCRIBE = 7
+"""Say the conditions of the run (``conditions``); nothing is recorded."""
+
+PROFILES = (KIND_PROBE, KIND_CAPTURE)
+"""What torch's profiler records."""
+
+CLOCK_STEPS = 0
+"""ASK_START counts training steps since the hook's first event; there is no other clock yet."""
+
+OPTION_STACKS = 1
+OPTION_SHAPES = 2
+OPTION_MEMORY = 4
+OPTION_TIMED = 8
+"""Begin where a signal finds the loop and end by time: for loops without steps."""
+
+EVENT_MEMORY = 1_300
+EVENT_MEMORY_DETAILED = 3_500
+"""Bytes of memory that a recorded event takes; the larger with shapes, stacks or memory.
+
+Measured on torch 2.13 as growth of resident memory over 82,000 to 231,000 events: 1.2 KB, and 2 to 3 KB.
+"""
+
+MEMORY_SPARE = 256 << 20
+"""Bytes that stay free for the run beside what a capture takes: a batch and its activations come and go."""
+
+ENTRY_BYTES = 4096
+"""Reckoned for an allocation that a snapshot remembers: torch's own words are "several KB" with its stack."""
+
+ANSWER_DONE = 1
+ANSWER_UNKNOWN = 2
+ANSWER_TAKEN = 3
+ANSWER_BUSY = 4
+
+# Words of a capture.
+CAP_SEQUENCE = 0
+CAP_REQUEST = 1
+CAP_STATE = 2
+CAP_CHANGED_NS = 3
+CAP_STEPS_ASKED = 4
+CAP_STEPS_DONE = 5
+CAP_FIRST_STEP = 6
+CAP_EVENTS = 7
+CAP_BYTES = 8
+CAP_BEGAN_NS = 9
+CAP_ENDED_NS = 10
+CAP_PAUSED_NS = 11
+CAP_STEP_NOW = 12
+CAP_RSS_BYTES = 13
+CAP_RANK = 14
+"""One more than the rank that names the file; 0 before that, where it is unknown, and of an older hook."""
+
+# States, in the order they are passed through.
+STATE_NONE = 0
+STATE_REGISTERED = 1
+STATE_ARMED = 2
+STATE_WARMING = 3
+STATE_RECORDING = 4
+STATE_WRITING = 5
+STATE_VERIFIED = 6
+# States that end a request without a file; CAP reason says why.
+STATE_REFUSED = 16
+STATE_MISSED = 17
+STATE_CANCELLED = 18
+STATE_EXPIRED = 19
+STATE_FAILED = 20
+STATE_YIELDED = 21
+
+BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
+"""Why a window is cancelled that began in an evaluation before the first step; tpmon asks again by itself."""
+
+TAKES_STEPS = "the loop takes steps now: ask again"
+"""Why a window by time is cancelled in which a step ended after all; tpmon asks again by itself."""
+
+NOBODY_WAITS = "the tpmon that asked for it has ended"
+"""Why a request is cancelled whose lock nobody holds any more."""
+
+FINAL_STATES = frozenset(
+    (
+        STATE_VERIFIED,
+        STATE_REFUSED,
+        STATE_MISSED,
+        STATE_CANCELLED,
+        STATE_EXPIRED,
+        STATE_FAILED,
+        STATE_YIELDED,
+    )
+)
+
+
+class Request:
+    """Hold what is asked for: words by ASK_*, and where to write."""
+
+    __slots__ = ("folder", "name", "words")
+
+    def __init__(self, words: tuple[int, ...], folder: str, name: str) -> None:
+        self.words = words
+        self.folder = folder
+        self.name = name
+
+
+def write_request(page: memoryview, request: Request) -> None:
+    """Write a request into a mailbox page: its number goes last, so that no half of it counts.
+
+    Raises:
+        ValueError: when folder or name do not fit.
+    """
+    folder = request.folder.encode("utf-8", "surrogateescape")
+    name = request.name.encode("utf-8", "surrogateescape")
+    if len(folder) > FOLDER_BYTES or len(name) > NAME_BYTES:
+        raise ValueError("folder or name too long")
+    texts = folder.ljust(FOLDER_BYTES, b"\0") + name.ljust(NAME_BYTES, b"\0")
+    words = list(request.words)
+    words[ASK_LAYOUT] = REQUEST_LAYOUT
+    words[ASK_NUMBER_AGAIN] = words[ASK_NUMBER]
+    words[ASK_CHECK] = _check(words, texts)
+    page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES] = texts[:FOLDER_BYTES]
+    page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES] = texts[FOLDER_BYTES:]
+    data = _REQUEST.pack(*words)
+    page[REQUEST_OFFSET + 8 : REQUEST_OFFSET + len(data)] = data[8:]
+    page[REQUEST_OFFSET : REQUEST_OFFSET + 8] = data[:8]
+
+
+def parse_request(page: memoryview) -> Request | None:
+    """Parse the request of a mailbox page; None where the bytes are no whole request."""
+    data = bytes(page[REQUEST_OFFSET : REQUEST_OFFSET + _REQUEST.size])
+    folder = bytes(page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES])
+    name = bytes(page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES])
+    words = _REQUEST.unpack(data)
+    whole = words[ASK_NUMBER] == words[ASK_NUMBER_AGAIN] and words[ASK_LAYOUT] == REQUEST_LAYOUT
+    if not whole or words[ASK_CHECK] != _check(words, folder + name):
+        return None
+    return Request(words, _path(folder), _path(name))
+
+
+def hold_request(descriptor: int, number: int) -> bool:
+    """Hold the lock of a request until the mailbox's ``descriptor`` is closed; False where that cannot be."""
+    try:
+        fcntl.fcntl(descriptor, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, 0, number, 1, 0))
+    except (OSError, ValueError, struct.error):
+        return False
+    return True
+
+
+def is_left(descriptor: int, request: Request) -> bool:
+    """Tell whether nobody holds the lock of a request that has one; False where that cannot be told."""
+    words = request.words
+    try:
+        lock = _LOCK.pack(fcntl.F_WRLCK, 0, words[ASK_NUMBER], 1, 0)
+        told = fcntl.fcntl(descriptor, _OFD_GETLK, lock)
+    except (OSError, ValueError, struct.error):
+        return False
+    return bool(words[ASK_OWNED]) and _LOCK.unpack(told)[0] == fcntl.F_UNLCK
+
+
+def write_capture(page: memoryview, words: list[int], reason: str) -> None:
+    """Write what became of a request; ``words`` by CAP_*, whose CAP_SEQUENCE this counts on."""
+    sequence = (words[CAP_SEQUENCE] | 1) + 2
+    page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = sequence.to_bytes(8, "little")
+    text = reason.encode("utf-8", "replace")[:REASON_BYTES]
+    words[CAP_SEQUENCE] = sequence + 1
+    data = _CAPTURE.pack(*words, text)
+    page[CAPTURE_OFFSET + 8 : CAPTURE_OFFSET + len(data)] = data[8:]
+    page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = data[:8]
+
+
+def parse_capture(page: memoryview) -> tuple[tuple[int, ...], str] | None:
+    """Return the words of the capture (CAP_*) and its reason; None while they are being written."""
+    for _ in range(8):
+        data = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + _CAPTURE.size])
+        again = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8])
+        *words, text = _CAPTURE.unpack(data)
+        if words[CAP_SEQUENCE] % 2 == 0 and data[:8] == again:
+            return tuple(words), text.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return None
+
+
+def write_told(page: memoryview, number: int, text: bytes) -> None:
+    """Write what a request to describe asked for: its number goes last, so that no half of it counts."""
+    page[TOLD_OFFSET : TOLD_OFFSET + 8] = bytes(8)
+    page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES] = text[:TOLD_BYTES].ljust(TOLD_BYTES, b"\0")
+    page[TOLD_OFFSET : TOLD_OFFSET + 8] = number.to_bytes(8, "little")
+
+
+def parse_told(page: memoryview, number: int) -> bytes:
+    """Return what the hook said to this request; empty where it said nothing, or says something else."""
+    wanted = number.to_bytes(8, "little")
+    before = bytes(page[TOLD_OFFSET : TOLD_OFFSET + 8])
+    text = bytes(page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES])
+    after = bytes(page[TOLD_OFFSET : TOLD_OFFSET + 8])
+    return text.split(b"\0", 1)[0] if before == after == wanted else b""
+
+
+def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
+    """Name a file of a capture; a rank below 0 is unknown and left out."""
+    who = f"-rank{rank}" if rank >= 0 else ""
+    return f"{name}{who}-step{first_step}{ending}"
+
+
+def name_shortage(size: int, left: int) -> str:
+    """Say that so many bytes of memory do not fit where ``left`` are left beside the run, "" where so."""
+    need = size + MEMORY_SPARE
+    if need <= left:
+        return ""
+    return f"needs {need >> 20} MiB of memory beside the run, {left >> 20} are left"
+
+
+def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
+    checked = list(words[: ASK_OWNED + 1])
+    return crc32(texts, crc32(_CHECKED.pack(*checked)))
+
+
+def _path(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:
+    """Return the file name of the first library of ``names`` that a process maps, "" for none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                file = line.rsplit("/", 1)[-1]
+                if any(name in (line if name[0] == "/" else file) for name in names):
+                    return file.strip()
+    except OSError:
+        return ""
+    return ""

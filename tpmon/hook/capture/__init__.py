@@ -1,0 +1,1 @@
+"""Record a bounded window of steps inside the training process."""

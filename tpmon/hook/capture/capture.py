@@ -1,0 +1,404 @@
+"""Take a request through its states: so many steps recorded, one file, the loop as it was.
+
+Called at the end of each step while a request is under way, and never otherwise. What the mailbox
+holds is anybody's of this user: numbers are bounded here again, and a path is checked. One request at
+a time. A recording begins and ends in the training thread, never beside a profiler of the program,
+and never in a forked child. Nothing raises into the loop: an error of our own ends capturing for good
+and is said on the bus; steps go on being counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+from contextlib import suppress
+from time import monotonic_ns
+
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.bus.wire_capture import Request
+from tpmon.hook.capture.begin import begin_words, is_graph_captured, make_recorder, name_obstacle, name_tracer
+from tpmon.hook.capture.bounds import Bounds
+from tpmon.hook.capture.capture_end import End, choose_spare_ns, judge_recording, judge_validation, note_rank
+from tpmon.hook.capture.capture_request import is_sane, is_timed
+from tpmon.hook.capture.conditions import describe_run
+from tpmon.hook.capture.file import CaptureFile, Sizes, describe_window
+from tpmon.hook.capture.guard import Guard, is_recording
+from tpmon.hook.context import describe, is_of_torch, is_ours, torch_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tpmon.hook.capture.recorder import Recorder
+    from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+    from tpmon.hook.counters import Counts
+
+_YIELDED = "the program began a profile of its own"
+
+
+class Capture:
+    """Hold the request under way and what is recorded for it; ``failure`` of another thread ends it."""
+
+    __slots__ = (
+        "_bounds",
+        "_broken",
+        "_busy",
+        "_evals",
+        "_file",
+        "_heard",
+        "_hush",
+        "_infers",
+        "_reason",
+        "_recorder",
+        "_request",
+        "_ring",
+        "_sizes",
+        "_steps",
+        "_thread",
+        "_words",
+        "_yields",
+        "failure",
+        "guard",
+    )
+
+    def __init__(self, steps: Counts, ring: Callable[[], bool], hush: Callable[[], None]) -> None:
+        """Wait for the first request; ``ring`` has ``woken`` called when it is due, until ``hush``."""
+        self._steps = steps
+        self._ring = ring
+        self._hush = hush
+        self._busy = False
+        self.guard = Guard(self._yield, self._lose_sight)
+        self._sizes = Sizes()
+        self._broken = ""
+        self.failure: Exception | None = None
+        self._words = [0] * wire_capture.CAPTURE_WORDS
+        self._request: Request | None = None
+        self._bounds: Bounds | None = None
+        self._recorder: Recorder | Snapshot | Range | None = None
+        self._file: CaptureFile | None = None
+        self._forget()
+
+    def at_boundary(self, within: bool = False) -> None:
+        """Do what is due at the end of a step; raises only what a signal handler of the user raised."""
+        self._busy = True
+        try:
+            self._look(within)
+        except BaseException as error:
+            ours = isinstance(error, Exception) and is_ours(error, torch_folder())
+            self.break_off(error, ours)
+            if not ours:
+                raise
+        finally:
+            self._busy = False
+
+    def woken(self) -> None:
+        """Do what is due between two lines of the loop: begin what time bounds, end what is late."""
+        pages = self._steps.pages
+        if self._busy or pages is None:
+            return
+        request = self._request
+        if request is None and pages.requests[0] != self._steps.answered:
+            request = wire_capture.parse_request(pages.mailbox)
+            if request is not None and not is_timed(request):
+                return
+        if request is not None:
+            self.at_boundary(within=True)
+
+    def left_s(self) -> float:
+        """Return, to any thread, in how many seconds the recording is to be ended, at most."""
+        pages, bounds, request = self._steps.pages, self._bounds, self._request
+        if pages is None or bounds is None or request is None or pages.requests[0] != self._heard:
+            return 0.0
+        ends = bounds.find_excess() or pages.is_left(request)
+        return 0.0 if ends else bounds.patience_ns(monotonic_ns()) / 1e9
+
+    under_way = property(lambda self: self._request, doc="Return the request under way, or None.")
+
+    def forked(self) -> None:
+        """Leave the recording to the parent: in this child nothing is recorded any more."""
+        if self._recorder is not None:
+            keep_for_ever(self._recorder)  # its end would end what the parent records
+            disable: Any = getattr(sys.modules["torch"]._C._autograd, "_enable_record_function", None)  # noqa: SLF001
+            if disable is not None:
+                disable(False)
+        self.guard.ours = None
+        self._forget()
+
+    def at_exit(self) -> None:
+        """End what is under way with the program."""
+        self._drop_out(wire_capture.STATE_CANCELLED, "the program ended")
+
+    def take_back(self) -> None:
+        """End what is under way, and put back what was wrapped."""
+        self._drop_out(wire_capture.STATE_CANCELLED, "the hook was taken out")
+        self.guard.take_back()
+
+    # From request to recording.
+
+    def _look(self, within: bool) -> None:
+        if self._recorder is not None and is_graph_captured():
+            return  # at a later end of a step, or when it is rung again
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            self.break_off(failure, ours=True)
+            return
+        number = self._steps.requests[0]
+        if self._request is None:
+            self._take(number)
+        elif number != self._heard:
+            self._hear(number)
+        if self._request is not None:
+            self._advance(self._request, monotonic_ns(), within)
+
+    def _take(self, number: int) -> None:
+        steps, pages = self._steps, self._steps.pages
+        request = wire_capture.parse_request(pages.mailbox) if pages is not None else None
+        if request is None or request.words[wire_capture.ASK_NUMBER] != number:
+            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
+        elif request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
+            steps.reply(number, wire_capture.ANSWER_DONE)
+        elif not is_sane(request):
+            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
+        else:
+            self._request = request
+            self._yields = False
+            self._heard = number
+            self._infers = steps.rule == wire.RULE_BATCH
+            self._reason = ""
+            begin_words(self._words, request, self._position() + 1)
+            self._set(wire_capture.STATE_REGISTERED)
+            steps.reply(number, wire_capture.ANSWER_TAKEN)
+            steps.attend()
+            looked = monotonic_ns()
+            refusal = self._refuse(request)
+            self._words[wire_capture.CAP_PAUSED_NS] = monotonic_ns() - looked
+            if refusal:
+                self._end(wire_capture.STATE_REFUSED, refusal)
+            else:
+                self._set(wire_capture.STATE_ARMED)
+            steps.last_ns = monotonic_ns()
+
+    def _hear(self, number: int) -> None:
+        """Answer another request meanwhile: the end of ours, or that we are busy."""
+        self._heard = number
+        steps = self._steps
+        pages = steps.pages
+        other = wire_capture.parse_request(pages.mailbox) if pages is not None else None
+        answer = wire_capture.ANSWER_BUSY
+        if other is None:
+            answer = wire_capture.ANSWER_UNKNOWN
+        elif other.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
+            if other.words[wire_capture.ASK_SUBJECT] == self._words[wire_capture.CAP_REQUEST]:
+                self._drop_out(wire_capture.STATE_CANCELLED, "tpmon asked for it")
+            answer = wire_capture.ANSWER_DONE
+        steps.reply(number, answer)
+        if self._request is not None:
+            steps.attend()
+
+    def _refuse(self, request: Request) -> str:
+        """Say why a request cannot be, "" when it can."""
+        if self._broken:
+            return f"capturing disabled itself: {self._broken}"
+        if "torch.autograd.profiler" not in sys.modules:
+            return "torch is not there"
+        self._file = CaptureFile(request, self._sizes)
+        kind = request.words[wire_capture.ASK_KIND]
+        refusal = name_tracer(request) or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
+        return refusal or self.guard.refuse(kind)
+
+    def _advance(self, request: Request, now: int, within: bool) -> None:
+        """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
+        asked = request.words
+        words, position = self._words, self._position()
+        first = words[wire_capture.CAP_FIRST_STEP]
+        words[wire_capture.CAP_STEP_NOW] = position
+        timed = is_timed(request)
+        if self._infers and self._steps.rule != wire.RULE_BATCH and not timed:
+            self._infers = False  # that was a validation before the first step: steps of training count now
+            if self._recorder is not None:
+                self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.BEGAN_TO_TRAIN)
+                return
+            first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
+        if self._yields:
+            self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
+        elif self._steps.pages is not None and self._steps.pages.is_left(request):
+            self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.NOBODY_WAITS)
+        elif self._recorder is not None:
+            self._go_on(request, now, words[wire_capture.CAP_STEPS_DONE] if within else position - first)
+        elif timed or (position >= first and not within):
+            if position > first and not timed:
+                self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
+            else:
+                self._begin(request, position)
+        elif now > asked[wire_capture.ASK_EXPIRES_NS]:
+            self._end(wire_capture.STATE_EXPIRED, "the loop did not come to that step in time")
+        else:
+            self._publish()
+
+    def _go_on(self, request: Request, now: int, done: int) -> None:
+        """Go on recording, or end: with all steps, or where it takes too long or too much."""
+        words = self._words
+        ended = done > words[wire_capture.CAP_STEPS_DONE]
+        done = words[wire_capture.CAP_STEPS_DONE] = max(done, words[wire_capture.CAP_STEPS_DONE])
+        if self._recorder is None or self._bounds is None:
+            return
+        end = judge_recording(request, self._bounds, now, done, ended)
+        if end is None and self._file is not None:
+            end = judge_validation(request, self._file, done, self._count_evals(), ended=ended)
+        if end is None:
+            if ended:
+                self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
+                self._publish()
+        elif end.state == wire_capture.STATE_VERIFIED:
+            self._finish(end)
+        else:
+            self._drop_out(end.state, end.reason)
+
+    def _position(self) -> int:
+        """Return how many steps ended: of training, and where there is none, of inference."""
+        steps = self._steps
+        return steps.eval_steps if steps.rule == wire.RULE_BATCH else steps.steps
+
+    # Recording.
+
+    def _begin(self, request: Request, position: int) -> None:
+        began = monotonic_ns()
+        other = name_obstacle(request, self.guard)
+        if other:
+            self._end(wire_capture.STATE_REFUSED, other)
+            return
+        self._bounds = Bounds(request, choose_spare_ns(request, self._steps))
+        if not self._ring() and is_timed(request):
+            self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
+            return
+        metadata = describe_run(self._steps, position)
+        self._recorder = make_recorder(request)
+        self._thread = get_ident()
+        self._recorder.prepare()
+        self.guard.ours = self._recorder.profile
+        self._recorder.start(metadata)
+        words = self._words
+        words[wire_capture.CAP_FIRST_STEP] = position
+        self._evals = self._steps.eval_steps
+        if not is_timed(request):
+            self._recorder.mark(position)
+        words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
+        words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
+        self._bounds.begin(words[wire_capture.CAP_BEGAN_NS])
+        probes = request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE
+        self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
+
+    def _finish(self, end: End) -> None:
+        """Stop, write, look at what was written."""
+        words, recorder = self._words, self._recorder
+        words[wire_capture.CAP_ENDED_NS] = monotonic_ns()
+        if get_ident() != self._thread or recorder is None:
+            self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")
+            return
+        note_rank(words)
+        self._set(wire_capture.STATE_WRITING)
+        recorder.stop()
+        self.guard.ours = None
+        file = self._file
+        try:
+            if recorder.ending and file is not None:
+                file.write_window(recorder, words, cut=end.cut)
+        except (OSError, RuntimeError) as error:
+            # What a disk or torch says of writing is no fault of ours: capturing stays possible.
+            if not is_ours(error, torch_folder()):
+                raise
+            self._drop_out(wire_capture.STATE_FAILED, str(error))
+            return
+        self._recorder = None
+        recorder.drop()
+        self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
+        words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
+        self._end(wire_capture.STATE_VERIFIED, describe_window(end.reason, self._count_evals()))
+
+    def _count_evals(self) -> int:
+        """Count the evaluation steps within a window of training steps."""
+        return 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
+
+    def _yield(self) -> None:
+        """Stop before a profiler of the program begins, which waits where another thread begins it."""
+        if get_ident() != self._thread:
+            self._yields = True
+            if self.guard.await_end():
+                return
+            self._broken = "a profiler that the program began in another thread had to end a recording"
+        self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
+
+    def _lose_sight(self, error: Exception) -> None:
+        """End ours and all capturing: from here on nobody knows whether a profiler of the program records."""
+        self._broken = describe(error)
+        if self._recorder is not None and get_ident() == self._thread:
+            self.break_off(error, ours=True)
+        elif self._recorder is not None:
+            self.failure = error
+            self._yield()
+
+    # The ends of a request.
+
+    def _drop_out(self, state: int, reason: str) -> None:
+        """End a request that may be recording, without a file."""
+        recorder = self._recorder
+        if recorder is not None:
+            try:
+                recorder.stop()
+            finally:
+                self.guard.ours = None  # not before: a thread that waits for it begins its own then
+            self._recorder = None  # not before: who is interrupted in here tries again
+            recorder.drop()
+            if self._file is not None:
+                self._file.remove()
+        if self._request is not None:
+            self._end(state, reason)
+
+    def break_off(self, error: BaseException, ours: bool) -> None:
+        """End a request after an error, and all capturing after one of our own that torch did not raise."""
+        reason = describe(error) if ours else f"interrupted by {type(error).__name__}"
+        if ours and not is_of_torch(error):
+            self._broken = reason
+        recorder = self._recorder
+        try:
+            self._drop_out(wire_capture.STATE_FAILED, reason)
+        except Exception as second:
+            reason = f"{reason}; then {second}"
+            if recorder is not None:
+                recorder.abandon()
+            keep_for_ever(recorder)
+            if not is_of_torch(second) or is_recording():
+                self._broken = reason
+            with suppress(Exception):  # not to be told either
+                self._end(wire_capture.STATE_FAILED, reason)
+            self._forget()
+            self._steps.answered = self._steps.requests[0]
+
+    def _end(self, state: int, reason: str) -> None:
+        self._reason = reason
+        self._set(state)
+        self._forget_request()
+
+    def _set(self, state: int) -> None:
+        self._words[wire_capture.CAP_STATE] = state
+        self._words[wire_capture.CAP_CHANGED_NS] = monotonic_ns()
+        self._publish()
+
+    def _publish(self) -> None:
+        pages = self._steps.pages
+        if pages is not None:
+            wire_capture.write_capture(pages.page, self._words, self._reason)
+
+    def _forget_request(self) -> None:
+        self._request = self._file = self._bounds = None
+        self._yields = False
+        self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
+        self._hush()  # last: it waits, and an alarm of the program may interrupt it
+
+    def _forget(self) -> None:
+        self._request = self._recorder = self._file = self._bounds = self.failure = None
+        self._yields = self._infers = False
+        self._heard = self._thread = self._evals = 0
+        self._reason = ""

@@ -1,0 +1,229 @@
+"""Bound a capture before it begins, and write its file: ``.part`` until whole, 0600, never over another.
+
+How much a step gives is known from a probe: one step that was profiled, measured and thrown away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from tpmon.hook.bus import wire_capture
+from tpmon.hook.bus.headroom import ends_at_limit, read_disk_left, read_file_limit, read_memory_left
+from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, count_events, rename_cut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+
+_DISK_SPARE = 64 << 20
+"""Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
+
+_LARGEST = 4 << 30
+"""Larger than any file that bounds of time and memory leave room for: a probe knows no size before."""
+
+_MIB = 1 << 20
+_ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
+
+
+class Sizes:
+    """Remember what probes found: by options, events and bytes of how many steps or ns."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.found: dict[int, tuple[int, int, int]] = {}
+
+
+class CaptureFile:
+    """Hold where a capture is written and how large it may get."""
+
+    __slots__ = ("_part", "_request", "_sizes")
+
+    def __init__(self, request: wire_capture.Request, sizes: Sizes) -> None:
+        """Write nothing yet."""
+        self._request = request
+        self._sizes = sizes
+        self._part = ""
+
+    def refuse(self) -> str:
+        """Say why it would not fit or cannot be written, "" when it does; makes the folder."""
+        words = self._request.words
+        kind = words[wire_capture.ASK_KIND]
+        folder = self._request.folder
+        if not _can_write_to(folder):
+            return "torch cannot write to a path with a quote, a backslash, :// or a control character in it"
+        events = size = 0
+        if kind == wire_capture.KIND_SNAPSHOT:
+            size = words[wire_capture.ASK_ENTRIES] * wire_capture.ENTRY_BYTES
+        if kind == wire_capture.KIND_CAPTURE:
+            told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+            if told is None:
+                return "no step was probed with these options"
+            timed = words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
+            asked = words[wire_capture.ASK_LONGEST_NS] if timed else words[wire_capture.ASK_STEPS]
+            events, size = told[0] * asked // told[2], told[1] * asked // told[2]
+        most_events, most_bytes = words[wire_capture.ASK_MOST_EVENTS], words[wire_capture.ASK_MOST_BYTES]
+        if events > most_events:
+            return f"about {events:,} events, more than {most_events:,}: ask for fewer steps"
+        if size > most_bytes:
+            return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
+        detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
+        per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
+        shortage = wire_capture.name_shortage(events * per_event or size, read_memory_left())
+        if shortage:
+            return shortage
+        try:
+            if not os.path.isdir(folder):
+                _make(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return f"{folder} is not writable for the training"
+            left = read_disk_left(folder)
+        except OSError as error:
+            return f"{folder}: {error.strerror or error}"
+        most, deadly = read_file_limit(), ends_at_limit()
+        if (_LARGEST if deadly else size) > most:
+            end = ", and the kernel would end the program at it (SIGXFSZ)" if deadly else ""
+            return f"the training may write files of {most / _MIB:.1f} MiB at most (ulimit -f){end}"
+        if size + _DISK_SPARE > left:
+            return f"needs {(size + _DISK_SPARE) // _MIB} MiB of disk, {left // _MIB} are left in {folder}"
+        return ""
+
+    def exceeds(self, steps: int) -> bool:
+        """Tell whether so many steps are too many events or bytes, by what the probe found."""
+        words = self._request.words
+        told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+        return told is not None and (
+            told[0] * steps > words[wire_capture.ASK_MOST_EVENTS]
+            or told[1] * steps > words[wire_capture.ASK_MOST_BYTES]
+        )
+
+    def write_window(self, recorder: Recorder | Snapshot | Range, words: list[int], *, cut: bool) -> None:
+        """Write the file of a window and note events and bytes; ``cut``: its last step did not end.
+
+        Raises:
+            OSError: when it is not whole, or its name is taken; nothing of it is left then.
+        """
+        first = words[wire_capture.CAP_FIRST_STEP]
+        recorded_ns = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
+        last = first + words[wire_capture.CAP_STEPS_DONE] if cut else -1
+        sizes = self.write(recorder, words[wire_capture.CAP_RANK] - 1, first, recorded_ns, last)
+        words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
+
+    def write(
+        self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int, cut: int = -1
+    ) -> tuple[int, int]:
+        """Write the file, and return events (of a probe) and bytes; ``cut`` is a step that did not end.
+
+        Raises:
+            OSError: when it is not whole, or its name is taken; nothing of it is left then.
+        """
+        request = self._request
+        name = wire_capture.file_name(request.name, rank, first, recorder.ending)
+        path = os.path.join(request.folder, name)
+        _try_writing(path + PART)
+        self._part = path + PART  # from here on it is ours to remove
+        try:
+            recorder.save(self._part)
+            if cut >= 0 and request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CAPTURE:
+                rename_cut(self._part, cut)
+            os.chmod(self._part, 0o600)
+            _unlink(self._part + TEMPORARY)  # where torch wrote none
+            size = os.stat(self._part).st_size
+            if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+                events = count_events(self._part)
+                timed = request.words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
+                per = recorded_ns if timed else 1
+                self._sizes.found[request.words[wire_capture.ASK_OPTIONS]] = (
+                    max(events, 1),
+                    max(size, 1),
+                    per,
+                )
+                self.remove()
+                return events, size
+            _publish(self._part, path)
+        except BaseException:
+            self.remove()
+            raise
+        return 0, size
+
+    def remove(self) -> None:
+        """Remove what is not whole."""
+        if self._part:
+            _unlink(self._part)
+            _unlink(self._part + TEMPORARY)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # was never there, or its folder is gone
+
+
+def _can_write_to(folder: str) -> bool:
+    """Tell whether torch writes where it is told: it drops some signs of a path, and writes elsewhere."""
+    try:
+        folder.encode()
+    except UnicodeEncodeError:
+        return False
+    return _ODD.search(folder) is None
+
+
+def _make(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):  # else another rank was first
+            raise
+
+
+def _try_writing(path: str) -> None:
+    """Find out before torch does that nothing can be written: torch says it on the run's standard error.
+
+    Raises:
+        OSError: when it cannot.
+    """
+    if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
+    made: dict[str, int] = {}
+    try:
+        for one in (path + TEMPORARY, path):
+            made[one] = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except BaseException:
+        for one in made:
+            _unlink(one)
+        raise
+    finally:
+        for descriptor in made.values():
+            os.close(descriptor)
+
+
+def _publish(part: str, path: str) -> None:
+    """Give a file its name; unlike a rename, a link fails where the name is taken."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.rename(part, path)
+    else:
+        os.unlink(part)
+
+
+def describe_window(reason: str, evals: int) -> str:
+    """Say what is special about a window: how it ended, and a validation within it."""
+    inside = f"{evals} evaluation steps ran within it" if evals else ""
+    return "; ".join(part for part in (reason, inside) if part)
+
+
+def describe_excess(request: wire_capture.Request, excess: str) -> str:
+    """Say why a recording was ended and thrown away."""
+    if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+        return f"one step is too large to record: {excess}"
+    return f"the recording was too large: {excess}"

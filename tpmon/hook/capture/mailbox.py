@@ -1,0 +1,277 @@
+"""Stand between steps and capture: load it with the first request, wake it where no step ends.
+
+SIGURG, because a process that does not handle it ignores it. The handler is put in place with the
+pages, by the main thread, where nobody else has one; it calls what was there before, and interrupts no
+system call. It is given back with the hook, and in a forked child. Where the program puts another one in
+its place, that is said on the bus, so that tpmon sends no more.
+"""
+
+from __future__ import annotations
+
+import time
+from _thread import allocate_lock, get_ident
+
+from tpmon.hook.bus import wire
+from tpmon.hook.bus.headroom import is_set
+from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.context import describe, is_ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from tpmon.hook.capture.capture import Capture
+    from tpmon.hook.counters import Counts
+
+
+_RING_AGAIN_S, _RING_SELDOM_S = 0.1, 5.0
+_LOOK_AGAIN_S = 0.5
+_ENDS_S = 0.1
+_NOT_POSSIBLE = "captures are not possible here"
+
+
+class Mailbox:
+    """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
+
+    __slots__ = ("_before", "_handling", "_over", "_timer", "_wire", "capture", "steps")
+
+    def __init__(self) -> None:
+        """Load nothing yet; ``steps`` is set by who counts."""
+        self.steps: Any = None
+        self.capture: Capture | None = None
+        self._before: Any = None
+        self._handling = False
+        self._timer: Any = None
+        self._over: Any = None
+        self._wire: Any = None
+
+    def opened(self, steps: Counts) -> None:
+        """Take the signal when the pages are made, if this is the main thread and nobody has it."""
+        import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
+        import threading  # noqa: PLC0415
+
+        # Now, so that there are words for it when what captures cannot be loaded later.
+        from tpmon.hook.bus import wire_capture  # noqa: PLC0415
+
+        self.steps = steps
+        self._wire = wire_capture
+        if self._handling or threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGURG)
+        # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
+        if before is None or (not callable(before) and is_set(signal.SIGURG, b"SigCgt:", unknown=True)):
+            return
+        try:
+            signal.signal(signal.SIGURG, self._woken)
+        except ValueError:
+            return  # a subinterpreter, or a Python that another program has within: it has no main thread
+        self._before = before
+        signal.siginterrupt(signal.SIGURG, False)
+        self._handling = True
+        self.look_at_signal()
+
+    def look_at_signal(self) -> None:
+        """Say on the bus whether the signal is ours: the program may have taken it, or given it back."""
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
+        pages = self.steps.pages if self.steps is not None else None
+        if pages is not None:
+            ours = (
+                self._handling
+                and signal.getsignal(signal.SIGURG) == self._woken
+                # Python runs handlers in its main thread, which looks at the mailbox for its own loop alone.
+                and self.steps.owner == threading.main_thread().ident
+            )
+            wire.write_signal(pages.page, ours=ours)
+
+    def between(self) -> None:
+        """Do what is due where no step ended for long, and look at the signal."""
+        self.look_at_signal()
+        if self.capture is not None and self.capture.under_way is not None:
+            self.capture.woken()
+
+    def requested(self) -> None:
+        """Do what the mailbox asks, at the end of a step."""
+        try:
+            if not self._describe():
+                self._load().at_boundary()
+        except Exception as error:
+            self._refuse(error)
+
+    def _describe(self) -> bool:
+        """Say the conditions of the run where that is asked for, and no capture is under way."""
+        steps, told = self.steps, self._wire
+        number, kind = steps.requests[0], steps.requests[1]
+        if kind != told.KIND_DESCRIBE or (self.capture is not None and self.capture.under_way is not None):
+            return False
+        request = told.parse_request(steps.pages.mailbox)
+        if request is None or request.words[told.ASK_NUMBER] != number:
+            return False
+        from tpmon.hook.capture.conditions import tell_conditions  # noqa: PLC0415 only who asks pays for it
+
+        told.write_told(steps.page, number, tell_conditions(steps, told.TOLD_BYTES))
+        steps.reply(number, told.ANSWER_DONE)
+        steps.last_ns = time.monotonic_ns()  # the pause is in no phase
+        return True
+
+    def forked(self) -> None:
+        """Begin anew in a forked child, where the handler would find no mailbox."""
+        self._give_back()
+        self._timer = self._over = None  # that thread stayed with the parent
+        if self.capture is not None:
+            self.capture.forked()
+
+    def leave(self) -> None:
+        """Know nothing more of what captures in a forked child, and end nothing: that is the parent's."""
+        keep_for_ever(self.capture)  # its end is not this child's to make
+        self.capture = self._timer = self._over = None
+        self._handling = False
+
+    def take_back(self) -> None:
+        """End what is under way, and give the signal back."""
+        if self._handling:
+            import threading  # noqa: PLC0415
+
+            if threading.current_thread() is threading.main_thread():
+                self._give_back()
+        self.look_at_signal()
+        if self.capture is not None:
+            self.capture.take_back()
+        self._ring_no_more()
+
+    def _load(self) -> Capture:
+        capture = self.capture
+        if capture is None:
+            import atexit  # noqa: PLC0415
+
+            from tpmon.hook.capture.capture import Capture  # noqa: PLC0415 only who captures pays for it
+
+            capture = self.capture = Capture(self.steps, self._ring_when_due, self._ring_no_more)
+            atexit.register(self._at_exit)
+        return capture
+
+    def _wake(self) -> None:
+        try:
+            self._load().woken()
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        """Say that nothing can be captured: tpmon's own files may have changed since, or be gone.
+
+        Raises:
+            Exception: the error itself, where it is none of ours.
+        """
+        if not is_ours(error):
+            raise error
+        steps, told = self.steps, self._wire
+        number = steps.requests[0]
+        if number == steps.answered or steps.pages is None:
+            return
+        words = [0] * told.CAPTURE_WORDS
+        words[told.CAP_REQUEST] = number
+        words[told.CAP_STATE] = told.STATE_REFUSED
+        words[told.CAP_CHANGED_NS] = time.monotonic_ns()
+        told.write_capture(steps.pages.page, words, f"{_NOT_POSSIBLE}: {describe(error)}")
+        steps.reply(number, told.ANSWER_TAKEN)
+
+    def _at_exit(self) -> None:
+        capture = self.capture
+        try:
+            if capture is not None:
+                capture.at_exit()
+        except Exception as error:  # Python would print it
+            if capture is not None:
+                capture.break_off(error, ours=True)  # torch crashes at the end of a program that records
+
+    def _ring_when_due(self) -> bool:
+        """Have this thread woken when its recording is to end, by a thread that ends with that; or False."""
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
+        if not self._handling or signal.getsignal(signal.SIGURG) != self._woken:
+            return False
+        if get_ident() != threading.main_thread().ident:
+            return False
+        over = self._over = allocate_lock()
+        over.acquire()
+        timer = threading.Thread(target=self._ring, args=(over,), name="tpmon-timer", daemon=True)
+        timer.start()
+        self._timer = timer
+        return True
+
+    def _ring_no_more(self) -> None:
+        """End that thread, and wait a moment for it: a loop that is captured often has one of it at most."""
+        timer, over = self._timer, self._over
+        if over is not None and over.locked():
+            over.release()
+        if timer is not None:
+            timer.join(_ENDS_S)
+        self._timer = self._over = None  # not before: who is interrupted in here tries again
+
+    def _ring(self, over: Any) -> None:
+        try:
+            self._ring_until(over)
+        except Exception as error:  # Python would print it
+            self._ring_off(error)
+
+    def _ring_until(self, over: Any) -> None:
+        again_s = _RING_AGAIN_S
+        # Again until it is heard: the first may come while the recording only begins.
+        while self._handling and self.capture is not None:
+            if self.capture.under_way is None:
+                return
+            left_s = self.capture.left_s()
+            if left_s <= 0 and not self._ring_once():
+                return
+            # In parts, for a request that is cancelled and for the memory that it takes.
+            if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else again_s):
+                return
+            if left_s <= 0:
+                again_s = min(2 * again_s, _RING_SELDOM_S)  # it is in one long call
+
+    def _ring_off(self, error: Exception) -> None:
+        """Have the thread of the loop end the recording, which this one bounds no more, and say why."""
+        try:
+            if self.capture is not None:
+                self.capture.failure = error
+            self._ring_once()
+        except Exception:
+            return  # the ends of steps bound the recording too
+
+    def _ring_once(self) -> bool:
+        """Send the main thread its signal, where that is ours; tell whether it was sent."""
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
+        main = threading.main_thread().ident
+        if not self._handling or main is None or signal.getsignal(signal.SIGURG) != self._woken:
+            return False  # the program took it meanwhile: the ends of steps bound the recording
+        try:
+            signal.pthread_kill(main, signal.SIGURG)
+        except OSError:
+            return False  # that thread is gone, and a thread's error would be printed
+        return True
+
+    def _give_back(self) -> None:
+        if not self._handling:
+            return
+        import signal  # noqa: PLC0415
+
+        self._handling = False
+        if signal.getsignal(signal.SIGURG) == self._woken:
+            signal.signal(signal.SIGURG, self._before)
+
+    def _woken(self, number: int, frame: FrameType | None) -> None:
+        """Look at the mailbox between two lines of the loop, for requests that time bounds."""
+        steps = self.steps
+        try:
+            if self._handling and steps.pages is not None and steps.owner == get_ident():
+                self._wake()
+        except Exception as error:
+            if not steps.fail(error):
+                raise
+        if callable(self._before):
+            self._before(number, frame)

@@ -1,0 +1,246 @@
+"""Record steps with torch's profiler, into one file that is whole or not there under its name.
+
+A recording begins and ends in one thread. Stopping and writing hold the GIL: that is the pause that
+a capture costs. torch returns from a write to a full disk without an error, so the file is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from tpmon.hook.bus.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING
+from tpmon.hook.context import parse_version, torch_folder
+from tpmon.hook.device import on_device
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PART = ".part"
+TEMPORARY = ".tmp"
+"""What torch appends to the name of a trace while it writes."""
+
+_PROFILER = "torch.autograd.profiler"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_LEVEL_SYMBOL = "_ZN9libkineto6Logger14severityLevel_E"
+_LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
+"""Of libkineto's messages, 0 to 5; what is above all of them is not written."""
+
+_EVENT = b'"ph": "X"'
+_MARK = "ProfilerStep"
+_CUT_MARK = "StepCutShort"
+"""Of the same length, so that it is written in its place: what counts steps passes it by."""
+
+_CHUNK = 1 << 20
+
+
+class NotWrittenError(OSError):
+    """Say that a file is not there, or not whole, after it was written."""
+
+
+class Recorder:
+    """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``."""
+
+    ending = TRACE_ENDING
+
+    __slots__ = ("_profile", "_range", "options")
+
+    def __init__(self, options: int) -> None:
+        """Choose the bounded defaults of torch's profiler; ``options`` are OPTION_*."""
+        self.options = options
+        self._profile: Any = None
+        self._range: Any = None
+
+    @property
+    def profile(self) -> object:
+        """Return torch's own object, by which the guard tells ours from others."""
+        return self._profile
+
+    def prepare(self) -> None:
+        """Make the profiler; nothing is recorded yet."""
+        profiler: Any = sys.modules[_PROFILER]
+        self._profile = profiler.profile(**self._choose(profiler.profile))
+
+    def start(self, metadata: dict[str, str]) -> None:
+        """Begin to record in this thread; ``metadata`` are names and JSON for the file."""
+        with _Quiet():
+            self._profile.__enter__()
+        add: Any = getattr(sys.modules["torch.autograd"], "_add_metadata_json", None)
+        if add is not None:
+            for name, value in metadata.items():
+                add(name, value)
+
+    def mark(self, step: int) -> None:
+        """End the step before, and begin the one of this number."""
+        self._end_step()
+        profiler: Any = sys.modules[_PROFILER]
+        begun = profiler.record_function(f"{_MARK}#{step}")
+        begun.__enter__()
+        self._range = begun
+
+    def stop(self) -> None:
+        """End the recording; on a GPU this waits for the device."""
+        try:
+            self._end_step()
+        finally:
+            profile = self._profile
+            if profile is not None and profile.entered and profile.kineto_results is None:
+                with _Quiet(), on_device(sys.modules["torch"]):
+                    profile.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        """End the recording past torch's profile, which failed to: what goes on would fill the memory."""
+        autograd: Any = sys.modules["torch.autograd"]
+        with suppress(Exception):  # it is off already
+            autograd._disable_profiler()  # noqa: SLF001
+
+    def save(self, path: str) -> None:
+        """Write what was recorded.
+
+        Raises:
+            NotWrittenError: when the file is not whole.
+        """
+        self._profile.kineto_results.save(path)
+        check_whole(path)
+
+    def drop(self) -> None:
+        """Give back the memory: without this the results stay until the collector comes by."""
+        profile, self._profile, self._range = self._profile, None, None
+        if profile is not None:
+            profile.kineto_results = None
+            profile._function_events = None  # noqa: SLF001
+        del profile
+        _trim()
+
+    def _end_step(self) -> None:
+        step, self._range = self._range, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _choose(self, kind: Any) -> dict[str, Any]:
+        torch: Any = sys.modules["torch"]
+        names = kind.__init__.__code__.co_varnames
+        chosen: dict[str, Any] = {
+            "record_shapes": bool(self.options & OPTION_SHAPES),
+            "profile_memory": bool(self.options & OPTION_MEMORY),
+            "with_stack": bool(self.options & OPTION_STACKS),
+            "use_kineto": True,
+        }
+        if torch.cuda.is_initialized():
+            # Before torch 2.4 it has use_device too, but for back ends that are not torch's own.
+            newer = "use_device" in names and parse_version(str(torch.__version__)) >= (2, 4)
+            chosen.update({"use_device": "cuda"} if newer else {"use_cuda": True})
+        config: Any = getattr(torch._C._profiler, "_ExperimentalConfig", None)  # noqa: SLF001
+        if config is not None and not self.options & OPTION_STACKS:
+            with suppress(TypeError):  # an older torch: the same file, half as much work again to stop
+                chosen["experimental_config"] = config(trace_only=True)
+        return chosen
+
+
+class _Quiet:
+    """Keep libkineto from writing to the program's standard error while we begin or end a recording.
+
+    It takes its level from the environment once, when it first begins: set then, and only then, since
+    another thread of the program may be reading the environment in C, which no lock guards. Later the
+    level itself is changed and put back, so that the program's own profiler says what it ever said.
+    """
+
+    __slots__ = ("_before", "_level", "_ours")
+
+    def __enter__(self) -> None:
+        self._ours = _LOG_LEVEL not in os.environ and not _BEGUN
+        if self._ours:
+            os.environ[_LOG_LEVEL] = str(_SILENT)
+        self._level = _find_level()
+        if self._level is not None:
+            self._before = self._level.value
+            self._level.value = _OURS
+
+    def __exit__(self, *error: object) -> None:
+        # Another value now: it began just now, and read it from the environment.
+        if self._level is not None and self._level.value == _OURS:
+            self._level.value = self._before
+        if self._ours:
+            os.environ.pop(_LOG_LEVEL, None)
+        _BEGUN[:] = [True]
+
+
+_BEGUN: list[bool] = []
+
+
+def has_recorded() -> bool:
+    """Tell whether a recording of ours began or ended in this process: torch's profiler is up then."""
+    return bool(_BEGUN)
+
+
+def _find_level() -> Any:
+    """Return libkineto's level as a C integer, None in a torch that has it elsewhere."""
+    try:
+        import ctypes  # noqa: PLC0415
+
+        # Loaded long ago: this finds it, and loads nothing.
+        library = ctypes.CDLL(f"{torch_folder()}lib/libtorch_cpu.so", os.RTLD_NOLOAD | os.RTLD_LAZY)
+        level = ctypes.c_int.in_dll(library, _LEVEL_SYMBOL)
+    except (ImportError, OSError, ValueError, AttributeError):
+        return None
+    return level if _LEAST_LEVEL <= level.value <= _SILENT else None
+
+
+def check_whole(path: str) -> int:
+    """Return the size of a trace that is there to its last brace.
+
+    Raises:
+        NotWrittenError: when it is not.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - 64, 0))
+            last = file.read(64).rstrip()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise NotWrittenError(f"torch wrote no file ({reason}): disk full, or the folder is gone") from error
+    if not last.endswith(b"}"):
+        raise NotWrittenError("the file is cut off: disk full, or a limit on file sizes")
+    return size
+
+
+def count_events(path: str) -> int:
+    """Count the events with a duration in a trace that torch wrote."""
+    found, rest = 0, b""
+    with open(path, "rb") as file:
+        while True:
+            chunk = file.read(_CHUNK)
+            if not chunk:
+                return found
+            data = rest + chunk
+            found += data.count(_EVENT)
+            rest = data[-(len(_EVENT) - 1) :]
+
+
+def rename_cut(path: str, step: int) -> None:
+    """Take the mark off a step that did not end: it would count as a whole one.
+
+    Raises:
+        OSError: when the file cannot be read or written.
+    """
+    import mmap  # noqa: PLC0415 seldom needed
+
+    mark, other = (f'"{name}#{step}"'.encode() for name in (_MARK, _CUT_MARK))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        at = mapped.find(mark)
+        while at >= 0:
+            mapped[at : at + len(mark)] = other
+            at = mapped.find(mark, at + len(mark))
+
+
+def _trim() -> None:
+    """Hand freed memory back to the kernel, where the C library can."""
+    try:
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).malloc_trim(0)
+    except (ImportError, OSError, AttributeError):
+        pass  # musl has no malloc_trim, and gives it back by itself

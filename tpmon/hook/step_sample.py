@@ -1,0 +1,162 @@
+"""Watch one step every few seconds: what it is made of, and on CUDA how long the device worked on it.
+
+``Steps`` calls ``at_step`` at the end of a step when it is due, and the rest only during the step that is
+watched: the others pay a comparison or two for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from weakref import ref
+
+from tpmon.hook import device
+from tpmon.hook.batch import describe_batch
+from tpmon.hook.bus import wire_settings
+from tpmon.hook.context import is_ours, torch_folder
+from tpmon.hook.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_EVERY_NS = 5_000_000_000
+_EVERY_ON_CUDA_NS = 2_000_000_000
+_POLL_NS = 20_000_000
+_MOST_EVALS = 64
+"""Batches of an evaluation that are described anew within the step that is watched."""
+
+
+class Watcher:
+    """Read settings and time the device for one hook."""
+
+    __slots__ = (
+        "_began_ns",
+        "_evals",
+        "_no_device",
+        "_seen",
+        "_settings",
+        "_steps",
+        "_timer",
+        "inputs",
+        "optimizer",
+    )
+
+    def __init__(self, steps: Any) -> None:
+        """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors.
+
+        ``optimizer`` is a weak reference to the one that was seen last.
+        """
+        self._steps: Any = steps
+        self._settings = Settings()
+        self._timer: device.DeviceTimer | None = None
+        self._no_device = False
+        self._began_ns = self._seen = self._evals = 0
+        self.inputs: list[str] = []
+        self.optimizer: Any = None
+
+    def at_step(self, now: int) -> int:
+        """Begin to watch the next step, or end; return when to be called again, 0 for at its end."""
+        steps = self._steps
+        if steps.watch is None:
+            timer = self._timer
+            if timer is not None and timer.pending:
+                self._ask(timer.poll, now)
+                if timer.pending:
+                    return now + _POLL_NS
+                if now < self._began_ns + _EVERY_ON_CUDA_NS:
+                    return self._began_ns + _EVERY_ON_CUDA_NS
+            return self._begin(now)
+        steps.watch = None
+        if self._timer is not None:
+            self._ask(self._timer.end, now, steps.steps)
+        self._settings.note_wrappers(steps.ddp, steps.fsdp, self.optimizer)
+        self._settings.guard = getattr(getattr(steps.mailbox, "capture", None), "guard", None)
+        wire_settings.write_settings(steps.page, self._settings.read(now))
+        if self._timer is None:
+            return self._began_ns + _EVERY_NS
+        return now + _POLL_NS if self._timer.pending else self._began_ns + _EVERY_ON_CUDA_NS
+
+    def batch(self, iterator: object, batch: object) -> None:
+        """Note a batch of the step that is watched."""
+        if not self._seen & 1:
+            self._seen |= 1
+            self._settings.see_loader(iterator)
+            self.inputs = describe_batch(batch)
+        self._settings.see_turn(device.BATCH)
+        self._note(device.BATCH)
+
+    def backward_begins(self) -> None:
+        """Note where a backward begins."""
+        if not self._seen & 2:
+            self._seen |= 2
+            self._settings.see_backward(self.optimizer)
+        self._settings.see_turn(device.FORWARD)
+        self._note(device.FORWARD)
+
+    def backward_ended(self) -> None:
+        """Note where a backward ends."""
+        self._settings.see_turn(device.BACKWARD)
+        self._note(device.BACKWARD)
+
+    def updated(self, optimizer: object) -> None:
+        """Note the end of an optimizer's step."""
+        known = self.optimizer() if self.optimizer is not None else None
+        if known is not None and known is not optimizer:
+            self._settings.see_another()
+        if not self._seen & 4:
+            self._seen |= 4
+            self._settings.see_optimizer(optimizer)
+            try:
+                self.optimizer = ref(optimizer)
+            except TypeError:
+                self.optimizer = None  # one of the program's that takes none
+        self._settings.see_turn(device.OPTIMIZER)
+        self._note(device.OPTIMIZER)
+
+    def evaluated(self) -> None:
+        """Forget the batches so far: they were of an evaluation, and the watched step comes after it."""
+        self._evals += 1
+        if self._evals <= _MOST_EVALS:
+            self._seen &= ~1
+            self._settings.see_evaluation()
+        if self._timer is not None:
+            self._timer.leave()
+
+    def _begin(self, now: int) -> int:
+        self._steps.watch = self
+        self._began_ns = now
+        self._seen = self._evals = 0
+        self._settings.begin()
+        try:
+            torch: Any = sys.modules.get("torch")
+            cuda: Any = getattr(torch, "cuda", None)
+            if self._no_device or cuda is None or not cuda.is_initialized():
+                return 0
+            if not device.holds_work(torch, torch._C._cuda_getDevice()):  # noqa: SLF001
+                return 0  # its work is on another device: an event would make a context on this one
+            if self._timer is None:
+                self._timer = device.DeviceTimer(cuda)
+            self._timer.begin(now)
+        except Exception as error:
+            self._leave_device(error)
+        return 0
+
+    def _note(self, ended: int) -> None:
+        if self._timer is not None:
+            self._ask(self._timer.note, ended)
+
+    def _ask(self, timer: Callable[..., object], *told: int) -> None:
+        """Ask the timer, and write its words where it says that they are to be told."""
+        try:
+            if timer(*told) and self._timer is not None:
+                wire_settings.write_device(self._steps.page, self._timer.words)
+        except Exception as error:
+            self._leave_device(error)
+
+    def _leave_device(self, error: Exception) -> None:
+        """Time the device no more after an error of its own or of torch; one of the user's goes on."""
+        if not is_ours(error, torch_folder()):
+            raise error
+        self._no_device = True
+        self._timer = None

@@ -1,0 +1,1 @@
+"""Choose what to do about a verdict, from a catalogue of remedies. Pure."""

@@ -1,0 +1,1 @@
+"""The remedies, and what each verdict means: knowledge, no logic."""

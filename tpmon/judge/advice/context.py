@@ -1,0 +1,395 @@
+"""Say what was observed of a run, and its numbers, in the words of the catalogue of remedies. Pure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable
+
+from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.hook_done import observe_done
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.features import data_wait, rank_waits
+from tpmon.judge.features.cpu import FREE_CORES, find_cores_left
+from tpmon.judge.features.hook_needs import observe_settings
+from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER
+from tpmon.judge.rules.cpu import find_pools, note_neighbours
+from tpmon.judge.rules.memory import judge_swap
+from tpmon.judge.rules.rules_shm import find_largest_step, is_shm_tight
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.dump import WaitTarget
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Role
+from tpmon.model.text.clean import MOST_DIGITS
+from tpmon.model.text.job_words import list_taxes
+from tpmon.model.verdict import Kind
+
+FULL_RATIO = 0.9
+POOL_THREADS = 2
+LARGE_POOL_RATIO = 1.25
+"""Busy threads of the ranks' pools over the CPU budget from which the pools are larger than their cores; a
+thread counts as busy from a quarter of a core, and autograd's is one beside the main thread."""
+FREE_CARD_RATIO = 0.6
+FULL_CARD_RATIO = 0.95
+TENSOR_IDLE_PCT = 5.0
+TENSOR_BUSY_PCT = 25.0
+NEAR_LIMIT_RATIO = 0.8
+ONLY_FORWARD_RATIO = 0.5
+"""Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
+OFTEN_RATIO = 0.2
+"""Share of samples in validation, beside some in training, from which doing so less often is advised."""
+OFTEN_S = 30.0
+"""Time that the samples must span for it: one validation just after attaching says nothing of how often."""
+SET_THREADS_RATIO = 1.5
+"""Busy threads over what the environment or the machine explains from which the program asked for them."""
+_FP16_ALONE = re.compile(r"V100|TITAN V\b|\bT4\b|TITAN RTX|RTX 20\d\d|Quadro RTX|\bT4G\b")
+"""Names of Volta and Turing cards with tensor cores: NVIDIA's tables of compute capability 7.0 to 7.5."""
+_WAITS_BLOCKED, _FAST_NETWORK = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_IB_DISABLE"
+_WITHIN_MACHINE = frozenset(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
+_THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+
+
+def _workers(scene: Scene) -> list[WorkerScene]:
+    return [worker for rank in scene.ranks for worker in rank.feeders]
+
+
+def _mostly(values: Iterable[Known[float]], least: float) -> bool:
+    """Tell whether the median of the values that were read is at least ``least``."""
+    known = [value for value in values if is_known(value)]
+    return bool(known) and statistics.median(known) >= least
+
+
+def _has_pool(process: RankScene | WorkerScene) -> bool:
+    return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+
+
+def _are_pools_large(scene: Scene) -> bool:
+    """Tell whether the pools of the ranks have more threads at work than there are cores for them."""
+    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if _has_pool(rank))
+    return is_known(scene.budget) and busy > LARGE_POOL_RATIO * scene.budget
+
+
+def _sets_threads(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether more threads compute than the environment or the CPUs of the machine explain."""
+    environment = rank.process.environment
+    if not is_known(rank.busy_threads) or not is_known(environment):
+        return False
+    given = [
+        int(one.value)
+        for one in environment
+        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and len(one.value) <= MOST_DIGITS
+    ]
+    return rank.busy_threads >= SET_THREADS_RATIO * max([scene.frame.cpu.host_cores, *given])
+
+
+def _observe_loader(scene: Scene) -> set[Need]:
+    """Without workers the rank itself is the loader; with some it is torch's that started them."""
+    workers = _workers(scene)
+    seen = {Need.NO_WORKERS} if scene.ranks else set()
+    if workers:
+        seen = {Need.WORKERS_PRESENT, Need.TORCH_LOADER}
+    loading = (worker.demand for worker in workers) if workers else (rank.demand for rank in scene.ranks)
+    if _mostly(loading, BUSY_WORKER):
+        seen.add(Need.WORKERS_CPU_BOUND)
+    if _mostly((worker.blocked_ratio for worker in workers), BLOCKED_WORKER):
+        seen.add(Need.WORKERS_IO_WAIT)
+    loaders = [rank.loader for rank in scene.ranks if rank.loader is not None]
+    if any(loader.pin_thread for loader in loaders):
+        seen.add(Need.BATCHES_PINNED)
+    if loaders and all(is_known(one.ready_batches) and one.ready_batches >= 1 for one in loaders):
+        seen.add(Need.BATCHES_READY)
+    return seen
+
+
+def _cores_free(scene: Scene, suspicion: Suspicion, wanted: float) -> float:
+    """Return the cores that neither the job, which wants so many, nor others use; a rule may know it."""
+    if is_known(suspicion.cores_free):
+        return suspicion.cores_free
+    free = max(0.0, known_or(scene.budget, 0.0) - wanted)
+    return min(free, known_or(find_cores_left(scene), free))
+
+
+def _observe_cpus(scene: Scene, suspicion: Suspicion) -> set[Need]:
+    seen = set()
+    budget, used, runnable = scene.budget, scene.used, scene.runnable
+    if is_known(budget) and is_known(used):
+        wanted = max(used, known_or(runnable, used))
+        if _cores_free(scene, suspicion, wanted) >= FREE_CORES:
+            seen.add(Need.CORES_FREE)
+        elif wanted >= FULL_RATIO * budget:
+            seen.add(Need.CORES_FULL)
+    reason = scene.frame.cpu.budget_reason
+    if "quota" in reason:
+        seen.add(Need.QUOTA_BELOW_AFFINITY)
+    elif is_known(budget) and budget < scene.frame.cpu.host_cores:
+        seen.add(Need.AFFINITY_BELOW_HOST)
+    if is_known(budget) and len(scene.ranks) > max(budget, 1.0):
+        seen.add(Need.RANKS_EXCEED_CORES)
+    if _are_pools_large(scene):
+        seen.add(Need.POOL_IN_RANK)
+    if any(_has_pool(worker) for worker in _workers(scene)):
+        seen.add(Need.POOL_IN_WORKERS)
+    if note_neighbours(scene):
+        seen.add(Need.CPUS_TAKEN)
+    if any(_sets_threads(rank, scene) for rank in scene.ranks):
+        seen.add(Need.THREADS_IN_SCRIPT)
+    settings = {
+        (one.name, one.value)
+        for rank in scene.ranks
+        if is_known(rank.process.environment)
+        for one in rank.process.environment
+    }
+    if any(name in _THREAD_SETTINGS and value == "1" for name, value in settings):
+        seen.add(Need.ONE_THREAD_SET)
+    return seen
+
+
+def _observe_cards(scene: Scene) -> set[Need]:
+    if not scene.cards:
+        return set()
+    seen = {Need.GPU_PRESENT}
+    fills = [
+        card.memory_used_bytes / card.memory_total_bytes
+        for card in scene.cards
+        if is_known(card.memory_used_bytes) and is_known(card.memory_total_bytes) and card.memory_total_bytes
+    ]
+    if fills and max(fills) >= FULL_CARD_RATIO:
+        seen.add(Need.GPU_MEMORY_FULL)
+    elif fills and max(fills) <= FREE_CARD_RATIO:
+        seen.add(Need.GPU_MEMORY_FREE)
+    tensor = [card.tensor_pct for card in scene.cards if is_known(card.tensor_pct)]
+    if tensor and max(tensor) < TENSOR_IDLE_PCT:
+        seen.add(Need.TENSOR_CORES_IDLE)
+    elif tensor and max(tensor) >= TENSOR_BUSY_PCT:
+        seen.add(Need.TENSOR_CORES_BUSY)
+    if all(_FP16_ALONE.search(card.name) for card in scene.cards):
+        seen.add(Need.FP16_CORES_ALONE)
+    return seen
+
+
+def _observe_memory(scene: Scene) -> set[Need]:
+    memory = scene.frame.memory
+    seen = set()
+    if is_known(memory.limit_bytes) and is_known(memory.used_bytes):
+        near = memory.used_bytes >= NEAR_LIMIT_RATIO * memory.limit_bytes
+        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+    elif is_known(memory.host_available_bytes) and is_known(memory.host_total_bytes):
+        near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
+        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+    # What lies in swap untouched costs nothing: any machine that was once short of memory has some there.
+    if isinstance(judge_swap(scene), Suspicion):
+        seen.add(Need.SWAP_USED)
+    if is_known(memory.shm) and is_shm_tight(memory.shm, scene):
+        seen.add(Need.SHM_TIGHT)
+    return seen
+
+
+def _observe_stacks(scene: Scene) -> set[Need]:
+    """Say what the stacks show: enough of every rank, and whether none trains but all are in forward."""
+    phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
+    seen = {need for one in phases for need in one.sights}
+    if not phases or len(phases) < len(scene.ranks):
+        return seen
+    fewest = min(one.samples for one in phases)
+    if fewest >= data_wait.LEAST_SAMPLES:
+        seen.add(Need.STACKS_READ)
+    forward = min(one.ratio(Phase.FORWARD) for one in phases)
+    trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
+    pauses = max(one.ratio(Phase.VALIDATION) for one in phases)
+    span_s = min(one.span_s for one in phases)
+    if span_s >= OFTEN_S and trained and pauses >= OFTEN_RATIO:
+        seen.add(Need.VALIDATES_OFTEN)
+    if fewest >= rank_waits.LEAST_SAMPLES and forward >= ONLY_FORWARD_RATIO and not trained:
+        seen.add(Need.ONLY_FORWARD)
+    return seen
+
+
+def _observe_ranks(scene: Scene) -> set[Need]:
+    world = scene.frame.target.world_size
+    return {Need.RANKS_ELSEWHERE} if scene.ranks and is_known(world) and world > len(scene.ranks) else set()
+
+
+def _observe_taxes(scene: Scene) -> set[Need]:
+    """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
+    environments = [rank.process.environment for rank in scene.ranks]
+    known = [one for one in environments if is_known(one)]
+    paths = {_WAITS_BLOCKED}
+    if _observe_ranks(scene):
+        paths.add(_FAST_NETWORK)
+    if len(scene.ranks) > 1:
+        paths |= _WITHIN_MACHINE
+    taken = any(one.name in paths and one.value.strip() == "1" for each in known for one in each)
+    seen = {Need.NCCL_PATH_OFF} if taken else set()
+    if any(map(list_taxes, known)):
+        seen.add(Need.DEBUG_TAX_SET)
+    elif known and len(known) == len(environments):
+        seen.add(Need.NO_DEBUG_TAX)
+    return seen
+
+
+def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
+    """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
+    seen = _observe_loader(scene) | _observe_cpus(scene, suspicion)
+    seen |= _observe_cards(scene) | _observe_memory(scene)
+    seen |= _observe_stacks(scene) | _observe_ranks(scene) | observe_done(scene)
+    seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
+    if Need.DEBUG_TAX_SET in seen:
+        seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
+    if Need.REFAULTS_SEEN in seen:
+        # The page cache is not counted as used: it is given back before anything fails, and read again.
+        seen = (seen - {Need.MEMORY_FREE}) | {Need.MEMORY_LIMIT_NEAR}
+    if not is_known(_other_pid(scene, suspicion)):
+        seen.discard(Need.PROCESS_WAIT)  # nobody is to be sent to look at the process that waits
+    return frozenset(seen)
+
+
+def _memory_free(scene: Scene) -> Known[int]:
+    memory = scene.frame.memory
+    if is_known(memory.limit_bytes) and is_known(memory.used_bytes):
+        below = max(0, memory.limit_bytes - memory.used_bytes)
+        return min(below, known_or(memory.host_available_bytes, below))
+    return memory.host_available_bytes
+
+
+def _shm_room(scene: Scene) -> Known[float]:
+    """Return how many batches fit into what is free of /dev/shm, each as large as its largest growth."""
+    step = find_largest_step(scene.history)
+    if step <= 0:
+        return Missing("shared memory was not seen to grow")
+    return map_known(lambda shm: (shm.total_bytes - shm.used_bytes) / step, scene.frame.memory.shm)
+
+
+def _worker_bytes(scene: Scene) -> Known[int]:
+    """Return what one more worker would take: PSS where it was read, else RSS, an upper bound."""
+    pids = {worker.pid for worker in _workers(scene)} or {rank.process.pid for rank in scene.ranks}
+    sizes = [
+        known_or(process.pss_bytes, process.rss_bytes)
+        for process in scene.frame.processes
+        if process.pid in pids
+    ]
+    return int(statistics.median(sizes)) if sizes else Missing("no rank was read")
+
+
+def _worker_load(scene: Scene, waiting: Applicable[float]) -> Known[float]:
+    """Return the cores that one worker takes; without workers, loading takes one core while it runs."""
+    demands = [worker.demand for worker in _workers(scene) if is_known(worker.demand)]
+    if demands:
+        return statistics.median(demands)
+    return 1.0 if is_known(waiting) else Missing("no workers to look at")
+
+
+def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
+    """Return the batches that the compute could take over those that the loader makes.
+
+    With a wait share w: 1 / (1 - w) times what the workers make today; without workers the loop is
+    the loader, and loading takes w / (1 - w) times as long as computing.
+    """
+    if is_known(suspicion.needed_ratio):
+        return suspicion.needed_ratio
+    share = suspicion.share
+    if not is_known(share) or not is_known(workers):
+        return Missing("the share of the data wait is not known")
+    share = min(share, 0.99)
+    return share / (1 - share) if workers == 0 else 1 / (1 - share)
+
+
+def _loading(scene: Scene, suspicion: Suspicion) -> Known[float]:
+    """Return the share of the data wait of the rank that is named, 0-1."""
+    waits = [rank.data_wait for rank in scene.ranks if rank.process.pid == suspicion.pid]
+    return map_known(lambda wait: wait.share.ratio, waits[0]) if waits else Missing("no rank is named")
+
+
+def _last_log(frame: Frame) -> Known[str]:
+    dated = [(log.last_write, log.path) for log in frame.output if is_known(log.last_write)]
+    return max(dated)[1] if dated else Missing("no log of the job is a file")
+
+
+def _awaited(scene: Scene, suspicion: Suspicion) -> Applicable[WaitTarget]:
+    """Return what the main thread of the process that is named waits for, as the looks at it tell."""
+    picture = scene.watch.picture
+    if picture is None or not is_known(suspicion.pid):
+        return NOT_APPLICABLE
+    main = picture.main_of(suspicion.pid)
+    return main.thread.waits_on if main is not None else NOT_APPLICABLE
+
+
+def _other_pid(scene: Scene, suspicion: Suspicion) -> Applicable[int]:
+    """Return the process at the other end; else the one that is named, where a rank waits for that one."""
+    target = _awaited(scene, suspicion)
+    if is_known(target) and is_known(target.others):
+        others = [end.pid for end in target.others if end.pid != suspicion.pid]
+        return others[0] if others else NOT_APPLICABLE
+    named = next((one for one in scene.frame.processes if one.pid == suspicion.pid), None)
+    waits_itself = named is None or named.role in (Role.RANK, Role.WORKER)
+    return NOT_APPLICABLE if waits_itself else suspicion.pid
+
+
+def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
+    """Name what a socket is connected to, with the process there: "10.0.0.7:443", "... (python 4711)"."""
+    if not is_known(target) or not is_known(target.peer):
+        return NOT_APPLICABLE
+    names = [f"{end.name} {end.pid}" for end in target.others] if is_known(target.others) else []
+    return f"{target.peer} ({', '.join(names)})" if names else target.peer
+
+
+def _slurm_job(scene: Scene) -> Applicable[str]:
+    """Return the job of Slurm that the ranks are of, by what they were started with."""
+    read = [rank.process.environment for rank in scene.ranks if is_known(rank.process.environment)]
+    if not read:
+        return Missing("no environment was read")
+    jobs = [one.value for settings in read for one in settings if one.name == "SLURM_JOB_ID"]
+    return jobs[0] if jobs and jobs[0].isdecimal() else NOT_APPLICABLE
+
+
+def _pid(scene: Scene, suspicion: Suspicion) -> Applicable[int]:
+    """Return the process to look at: the one that is named, or the job where a hang accuses none."""
+    accuses_none = suspicion.kind is Kind.HUNG and not is_known(suspicion.pid)
+    return scene.frame.target.pid if accuses_none else suspicion.pid
+
+
+def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
+    """Return the numbers of the run that the remedies of ``suspicion`` name."""
+    frame = scene.frame
+    ranks = len(scene.ranks)
+    counts = [len(rank.feeders) for rank in scene.ranks]
+    workers: Known[int] = max(counts) if counts else Missing("no rank was read")
+    budget, used = scene.budget, scene.used
+    free: Known[float] = (
+        _cores_free(scene, suspicion, max(used, known_or(scene.runnable, used)))
+        if is_known(budget) and is_known(used)
+        else Missing("CPU budget or use not read")
+    )
+    loads = suspicion.kind is Kind.DATA_BOUND
+    pool = frame.cpu.pool
+    awaited = _awaited(scene, suspicion)
+    named = next((one for one in frame.processes if one.pid == suspicion.pid), None)
+    return Facts(
+        ranks=ranks or Missing("no rank was read"),
+        workers_per_rank=workers,
+        budget_cores=budget,
+        cores_free=free,
+        quota_cores=budget if "quota" in frame.cpu.budget_reason else NOT_APPLICABLE,
+        memory_free_bytes=_memory_free(scene),
+        worker_rss_bytes=_worker_bytes(scene),
+        worker_busy_ratio=_worker_load(scene, suspicion.share),
+        needed_ratio=_needed(workers, suspicion) if loads else Missing("not a question of loading"),
+        waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
+        loading_ratio=_loading(scene, suspicion),
+        pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
+        shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
+        shm_room=_shm_room(scene),
+        pid=_pid(scene, suspicion),
+        rank=suspicion.rank,
+        card=suspicion.card,
+        other_pid=_other_pid(scene, suspicion),
+        peer=_peer(awaited),
+        script=frame.target.script or Missing("its command line was not read"),
+        log_path=_last_log(frame),
+        slurm_job=_slurm_job(scene),
+        pools=len(find_pools(scene)),
+        frozen=named.frozen if named is not None else NOT_APPLICABLE,
+        tracer=named.tracer if named is not None else NOT_APPLICABLE,
+    )

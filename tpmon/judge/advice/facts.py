@@ -1,0 +1,366 @@
+"""The numbers of one run that fill the templates of the catalogue, and the sizing of the loader. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import string
+from collections.abc import Callable
+
+from tpmon.judge.advice.advice_sizing import LEAST_WORKER_CORES, ROUNDING_CORES, limit_growth, propose_workers
+from tpmon.judge.advice.advice_thaw import write_thaw
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.stops import Freezer, Tracer
+from tpmon.model.text.dump_words import TO_FILES, write_step
+from tpmon.model.units import format_bytes
+
+MOST_GAIN = 20.0
+"""Above this the ceiling is not written as a number: the share behind it is not known that well."""
+
+_GIB = 1 << 30
+_LEAST_SHM_BYTES = 8 * _GIB
+
+_UNREAD = Missing("not measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Hold the numbers that remedies name.
+
+    Cores, memory and ranks are those of the job on this machine; workers are those of one rank.
+    ``waiting_ratio`` is the share of the step time (0-1) that goes away at best,
+    ``needed_ratio`` the batches per second that the compute could take over those that the
+    loader makes. ``pid``, ``rank`` and ``card`` name what the verdict points at.
+    """
+
+    ranks: Known[int] = _UNREAD
+    workers_per_rank: Known[int] = _UNREAD
+    budget_cores: Known[float] = _UNREAD
+    cores_free: Known[float] = _UNREAD
+    quota_cores: Applicable[float] = _UNREAD
+    memory_free_bytes: Known[int] = _UNREAD
+    worker_rss_bytes: Known[int] = _UNREAD
+    """RSS of one worker; with no workers that of the rank, an upper bound of what a fork costs."""
+    worker_busy_ratio: Known[float] = _UNREAD
+    needed_ratio: Known[float] = _UNREAD
+    waiting_ratio: Known[float] = _UNREAD
+    loading_ratio: Known[float] = _UNREAD
+    """Share of its time (0-1) that the rank waits for or works on batches, whatever its card does."""
+    pool_library: Applicable[str] = _UNREAD
+    shm_total_bytes: Known[int] = _UNREAD
+    shm_room: Known[float] = _UNREAD
+    """Free bytes of /dev/shm over the largest growth of a second: the batches that still fit, at least."""
+    pid: Applicable[int] = _UNREAD
+    rank: Applicable[int] = _UNREAD
+    card: Applicable[int] = _UNREAD
+    other_pid: Applicable[int] = _UNREAD
+    """The process that the one which the verdict names waits for."""
+    peer: Applicable[str] = _UNREAD
+    """What its socket is connected to."""
+    script: Known[str] = _UNREAD
+    pools: Known[int] = _UNREAD
+    """Processes with a thread pool at work, loader workers left out."""
+    log_path: Known[str] = _UNREAD
+    """The file that the job wrote to last."""
+    slurm_job: Applicable[str] = _UNREAD
+    """The number of its job in Slurm, as its environment says."""
+    frozen: Applicable[Freezer] = _UNREAD
+    """What freezes the process."""
+    tracer: Applicable[Tracer] = _UNREAD
+    """Who traces it."""
+
+
+def size_loader(facts: Facts) -> Known[int]:
+    """Propose ``num_workers`` for one rank of the job, each rank with an equal share of what is free."""
+    if not is_known(facts.ranks):
+        return facts.ranks
+    ranks = max(facts.ranks, 1)
+    return propose_workers(
+        workers_now=facts.workers_per_rank,
+        needed_ratio=facts.needed_ratio,
+        cores_free=map_known(lambda cores: cores / ranks, facts.cores_free),
+        memory_free_bytes=map_known(lambda size: size // ranks, facts.memory_free_bytes),
+        worker_rss_bytes=facts.worker_rss_bytes,
+        worker_busy_ratio=facts.worker_busy_ratio,
+        budget_cores=map_known(lambda cores: cores / ranks, facts.budget_cores),
+        shm_room=map_known(lambda batches: batches / ranks, facts.shm_room),
+    )
+
+
+def _whole_cores(value: Applicable[float]) -> Known[int]:
+    if not is_known(value) or not math.isfinite(value):
+        return _UNREAD
+    return max(1, math.floor(value))
+
+
+def _threads_per_rank(facts: Facts) -> Known[int]:
+    cores = _whole_cores(facts.budget_cores)
+    if not is_known(cores) or not is_known(facts.ranks):
+        return _UNREAD
+    return max(1, cores // max(facts.ranks, known_or(facts.pools, 1), 1))
+
+
+def count_threads_in_free(facts: Facts) -> Known[int]:
+    """Return the threads for a rank that has one: a core for each new one is free, its share at most.
+
+    The loader's workers have the other cores: a pool of the whole budget would fight with them.
+    """
+    most = _threads_per_rank(facts)
+    if not is_known(most) or not is_known(facts.ranks):
+        return most
+    if not is_known(facts.cores_free):
+        return facts.cores_free
+    return min(most, 1 + math.floor(facts.cores_free / max(facts.ranks, 1) + ROUNDING_CORES))
+
+
+def _workers_in_quota(facts: Facts) -> Known[int]:
+    """Leave each rank a core of the quota and share the rest among its workers."""
+    quota = _whole_cores(facts.quota_cores)
+    if not is_known(quota) or not is_known(facts.ranks):
+        return _UNREAD
+    return max(1, quota // max(facts.ranks, 1) - 1)
+
+
+def may_exceed_quota(facts: Facts) -> bool:
+    """Tell whether a rank may have more workers than its quota pays for: a cap is never above what runs."""
+    most, now = _workers_in_quota(facts), facts.workers_per_rank
+    return not is_known(most) or not is_known(now) or now > most
+
+
+def _fewer_workers(facts: Facts) -> Known[int]:
+    return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
+
+
+def write_gain(share: float) -> str:
+    """Write what a run gains when a share of its time (0-1) goes away: "2.4x"."""
+    if share > 1 - 1 / MOST_GAIN:
+        return f"more than {MOST_GAIN:.0f}x"
+    return f"{1 / (1 - share):.1f}x"
+
+
+def _gain(facts: Facts) -> Known[str]:
+    waiting = facts.waiting_ratio
+    if not is_known(waiting) or not 0 <= waiting <= 1:
+        return _UNREAD
+    return write_gain(waiting)
+
+
+def _workers_gain(facts: Facts) -> Known[str]:
+    """Return what so many workers gain a loop that loads by itself: they take turns with it no more.
+
+    Of a share w of the time in loading, n workers leave w / n, or all else if that is longer.
+    """
+    waiting, loading, count = facts.waiting_ratio, facts.loading_ratio, size_loader(facts)
+    if not is_known(waiting) or not 0 <= waiting <= 1 or not is_known(count) or count < 1:
+        return _UNREAD
+    loading = max(known_or(loading, waiting), waiting)
+    return write_gain(1 - min(1.0, max(loading / count, 1 - waiting)))
+
+
+def _growth_gain(facts: Facts) -> Known[str]:
+    """Return what more workers than there are gain: no more than the whole wait."""
+    now, waiting, count = facts.workers_per_rank, facts.waiting_ratio, size_loader(facts)
+    free, busy, needed = facts.cores_free, facts.worker_busy_ratio, facts.needed_ratio
+    if not (is_known(count) and is_known(now) and is_known(free) and is_known(busy) and is_known(needed)):
+        return _UNREAD
+    if now < 1 or not is_known(waiting) or not 0 <= waiting <= 1:
+        return _UNREAD
+    growth = limit_growth(
+        workers_now=now,
+        workers=count,
+        worker_cores=busy if busy > LEAST_WORKER_CORES else 0.0,
+        cores_free=free / max(known_or(facts.ranks, 1), 1) + ROUNDING_CORES,
+        needed_ratio=needed,
+    )
+    return write_gain(min(waiting, 1 - 1 / growth))
+
+
+_POOL_VARIABLES = (
+    ("OpenMP", "OMP_NUM_THREADS"),
+    ("MKL", "MKL_NUM_THREADS"),
+    ("OpenBLAS", "OPENBLAS_NUM_THREADS"),
+    ("OpenCV", "OPENCV_FOR_THREADS_NUM"),
+    ("numexpr", "NUMEXPR_NUM_THREADS"),
+)
+
+
+_OWN_CAPS = (("OpenCV", "cv2.setNumThreads(0)"), ("numexpr", "numexpr.set_num_threads(1)"))
+"""Libraries that threadpoolctl does not know, and what limits each."""
+
+
+def _pool_exports(facts: Facts) -> Known[str]:
+    """Return the assignments that cap the pool that was seen, or every pool when it has no name."""
+    threads = _threads_per_rank(facts)
+    if not is_known(threads):
+        return threads
+    seen = facts.pool_library if is_known(facts.pool_library) else ""
+    variables = [variable for library, variable in _POOL_VARIABLES if library in seen]
+    names = variables or [variable for _, variable in _POOL_VARIABLES]
+    return " ".join(f"{name}={threads}" for name in names)
+
+
+def _worker_cap(facts: Facts) -> str:
+    """Return the lines of a worker_init_fn that leave each worker one thread."""
+    seen = facts.pool_library if is_known(facts.pool_library) else ""
+    lines = ["    threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
+    alone = " or " not in seen
+    own = [call for library, call in _OWN_CAPS if library in seen]
+    if own and alone:
+        lines = [f"    {call}" for call in own]
+    elif own:
+        lines += [f"    {call}" for call in own]
+    elif not seen:
+        lines.append("    cv2.setNumThreads(0)  # where cv2 is used")
+    return "\n".join(lines)
+
+
+def _shm_size(facts: Facts) -> Known[str]:
+    if not is_known(facts.shm_total_bytes):
+        return _UNREAD
+    wanted = max(2 * facts.shm_total_bytes, _LEAST_SHM_BYTES)
+    return f"{math.ceil(wanted / _GIB)}g"
+
+
+def _shm_note(facts: Facts) -> str:
+    """Return a line of paste for a small /dev/shm that nothing was seen to grow in: batches may not fit."""
+    total = facts.shm_total_bytes
+    if not is_known(total) or total >= _GIB or is_known(facts.shm_room):
+        return ""
+    return (
+        f"\n# /dev/shm here is {format_bytes(total)}, batches lie in it: start the container with "
+        "--shm-size=8g or --ipc=host first"
+    )
+
+
+def _shm_fix(facts: Facts) -> str:
+    """Return what to paste against a full /dev/shm: a small default, or a mount that something fills."""
+    size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
+    start = f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
+    if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
+        return (
+            "du -ah /dev/shm | sort -rh | head  # where the job runs: remove what no process has open\n"
+            f"{start}\n"
+            f"# without a container: sudo mount -o remount,size={size} /dev/shm; what lies in it takes memory"
+        )
+    return start
+
+
+def _dump_all_hosts(facts: Facts) -> str:
+    """Return how the stacks of all hosts of a job come into one folder, by Slurm or by hand."""
+    if not is_known(facts.slurm_job):
+        return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
+    # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them. Without -N and -n a
+    # batch script's shell asks for its own number of tasks.
+    job = facts.slurm_job
+    return (
+        "# in a folder that all hosts share and that holds no older dump\n"
+        f"{write_step(job)} {TO_FILES}\n"
+        f"# H: its hosts, as squeue -h -j {job} -o %D counts them"
+    )
+
+
+def _ask_slurm(facts: Facts) -> str:
+    """Return what Slurm says of how the job ended, "" for one outside of it."""
+    return f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else ""
+
+
+def _thaw(facts: Facts) -> Known[str]:
+    """Return what thaws a control group: whoever made it, by its path, else the kernel's own file."""
+    return write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD
+
+
+def _name_tracer(facts: Facts) -> Known[str]:
+    tracer = facts.tracer
+    return f"{tracer.name} ({tracer.pid})" if is_known(tracer) else _UNREAD
+
+
+def _tracer_pid(facts: Facts) -> Known[str]:
+    return str(facts.tracer.pid) if is_known(facts.tracer) else _UNREAD
+
+
+def _text(value: Applicable[int]) -> Known[str]:
+    return str(value) if is_known(value) else _UNREAD
+
+
+def _peer(facts: Facts) -> Known[str]:
+    return facts.peer if is_known(facts.peer) else _UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Hold one field of the templates: its reading, and what stands there when it was not read."""
+
+    read: Callable[[Facts], Known[str]]
+    stand_in: str
+    meaning: str
+
+
+FIELDS = {
+    "workers": Field(
+        lambda facts: map_known(str, size_loader(facts)), "N", "as many as free cores and memory allow"
+    ),
+    "workers_now": Field(lambda facts: _text(facts.workers_per_rank), "NOW", "the workers that there are"),
+    "fewer_workers": Field(lambda facts: _text(_fewer_workers(facts)), "N", "half of the workers"),
+    "workers_in_quota": Field(lambda facts: _text(_workers_in_quota(facts)), "N", "quota / ranks - 1"),
+    "threads_per_rank": Field(
+        lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks (or processes with a pool)"
+    ),
+    "threads_in_free": Field(
+        lambda facts: _text(count_threads_in_free(facts)), "N", "1 + free cores / ranks"
+    ),
+    "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
+    "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
+    "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
+    "growth_gain": Field(
+        _growth_gain,
+        "the lesser of N / NOW and 1 / (1 - share of the wait)",
+        "what more workers gain at best",
+    ),
+    "pool_exports": Field(
+        _pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks (or processes with a pool)"
+    ),
+    "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
+    "memory_free": Field(
+        lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"
+    ),
+    "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
+    "shm_note": Field(_shm_note, "", "a line where /dev/shm is small"),
+    "shm_fix": Field(_shm_fix, "8g", "how to make room in /dev/shm"),
+    "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
+    "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
+    "peer": Field(_peer, "the other end", "what its socket is connected to"),
+    "ranks": Field(lambda facts: _text(facts.ranks), "N", "the ranks of one machine"),
+    "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
+    "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
+    "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
+    "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
+    "ask_slurm": Field(_ask_slurm, "", "what Slurm says of the job"),
+    "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
+    "thaw": Field(_thaw, "docker unpause CONTAINER", "how the control group is thawed"),
+    "tracer": Field(_name_tracer, "the debugger", "who holds the process"),
+    "tracer_pid": Field(_tracer_pid, "TRACER", "TracerPid of /proc/PID/status, read outside of here"),
+}
+"""The fields of the templates by name."""
+
+
+def list_fields(template: str) -> tuple[str, ...]:
+    """Name the fields of a template, each once."""
+    names = (name for _, name, _, _ in string.Formatter().parse(template) if name)
+    return tuple(dict.fromkeys(names))
+
+
+def fill(template: str, facts: Facts) -> str:
+    """Put the numbers of a run into a template; what was not read is named by its stand-in."""
+    values = {}
+    for name in list_fields(template):
+        value = FIELDS[name].read(facts)
+        values[name] = value if is_known(value) else FIELDS[name].stand_in
+    return template.format_map(values)
+
+
+def fill_paste(template: str, facts: Facts) -> str:
+    """Fill what is pasted, and say in a comment below what each stand-in is for."""
+    unread = (FIELDS[name] for name in list_fields(template) if not is_known(FIELDS[name].read(facts)))
+    comments = dict.fromkeys(f"# {field.stand_in}: {field.meaning}" for field in unread)
+    return "\n".join((fill(template, facts), *comments))

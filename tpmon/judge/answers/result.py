@@ -1,0 +1,87 @@
+"""What a rule may answer: a suspicion with its evidence, a cleared cause, or what it cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from tpmon.judge.answers.needs import Need
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.verdict import Evidence, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Name a cause with what speaks for and against it.
+
+    ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that goes
+    away with the cause, as far as it can be told. ``margin`` is how far the deciding figure is
+    past its threshold (1.0: at it, 2.0: twice). ``sources`` are independent origins of evidence.
+    """
+
+    kind: Kind
+    cause: Applicable[str]
+    weight: float
+    margin: float
+    sources: frozenset[str]
+    summary: str
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What could speak against it and was not read, in words: that is not to have nothing against it."""
+    share: Applicable[float] = NOT_APPLICABLE
+    share_low: Applicable[float] = NOT_APPLICABLE
+    share_high: Applicable[float] = NOT_APPLICABLE
+    """Share of the step time that the cause costs, 0-1, with its 95 % interval."""
+    observed: frozenset[Need] = frozenset()
+    """Needs of the catalogue that the rule itself has seen."""
+    pid: Applicable[int] = NOT_APPLICABLE
+    rank: Applicable[int] = NOT_APPLICABLE
+    card: Applicable[int] = NOT_APPLICABLE
+    """What it points at, where it points at one process, rank or card."""
+    needed_ratio: Applicable[float] = NOT_APPLICABLE
+    """Batches per second that the compute could take over those that the loader makes."""
+    cores_free: Applicable[float] = NOT_APPLICABLE
+    """CPUs that more threads of the job would find, where the rule tells them."""
+    since_ns: Applicable[int] = NOT_APPLICABLE
+    """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
+    held_ns: Applicable[int] = NOT_APPLICABLE
+    """CLOCK_MONOTONIC since when it holds, as far as readings go: at the first one it is a lower bound."""
+    seen: bool = False
+    """It happened before our eyes in this second, as an end does: no duration makes it surer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Say in a few words that a cause was looked for and is not there: "swap (0 B)"."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Say what could not be told, and why: "storage (io of the workers: permission denied)"."""
+
+    text: str
+
+
+Answer = Union[Suspicion, Cleared, Unsure]
+Key = tuple[Kind, Applicable[str]]
+"""What makes two suspicions the same verdict."""
+
+
+def reading(name: str, value: Known[float], unit: str, source: str, age_s: Known[float]) -> Evidence:
+    """Return one number as evidence."""
+    return Evidence(name=name, value=value, unit=unit, text="", source=source, age_s=age_s)
+
+
+def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:
+    """Return the heaviest suspicion, else what is unsure, else what was cleared."""
+    found = [one for one in answers if isinstance(one, Suspicion)]
+    if found:
+        return max(found, key=lambda one: one.weight)
+    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
+    if unsure is not None:
+        return unsure
+    return answers[0] if answers else Unsure(f"{what} (no rank was read)")

@@ -1,0 +1,283 @@
+"""Say in one sentence which collective does not end, for whom, and when the backend gives up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from tpmon.judge.dumps.collectives_match import name_numbers, say_differences
+from tpmon.judge.dumps.collectives_stacks import BACKENDS, Standing
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known
+from tpmon.model.results.collectives import (
+    CallState,
+    CollectiveCause,
+    CollectiveFinding,
+    RankRecord,
+    RasProcess,
+    RasRank,
+    RasReport,
+    SourceNote,
+)
+from tpmon.model.units import format_seconds
+
+JUST_NOW_S = 2.0
+"""A wait shorter than this is what every step has."""
+OLD_S = 30.0
+"""A record older than this tells of what was, not of what is."""
+_MOST_PLACES = 2
+_MOST_RAS = 3
+_MOST_TRANSFERS = 3
+_LAGS = ("behind", "ahead of the rest")
+
+
+def name_call(one: CollectiveFinding) -> str:
+    """Name a collective: "all_reduce number 4 of default_pg"."""
+    return f"{one.name or 'collective'} number {one.sequence} of {one.group}"
+
+
+def say_why(one: CollectiveFinding) -> str:
+    """Say in a few words what keeps it: who has not called it, or whose call does not fit."""
+    if one.cause is CollectiveCause.MISMATCH:
+        return say_differences(one.differences)
+    parts = [_say_missing(one, {})] if one.missing else []
+    parts += [_say_unread(one)] if one.unread else []
+    return "; ".join(parts) or "all its ranks have called it"
+
+
+def _say_age(age_s: float) -> str:
+    return f"as recorded {format_seconds(age_s)} before: " if age_s >= OLD_S else ""
+
+
+def write_summary(
+    one: CollectiveFinding,
+    standings: Mapping[int, Standing],
+    age_s: float = 0.0,
+    transfers: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """Say what one finding means, of records that are ``age_s`` seconds old.
+
+    ``transfers`` name the send or receive that a rank waits in.
+    """
+    total = len(one.waiting) + len(one.missing) + len(one.unread)
+    call = name_call(one)
+    who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
+    for_ = f" for {format_seconds(one.waited_s)}" if one.waited_s >= JUST_NOW_S else ""
+    verb = "waits" if len(one.waiting) == 1 else "wait"
+    waits = (
+        f"{who} ranks {verb} in it{for_}" if total > 1 else f"{name_numbers(one.waiting)} waits in it{for_}"
+    )
+    parts = [f"{call}: {waits}"]
+    if one.cause is CollectiveCause.MISMATCH:
+        parts = [f"{call} does not fit: {say_differences(one.differences)}", waits.replace(" in it", "")]
+    if one.missing:
+        parts.append(f"{_say_missing(one, standings)}{_say_transfers(one, transfers)}")
+    if one.unread:
+        parts.append(_say_unread(one))
+    if one.cause is CollectiveCause.TRANSFER:
+        parts.append("no rank is missing and the calls fit: look at the network and the cards")
+    if one.waited_s < JUST_NOW_S:
+        parts.append("called just now, as in every step")
+    if is_known(one.abort_s) and one.waited_s >= JUST_NOW_S:
+        left_s = one.abort_s - age_s
+        if age_s < OLD_S:
+            parts.append(say_abort(one, one.abort_s))
+        elif left_s > 0:
+            parts.append(f"if they still wait, {say_abort(one, left_s)}")
+    return f"{_say_age(age_s)}{'; '.join(parts)}"
+
+
+def _say_unread(one: CollectiveFinding) -> str:
+    verb = "has" if len(one.unread) == 1 else "have"
+    return f"{name_numbers(one.unread)} {verb} no record of it here"
+
+
+def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
+    """Say which of the missing ranks wait themselves: " (waits itself in recv 1<-0)"."""
+    waits = {rank: transfers[rank] for rank in one.missing if rank in transfers}
+    if not waits:
+        return ""
+    if len(one.missing) == 1:
+        return f" (waits itself in {waits[one.missing[0]]})"
+    shown = [f"rank {rank} in {name}" for rank, name in list(waits.items())[:_MOST_TRANSFERS]]
+    return f" (of these wait themselves: {', '.join(shown)})"
+
+
+def _say_missing(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
+    verb = "has" if len(one.missing) == 1 else "have"
+    said = f"{name_numbers(one.missing)} {verb} not called it"
+    if one.cause is CollectiveCause.CROSSED:
+        turn = "waits" if len(one.missing) == 1 else "wait"
+        return f"{said} and in turn {turn} in another group for those that wait here"
+    places: dict[str, list[int]] = {}
+    for rank in one.missing:
+        standing = standings.get(rank)
+        if standing is not None and standing.doing:
+            words = ", ".join(word for word in (standing.doing, standing.waits) if word)
+            places.setdefault(words, []).append(rank)
+    if not places:
+        return said
+    shown = [
+        words if len(places) == 1 else f"{name_numbers(ranks)} {words}"
+        for words, ranks in list(places.items())[:_MOST_PLACES]
+    ]
+    return f"{said}: {'; '.join(shown)}"
+
+
+def say_abort(one: CollectiveFinding, left_s: float) -> str:
+    """Say that the backend gives up in ``left_s`` seconds, and whether that is assumed."""
+    backend = BACKENDS.get(one.backend, one.backend)
+    verb = "aborts this job" if one.backend == "nccl" else "gives up"
+    when = f"in about {format_seconds(left_s)}" if left_s > 0 else "any moment"
+    assumed = " (assumed: its default timeout)" if one.abort_assumed else ""
+    return f"{backend} {verb} {when}{assumed}"
+
+
+def sum_up(
+    findings: Sequence[CollectiveFinding],
+    records: Sequence[RankRecord],
+    ras: Sequence[RasReport],
+    notes: Sequence[SourceNote],
+    uncounted: str = "",
+    *,
+    age_s: float = 0.0,
+) -> str:
+    """Say in one sentence what the records tell, of which the oldest is ``age_s`` seconds old.
+
+    ``uncounted``: of numbers that mean nothing.
+    """
+    old = _say_age(age_s)
+    said = [uncounted and f"{old}{uncounted}", *(say_report(report) for report in ras)]
+    named = "; ".join(words for words in said if words)
+    if findings:
+        return f"{findings[0].summary}{f'; {named}' if named else ''}"
+    if named:
+        only_lag = not uncounted and all(map(_only_lags, ras))
+        return (
+            f"{named} (a job that runs shows this too: look again whether the numbers stay)"
+            if only_lag
+            else named
+        )
+    if transfers := say_transfers(records):
+        return f"{old}{transfers}"
+    if records and not any(record.groups for record in records):
+        return "the records are empty: nothing was called yet, or TORCH_FR_BUFFER_SIZE is 0"
+    if records:
+        return f"{old}every collective that was called is done: no rank waits in one that the records know"
+    if ras:
+        return "NCCL RAS names no rank that is behind, silent or dead"
+    return "no record of its collectives" if notes else ""
+
+
+def say_transfers(records: Sequence[RankRecord]) -> str:
+    """Say which sends and receives are not done, the longest first; "" for none."""
+    open_ = sorted(
+        (
+            (record.taken - call.created).total_seconds(),
+            record.rank,
+            call.name,
+            group.description or group.name,
+        )
+        for record in records
+        for group in record.groups
+        for call in group.calls
+        if call.is_transfer and call.state is not CallState.COMPLETED and is_known(record.rank)
+    )[::-1]
+    shown = [
+        f"rank {rank} waits in {name} of {group} for {format_seconds(max(0.0, waited_s))}"
+        for waited_s, rank, name, group in open_[:_MOST_TRANSFERS]
+    ]
+    more = len(open_) - len(shown)
+    return ", ".join((*shown, _say_more(more)) if more else shown)
+
+
+def _say_more(more: int) -> str:
+    return f"{more} more {'waits' if more == 1 else 'wait'}"
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedWait:
+    """Hold the first open collective of a rank where its number cannot be compared with those of others."""
+
+    rank: int
+    name: str
+    group: str
+    waited_s: float
+
+
+def say_uncounted(waits: Sequence[UncountedWait]) -> str:
+    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
+    if not waits:
+        return ""
+    longest = sorted(waits, key=lambda one: (-one.waited_s, one.rank))
+    shown = [
+        f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
+        for one in longest[:_MOST_TRANSFERS]
+    ]
+    more = len(waits) - len(shown)
+    said = ", ".join((*shown, _say_more(more)) if more else shown)
+    return (
+        f"{said} (who is missing is not told: batches of sends and receives count among its collectives, and"
+        " without the oldest calls the numbers cannot be compared between ranks)"
+    )
+
+
+def say_report(report: RasReport) -> str:
+    """Say which ranks NCCL's RAS names, "" for none."""
+    words = write_report(report)
+    return f"NCCL RAS: {words}" if words else ""
+
+
+def _only_lags(report: RasReport) -> bool:
+    """Tell whether counts of operations differ, and nothing else: NCCL reads them while the ranks go on."""
+    return not report.dead and not report.silent and all(one.problem in _LAGS for one in report.ranks)
+
+
+def write_report(report: RasReport) -> str:
+    """Say the same without its source."""
+    parts = []
+    if report.dead:
+        parts.append(_say_lost(report, "dead", report.dead))
+    if report.silent:
+        parts.append(_say_lost(report, "no answer", report.silent))
+    lost = {(one.process, one.node) for one in report.lost}
+    rest = [one for one in report.ranks if not (_is_lost(one) and (one.process, one.node) in lost)]
+    behind = [one for one in rest if one.problem == "behind"]
+    others = [one for one in rest if one.problem not in _LAGS]
+    parts += [_say_rank(one) for one in (*behind, *others)[:_MOST_RAS]]
+    more = len(behind) + len(others) - _MOST_RAS
+    if more > 0:
+        parts.append(f"{more} more")
+    return ", ".join(parts)
+
+
+def _is_lost(one: RasRank) -> bool:
+    """Tell whether nothing else is said of a rank than that it did not answer, or never launched anything."""
+    return one.problem == "no answer" or (one.problem == "behind" and one.launched == 0)
+
+
+def _say_lost(report: RasReport, problem: str, count: int) -> str:
+    """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead"."""
+    verb = {"dead": ("is dead", "are dead")}.get(problem, ("gave no answer", "gave no answer"))
+    those = [_say_process(one, report) for one in report.lost if one.problem == problem]
+    if count == len(those) == 1:
+        who, rank = those[0]
+        return f"{who} {verb[0]}{rank}"
+    head = f"{count} process{'es' if count > 1 else ''} {verb[count > 1]}"
+    shown = [f"{who}{rank}" for who, rank in those[:_MOST_RAS]]
+    more = [f"{len(those) - _MOST_RAS} more"] if len(those) > _MOST_RAS else []
+    return f"{head}: {', '.join([*shown, *more])}" if shown else head
+
+
+def _say_process(lost: RasProcess, report: RasReport) -> tuple[str, str]:
+    rank = next((one for one in report.ranks if (one.process, one.node) == (lost.process, lost.node)), None)
+    of = f" (rank {rank.rank} of communicator {rank.communicator[-6:]})" if rank is not None else ""
+    return f"process {lost.process} on {lost.node}", of
+
+
+def _say_rank(one: RasRank) -> str:
+    where = f" (process {one.process} on {one.node})" if is_known(one.process) and is_known(one.node) else ""
+    who = f"rank {one.rank} of communicator {one.communicator[-6:]}{where}"
+    if one.problem == "behind" and is_known(one.operation):
+        return f"{who} launched {one.launched} of {one.most_launched} {one.operation}"
+    return f"{who}: {one.problem}"

@@ -1,0 +1,259 @@
+"""Join several looks at the same threads into one: where each is now, and whether it moved. Pure.
+
+A look is one thread of one round of a dump, or of one Dump of several that are folded together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tpmon.judge.stacks.classify import is_users
+from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.stacks import StackFrame
+
+RESTS_RATIO = 0.01
+"""Share of the time on a CPU up to which a thread rested; that of a hung one is below half of it
+(docs/thresholds.md)."""
+SPINS_RATIO = 0.9
+"""Share of the time on a CPU or waiting for one from which it never slept: a wait for the GPU spins."""
+LEAST_APART_S = 1.0
+"""How far apart the looks of two dumps must be to count as two: even a thread that works
+is still for less (docs/thresholds.md)."""
+MOVES_S = 15.0
+"""Up to so long a look of a dump before tells what moves: three looks for it take 10 s. Of one that is older
+counts what rested ever since; other threads may have begun to hang in between."""
+_ONE_LOOK = Missing("one look tells no rate")
+SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
+MOVED = Missing("it moved between the looks")
+_PARTLY_MOVED = Missing("it ran between the looks")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Hold one thread at one time. ``since_s`` is how long before it was in the same stack already.
+
+    ``at_s`` is a clock that all looks at one thread share.
+    """
+
+    at_s: float
+    thread: DumpThread
+    frames: Applicable[tuple[StackFrame, ...]]
+    motion: Motion
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Hold one thread as all looks together tell it."""
+
+    thread: DumpThread
+    frames: Applicable[tuple[StackFrame, ...]]
+    motion: Motion
+    since_s: Known[float]
+
+
+def looks_of_round(one: DumpRound) -> list[Look]:
+    """Turn one round into looks."""
+    return [
+        Look(
+            at_s=one.taken_ns / 1e9,
+            thread=DumpThread(
+                host=one.host,
+                pid=process.pid,
+                tid=thread.tid,
+                role=process.role,
+                rank=process.rank,
+                worker=process.worker,
+                rank_pid=process.rank_pid,
+                name=thread.name,
+                kind=thread.kind,
+                state=thread.state,
+                wchan=thread.wchan,
+                call=thread.call,
+                waits_for=thread.waits_for,
+                waits_on=thread.waits_on,
+                cpu_s=map_known(_to_seconds, thread.run_ns),
+                delay_s=map_known(_to_seconds, thread.delay_ns),
+                cpu_pct=_ONE_LOOK,
+                delay_pct=_ONE_LOOK,
+                locals=_keep_users(thread.frames, thread.locals),
+                holds_gil=thread.holds_gil,
+                frozen=process.frozen,
+            ),
+            frames=thread.frames,
+            motion=Motion.ONCE,
+            since_s=0.0,
+        )
+        for process in one.processes
+        for thread in process.threads
+    ]
+
+
+def _keep_users(
+    frames: Applicable[tuple[StackFrame, ...]], found: Applicable[tuple[FrameLocals, ...]]
+) -> Applicable[tuple[FrameLocals, ...]]:
+    """Keep the variables of the user's own frames: those of libraries tell nobody anything."""
+    if not is_known(found) or not is_known(frames):
+        return found
+    return tuple(one for one in found if one.frame < len(frames) and is_users(frames[one.frame]))
+
+
+def looks_of_dump(dump: Dump) -> list[Look]:
+    """Turn a Dump back into looks; nothing stands still for longer than there is a clock."""
+    at_s = dump.taken.timestamp()
+    return [
+        Look(
+            at_s=at_s,
+            thread=thread,
+            frames=group.frames,
+            motion=group.motion,
+            since_s=max(0.0, min(known_or(group.since_s, 0.0), at_s)),
+        )
+        for group in dump.groups
+        for thread in group.threads
+    ]
+
+
+class ThreadKey(NamedTuple):
+    """Tell threads apart over several looks."""
+
+    host: str
+    pid: int
+    tid: int
+    name: str
+
+
+def key_thread(thread: DumpThread) -> ThreadKey:
+    """Return what is equal for looks at one thread."""
+    tid = known_or(thread.tid, -1)
+    return ThreadKey(thread.host, thread.pid, tid, thread.name if tid < 0 else "")
+
+
+def join_looks(
+    looks: Iterable[Look], newest: float | None = None, apart_s: float = 0.0, *, begun_s: float = 0.0
+) -> tuple[Sighting, ...]:
+    """Join the looks at each thread, in the order of their threads' first appearance.
+
+    With ``newest`` (the time of the last round) a thread that was not seen then has ended and is
+    left out. Looks less than ``apart_s`` apart are one, those before ``begun_s`` of a dump before.
+    """
+    of_thread: dict[ThreadKey, list[Look]] = {}
+    for look in looks:
+        of_thread.setdefault(key_thread(look.thread), []).append(look)
+    found: list[Sighting] = []
+    for same in of_thread.values():
+        same.sort(key=lambda look: look.at_s)
+        if newest is None or same[-1].at_s == newest:
+            found.append(_join(_thin(same, apart_s), begun_s))
+    return tuple(found)
+
+
+def _thin(same: Sequence[Look], apart_s: float) -> Sequence[Look]:
+    """Keep one of the looks at one time: the newest, but not a single look in place of several."""
+    kept: list[Look] = []
+    begin_s = 0.0
+    for look in same:
+        if not kept or look.at_s - begin_s >= apart_s:
+            kept.append(look)
+            begin_s = look.at_s
+        elif kept[-1].motion is Motion.ONCE or look.motion is not Motion.ONCE:
+            kept[-1] = look
+    return kept
+
+
+def _users_part(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Return the stack down to the user's innermost line; all of it where none is the user's."""
+    for index in range(len(frames) - 1, -1, -1):
+        if is_users(frames[index]):
+            return frames[: index + 1]
+    return frames
+
+
+def _compare(same: Sequence[Look]) -> Motion:
+    """Say what a thread did between its looks; a native one is judged by its CPU time."""
+    if any(look.motion is Motion.MOVING for look in same):
+        return Motion.MOVING
+    stacks = [look.frames for look in same]
+    known = [frames for frames in stacks if is_known(frames)]
+    if not known or len(known) < len(stacks):
+        counts = [look.thread.cpu_s for look in same]
+        if len(same) < 2 or not all(is_known(one) for one in counts):
+            return same[-1].motion
+        return Motion.FROZEN if len(set(counts)) == 1 else Motion.MOVING
+    if len(same) < 2:
+        return same[-1].motion
+    first = known[0]
+    if all(one == first for one in known) and all(look.motion is not Motion.SLOW for look in same):
+        return Motion.SLOW if _ran(same) else Motion.FROZEN
+    own = _users_part(first)
+    return Motion.SLOW if all(_users_part(one) == own for one in known) else Motion.MOVING
+
+
+def _ran(same: Sequence[Look]) -> bool:
+    """Tell whether a thread that was met in one stack each time ran and slept in between.
+
+    A wait that ends and begins again shows the same stack every time: a loader's queue, a poll.
+    """
+    first, last = same[0], same[-1]
+    seconds = last.at_s - first.at_s
+    ran = _used(first.thread.cpu_s, last.thread.cpu_s)
+    if not is_known(ran) or seconds <= 0:
+        return False
+    delayed = known_or(_used(first.thread.delay_s, last.thread.delay_s), 0.0)
+    return ran / seconds > RESTS_RATIO and (ran + delayed) / seconds < SPINS_RATIO
+
+
+def _used(before: Known[float], now: Known[float]) -> Known[float]:
+    if isinstance(before, Missing):
+        return before
+    return map_known(lambda seconds: max(0.0, seconds - before), now)
+
+
+def _to_seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9
+
+
+def _pick_telling(same: Sequence[Look], begun_s: float) -> Sequence[Look]:
+    """Leave out an old look of a dump before, where it cannot tell what its thread does now."""
+    first, last = same[0], same[-1]
+    if first.at_s >= begun_s or last.at_s - first.at_s <= MOVES_S:
+        return same
+    ran = known_or(_used(first.thread.cpu_s, last.thread.cpu_s), math.inf)
+    rested = _compare(same) is Motion.FROZEN and ran / (last.at_s - first.at_s) <= RESTS_RATIO
+    return same if rested else [look for look in same if look.at_s >= begun_s]
+
+
+def _join(same: Sequence[Look], begun_s: float) -> Sighting:
+    last = same[-1]
+    telling = _pick_telling(same, begun_s)
+    motion = _compare(telling)
+    since_s: Known[float] = SEEN_ONCE
+    if motion is Motion.FROZEN:
+        since_s = last.at_s - min(look.at_s - look.since_s for look in telling)
+    elif motion is not Motion.ONCE:
+        since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
+    thread = last.thread
+    if len(same) == 1:
+        return Sighting(thread, last.frames, motion, since_s)
+    holds = (
+        all(look.thread.holds_gil is True for look in telling)
+        if is_known(thread.holds_gil)
+        else NOT_APPLICABLE
+    )
+    seconds = last.at_s - same[-2].at_s
+    if seconds > 0:
+        before = same[-2].thread
+        thread = replace(
+            thread,
+            cpu_pct=map_known(lambda used: 100 * used / seconds, _used(before.cpu_s, thread.cpu_s)),
+            delay_pct=map_known(lambda used: 100 * used / seconds, _used(before.delay_s, thread.delay_s)),
+            holds_gil=holds,
+        )
+    elif holds != thread.holds_gil:
+        thread = replace(thread, holds_gil=holds)
+    return Sighting(thread, last.frames, motion, since_s)

@@ -1,0 +1,1 @@
+"""Condense the Window into the figures that rules ask for. Pure."""

@@ -1,0 +1,176 @@
+"""Say which of the job's CPUs are free, and who has those that its threads wait for. Pure.
+
+Two questions: what the job leaves of its budget, and what others leave of that. A cause is told by the first,
+a proposal and its words by both. Neighbours do not change the demand of a thread that always wants a CPU;
+one that wakes often waits for one each time, and seems to want more.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tpmon.judge.features.medians import median_known
+from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.model.host import CpuSample
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+
+FREE_CORES = 0.5
+"""Cores left over from which one more worker gains something; the advice asks the same."""
+PACE_DEMAND = 0.9
+PACE_IDLE = 0.25
+"""Demand of each worker from which, and share of waiting for work up to which, they always compute."""
+TAKEN_LEAST = 0.1
+"""Free cores that others use from which it is said where they leave none for one more worker."""
+TAKEN_RATIO = 0.25
+"""Part of the free cores that others use from which it is said."""
+NEIGHBOUR_LEAST = 0.2
+"""Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
+NEIGHBOUR_DELAY_RATIO = 0.3
+NEIGHBOUR_DEMAND_RATIO = 1.2
+NEIGHBOUR_USED_RATIO = 0.8
+NEIGHBOUR_TAKES = 0.4
+"""Cores that others use, over the threads of the job that wait, from which it is they that are waited for."""
+QUOTA_TAKES = 0.05
+"""Share of throttled periods from which the wait is the quota's: throttled time counts as waiting."""
+
+
+class Taker(Enum):
+    """Name who has the CPUs that a job's threads wait for; the words go on "its threads get ...: "."""
+
+    NOBODY = ""
+    OTHERS = "other processes use the rest"
+    QUOTA = "the CPU quota stops them in between"
+    ITSELF = "others hardly use any, so they take turns at few of its CPUs"
+
+
+def find_cores_free(scene: Scene) -> Known[float]:
+    """Return the cores of the budget that no thread of the job wants."""
+    if not is_known(scene.budget):
+        return scene.budget
+    if not is_known(scene.runnable):
+        return scene.runnable
+    return max(0.0, scene.budget - scene.runnable)
+
+
+def _find_stretch(rank: RankScene) -> float:
+    """Return how much faster the workers of a rank would be without neighbours, 0 where that is not known.
+
+    Each has to compute all the time in one thread: then it would run as much as it wants.
+    """
+    wanted = waited = 0.0
+    for one in rank.feeders:
+        if not (is_known(one.demand) and is_known(one.waiting) and is_known(one.busy_threads)):
+            return 0.0
+        if one.demand < PACE_DEMAND or one.busy_threads >= 2 or known_or(one.idle_ratio, 1.0) > PACE_IDLE:
+            return 0.0
+        wanted, waited = wanted + one.demand, waited + one.waiting
+    return wanted / (wanted - waited) if wanted > waited else 0.0
+
+
+def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the cores of the budget that the job would leave if its workers had no neighbours.
+
+    Workers of ``rank`` that always compute set its pace: alone it would run as much more as they, and never
+    wait for a CPU to do so. All other threads, and a rank with a pool of threads, count by their demand; so
+    do all where a quota stops them, which no neighbour does.
+    """
+    if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
+        return find_cores_free(scene)
+    stretch = _find_stretch(rank)
+    has_pool = not is_known(rank.busy_threads) or rank.busy_threads >= 2
+    if not stretch or has_pool or not (is_known(rank.demand) and is_known(rank.waiting)):
+        return find_cores_free(scene)
+    if not (is_known(scene.budget) and is_known(scene.runnable)):
+        return find_cores_free(scene)
+    # Its one busy thread runs on one CPU at most, however much longer the workers wait.
+    alone = min(max(0.0, rank.demand - rank.waiting) * stretch, max(rank.demand, 1.0))
+    return max(0.0, scene.budget - (scene.runnable - rank.demand + alone))
+
+
+def find_cores_left(scene: Scene) -> Known[float]:
+    """Return the cores of the machine that nobody uses."""
+    cores = scene.frame.cpu.host_cores
+    used = median_known(frame.cpu.host_used_cores for frame in scene.frames)
+    return map_known(lambda busy: max(0.0, cores - busy), used)
+
+
+def find_cores_had(free: Known[float], scene: Scene) -> Known[float]:
+    """Return the cores that more threads of the job would find: those that others leave of its own."""
+    left, by_demand = find_cores_left(scene), find_cores_free(scene)
+    if not is_known(free) or not is_known(left):
+        return free
+    if is_known(scene.budget) and scene.budget < scene.frame.cpu.host_cores and is_known(by_demand):
+        left = min(left, by_demand)  # others may be on these few CPUs, and leave all the rest
+    return min(free, left)
+
+
+def are_taken(free: Known[float], had: Known[float]) -> bool:
+    """Tell whether others use a good part of the cores that the job leaves."""
+    if not is_known(free) or not is_known(had):
+        return False
+    taken = free - had
+    return (had < FREE_CORES <= free and taken >= TAKEN_LEAST) or taken >= max(FREE_CORES, TAKEN_RATIO * free)
+
+
+def say_free(free: Known[float], had: Known[float]) -> str:
+    """Say how many cores are free: "5.8 CPUs are free"; "" where it was not read."""
+    if not is_known(free) or not is_known(had):
+        return ""
+    if are_taken(free, had):
+        return f"{free:.1f} of its CPUs are not used by this job, but others leave {had:.1f}"
+    return f"{free:.1f} CPUs are free"
+
+
+def _used_by_others(cpu: CpuSample) -> Known[float]:
+    used = cpu.used_cores
+    return map_known(lambda host: map_known(lambda own: max(host - own, 0.0), used), cpu.host_used_cores)
+
+
+def find_used_by_others(scene: Scene) -> Known[float]:
+    """Return the cores that processes of others use on this machine."""
+    return median_known(_used_by_others(frame.cpu) for frame in scene.frames)
+
+
+def are_others_waited_for(scene: Scene) -> Known[bool]:
+    """Tell whether others use enough CPUs to be what the threads of the job wait for."""
+    others = find_used_by_others(scene)
+    if not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+        return Missing("how long its threads wait for a CPU was not read")
+    waiting = scene.runnable * min(scene.delay_ratio, 1.0)
+    return map_known(lambda cores: cores >= NEIGHBOUR_TAKES * waiting, others)
+
+
+def find_taker(scene: Scene) -> Taker:
+    """Return who has the CPUs that a job which wants no more than its budget waits for."""
+    demand = scene.frame.cpu.demand_ratio
+    if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
+        return Taker.NOBODY
+    if not is_known(scene.budget) or not is_known(scene.runnable) or scene.runnable < NEIGHBOUR_LEAST:
+        return Taker.NOBODY
+    if demand > NEIGHBOUR_DEMAND_RATIO or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
+        return Taker.NOBODY
+    if scene.used >= NEIGHBOUR_USED_RATIO * scene.budget:
+        return Taker.NOBODY
+    if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
+        return Taker.QUOTA
+    others = are_others_waited_for(scene)
+    # Of a machine that hides what others use they are the likelier ones.
+    return Taker.OTHERS if not is_known(others) or others else Taker.ITSELF
+
+
+def taker_unread(scene: Scene) -> tuple[str, ...]:
+    """Say what was not read of whether others have the CPUs, () where what was read tells.
+
+    Each figure that clears everybody by itself needs no other.
+    """
+    demand, delay, wanted = scene.frame.cpu.demand_ratio, scene.delay_ratio, scene.runnable
+    used, budget = scene.used, scene.budget
+    if (
+        (is_known(demand) and demand > NEIGHBOUR_DEMAND_RATIO)
+        or (is_known(delay) and delay < NEIGHBOUR_DELAY_RATIO)
+        or (is_known(wanted) and wanted < NEIGHBOUR_LEAST)
+        or (is_known(used) and is_known(budget) and used >= NEIGHBOUR_USED_RATIO * budget)
+    ):
+        return ()
+    gone = next((one for one in (delay, wanted, demand, used, budget) if isinstance(one, Missing)), None)
+    return () if gone is None else (f"whether others have the CPUs that it waits for ({gone.reason})",)

@@ -1,0 +1,382 @@
+"""Find the rank that waits longest for its data, and whether that wait costs anything. Pure.
+
+A wait of the host is a fault only while the compute idles: on a GPU job the rank's own card, on a
+CPU job the waiting thread itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.batch_waits import see_waits
+from tpmon.judge.features.card_idle import find_gpu_idle, may_starve
+from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
+from tpmon.judge.features.data_wait import LOOKS, STACKS, DataWait
+from tpmon.judge.features.feeding import is_behind
+from tpmon.judge.features.medians import median_known
+from tpmon.judge.features.once import Once
+from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of
+from tpmon.judge.stacks.profile import DataPart, Share
+from tpmon.judge.watch.hook_progress import HOOK
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+LEAST_WAIT = 0.10
+"""Share of the time from which waiting is worth a verdict: 1.1x at best. Below it other costs hide it."""
+HIDDEN_IDLE = 0.10
+"""A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy."""
+IDLE_WORKERS = 0.6
+"""Mean share of waiting for work below which the workers are what is slow: 0-8 % against 96-98 %
+in a healthy run."""
+QUEUE_AGREES = 0.5
+"""While a rank waits its queue is empty, so looks must find it empty at least half as often."""
+QUEUE_DISAGREES = 0.25
+LEAST_QUEUE_LOOKS = 10
+LOST_BATCH = 0.95
+"""A rank and all its workers that wait this much wait for each other: that is a hang, not a loader."""
+MOST_NEEDED = 20.0
+"""Batches that the compute could take, over those made, are not told beyond this."""
+
+BUSY_PIN = 0.8
+"""Demand of the pin thread, in threads, from which it sets the pace; it is one thread only."""
+ONSET_FRAMES = 10
+"""A wait has begun when ten readings hold half of what it is now; fewer see each lull as its end."""
+
+QUEUE, WORKERS, CARDS = "loader queue", "workers", "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """Hold the rank that waits longest, and what its wait costs.
+
+    ``share`` is the part of the time that goes away with the wait: at most what the card idles.
+    Worker figures are means over its workers, Missing where too few were read.
+    """
+
+    rank: RankScene
+    wait: DataWait
+    share: Share
+    gpu_idle: Applicable[float]
+    idle: Known[float]
+    demand: Known[float]
+    blocked: Known[float]
+    cores_free: Known[float]
+    """Cores of the budget that the job leaves, or would without neighbours where that is known."""
+    cores_had: Known[float]
+    """Those of them that others leave too."""
+
+    @property
+    def workers(self) -> tuple[WorkerScene, ...]:
+        """Return the workers that are there now, of the loader that feeds the rank."""
+        return self.rank.feeders
+
+
+Starvation = Union[Starved, Cleared, Unsure]
+
+
+def _mean(workers: Sequence[WorkerScene], read: Callable[[WorkerScene], Known[float]]) -> Known[float]:
+    values = [read(worker) for worker in workers]
+    known = [value for value in values if is_known(value)]
+    if known and 2 * len(known) >= len(values):
+        return statistics.fmean(known)
+    return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
+
+
+def _cap(share: Share, most: float) -> Share:
+    return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
+
+
+def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
+    workers = rank.feeders
+    free = find_cores_spared(rank, scene)
+    return Starved(
+        rank=rank,
+        wait=wait,
+        share=_cap(wait.share, gpu_idle) if is_known(gpu_idle) else wait.share,
+        gpu_idle=gpu_idle,
+        idle=_mean(workers, lambda one: one.idle_ratio),
+        demand=_mean(workers, lambda one: one.demand),
+        blocked=_mean(workers, lambda one: one.blocked_ratio if one.waits else NOT_READ),
+        cores_free=free,
+        cores_had=find_cores_had(free, scene),
+    )
+
+
+NOT_READ = Missing("what the workers wait for was not read")
+
+
+def _pct(share: Share) -> str:
+    if share.low >= share.high:
+        return f"{format_pct(100 * share.ratio)} %"
+    return f"{format_pct(100 * share.ratio)} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
+
+
+def _judge_rank(rank: RankScene, scene: Scene) -> Starvation:
+    if not is_known(rank.data_wait):
+        return Unsure(f"data wait ({rank.data_wait.reason})")
+    return see_starved(rank, rank.data_wait, scene)
+
+
+def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
+    """Say whether a rank with this data wait loses by it: not when its card is busy meanwhile."""
+    if wait.share.ratio < LEAST_WAIT and _may_be_handed(rank, wait):
+        return Unsure("data wait (the loader is behind, and the main thread waits at a lock: for whom?)")
+    if wait.share.ratio < LEAST_WAIT:
+        return Cleared(f"data wait ({format_pct(100 * wait.share.ratio)} %)")
+    if wait.share.low < LEAST_WAIT:
+        return Unsure(f"data wait ({_pct(wait.share)}: too close to call)")
+    idle = find_gpu_idle(rank, scene)
+    if isinstance(idle, Missing) and not may_starve(rank, wait, scene):
+        return Unsure(f"whether the data wait of {_pct(wait.share)} costs anything (GPU: {idle.reason})")
+    if is_known(idle) and idle < HIDDEN_IDLE:
+        return Cleared(
+            f"data wait ({format_pct(100 * wait.share.ratio)} %, hidden: "
+            f"the GPU is {100 * (1 - idle):.0f} % busy, so it costs 0)"
+        )
+    found = _see(rank, wait, idle, scene)
+    if _waits_for_nothing(found):
+        return Unsure("data wait (the rank waits for a batch and every worker for work: is a batch lost?)")
+    if _is_any_lock(found, scene):
+        return Cleared("data wait (the main thread waits in a lock, the workers have nothing to do)")
+    return found
+
+
+def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
+    """Tell whether another thread may take the batches and hand them on, where no stack tells."""
+    if wait.sources != {LOOKS} or not is_known(rank.main) or rank.main.lock < LEAST_WAIT:
+        return False
+    return is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
+
+
+def _waits_for_nothing(found: Starved) -> bool:
+    # Each of them: one that is behind among 32 hardly lowers their mean. Who unpacks a batch has it.
+    return (
+        bool(found.workers)
+        and _queue_wait(found) >= LOST_BATCH
+        and all(is_known(one.idle_ratio) and one.idle_ratio >= LOST_BATCH for one in found.workers)
+    )
+
+
+def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the demand of the rank's pin-memory thread over the span, in threads."""
+    return median_known(
+        demand_of(process, (ThreadKind.PIN,))
+        for frame in scene.frames
+        for process in frame.processes
+        if process.pid == rank.process.pid
+    )
+
+
+def _is_any_lock(found: Starved, scene: Scene) -> bool:
+    """Tell whether the wait is a lock with a time-out that no loader is behind."""
+    loader = found.rank.loader
+    if loader is None or not loader.pin_thread or found.wait.sources != {LOOKS}:
+        return False
+    if known_or(find_pin_demand(found.rank, scene), 0.0) >= BUSY_PIN:
+        return False
+    return not is_known(found.idle) or found.idle >= IDLE_WORKERS
+
+
+def _find_starved(scene: Scene) -> Starvation:
+    if not scene.ranks:
+        return Unsure("data wait (no rank was read)")
+    answers = [_judge_rank(rank, scene) for rank in scene.ranks]
+    starved = [one for one in answers if isinstance(one, Starved)]
+    if starved:
+        return max(starved, key=lambda one: one.share.low)
+    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
+    return unsure if unsure is not None else answers[0]
+
+
+find_starved = Once(_find_starved)
+"""Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
+
+
+def _queue_wait(found: Starved) -> float:
+    """Return the part of the wait that an empty queue goes with, 0-1: all of it where no stack tells."""
+    if STACKS not in found.wait.sources or not found.wait.parts:
+        return found.wait.share.ratio
+    others = (part for part in DataPart if part is not DataPart.QUEUE)
+    return max(0.0, found.wait.share.ratio - found.wait.part(*others))
+
+
+def _agrees(found: Starved) -> frozenset[str]:
+    """Name the origins that agree that the rank starves: one that sees half of it, or less, does not."""
+    least = QUEUE_AGREES * found.wait.share.ratio
+    agree = {one for one in found.wait.sources if found.wait.told.get(one, 1.0) >= least}
+    loader, ratio = found.rank.loader, _queue_wait(found)
+    # A pin thread empties the pipe at once, so its emptiness says nothing.
+    empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
+    if is_known(empty) and empty >= QUEUE_AGREES * ratio > 0:
+        agree.add(QUEUE)
+    if found.workers and is_known(found.idle) and found.idle < IDLE_WORKERS:
+        agree.add(WORKERS)
+    if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * found.wait.share.ratio:
+        agree.add(CARDS)
+    return frozenset(agree)
+
+
+def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+    loader = found.rank.loader
+    if loader is None or loader.pin_thread or not is_known(loader.empty_ratio):
+        return ()
+    if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * _queue_wait(found):
+        return ()
+    return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
+
+
+def _unread(found: Starved) -> tuple[str, ...]:
+    """Say that the queue of workers was not read, which may have batches ready all the while."""
+    loader = found.rank.loader
+    if loader is None:
+        return ("whether batches are ready (no queue was read)",) if found.rank.has_workers else ()
+    empty = loader.empty_ratio
+    # A pin thread empties the pipe at once: there its emptiness says nothing, read or not.
+    if loader.pin_thread or not isinstance(empty, Missing):
+        return ()
+    return (f"whether batches are ready ({empty.reason})",)
+
+
+def _source_words(found: Starved) -> str:
+    if HOOK in found.wait.sources and found.wait.told.get(HOOK) == found.wait.share.ratio:
+        return f"the hook, {found.wait.share.samples} steps"
+    named = {STACKS: "stacks", LOOKS: "looks at the main thread", HOOK: "the hook"}
+    words = " and ".join(named[source] for source in sorted(found.wait.sources))
+    return f"{words}, {found.wait.share.samples} samples"
+
+
+def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
+    ages = scene.frame.ages_s
+    if HOOK in found.wait.sources:
+        return ages.hook
+    return ages.stacks if STACKS in found.wait.sources else ages.threads
+
+
+def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+    ages = scene.frame.ages_s
+    told = [
+        Evidence(
+            "data wait",
+            100 * found.wait.share.ratio,
+            "%",
+            f"{_pct(found.wait.share)}",
+            _source_words(found),
+            _wait_age_s(found, scene),
+        )
+    ]
+    loader = found.rank.loader
+    if loader is not None and is_known(loader.empty_ratio) and not loader.pin_thread:
+        told.append(reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", ages.io))
+    if is_known(found.gpu_idle):
+        told.append(reading("GPU idle", 100 * found.gpu_idle, "%", "NVML", ages.gpu))
+    for name, value in (
+        ("a worker wants", found.demand),
+        ("workers without work", map_known(lambda ratio: 100 * ratio, found.idle)),
+    ):
+        if found.workers and is_known(value):
+            unit = "CPUs" if value is found.demand else "%"
+            told.append(reading(name, value, unit, "schedstat" if unit == "CPUs" else "wchan", ages.threads))
+    return tuple(told)
+
+
+def _who(found: Starved, scene: Scene) -> str:
+    rank = found.rank.process.rank
+    return f"rank {rank}" if len(scene.ranks) > 1 and is_known(rank) else "the loop"
+
+
+def suspect_loader(
+    found: Starved,
+    scene: Scene,
+    cause: str,
+    why: str,
+    *,
+    sources: frozenset[str] = frozenset(),
+    evidence: tuple[Evidence, ...] = (),
+    observed: frozenset[Need] = frozenset(),
+    part: Share | None = None,
+    margin: float = math.inf,
+    pid: Applicable[int] = NOT_APPLICABLE,
+) -> Suspicion:
+    """Write the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
+
+    ``part`` is the share that this cause takes where it is not the whole wait, ``margin`` how far
+    the figure that tells the cause from others is past its threshold; the smaller of it and the
+    wait's own margin counts.
+    """
+    share = part if part is not None else found.share
+    if is_known(found.gpu_idle):
+        share = _cap(share, found.gpu_idle)
+    sources, unread = _agrees(found) | sources, ""
+    if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
+        sources, margin = frozenset(sorted(found.wait.sources)[:1]), 1.0
+        unread = f"; whether the GPU works meanwhile is not known ({found.gpu_idle.reason})"
+    needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
+    return Suspicion(
+        kind=Kind.DATA_BOUND,
+        cause=cause,
+        weight=share.ratio,
+        margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
+        sources=sources,
+        summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: "
+        f"{why}{unread}",
+        evidence=_evidence(found, scene) + evidence,
+        against=_against(found, scene),
+        unread=_unread(found),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=observed | see_cores(found),
+        cores_free=found.cores_had if is_known(found.cores_had) else NOT_APPLICABLE,
+        pid=pid if is_known(pid) else found.rank.process.pid,
+        rank=found.rank.process.rank,
+        needed_ratio=needed if found.workers else NOT_APPLICABLE,
+        since_ns=find_onset(found, scene),
+    )
+
+
+def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
+    """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
+
+    Not applicable without workers: looks from outside do not tell loading from computing, nor where only
+    the stacks tell the wait.
+    """
+    if not found.workers or found.wait.sources == {STACKS}:
+        return NOT_APPLICABLE
+    waits = see_waits(found.rank, scene)
+    shares = [share for _, share in waits]
+    for start in range(len(waits) - ONSET_FRAMES - 1, -1, -1):
+        if statistics.fmean(shares[start : start + ONSET_FRAMES]) < found.wait.share.ratio / 2:
+            return waits[start + ONSET_FRAMES // 2][0]
+    return NOT_APPLICABLE
+
+
+def see_cores(found: Starved) -> frozenset[Need]:
+    """Return whether cores are free or used up, as far as it was read; neither where others have the rest."""
+    if is_known(found.cores_had) and found.cores_had >= FREE_CORES:
+        return frozenset((Need.CORES_FREE,))
+    is_full = is_known(found.cores_free) and found.cores_free < FREE_CORES
+    return frozenset((Need.CORES_FULL,)) if is_full else frozenset()
+
+
+def part_of(found: Starved, *parts: DataPart) -> Share | None:
+    """Return the share of some parts of the wait by stack samples, None when none was seen."""
+    parts_seen: Mapping[DataPart, Share] = found.wait.parts
+    seen = [parts_seen[part] for part in parts if part in parts_seen]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        return seen[0]
+    return Share(
+        min(1.0, sum(one.ratio for one in seen)),
+        max(one.low for one in seen),
+        min(1.0, sum(one.high for one in seen)),
+        seen[0].samples,
+    )

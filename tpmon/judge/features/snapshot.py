@@ -1,0 +1,398 @@
+"""Condense the Window into the figures that rules ask for: medians and shares with their span.
+
+A rule never looks at a single second. Everything here is computed once for each judgement.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
+from types import MappingProxyType
+
+from tpmon.judge.answers.result import Answer
+from tpmon.judge.features.cards import CardScene, doubt_cards, see_cards
+from tpmon.judge.features.data_wait import (
+    LEAST_READINGS,
+    LEAST_SAMPLES,
+    DataWait,
+    combine_wait,
+    join_handed,
+    measure_share,
+)
+from tpmon.judge.features.feeding import find_loader_in_use, is_behind
+from tpmon.judge.features.hook_wait import join_hook
+from tpmon.judge.features.io_waits import is_io_wait, list_io_waits, share_waits, weigh_rest
+from tpmon.judge.features.medians import NO_FRAMES, mean_known, median_known, share_of
+from tpmon.judge.stacks.profile import RankPhases, Share
+from tpmon.judge.watch.hook_progress import find_pace
+from tpmon.judge.watch.tracker import NO_WATCH, Watch
+from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
+from tpmon.model.gpu import GpuSample
+from tpmon.model.host import LoaderSample
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+
+SPAN_S = 10.0
+"""Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
+LEAST_FRAMES = 3
+"""With readings further apart than a third of the span it is longer: one Frame has no duration."""
+MANY_PROCESSES = 64
+"""With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
+BATCH_WAIT = "a batch (loader queue)"
+WORK_WAIT = "work from its rank (loader queue)"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerScene:
+    """Hold what one loader worker did over the span. Demand and run in threads, shares 0-1."""
+
+    pid: int
+    number: Applicable[int]
+    demand: Known[float]
+    waiting: Known[float]
+    busy_threads: Known[float]
+    idle_ratio: Known[float]
+    """Share of the readings in which it waited for work from its rank."""
+    blocked_ratio: Known[float]
+    """Share of the readings in uninterruptible sleep or in a named wait for I/O."""
+    io_waits: tuple[str, ...]
+    """What it waited for when blocked, most frequent first."""
+    waits: Mapping[str, float]
+    """Share of the readings, 0-1, by what it waited for, in words; empty where none was read."""
+    stopped: bool
+    read_calls_s: Known[float]
+    device_read_bytes_s: Known[float]
+    asked_read_bytes_s: Known[float]
+    major_faults_s: Known[float]
+    rss_bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MainThreadScene:
+    """Hold the shares (0-1) of the looks of the span at one rank's main thread."""
+
+    looks: int
+    running: float
+    batch_wait: float
+    io: float
+    timed_lock: float
+    lock: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankScene:
+    """Hold what one rank and its loader did over the span."""
+
+    process: ProcessSample
+    demand: Known[float]
+    waiting: Known[float]
+    ran: Known[float]
+    """CPUs that it got: a mean over the span, as shares of time are."""
+    main_demand: Known[float]
+    """Of the main thread alone, in threads."""
+    driving_demand: Known[float]
+    """Of the threads that launch GPU work: the main thread and autograd's, which take turns."""
+    cpu_pct: Known[float]
+    busy_threads: Known[float]
+    batch_wait_ratio: Known[float]
+    """Share of the readings in which the main thread waited for a batch, by the kernel's word."""
+    running_ratio: float
+    main: Known[MainThreadScene]
+    """The main thread by frequent looks; finer than ``batch_wait_ratio`` where it was read."""
+    phases: Known[RankPhases]
+    """The main thread by stack samples."""
+    data_wait: Known[DataWait]
+    """How long it waits for or works on its batches, by all that could tell."""
+    loader: LoaderSample | None
+    has_workers: bool
+    """Whether there were loader workers at any time of the span."""
+    births: int
+    """Workers born in the last 60 s."""
+    workers: tuple[WorkerScene, ...]
+    feeders: tuple[WorkerScene, ...]
+    """The workers of ``loader``, which is the one that feeds the rank where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Hold the job over the span. ``frames`` are the Frames of the span, oldest first."""
+
+    frame: Frame
+    frames: tuple[Frame, ...]
+    history: tuple[Frame, ...]
+    """Every Frame of the Window, oldest first: what has to last longer than the span."""
+    history_s: float
+    """How far the whole Window reaches back."""
+    span_s: float
+    budget: Known[float]
+    used: Known[float]
+    runnable: Known[float]
+    pool_ratio: Known[float]
+    delay_ratio: Known[float]
+    throttled_ratio: Known[float]
+    refault_bytes_s: Known[float]
+    major_faults_s: Known[float]
+    memory_psi_pct: Known[float]
+    ranks: tuple[RankScene, ...]
+    cards: tuple[GpuSample, ...]
+    """The job's own cards in the last Frame; empty on a job without GPUs."""
+    gpus: tuple[CardScene, ...]
+    """The same cards over the span."""
+    gpu_pct: Known[float]
+    """Mean SM % of the job's cards over the span."""
+    watch: Watch = NO_WATCH
+    """What is remembered of how long nothing moved, and the newest picture of all stacks."""
+
+    @property
+    def now(self) -> datetime:
+        """Return the wall-clock time of the last Frame."""
+        return self.frame.taken
+
+
+_MAIN = (ThreadKind.MAIN,)
+_DRIVING = (ThreadKind.MAIN, ThreadKind.AUTOGRAD)
+
+
+def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float]:
+    """Add the demand of a process's threads of some kinds, in threads; Missing when there are none."""
+    total = 0.0
+    found = False
+    for group in sample.thread_groups:
+        if group.kind in kinds:
+            if not is_known(group.runnable):
+                return group.runnable
+            total += group.runnable
+            found = True
+    return total if found else Missing("its threads were not read")
+
+
+_WORKER_FIELDS = attrgetter(
+    "state",
+    "waits_for",
+    "runnable",
+    "waiting",
+    "busy_threads",
+    "read_calls_s",
+    "device_read_bytes_s",
+    "asked_read_bytes_s",
+    "major_faults_s",
+)
+
+
+def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
+    last = samples[-1]
+    # One call a sample and one median a column: with 128 workers this is most of a judgement.
+    states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
+    demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
+    rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
+    shares = share_waits(waits, rest)
+    # Most workers wait in the same few words for the whole span.
+    io_words = {words for words in set(waits) if is_known(words) and is_io_wait(words)}
+    blocked = sum(state == "D" or words in io_words for state, words in zip(states, waits, strict=True))
+    return WorkerScene(
+        pid=last.pid,
+        number=last.worker,
+        demand=demand,
+        waiting=waiting,
+        busy_threads=busy,
+        idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
+        blocked_ratio=rest * blocked / len(samples),
+        io_waits=list_io_waits(states, waits) if blocked else (),
+        waits=shares,
+        stopped=last.state == "T" or is_known(last.frozen),
+        read_calls_s=calls,
+        device_read_bytes_s=device,
+        asked_read_bytes_s=asked,
+        major_faults_s=faults,
+        rss_bytes=last.rss_bytes,
+        age_s=(frame.taken - last.started).total_seconds(),
+    )
+
+
+def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
+    """Add up the looks of the span at one main thread."""
+    if isinstance(frames[-1].main_threads, Missing):
+        return frames[-1].main_threads
+    found = [
+        one
+        for frame in frames
+        if is_known(frame.main_threads)
+        for one in frame.main_threads
+        if one.pid == pid
+    ]
+    looks = sum(one.looks for one in found)
+    if not looks:
+        return Missing("no look at the main thread yet")
+    return MainThreadScene(
+        looks=looks,
+        running=sum(one.running for one in found) / looks,
+        batch_wait=sum(one.batch_wait for one in found) / looks,
+        io=sum(one.io for one in found) / looks,
+        timed_lock=sum(one.timed_lock for one in found) / looks,
+        lock=sum(one.lock for one in found) / looks,
+    )
+
+
+def _see_run(sample: ProcessSample) -> Known[float]:
+    if not is_known(sample.runnable) or not is_known(sample.waiting):
+        return sample.waiting if is_known(sample.runnable) else sample.runnable
+    return max(0.0, sample.runnable - sample.waiting)
+
+
+def _see_batch_wait(
+    main: Known[MainThreadScene], waits: Sequence[Known[str]], loaders: Sequence[LoaderSample]
+) -> Known[Share]:
+    """Return the share of looks that found the main thread waiting for a worker's batch."""
+    if not loaders:
+        return Missing("no workers: only stacks tell loading from computing")
+    pins = any(loader.pin_thread for loader in loaders)
+    if is_known(main) and main.looks >= LEAST_SAMPLES:
+        return measure_share(main.timed_lock if pins else main.batch_wait, main.looks)
+    if pins:
+        return Missing("behind a pin thread a wait for a batch looks like any lock")
+    ratio = share_of(waits, lambda words: words == BATCH_WAIT)
+    read = sum(is_known(words) for words in waits)
+    if not is_known(ratio):
+        return ratio
+    return measure_share(ratio, read) if read >= LEAST_READINGS else NO_FRAMES
+
+
+def _no_phases(frame: Frame) -> Missing:
+    return frame.stacks if isinstance(frame.stacks, Missing) else Missing("no stack sample of this rank yet")
+
+
+def _see_rank(
+    samples: Sequence[ProcessSample],
+    by_pid: dict[int, list[ProcessSample]],
+    frames: Sequence[Frame],
+    phases: Mapping[int, RankPhases],
+) -> RankScene:
+    last, frame = samples[-1], frames[-1]
+    waits = [sample.waits_for for sample in samples]
+    workers = tuple(
+        _see_worker(by_pid[process.pid], frame)
+        for process in frame.processes
+        if process.role is Role.WORKER and process.rank_pid == last.pid
+    )
+    idle = {worker.pid: worker.idle_ratio for worker in workers}
+    loader, feeding = find_loader_in_use(last.pid, frames, idle)
+    feeders = tuple(worker for worker in workers if worker.pid in feeding) or workers
+    busy: list[Known[float]] = [
+        float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
+    ]
+    main = _see_main(last.pid, frames)
+    stacks = phases.get(last.pid, _no_phases(frame))
+    loaders = [loader for one in frames for loader in one.loader if loader.pid == last.pid]
+    return RankScene(
+        process=last,
+        demand=median_known(sample.runnable for sample in samples),
+        waiting=median_known(sample.waiting for sample in samples),
+        ran=mean_known(_see_run(sample) for sample in samples),
+        main_demand=median_known(demand_of(sample, _MAIN) for sample in samples),
+        driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
+        cpu_pct=median_known(sample.cpu_pct for sample in samples),
+        busy_threads=median_known(busy),
+        batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
+        running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
+        main=main,
+        phases=stacks,
+        data_wait=join_hook(
+            join_handed(
+                combine_wait(
+                    _see_batch_wait(main, waits, loaders),
+                    stacks,
+                    is_any_lock=any(loader.pin_thread for loader in loaders),
+                ),
+                stacks,
+                loader_behind=is_behind(loader, [one.idle_ratio for one in feeders]),
+            ),
+            find_pace(frame, last.pid),
+        ),
+        has_workers=bool(loaders or workers),
+        births=max((loader.births for loader in loaders), default=0),
+        loader=loader,
+        workers=workers,
+        feeders=feeders,
+    )
+
+
+def _gpu_mean(frame: Frame) -> Known[float]:
+    cards = [card for card in known_cards(frame) if is_known(card.pids) and card.pids]
+    values = [card.sm_pct for card in cards if is_known(card.sm_pct)]
+    return statistics.fmean(values) if values else Missing("no card of the job was read")
+
+
+def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
+    """Return the cards of a Frame, none where they could not be read."""
+    return frame.gpus if is_known(frame.gpus) else ()
+
+
+def ranks_on(card: CardScene, scene: Scene) -> tuple[ProcessSample, ...]:
+    """Return the ranks that compute on a card; none where each of several may as well use another.
+
+    Open device files alone place a rank that holds one card, or that is the only one on it.
+    """
+    ranks = tuple(rank.process for rank in scene.ranks if rank.process.pid in card.pids)
+    if not card.visible_only or len(ranks) == 1:
+        return ranks
+    held = {one.uuid: known_or(one.pids, ()) for one in scene.cards}
+    held |= {one.last.uuid: one.pids for one in (*scene.gpus, card)}
+    return tuple(rank for rank in ranks if sum(rank.pid in pids for pids in held.values()) == 1)
+
+
+def see(
+    frames: Sequence[Frame],
+    phases: Mapping[int, RankPhases] = MappingProxyType({}),
+    watch: Watch = NO_WATCH,
+) -> Scene:
+    """Condense the Frames of a Window, oldest first; ``phases`` holds the stack shares by rank PID.
+
+    Raises:
+        ValueError: for no Frame at all.
+    """
+    if not frames:
+        raise ValueError("a scene needs a Frame")
+    frame = frames[-1]
+    # Half an interval more than the Frames' distance: they do not come on the dot.
+    span_s = max(SPAN_S, (LEAST_FRAMES - 0.5) * frame.interval_s)
+    recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= span_s * 1e9)
+    by_pid: dict[int, list[ProcessSample]] = {}
+    every_other = len(frame.processes) > MANY_PROCESSES and len(recent) > 2 * LEAST_FRAMES
+    for one in recent[::-2][::-1] if every_other else recent:
+        for process in one.processes:
+            by_pid.setdefault(process.pid, []).append(process)
+    for process in frame.processes:
+        if by_pid[process.pid][0].start_ticks != process.start_ticks:  # the PID was another process's
+            by_pid[process.pid] = [
+                one for one in by_pid[process.pid] if one.start_ticks == process.start_ticks
+            ]
+    ranks = [process for process in frame.processes if process.role is Role.RANK]
+    return Scene(
+        frame=frame,
+        frames=recent,
+        history=tuple(frames),
+        history_s=(frame.taken_ns - frames[0].taken_ns) / 1e9,
+        span_s=(frame.taken_ns - recent[0].taken_ns) / 1e9,
+        budget=frame.cpu.budget_cores,
+        used=median_known(one.cpu.used_cores for one in recent),
+        runnable=median_known(one.cpu.runnable for one in recent),
+        pool_ratio=median_known(one.cpu.oversubscription for one in recent),
+        delay_ratio=median_known(one.cpu.run_delay_ratio for one in recent),
+        throttled_ratio=median_known(one.cpu.throttled_ratio for one in recent),
+        refault_bytes_s=median_known(one.memory.refault_bytes_s for one in recent),
+        major_faults_s=median_known(one.memory.major_faults_s for one in recent),
+        memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
+        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
+        cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
+        gpus=doubt_cards(see_cards(recent, frames), len(ranks)),
+        gpu_pct=mean_known(_gpu_mean(one) for one in recent),
+        watch=watch,
+    )
+
+
+Rule = Callable[[Scene], Answer]
+"""One cause: what it says of a Scene."""

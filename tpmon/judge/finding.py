@@ -1,0 +1,371 @@
+"""Make the Finding of a cause: confidence, since, what to do, what was ruled out, what is unknown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from tpmon.judge.advice.advice_entry import Chosen, Risk
+from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.advice.facts import Facts, fill, write_gain
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
+from tpmon.judge.features.silent_cards import find_silences, say_open
+from tpmon.judge.features.snapshot import Scene
+from tpmon.judge.features.unmoved import STILL_S, say_longer, say_still, still_s
+from tpmon.judge.hang.detection import find_need_s, logs_here
+from tpmon.judge.hang.hang_calls import CAUSES, find_waited_s
+from tpmon.judge.hang.hang_signs import (
+    LAST_DATA,
+    LAST_START,
+    LAST_WRITE,
+    connections_age_s,
+    find_youngest_s,
+    keeps_journal,
+)
+from tpmon.judge.hysteresis import Standing, Track
+from tpmon.judge.watch.hook_progress import HOOK
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
+from tpmon.model.process import ON_A_CPU
+from tpmon.model.units import format_clock, format_seconds
+from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
+
+HIGH_SOURCES = 2
+HIGH_SPAN_S = 8.0
+HIGH_MARGIN = 1.25
+MEDIUM_SPAN_S = 4.0
+MEDIUM_MARGIN = 1.5
+"""A single source counts as medium only when it is this far past its threshold."""
+ONSET_HISTORY_S = 10.0
+"""A cause that came so long after its rule had first said that it is not there began where it was seen."""
+FIRST_READINGS_S = 3.0
+"""What held within so long after the first reading is older than it."""
+MOST_PLACES = 2
+MOST_ALSO = 4
+MOST_IFS = 8
+"""Of hardware that is full nothing is wrong: what may make it faster is a list to go through at leisure."""
+"""Remedies beside the one to try that are worth reading."""
+LOOKING_S = 10.0
+
+_RISKS = {
+    Risk.NONE: "",
+    Risk.NUMERICS: " (changes the numerics)",
+    Risk.EXPERIMENT: " (changes the experiment)",
+}
+_LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+
+
+def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
+    """Say how sure: independent sources, how long (seconds), how far past the threshold.
+
+    Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level, and so
+    does what might and was not read: a source that is lost makes no verdict surer.
+    What was seen to happen needs no time.
+    """
+    sources = len(suspicion.sources)
+    if suspicion.seen:
+        return Confidence.HIGH if sources >= HIGH_SOURCES else Confidence.MEDIUM
+    level = 0
+    if span_s >= MEDIUM_SPAN_S and (sources >= HIGH_SOURCES or suspicion.margin >= MEDIUM_MARGIN):
+        level = 1
+    if sources >= HIGH_SOURCES and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
+        level = 2
+    if (suspicion.against or suspicion.unread) and level > 0:
+        level -= 1
+    return _LEVELS[level]
+
+
+YOUNG_IMPORT_S, YOUNG_STEPS_S = 150.0, 60.0
+"""Age up to which imports and first steps began with their process: a notebook imports at any time."""
+
+
+def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
+    """Return the last sign of life from before tpmon came: the job's record, log, connections, or a journal.
+
+    A later write into any open file, or start of a worker, takes its place.
+    """
+    still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9
+    waited_s = find_waited_s(scene.watch.calls, scene.now, still_s) if cause in CAUSES else 0.0
+    if waited_s > 0:
+        called = scene.now - timedelta(seconds=waited_s)
+        return called, f"collective called by its record {format_clock(called)}"
+    logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
+    times = [one.last_write for one in logs if is_known(one.last_write) and logs_here(scene)]
+    talked, written = connections_age_s(scene.frame), scene.frame.written
+    filed = (
+        (written.last_write, f"last write of {written.path.rpartition('/')[2]}")
+        if is_known(written)
+        else None
+    )
+    if times:
+        time, words = max(times), LAST_WRITE
+    elif talked is not None:
+        time, words = scene.now - timedelta(seconds=talked), LAST_DATA
+    elif filed is not None and keeps_journal(scene.frame) and logs_here(scene):
+        time, words = filed
+    else:
+        return None
+    # It was alive then still, so that it hangs for less long.
+    if filed is not None and filed[0] > time:
+        time, words = filed
+    youngest_s = find_youngest_s(scene.frame)
+    if youngest_s is not None and scene.now - timedelta(seconds=youngest_s) > time:
+        time, words = scene.now - timedelta(seconds=youngest_s), LAST_START
+    return time, f"{words} {format_clock(time)}"
+
+
+def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
+    """Return when the process began whose imports or first steps these are: they began with it."""
+    if suspicion.kind is not Kind.STARTING or HOOK in suspicion.sources:
+        return NOT_APPLICABLE
+    young_s = {"import": YOUNG_IMPORT_S, "first-steps": YOUNG_STEPS_S}.get(known_or(suspicion.cause, ""), 0.0)
+    ranks = [rank.process for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)]
+    begun = min((one.started for one in ranks), default=scene.now)
+    return begun if 0 < (scene.now - begun).total_seconds() <= young_s else NOT_APPLICABLE
+
+
+def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
+    """Return since when the cause holds, whether that is its onset, and what tells it.
+
+    A cause that was there at the first reading, or that takes longer to tell than there are
+    readings, is older than that: the earliest sign of it is a lower bound, for a hang the last line
+    of the log.
+    """
+    suspicion, now = track.suspicion, scene.now
+    if suspicion.seen:
+        return now, SinceIs.ONSET, "seen to end"
+    if is_known(suspicion.since_ns):
+        began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
+        by_hook = suspicion.kind is Kind.HUNG and HOOK in suspicion.sources
+        return began, SinceIs.ONSET, "last step by the hook" if by_hook else "history"
+    first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
+    held = suspicion.held_ns
+    seen_to_begin = track.clear_ns >= ONSET_HISTORY_S * 1e9
+    if is_known(held):
+        first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
+    first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
+    # Whatever was first seen after a pause of tpmon may have begun within it.
+    watch = scene.watch
+    missed = (
+        watch.back_ns - watch.left_ns > 2 * FIRST_READINGS_S * 1e9  # a shorter one blurs no onset
+        and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
+    )
+    if seen_to_begin and not missed:
+        return first, SinceIs.ONSET, "history"
+    started = _started(suspicion, scene)
+    if is_known(started):
+        return started, SinceIs.ONSET, "process start"
+    sign = _last_sign(scene, suspicion.cause) if suspicion.kind is Kind.HUNG else None
+    moved = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - watch.moved_ns) / 1e9))
+    if sign is not None and sign[0] < first and not (missed and sign[0] < moved):
+        return sign[0], SinceIs.LOWER_BOUND, sign[1]
+    return first, SinceIs.LOWER_BOUND, "first reading"
+
+
+def write_try(chosen: Chosen) -> str:
+    """Join what to do and what to paste; several lines of paste stand below it.
+
+    A title that ends with the beginning of the paste says it once. What the remedy does to the science of
+    the run stands behind its title.
+    """
+    said, _, last = chosen.text.rpartition(": ")
+    title = said if said and chosen.paste.startswith(last) else chosen.text
+    gap = "\n" if "\n" in chosen.paste else " "
+    return f"{title}{_RISKS[chosen.remedy.risk]}:{gap}{chosen.paste}"
+
+
+def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequence[Chosen]) -> list[Chosen]:
+    """Return the next remedies; hardware that is full is told its "if" ones here, never as what to try."""
+    if suspicion.kind is not Kind.COMPUTE_BOUND:
+        return list(worth[1 : 1 + MOST_ALSO])
+    rest = [one for one in remedies if one not in worth and one.remedy.needs]
+    return [*worth[1:], *rest][:MOST_IFS]
+
+
+def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> list[Chosen]:
+    """Return the remedies that are worth saying, best first; a healthy run is told only what helps it.
+
+    Idle tensor cores of a card that is full of computing are seen, why they are idle is not: that is worth
+    its "if".
+    """
+    if pick_code(suspicion.kind, suspicion.cause) != 0:
+        return list(remedies)
+    seen = [one for one in remedies if one.certain and one.remedy.needs]
+    if seen or suspicion.cause != "gpu-compute" or Need.TENSOR_CORES_IDLE not in observed:
+        return seen
+    return [one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs]
+
+
+def _tells_workers(chosen: Chosen) -> bool:
+    """Tell whether the ceiling of a remedy is what the proposed number of workers gains."""
+    return any(field in chosen.remedy.ceiling for field in ("{workers_gain}", "{growth_gain}"))
+
+
+def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
+    """Say what the run gains at most: "2.4x if all of it goes away"."""
+    if pick_code(suspicion.kind, suspicion.cause) == 0 or suspicion.kind is Kind.HUNG:
+        return NOT_APPLICABLE
+    share = suspicion.share
+    if is_known(share) and 0 < share <= 1:
+        gain = write_gain(share)
+        whole = f"{gain} if all of it goes away"
+        # What the remedy itself can do may be less: a worker still takes its time for each batch.
+        if chosen is None or not _tells_workers(chosen) or chosen.ceiling.startswith(f"{gain} "):
+            return whole
+        unread = fill(chosen.remedy.ceiling, Facts())
+        return whole if chosen.ceiling == unread else f"{whole}, {chosen.ceiling}"
+    if chosen is None or "{gain}" in chosen.remedy.ceiling or _tells_workers(chosen):
+        return Missing("the share of time that it costs is not known")
+    return chosen.ceiling
+
+
+def _pct(value: Applicable[float]) -> Applicable[float]:
+    return 100 * value if is_known(value) else value
+
+
+def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    cleared = dict.fromkeys(one.text for one in answers if isinstance(one, Cleared))
+    unsure = dict.fromkeys(one.text for one in answers if isinstance(one, Unsure))
+    return tuple(cleared), tuple(unsure)
+
+
+def _read_rows(rows: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    """Leave out what was not read: it speaks for nothing."""
+    return tuple(row for row in rows if row.text or is_known(row.value))
+
+
+def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
+    """Write the Finding of the stated cause."""
+    suspicion = track.suspicion
+    since, since_is, since_source = tell_since(track, scene)
+    observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
+    cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
+    remedies = choose(suspicion.kind, cause, observed, facts)
+    worth = list_worth(suspicion, remedies, observed)
+    chosen, others = (worth[0] if worth else None), list_others(suspicion, remedies, worth)
+    # Of a job that is gone nothing is ruled out and nothing more can be read.
+    ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
+    unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
+    held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
+    return Finding(
+        kind=suspicion.kind,
+        cause=suspicion.cause,
+        confidence=rate_confidence(suspicion, held_s),
+        share_pct=_pct(suspicion.share),
+        share_low_pct=_pct(suspicion.share_low),
+        share_high_pct=_pct(suspicion.share_high),
+        since=since,
+        since_is=since_is,
+        since_source=since_source,
+        summary=suspicion.summary,
+        try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
+        also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
+        ceiling=write_ceiling(suspicion, chosen),
+        evidence=tuple(row for row in _read_rows(suspicion.evidence) if row not in suspicion.against),
+        against=_read_rows(suspicion.against),
+        ruled_out=ruled_out,
+        unknown=unknown,
+        pid=suspicion.pid,
+        rank=suspicion.rank,
+        card=suspicion.card,
+        where=_place_of(suspicion, scene),
+    )
+
+
+def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:
+    """Return where the accused rank is by its stacks; not applicable for a process that is no rank."""
+    if not is_known(suspicion.pid):
+        return NOT_APPLICABLE
+    phases = next((one.phases for one in scene.ranks if one.process.pid == suspicion.pid), NOT_APPLICABLE)
+    if is_known(phases):
+        return phases.where or Missing("no frame of its own code")
+    return phases
+
+
+def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) -> Finding:
+    """Write the Finding that nothing is decided: how long tpmon has looked, and what it could not read."""
+    looked_s = (standing.judged_ns - standing.begun_ns) / 1e9
+    ruled_out, unknown = _texts(answers)
+    begun = scene.now - timedelta(seconds=looked_s)
+    silences = find_silences(scene)
+    silent = say_open(silences)
+    if silent:
+        summary = silent
+    elif looked_s < LOOKING_S:
+        summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
+    elif still_s(scene) >= STILL_S:
+        summary = say_still(scene)
+    else:
+        summary = "what could be read does not decide what holds the run"
+    return Finding(
+        kind=Kind.NOT_ENOUGH_EVIDENCE,
+        cause=NOT_APPLICABLE,
+        confidence=Confidence.LOW,
+        share_pct=NOT_APPLICABLE,
+        share_low_pct=NOT_APPLICABLE,
+        share_high_pct=NOT_APPLICABLE,
+        since=begun,
+        since_is=SinceIs.LOWER_BOUND,
+        since_source="first reading",
+        summary=summary,
+        try_=_say_next(scene) if looked_s >= LOOKING_S else NOT_APPLICABLE,
+        also_try=NOT_APPLICABLE,
+        ceiling=NOT_APPLICABLE,
+        evidence=_figures(scene),
+        against=(),
+        ruled_out=ruled_out,
+        unknown=unknown,
+        pid=NOT_APPLICABLE,
+        rank=NOT_APPLICABLE,
+        card=silences[0].sample.index if silences else NOT_APPLICABLE,
+        where=NOT_APPLICABLE,
+    )
+
+
+def _say_next(scene: Scene) -> str:
+    """Say what tells more where no rule fits."""
+    pid = scene.frame.target.pid
+    if find_silences(scene):
+        return "see what the driver says: sudo dmesg -T | grep -iE 'xid|nvrm' | tail; nvidia-smi -L"
+    if still_s(scene) >= STILL_S:
+        return say_longer(scene, find_need_s(scene))
+    stacks = scene.frame.stacks
+    if isinstance(stacks, Missing):
+        return f"let tpmon see stacks ({stacks.reason})"
+    return (
+        f"see what they wait for, and where their time goes: tpmon dump {pid} --rounds 3; tpmon sample {pid}"
+    )
+
+
+def _places(scene: Scene) -> tuple[Evidence, ...]:
+    """Return where the main threads are, the first ranks only."""
+    ages = scene.frame.ages_s
+    found = []
+    for rank in scene.ranks[:MOST_PLACES]:
+        phases = rank.phases
+        if not is_known(phases) or not phases.where:
+            continue
+        words = rank.process.waits_for
+        waits = f", {words}" if is_known(words) and words != ON_A_CPU else ""
+        name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
+        text = f"in {phases.where}{waits}"
+        found.append(
+            Evidence(name, float(phases.samples), "samples", text, scene.frame.sources.stacks, ages.stacks)
+        )
+    return tuple(found)
+
+
+def _figures(scene: Scene) -> tuple[Evidence, ...]:
+    """Return the figures that a person looks at when no rule fits."""
+    frame = scene.frame
+    ages = frame.ages_s
+    return _places(scene) + tuple(
+        Evidence(name, value, unit, "", source, age)
+        for name, value, unit, source, age in (
+            ("CPUs used", scene.used, "CPUs", frame.sources.cpu, ages.cpu),
+            ("runnable", scene.runnable, "threads", frame.sources.threads, ages.threads),
+            ("GPU busy", scene.gpu_pct, "%", frame.sources.gpu, ages.gpu),
+        )
+        if is_known(value)
+    )

@@ -1,0 +1,1 @@
+"""Find hangs: whether a job stands still, who keeps it, and why."""

@@ -1,0 +1,354 @@
+"""Decide when stacks of the whole job are worth reading, and whether they show a hang. Pure.
+
+A hang needs a picture: several looks in which nobody moved. How long nobody moved is what tpmon saw
+itself, or what the log and the job's connections tell of the time before, where tpmon came late.
+"""
+
+from __future__ import annotations
+
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.dumps.describe import Wait
+from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.features.once import Once
+from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.judge.features.standstill import find_excuse, waits_for_batch
+from tpmon.judge.features.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
+from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, patience_of_sleep
+from tpmon.judge.hang.hang_calls import CAUSES, find_waited_s, show_calls
+from tpmon.judge.hang.hang_causes import Blame, Patience, name_thread, say_place
+from tpmon.judge.hang.hang_signs import (
+    LAST_DATA,
+    LAST_FILE,
+    LAST_WRITE,
+    OWN_S,
+    SOURCE_OF_SIGN,
+    Quiet,
+    connections_age_s,
+    file_age_s,
+    find_youngest_s,
+    see_quiet,
+)
+from tpmon.judge.hang.missing_ranks import may_run_elsewhere
+from tpmon.judge.stacks.classify import is_users, name_line, plain_name
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.watch.hang_stances import SLEEP
+from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
+from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
+from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.text.dump_words import name_process, say_wait
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind
+
+LOOP_OWN_S = 8.0
+"""The same for a thread that computes."""
+SOON_S = 2.5
+"""The same before it reads the stacks of all processes because of older signs."""
+PATIENCE_S = 300.0
+"""How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
+FLOWS_S = 1800.0
+"""The same where bytes flow or a pool of threads computes: a large file or corpus takes as long."""
+NAPS_FACTOR = 2.5
+"""How many times longer a wait with a time-out must last than one that cannot end."""
+LOOPS_FACTOR = 4.0
+"""The same for a loop that goes round in one place."""
+LEAD_S = 10.0
+"""How long before the time is up the looks begin."""
+ROUNDS = 3
+EVERY_S = 2.5
+BUSY_ROUNDS = 6
+BUSY_EVERY_S = 1.0
+"""Looks at ranks that run: more of them tell a loop of Python from a call of a library."""
+AGAIN_S = 180.0
+"""How long after looks that showed no hang others may be read."""
+STALE_S = 600.0
+"""How old a picture of a job that still stands may become."""
+ANSWER_S = 25.0
+"""How long looks may take before those that were asked for are given up."""
+
+_EVENTS = "epoll"
+"""The kernel's word for a wait in a loop of events."""
+
+_COMPUTES = (Patience.WORKS, Patience.FLOWS)
+_MEANT = (Patience.AWAY, Patience.MEANT)
+
+
+def need_s(watch: Watch, patience: Patience) -> float:
+    """Return how long nothing may move in a state of this kind."""
+    least = watch.hang_after_s
+    if patience is Patience.SURE:
+        return least
+    factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
+    if patience is Patience.AWAY:
+        # It may be a collective: that has a time-out of its own.
+        return least if watch.asked_s is not None else max(PATIENCE_S, least)
+    if patience is Patience.LOOPS and watch.asked_s is None and not watch.trained:
+        # Before the first step programs build their tables in a loop of Python.
+        return max(PATIENCE_S, watch.rhythm_s)
+    if patience in factors:
+        return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
+    if patience is Patience.FLOWS:
+        return max(FLOWS_S, need_s(watch, Patience.WORKS))
+    # No time-out of a collective bounds what is meant: a checkpoint, a service that is asked.
+    return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
+
+
+def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
+    """Return the looks that are worth reading now, not applicable where none are."""
+    frame = scene.frame
+    if not watch.may_ask or not scene.ranks or frame.target.state is not TargetState.RUNNING:
+        return NOT_APPLICABLE
+    now_ns, picture = frame.taken_ns, watch.picture
+    waited_s = (now_ns - watch.looked_ns) / 1e9 if watch.looked_ns else STALE_S
+    answered = any(one.taken_ns > watch.looked_ns for one in watch.rounds)
+    answered = answered and not came_late(watch.rounds, watch.looked_ns)
+    least_s = STALE_S if picture is not None else AGAIN_S if answered else ANSWER_S
+    if waited_s < least_s or (picture is not None and now_ns - picture.last_ns < STALE_S * 1e9):
+        return NOT_APPLICABLE
+    quiet = see_quiet(watch, frame)
+    meant = any(find_excuse(rank) for rank in scene.ranks)
+    least = need_s(watch, Patience.MEANT if meant else Patience.SURE)
+    if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
+        return _ask(scene)
+    least = need_s(watch, Patience.MEANT if meant else Patience.LOOPS)
+    late = quiet.cornered_s >= SOON_S and quiet.outside_s >= PATIENCE_S
+    if late or quiet.cornered_s >= max(SOON_S, least - LEAD_S):
+        return _ask(scene)
+    return NOT_APPLICABLE
+
+
+def _ask(scene: Scene) -> DumpRequest:
+    if any(rank.process.state == "R" for rank in scene.ranks):
+        return DumpRequest(Asker.WATCH, rounds=BUSY_ROUNDS, every_s=BUSY_EVERY_S)
+    return DumpRequest(Asker.WATCH, rounds=ROUNDS, every_s=EVERY_S)
+
+
+def is_looking(scene: Scene) -> bool:
+    """Tell whether looks were asked for and have not all come yet."""
+    watch, now_ns = scene.watch, scene.frame.taken_ns
+    come = [one.taken_ns for one in watch.rounds if one.taken_ns > watch.looked_ns]
+    # On a crowded machine each look takes its time: while they come they are not given up.
+    asked = watch.looked_ns > 0 and now_ns - max(come, default=watch.looked_ns) <= ANSWER_S * 1e9
+    overdue = not come and see_quiet(watch, scene.frame).own_s >= watch.hang_after_s + ANSWER_S
+    return asked and watch.picture is None and len(come) < LEAST_ROUNDS and not overdue
+
+
+def _judge(scene: Scene) -> Answer:
+    watch, picture = scene.watch, scene.watch.picture
+    if picture is None:
+        return _say_no_picture(scene)
+    blame = find_blame(scene, picture)
+    if isinstance(blame, str):
+        return Cleared(f"hang ({blame})")
+    quiet = see_quiet(watch, scene.frame)
+    seconds = quiet.seconds
+    if blame.patience in _MEANT:
+        awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
+        awaits = awaits and quiet.own_s >= watch.hang_after_s
+        # Which of the ranks is the first of all is not known either then.
+        logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
+        seconds = quiet.meant_s(logs=logs, awaits=awaits)
+    circles = _is_loop(blame, picture)
+    if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
+        seconds = _running_s(quiet, blame.patience, circles=circles)
+    if blame.cause in CAUSES and quiet.own_s >= OWN_S:
+        seconds = max(seconds, _recorded_s(blame, quiet, scene))
+    need = need_s(watch, blame.patience)
+    if seconds < need:
+        return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
+    return _suspect(blame, quiet, scene, seconds, need)
+
+
+def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
+    """Return for how long ranks wait by the job's own record, where the one to blame stands as long.
+
+    One that is not with them may have come to where it is just now: from a validation, in which it was seen
+    to get on, into a save.
+    """
+    watch = scene.watch
+    waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
+    if _waits_with_others(blame):
+        return waited_s
+    if blame.patience in (*_MEANT, *_COMPUTES):
+        return 0.0
+    return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
+
+
+def _waits_with_others(blame: Blame) -> bool:
+    """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
+    return blame.is_of_all or blame.seen.doing.wait is Wait.RANKS
+
+
+def has_ranks_elsewhere(scene: Scene) -> bool:
+    """Tell whether the job has ranks on other machines."""
+    world = scene.frame.target.world_size
+    return is_known(world) and world > len(scene.ranks)
+
+
+def logs_here(scene: Scene) -> bool:
+    """Tell whether the rank that writes the log of the job, by custom rank 0, runs on this machine."""
+    return not has_ranks_elsewhere(scene) or any(rank.process.rank == 0 for rank in scene.ranks)
+
+
+def guess_patience(rank: RankScene, scene: Scene) -> Patience:
+    """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
+
+    It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
+    """
+    words = rank.process.waits_for
+    if words == SLEEP:
+        return patience_of_sleep(scene)
+    if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
+        return Patience.AWAY
+    waits = waits_for_batch(rank)
+    if is_known(rank.phases) or (is_known(waits) and waits):
+        return Patience.SURE
+    asks = is_known(words) and (_EVENTS in words or "socket" in words)
+    return Patience.MEANT if asks else Patience.NAPS
+
+
+def find_need_s(scene: Scene) -> float:
+    """Return how long what was found must last until it is a hang; before that the longest of what may be."""
+    watch, picture = scene.watch, scene.watch.picture
+    blame = find_blame(scene, picture) if picture is not None else ""
+    if isinstance(blame, Blame):
+        return need_s(watch, blame.patience)
+    least = watch.hang_after_s
+    return max((need_s(watch, guess_patience(rank, scene)) for rank in scene.ranks), default=least)
+
+
+def _is_loop(blame: Blame, picture: Picture) -> bool:
+    """Tell whether the main thread of a rank goes round in one place, and loads no data there."""
+    one = blame.seen
+    is_main = one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN
+    return is_main and one.doing.phase is not Phase.DATA_WAIT and picture.goes_round(one)
+
+
+def _running_s(quiet: Quiet, patience: Patience, *, circles: bool) -> float:
+    """Return for how long a thread that computes, or that waits for what does, has not got on.
+
+    A loop is met at other lines all the time, whatever it gets from the kernel meanwhile. A run that writes
+    seldom may be in any of its steps, so older signs count for little here: they must be very old, and for a
+    call of a library they are none.
+    """
+    if patience in _COMPUTES:
+        return quiet.cornered_s if circles else quiet.own_s
+    older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= PATIENCE_S
+    return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
+
+
+def _say_no_picture(scene: Scene) -> Answer:
+    if is_looking(scene):
+        return Unsure("hang (the stacks of all processes are being read)")
+    own_s = see_quiet(scene.watch, scene.frame).own_s
+    if are_ranks_unmoved(scene):
+        if watched_s(scene.watch, scene.frame) < OWN_S:
+            return Unsure("hang (tpmon has just attached)")
+        if is_unmoved(scene):
+            return Unsure(f"hang ({say_unmoved(scene, find_need_s(scene))})")
+        return Unsure(f"hang (no rank has moved for {own_s:.0f} s)")
+    if own_s < OWN_S:
+        return Cleared("hang (the ranks move)")
+    return Unsure(f"hang (nothing has moved for {own_s:.0f} s)")
+
+
+judge_hang = Once(_judge)
+"""Suspect a hang whose cause the stacks of all processes show."""
+
+
+def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: float) -> Suspicion:
+    seen = blame.seen
+    process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    sources = {"stacks", "schedstat", *blame.sources}
+    if quiet.sign and (quiet.sign != LAST_WRITE or logs_here(scene)):
+        sources.add(SOURCE_OF_SIGN[quiet.sign])
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause=blame.cause,
+        weight=1.0 if blame.cause != "no-progress" else 0.5,
+        margin=1.0 + seconds / need,
+        sources=frozenset(sources),
+        summary=blame.text,
+        evidence=_list_evidence(blame, quiet, seconds, scene),
+        observed=blame.needs,
+        pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
+        rank=_find_rank(blame, process),
+        held_ns=scene.frame.taken_ns
+        - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
+    )
+
+
+def _find_rank(blame: Blame, process: ProcessSample | None) -> Applicable[int]:
+    """Return the number of the rank to blame; of ranks that all wait it is none, or one that has ended."""
+    if blame.is_of_all:
+        return blame.gone
+    return process.rank if process is not None else blame.seen.thread.rank
+
+
+def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:
+    picture = scene.watch.picture
+    if picture is None:
+        return ()
+    age_s = (scene.frame.taken_ns - picture.last_ns) / 1e9
+    rows = [_show(blame.seen, picture, age_s)]
+    if blame.cause in CAUSES:
+        on_cards = blame.cause != "no-progress" and bool(scene.gpus)
+        rows += show_calls(scene.watch.calls, picture, scene.frame, seconds, on_cards=on_cards)
+    rows += [_show(one, picture, age_s) for one in blame.also[:3]]
+    rows += [
+        Evidence(f"dead process {one.pid}", IN_WORDS, "", f"{one.name}, {one.how}", "/proc stat", age_s)
+        for one in blame.dead[:3]
+    ]
+    rows.append(
+        Evidence(
+            "looks at all threads",
+            float(picture.looks),
+            "",
+            f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
+            "py-spy, without a stop",
+            age_s,
+        )
+    )
+    written = log_age_s(scene.frame)
+    # What tells since when it hangs stands beside the verdict already.
+    if written is not None and quiet.sign != LAST_WRITE:
+        rows.append(reading("last log write", written, "s ago", "log file", 0.0))
+    talked = connections_age_s(scene.frame)
+    if talked is not None and quiet.sign != LAST_DATA:
+        rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
+    filed = file_age_s(scene.frame)
+    if filed is not None and quiet.sign != LAST_FILE:
+        rows.append(reading("last write of an open file", filed, "s ago", "open files", 0.0))
+    youngest = find_youngest_s(scene.frame)
+    if youngest is not None and youngest > seconds:
+        rows.append(reading("youngest worker started", youngest, "s ago", "/proc stat", 0.0))
+    rows.append(
+        reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)
+    )
+    return tuple(rows)
+
+
+def _show(seen: Seen, picture: Picture, age_s: float) -> Evidence:
+    """Show one thread: who, its innermost lines of the program, what it waits for."""
+    main = seen.thread.tid == seen.thread.pid
+    tail = "" if main else f", {name_thread(seen)}"
+    frames = seen.sighting.frames
+    lines = (
+        [f"{plain_name(one.function)} {name_line(one)}" for one in reversed(frames) if is_users(one)][:3]
+        if is_known(frames)
+        else []
+    )
+    trait = picture.trait_of(seen)
+    used = f"{100 * trait.used_s / picture.seconds:.0f} % CPU" if trait is not None else ""
+    if trait is not None and trait.kernel_ratio >= POLLS_RATIO:
+        used += f", {100 * trait.kernel_ratio:.0f} % of it in the kernel"
+    words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
+    return Evidence(
+        name=f"{name_process(seen.thread)} ({seen.thread.pid}){tail}",
+        value=IN_WORDS,
+        unit="",
+        text=", ".join(word for word in words if word),
+        source="py-spy and /proc",
+        age_s=age_s,
+    )

@@ -1,0 +1,327 @@
+"""Say what keeps one thread of a picture, with its culprit: a read, a lock, the interpreter, itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import field, replace
+from enum import Enum
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.dumps.describe import Wait
+from tpmon.judge.dumps.meant_waits import PATIENT
+from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.stacks.classify import is_users, package_of
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.watch.hang_stances import Stance, find_gil_holder, find_stance
+from tpmon.judge.watch.picture import Picture
+from tpmon.model.dump import DeadChild, Motion, WaitKind
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
+
+_GET = "queue.get"
+_DRIVER = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
+"""Kernel functions of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
+_PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
+
+_DAEMONS = frozenset(("tqdm", "wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml"))
+"""Packages whose threads are all daemons: a progress bar's monitor, the senders of loggers."""
+
+FEW_BYTES_S = 1e6
+"""Bytes a second up to which a process neither reads nor writes what matters."""
+FEW_FAULTS_S = 100.0
+"""Page faults a second up to which the kernel's time is none of making memory."""
+
+
+class Patience(Enum):
+    """Say how long what keeps a rank must last until it is a hang."""
+
+    SURE = "it does not end by itself"
+    NAPS = "it may end by itself"
+    LOOPS = "it goes round in one place"
+    AWAY = "what it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for"
+    MEANT = "it is meant to take long"
+    WORKS = "it computes, or something that it may wait for does"
+    FLOWS = "it reads or writes, or a pool of its threads computes"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Hold a cause with its culprit, one sentence about it, and what was seen for it.
+
+    ``also`` are further threads to show: a lock's holder, the workers that a rank waits for. ``dead`` are
+    processes to show that are no more.
+    """
+
+    cause: str
+    seen: Seen
+    text: str
+    patience: Patience = Patience.SURE
+    needs: frozenset[Need] = frozenset()
+    also: tuple[Seen, ...] = ()
+    sources: frozenset[str] = field(default_factory=frozenset)
+    dead: tuple[DeadChild, ...] = ()
+    is_of_all: bool = False
+    """No single rank is to blame: ``seen`` is only the first of them."""
+    gone: Applicable[int] = NOT_APPLICABLE
+    """The number of the one rank that is to blame, where it has ended and ``seen`` waits for it."""
+
+
+def say_place(seen: Seen) -> str:
+    """Say where a thread is and what it waits for: "is in decode data.py:88, blocked in a read of ..."."""
+    doing = seen.doing
+    if doing.wait is Wait.RANKS:
+        return f"waits in {doing.text}"
+    if doing.wait is Wait.BATCH:
+        return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
+    waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock")
+    if doing.wait is Wait.QUEUE:
+        waits = waits.removesuffix("waiting for a lock")
+    verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
+    return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
+
+
+def name_thread(seen: Seen) -> str:
+    """Name a thread that is no main thread: "thread log-flusher (4711)"."""
+    tid = f" ({seen.thread.tid})" if is_known(seen.thread.tid) else ""
+    return f"thread {seen.thread.name}{tid}"
+
+
+def pick_blame(blames: Sequence[Blame]) -> Blame:
+    """Return the blame that is the surest, and that says the most."""
+    order = list(Patience)
+    return min(blames, key=lambda one: (order.index(one.patience), one.cause == "no-progress"))
+
+
+def give_patience(blame: Blame, patience: Patience) -> Blame:
+    """Give a blame at least so much time."""
+    return replace(blame, patience=max(blame.patience, patience, key=list(Patience).index))
+
+
+def find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
+    """Return the ranks that wait by the place where they do, the largest group first."""
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+    return sorted(camps, key=len, reverse=True)
+
+
+def say_camps(waiting: Sequence[Seen]) -> str:
+    """Say which ranks wait at which place."""
+    return ", ".join(
+        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in find_camps(waiting)
+    )
+
+
+def blame_thread(
+    seen: Seen, stance: Stance, name: str, picture: Picture, *, polls: bool = False, circles: bool = False
+) -> Blame | str:
+    """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
+
+    ``polls``: it asks the kernel again and again and gets nothing; ``circles``: it was met at several lines.
+    """
+    text = f"{name} {say_place(seen)}"
+    target = seen.thread.waits_on
+    if stance is Stance.IO:
+        return Blame("blocked-io", seen, text, needs=needs_of_io(seen))
+    if stance is Stance.LOCK and is_known(target) and target.call in LOCK_CALLS:
+        holders = _find_lock_holders(seen, picture)
+        told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
+        return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
+    if stance is Stance.LOCK and seen.doing.wait is Wait.QUEUE:
+        feeders = _find_holders(seen, picture)
+        told = _say_feeders(feeders, "nothing comes" if _GET in seen.doing.text else "it does not end")
+        return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
+    if stance is Stance.LOCK:
+        holders = _find_holders(seen, picture)
+        return Blame(
+            "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
+        )
+    if stance is Stance.RUNS:
+        patience = _weigh_run(seen, picture, polls=polls, circles=circles)
+        verb = "computes" if patience is Patience.WORKS else "runs without end"
+        text = f"{name} {verb} in {seen.doing.text}"
+        return Blame("spin", seen, text, patience, needs=frozenset((Need.SPINNING,)))
+    needs = frozenset((Need.PROCESS_WAIT,)) if stance is Stance.CHILD else frozenset[Need]()
+    return Blame("no-progress", seen, text, Patience.NAPS, needs=needs)
+
+
+def needs_of_io(seen: Seen) -> frozenset[Need]:
+    """Return what a read or write that does not return waits for: a peer, another process, or a file."""
+    target, words = seen.thread.waits_on, seen.thread.waits_for
+    others = target.others if is_known(target) else target
+    if is_known(target) and target.kind in (WaitKind.SOCKET, WaitKind.UNIX):
+        return frozenset((Need.SOCKET_WAIT,))
+    if is_known(target) and (target.kind is WaitKind.PIPE or others is not NOT_APPLICABLE):
+        alone = is_known(others) and not others
+        return frozenset((Need.NOBODY_AT_PIPE if alone else Need.PROCESS_WAIT,))
+    if is_known(words) and words.startswith("FIFO"):
+        return frozenset((Need.NOBODY_AT_PIPE,))
+    if is_known(words) and (_DRIVER.search(words) or not is_known(target)):
+        return needs_of_words(words)
+    return frozenset((Need.BLOCKED_READ,))
+
+
+def needs_of_words(words: str) -> frozenset[Need]:
+    """Return the same where only the kernel's word for the wait is known."""
+    if "socket" in words or "connection" in words:
+        return frozenset((Need.SOCKET_WAIT,))
+    if "FIFO" in words:
+        return frozenset((Need.NOBODY_AT_PIPE,))
+    if _DRIVER.search(words):
+        return frozenset((Need.GPU_WAIT,))
+    return frozenset((Need.PROCESS_WAIT if "pipe" in words else Need.BLOCKED_READ,))
+
+
+def _find_lock_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+    """Return the main threads of those processes of the job that hold the lock of a file."""
+    target = seen.thread.waits_on
+    if not is_known(target) or not is_known(target.others):
+        return ()
+    mains = (picture.main_of(end.pid) for end in target.others if end.pid != seen.thread.pid)
+    return tuple(main for main in mains if main is not None)
+
+
+def _say_feeders(feeders: Sequence[Seen], verb: str) -> str:
+    """Say who might put something into a queue: "; nothing comes: thread prefetch (7) is in ..."."""
+    if not feeders:
+        return f"; {verb}, and no other thread of it stands in the program"
+    first = feeders[0]
+    return f"; {verb}: {name_thread(first)} {say_place(first)}"
+
+
+def _queue_needs(seen: Seen) -> frozenset[Need]:
+    """Return what a wait in the standard library is for: what feeds it, its lock, or a process."""
+    told = ((_GET, Need.QUEUE_WAIT), ("semaphore", Need.LOCK_WAIT))
+    found = next((need for word, need in told if word in seen.doing.text), None)
+    if found is None and any(word in seen.doing.text for word in _PROCESS_WORDS):
+        found = Need.PROCESS_WAIT
+    return frozenset((found,)) if found is not None else frozenset()
+
+
+def gets_something(seen: Seen, picture: Picture) -> bool:
+    """Tell whether the process of a thread read, wrote or made memory while it was looked at."""
+    toll = picture.tolls.get(seen.thread.pid)
+    return toll is not None and (
+        toll.faults > FEW_FAULTS_S * picture.seconds or toll.moved_bytes > FEW_BYTES_S * picture.seconds
+    )
+
+
+def _weigh_run(seen: Seen, picture: Picture, *, polls: bool, circles: bool) -> Patience:
+    """Say how long a thread that runs may go on: at work longer than in a loop without end.
+
+    At work are those that get something from the kernel, and those that load data, in a worker or in the
+    main thread. One that keeps the interpreter at one line is in one call of C, which may end.
+    """
+    trait = picture.trait_of(seen)
+    if trait is None or not (polls or picture.goes_round(seen)) or gets_something(seen, picture):
+        return Patience.WORKS
+    if seen.motion is Motion.FROZEN and trait.gil_ratio >= 1.0:
+        return Patience.LOOPS if polls or circles else Patience.MEANT
+    loads = seen.thread.role is not Role.RANK or seen.doing.phase is Phase.DATA_WAIT
+    return Patience.WORKS if loads else Patience.LOOPS
+
+
+def _lock_needs(seen: Seen) -> frozenset[Need]:
+    workers = frozenset((Need.WORKERS_PRESENT,)) if seen.thread.role is Role.WORKER else frozenset[Need]()
+    return workers | {Need.LOCK_WAIT}
+
+
+def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+    """Return the threads that may hold what ``seen`` waits for: the one that is known, else those at rest."""
+    others = [
+        one
+        for one in picture.threads_of(seen.thread.pid)
+        if one.thread.tid != seen.thread.tid and is_known(one.sighting.frames) and one.sighting.frames
+    ]
+    target = seen.thread.waits_on
+    if is_known(target) and is_known(target.others):
+        tids = {end.tid for end in target.others if is_known(end.tid)}
+        known = tuple(one for one in others if one.thread.tid in tids)
+        if known:
+            return known
+    at_rest = [
+        one
+        for one in others
+        if one.doing.wait is not Wait.WORK
+        and one.thread.kind is ThreadKind.OTHER
+        and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
+    ]
+    # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
+    return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in PATIENT)[:3])
+
+
+def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
+    target = seen.thread.waits_on
+    if is_known(target) and is_known(target.others) and target.others:
+        return "".join(f"; that thread {say_place(one)}" for one in holders)
+    if holders:
+        first = holders[0]
+        return f"; perhaps held by {name_thread(first)}, which {say_place(first)}"
+    return "; who holds it cannot be seen: no other thread stands in the program"
+
+
+def blame_gil(seen: Seen, picture: Picture) -> Blame:
+    """Say who holds the interpreter's lock and does not run Python: a library that kept it."""
+    holder = find_gil_holder(seen, picture) or seen
+    name = name_rank(seen.thread) if seen.thread.role is Role.RANK else name_process(seen.thread)
+    needs = frozenset((Need.LOCK_WAIT,))
+    place = f"{holder.doing.text}, in C code that does not give it back"
+    if holder is seen:
+        return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
+    if not picture.rests(holder):
+        text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} runs in {place}"
+        patience = Patience.WORKS if gets_something(holder, picture) else Patience.MEANT
+        return Blame("lock", holder, text, patience, needs=needs, also=(seen,))
+    text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} holds it in {place}"
+    return Blame("lock", holder, text, needs=needs, also=(seen,))
+
+
+def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
+    """Say which thread keeps a program whose main thread has finished."""
+    name = name_rank(seen.thread)
+    left = [
+        one
+        for one in picture.threads_of(seen.thread.pid)
+        if one.thread.tid != seen.thread.tid
+        and one.thread.kind is ThreadKind.OTHER
+        and is_known(one.sighting.frames)
+        and one.sighting.frames
+    ]
+    if any(find_stance(one, picture) in (Stance.MOVES, Stance.RUNS) for one in left):
+        return f"{name} has finished, and a thread of it still works"
+    if not left:
+        return _blame_unseen_end(seen)
+    target = seen.thread.waits_on
+    tids = (
+        {end.tid for end in target.others if is_known(end.tid)}
+        if is_known(target) and is_known(target.others)
+        else set()
+    )
+    awaited = [one for one in left if one.thread.tid in tids or not _is_daemon(one)]
+    if not awaited:
+        return _blame_unseen_end(seen)
+    ordered = sorted(awaited, key=lambda one: _order_left(one, tids))
+    first = ordered[0]
+    known = first.thread.tid in tids
+    why = "Python waits for it because it is no daemon thread" if known else "perhaps Python waits for it"
+    text = f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; {why}"
+    return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *ordered[1:3]))
+
+
+def _blame_unseen_end(seen: Seen) -> Blame:
+    text = f"{name_rank(seen.thread)} has finished and waits for threads that were not seen"
+    return Blame("lock", seen, text, Patience.NAPS)
+
+
+def _is_daemon(seen: Seen) -> bool:
+    """Tell whether a thread is of a library that starts only such threads as Python does not wait for."""
+    frames = known_or(seen.sighting.frames, ())
+    return any(package_of(one.file) in _DAEMONS for one in frames) and not any(map(is_users, frames))
+
+
+def _order_left(seen: Seen, tids: Collection[int]) -> tuple[bool, bool, bool]:
+    """Put first the thread that the interpreter is known to wait for, then those that run the program."""
+    frames = known_or(seen.sighting.frames, ())
+    return seen.thread.tid not in tids, seen.doing.wait is Wait.WORK, not any(map(is_users, frames))

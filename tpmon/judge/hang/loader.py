@@ -1,0 +1,244 @@
+"""Say why a batch or a result does not come: a process died, one is held, or nobody has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.dumps.outlier import Seen, is_pinning
+from tpmon.judge.features.snapshot import Scene
+from tpmon.judge.hang.activity import find_beside, weigh_beside
+from tpmon.judge.hang.hang_causes import (
+    Blame,
+    Patience,
+    blame_gil,
+    blame_thread,
+    give_patience,
+    name_thread,
+    pick_blame,
+    say_place,
+)
+from tpmon.judge.hang.hang_ends import find_killed, tell_ends
+from tpmon.judge.stacks.classify import read_stack
+from tpmon.judge.watch.hang_stances import Stance, find_stance, is_idle
+from tpmon.judge.watch.picture import Picture
+from tpmon.judge.watch.servers import ASKS, asks_another
+from tpmon.model.dump import DeadChild
+from tpmon.model.known import is_known
+from tpmon.model.process import WORKER_NAME, Role, ThreadKind
+from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
+
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_BATCH = "a batch"
+_TASKS = ("pool result", "process join", "future.result", "subprocess")
+"""Waits for work that was handed over as a whole, however long that takes."""
+_RESULTS = ("queue.get", "pool result", "future.result")
+"""Waits for what another process of Python hands over."""
+
+
+def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str, scene: Scene) -> Blame:
+    name, dead = name_rank(seen.thread), tell_ends(dead, scene)
+    pids = ", ".join(f"{one.pid}: {one.how}" for one in dead)
+    many = len(dead) > 1
+    text = (
+        f"{name} waits for {noun} of {'processes' if many else 'a process'} that "
+        f"{'are' if many else 'is'} dead ({pids}): {seen.doing.text}"
+    )
+    if _waits_for_another(seen, dead):
+        others = "other processes that it started are" if many else "another process that it started is"
+        text = f"{name} {say_place(seen)}; {others} dead ({pids}), which that one may wait for"
+    needs = frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT))
+    return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)), dead=tuple(dead))
+
+
+def _waits_for_another(seen: Seen, dead: Sequence[DeadChild]) -> bool:
+    """Tell whether what a rank waits for by number is none of the dead processes: it lives."""
+    awaited = _find_awaited(seen)
+    return bool(awaited) and awaited.isdisjoint(one.pid for one in dead)
+
+
+def _find_awaited(seen: Seen) -> set[int]:
+    """Return the processes whose end a thread waits for, where its call names them."""
+    target = seen.thread.waits_on
+    if not is_known(target) or target.call not in CHILD_WAITS or not is_known(target.others):
+        return set()
+    return {end.pid for end in target.others}
+
+
+def _blame_workers(
+    seen: Seen, workers: Sequence[Seen], scene: Scene, picture: Picture, what: str = _BATCH
+) -> Blame | str | None:
+    """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
+    name = name_rank(seen.thread)
+    told: list[Blame] = []
+    moving: Blame | None = None
+    for worker in workers:
+        if is_idle(worker, picture):
+            beside = find_beside(worker, scene, picture)
+            if beside is not None:
+                return f"{name_process(worker.thread)} waits, and {beside.text}"
+            continue
+        stance = find_stance(worker, picture)
+        if stance is Stance.UNREAD:
+            return f"{name_process(worker.thread)} could not be read"
+        if stance is Stance.STOPPED:
+            return f"{name_process(worker.thread)} is stopped"
+        if stance is Stance.MOVES and any(word in seen.doing.text for word in _TASKS):
+            return f"{name_process(worker.thread)} moves: {worker.doing.text}"
+        blame = _blame_worker(worker, stance, scene, picture)
+        if isinstance(blame, str):
+            return blame
+        blame = replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen))
+        if stance is Stance.MOVES:
+            moving = moving or blame
+        told.append(blame)
+    # While one of them gets on, the others may wait for it, or be slow.
+    return moving or (pick_blame(told) if told else None)
+
+
+def _blame_worker(worker: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+    """Say what keeps one process that is not idle. One that moves may try the same again without end."""
+    who = f"{name_process(worker.thread)} ({worker.thread.pid})"
+    if stance is Stance.MOVES:
+        return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Patience.FLOWS)
+    if stance is Stance.GIL:
+        blame: Blame | str = blame_gil(worker, picture)
+    else:
+        blame = blame_thread(worker, stance, who, picture)
+    blame = weigh_beside(blame, worker, stance, scene, picture)
+    # Clients of stores wait for an answer with limits and attempts of their own.
+    asks = isinstance(blame, Blame) and blame.seen is worker and stance in ASKS and asks_another(worker)
+    return give_patience(blame, Patience.WORKS) if isinstance(blame, Blame) and asks else blame
+
+
+def _is_torch_loader(seen: Seen) -> bool:
+    """Tell whether a rank waits in torch's DataLoader: others have threads or actors, and no workers."""
+    frames = seen.sighting.frames
+    return is_known(frames) and Need.TORCH_LOADER in read_stack(frames).needs
+
+
+def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+    """Tell whether a dead child may have been a loader worker, and not a program that the rank started."""
+    if dead.name.startswith(WORKER_NAME):
+        return True
+    cast = [one for frame in scene.history for one in frame.processes if one.pid == dead.pid]
+    if cast:
+        return any(one.role is Role.WORKER for one in cast)
+    # It died before tpmon came: a worker of an older torch has the name of its rank.
+    siblings = [one for one in scene.frame.processes if one.rank_pid == seen.thread.pid]
+    if any(one.name.startswith(WORKER_NAME) for one in siblings):
+        return False
+    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    return rank is not None and dead.name == rank.name
+
+
+def _may_answer(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+    """Tell whether a dead child may be what a rank waits for: into a queue or a pool only Python puts."""
+    if all(word not in seen.doing.text for word in _RESULTS):
+        return True
+    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
+
+
+def _is_loaders(seen: Seen) -> bool:
+    """Tell whether a process is a worker of torch's DataLoader by its stack."""
+    frames = seen.sighting.frames
+    return is_known(frames) and any(one.file.endswith(_WORKER_LOOP) for one in frames)
+
+
+def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
+    """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
+    pid, name = seen.thread.pid, name_rank(seen.thread)
+    workers = picture.scene.workers_of(seen)
+    blame = _blame_workers(seen, workers, scene, picture) if workers else None
+    if isinstance(blame, str):
+        return blame
+    dead = [one for one in picture.dead if one.parent == pid and _was_worker(one, seen, scene)]
+    if dead:
+        return _blame_dead(seen, dead, _BATCH, scene)
+    if not workers and not _is_torch_loader(seen):
+        text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
+        return Blame("no-progress", seen, text, Patience.NAPS)
+    if not workers:
+        return Blame(
+            "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS
+        )
+    if blame is not None:
+        return blame
+    pin = next(filter(is_pinning, picture.threads_of(pid)), None)
+    if pin is not None:
+        return _blame_pin(seen, pin, picture)
+    ready = [one.ready_batches for one in scene.frame.loader if one.pid == pid]
+    if any(is_known(one) and one >= 1 for one in ready):
+        return f"{name}: a batch is ready in the loader's pipe"
+    count = len(workers)
+    idle = "its worker waits" if count == 1 else f"all its {count} workers wait"
+    text = f"{name} waits for a batch, {idle} for work, and nothing is in their queues: the batch was lost"
+    needs = frozenset((Need.WORKERS_PRESENT,))
+    return Blame(
+        "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), sources=frozenset(("pipes",))
+    )
+
+
+def _blame_pin(seen: Seen, pin: Seen, picture: Picture) -> Blame | str:
+    """Say what keeps the thread that puts batches into pinned memory, through which all of them go."""
+    stance = find_stance(pin, picture)
+    who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
+    if stance in (Stance.MOVES, Stance.UNREAD):
+        return f"{who} {'moves' if stance is Stance.MOVES else 'could not be read'}"
+    if stance is Stance.GIL:
+        return blame_gil(pin, picture)
+    blame = blame_thread(pin, stance, who, picture)
+    return blame if isinstance(blame, str) else replace(blame, also=(seen, *blame.also))
+
+
+def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
+    """Say the same of processes that the program started itself; None where it started none."""
+    pid, name = seen.thread.pid, name_rank(seen.thread)
+    dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen, scene)]
+    if dead:
+        return _blame_dead(seen, dead, "a result", scene)
+    started = [one for one in scene.frame.processes if one.parent == pid]
+    pids = {one.pid for one in started if not one.name.startswith(WORKER_NAME)}
+    children = [
+        one
+        for one in picture.threads
+        if one.thread.kind is ThreadKind.MAIN
+        and one.thread.pid in pids
+        and is_known(one.sighting.frames)
+        and "tracker" not in one.doing.text
+        and not _is_loaders(one)
+    ]
+    awaited = _find_awaited(seen)
+    if awaited:
+        # A join: the others may stand where they like.
+        children = [one for one in children if one.thread.pid in awaited]
+    if not children:
+        return None
+    ends = "the end of a process" if awaited else "a result"
+    blame = _blame_workers(seen, children, scene, picture, ends)
+    if isinstance(blame, Blame) and not blame.needs:
+        return replace(blame, needs=frozenset((Need.PROCESS_WAIT,)))
+    if blame is not None:
+        return blame
+    killed = [one for one in find_killed(pid, scene) if _may_answer(one, seen, scene)]
+    if killed:
+        return _blame_dead(seen, killed, "a result", scene)
+    count = len(children)
+    who = "the process that it started waits" if count == 1 else f"all {count} processes that it started wait"
+    text = (
+        f"{name} waits for a result ({seen.doing.text}), and {who} for work: the result was lost, or "
+        "the process that had it died"
+    )
+    return Blame("lost-batch", seen, text, also=tuple(children[:4]))
+
+
+def blame_other_end(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
+    """Say what keeps the process that has the other end of what a rank waits on; None where none is known."""
+    target = seen.thread.waits_on
+    if not is_known(target) or not is_known(target.others):
+        return None
+    pids = {end.pid for end in target.others} - {seen.thread.pid}
+    mains = [one for pid in sorted(pids) if (one := picture.main_of(pid)) is not None]
+    return _blame_workers(seen, mains, scene, picture, "an answer") if mains else None

@@ -1,0 +1,384 @@
+"""Jobs that stand still: what the stacks of all processes show, and what the readings alone can tell.
+
+``hung`` is said of processes that are stopped at once. Where the stacks were read they decide; where
+not, a read that does not return and a worker that is gone are named after 25 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.dumps.meant_waits import HANG_AFTER_S
+from tpmon.judge.features.io_waits import is_io_wait
+from tpmon.judge.features.once import Once
+from tpmon.judge.features.silent_cards import HUNG_S, SILENT_S, Silence, find_silences, hangs_on, stands_s
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, ranks_on
+from tpmon.judge.features.standstill import (
+    QUIET_WORKER_DEMAND,
+    STILL_S,
+    find_excuse,
+    name_rank,
+    waits_for_batch,
+    waits_for_workers,
+)
+from tpmon.judge.hang.detection import PATIENCE_S, is_looking, judge_hang
+from tpmon.judge.hang.hang_causes import needs_of_words
+from tpmon.judge.watch.tracker import MOST_AGE_S, age_ns
+from tpmon.judge.watch.watched_time import STOPPED_S, is_stopped
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
+from tpmon.model.text.stop_words import say_stop
+from tpmon.model.verdict import Evidence, Kind
+
+SIBLINGS_S = 10.0
+"""Time within which the workers of one loader start."""
+
+_NO_CARD = ("lock", "dead-worker", "lost-batch")
+"""Causes that stacks show and that no card has: they tell more than one that the job only holds open."""
+_RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
+"""Waits for files. A rank also waits for sockets when it waits for other ranks."""
+
+
+def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
+    """Return since when a wait has not changed."""
+    if not is_known(unchanged_s):
+        return NOT_APPLICABLE
+    return scene.frame.taken_ns - int(min(unchanged_s, MOST_AGE_S) * 1e9)
+
+
+def _list_members(scene: Scene) -> tuple[tuple[RankScene, ProcessSample, str], ...]:
+    """Return every rank and worker with its rank and its name, ranks first."""
+    names = {rank.process.pid: name_rank(rank) for rank in scene.ranks}
+    found = [(rank, rank.process, names[rank.process.pid]) for rank in scene.ranks]
+    workers = {process.pid: process for process in scene.frame.processes if process.role is Role.WORKER}
+    for rank in scene.ranks:
+        for worker in rank.workers:
+            process = workers.get(worker.pid)
+            if process is not None:
+                number = f" {worker.number}" if is_known(worker.number) else ""
+                name = f"worker{number} ({worker.pid}) of {names[rank.process.pid]}"
+                found.append((rank, process, name))
+    return tuple(found)
+
+
+_members = Once(_list_members)
+
+
+def _stopped_s(scene: Scene, pid: int) -> float:
+    """Return for how long, as far as the history reaches, every reading found a process stopped."""
+    oldest_ns = scene.frame.taken_ns
+    for frame in reversed(scene.history):
+        process = next((one for one in frame.processes if one.pid == pid), None)
+        if process is None or not is_stopped(process):
+            break
+        oldest_ns = frame.taken_ns
+    return (scene.frame.taken_ns - oldest_ns) / 1e9
+
+
+def _stop_sources(process: ProcessSample) -> frozenset[str]:
+    quiet = is_known(process.runnable) and process.runnable < QUIET_WORKER_DEMAND
+    told = "control group" if is_known(process.frozen) else "state"
+    return frozenset((told, "schedstat") if quiet else (told,))
+
+
+def _observe_stop(process: ProcessSample) -> Need:
+    """Say what lets a stopped process go on again: each has another remedy."""
+    if is_known(process.frozen):
+        return Need.FROZEN
+    return Need.TRACED if process.state == "t" else Need.STOPPED
+
+
+def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds: float) -> Evidence:
+    """Add where a stopped rank is, as its newest stacks tell: since it was stopped, or from before."""
+    phases = rank.phases
+    if process.role is not Role.RANK or not is_known(phases) or not phases.where:
+        return shown
+    place = f"{'in' if phases.newest_age_s <= seconds else 'last seen in'} {phases.where}"
+    return replace(shown, text=f"{shown.text}; {place}", source=f"{shown.source}, stacks")
+
+
+def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_s: Known[float]) -> Evidence:
+    """Show what stops a process, with the command of a debugger that does."""
+    tracer, source = process.tracer, "/proc stat"
+    text = f"{how}, state {process.state}, for {seconds:.0f} s at least"
+    if is_known(process.frozen):
+        text = f"{how}, for {seconds:.0f} s at least"
+        source = "freezer.state" if process.frozen.version == 1 else "cgroup.events"
+    elif is_known(tracer) and is_known(tracer.command):
+        text, source = f"{text}: {tracer.command}", "/proc stat, TracerPid"
+    elif isinstance(tracer, Missing):
+        text += f"; {tracer.reason}"
+    return Evidence(name=name, value=seconds, unit="s", text=text, source=source, age_s=age_s)
+
+
+def _are_all_stopped(scene: Scene) -> bool:
+    """Tell whether a scheduler, or somebody, has suspended the job as a whole."""
+    return len(scene.ranks) > 1 and all(is_stopped(rank.process) for rank in scene.ranks)
+
+
+def _judge_stopped(scene: Scene) -> Answer:
+    unread, passed = "", "stopped processes (none)"
+    for rank, process, name in _members(scene):
+        how = say_stop(process)
+        if not how:
+            continue
+        seconds = _stopped_s(scene, process.pid)
+        if seconds < STOPPED_S:
+            unread = f"stopped ({name} is, for {seconds:.0f} s)"
+            continue
+        waits = waits_for_workers(rank)
+        if process.role is Role.WORKER and not is_known(waits):
+            unread = f"stopped ({name} is; whether its rank waits for it: {waits.reason})"
+            continue
+        if process.role is Role.WORKER and not waits:
+            passed = f"stopped processes ({name} is; its rank goes on)"
+            continue
+        together = _are_all_stopped(scene)
+        who = f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}"
+        shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="stopped",
+            weight=1.0,
+            margin=1 + seconds / STOPPED_S,
+            sources=_stop_sources(process),
+            summary=who,
+            evidence=(_add_place(shown, rank, process, seconds),),
+            observed=frozenset((_observe_stop(process),)),
+            pid=process.pid,
+            rank=NOT_APPLICABLE if together else rank.process.rank,
+            held_ns=held_ns_of(scene, seconds),
+        )
+    return Unsure(unread) if unread else Cleared(passed)
+
+
+_stopped = Once(_judge_stopped)
+
+
+def judge_stopped(scene: Scene) -> Answer:
+    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
+    return _stopped(scene)
+
+
+def _io_of(process: ProcessSample) -> str:
+    """Return what a process is blocked in, "" when it is not blocked in I/O, or is stopped in it."""
+    if is_stopped(process):
+        return ""
+    words = process.waits_for if is_known(process.waits_for) else ""
+    if process.state == "D":
+        return words or "an uninterruptible wait"
+    if process.role is Role.WORKER:
+        return words if is_io_wait(words) else ""
+    return words if any(word in words for word in _RANK_IO) else ""
+
+
+def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
+    """Tell whether a rank's main thread waited for one batch for ``least_s``."""
+    unchanged = rank.process.waits_unchanged_s
+    if not is_known(unchanged):
+        return unchanged
+    return waits_for_batch(rank) if unchanged >= least_s else False
+
+
+def defer_to_stacks(scene: Scene, what: str) -> Answer | None:
+    """Leave the word to the stacks of all processes, where they were read or are being read."""
+    found = judge_hang(scene)
+    if isinstance(found, Suspicion):
+        return Cleared(f"{what} (the stacks tell more)")
+    if scene.watch.picture is not None or is_looking(scene):
+        return Unsure(f"{what} (decided by the stacks of all processes)")
+    return None
+
+
+def still_s_of(scene: Scene) -> float:
+    """Return how long nothing may move, less the first readings, which have no rates."""
+    return max(STILL_S, scene.watch.hang_after_s - (HANG_AFTER_S - STILL_S))
+
+
+def judge_blocked_io(scene: Scene) -> Answer:
+    """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for.
+
+    Where the stacks were read, the word is theirs but for a rank whose own could not be: as nobody knows
+    what that read is for, it has the time of a checkpoint.
+    """
+    deferred = defer_to_stacks(scene, "blocked reads")
+    picture = scene.watch.picture
+    unseen = {one.pid for one in picture.scene.unread} if picture is not None else set()
+    if deferred is not None and (isinstance(deferred, Cleared) or not unseen):
+        return deferred
+    unread = ""
+    for rank, process, name in _members(scene):
+        words = _io_of(process)
+        if not words or (deferred is not None and process.pid not in unseen):
+            continue
+        unchanged = process.waits_unchanged_s
+        if not is_known(unchanged):
+            unread = f"blocked reads ({name}: {unchanged.reason})"
+            continue
+        stuck = True if process.role is Role.RANK else _is_stuck(rank, still_s_of(scene))
+        if not is_known(stuck):
+            unread = f"blocked reads ({name}: {stuck.reason})"
+            continue
+        # Nothing that a killed process does is meant to take long.
+        killed = CANNOT_END in words and not words.startswith(MAY_END)
+        least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None and not killed else 0.0)
+        if unchanged < least_s or not stuck:
+            continue
+        patience = say_patience(rank) if process.role is Role.RANK and not killed else ""
+        if patience:
+            unread = f"blocked reads ({patience})"
+            continue
+        state = "D, cannot be interrupted" if process.state == "D" else process.state
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="blocked-io",
+            weight=1.0,
+            margin=1 + unchanged / least_s,
+            sources=frozenset(("kernel wait", "schedstat")),
+            summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
+            evidence=(
+                Evidence(
+                    name=name,
+                    value=unchanged,
+                    unit="s",
+                    text=f"{words} for {unchanged:.0f} s (state {state})",
+                    source="kernel wait",
+                    age_s=scene.frame.ages_s.cpu,
+                ),
+            ),
+            observed=needs_of_words(words),
+            pid=process.pid,
+            rank=rank.process.rank,
+            held_ns=held_ns_of(scene, unchanged),
+        )
+    if deferred is not None:
+        return deferred
+    return Unsure(unread) if unread else Cleared("blocked reads (none)")
+
+
+def say_patience(rank: RankScene) -> str:
+    """Return which slow thing a rank does on purpose, "" for none or when it takes far too long."""
+    waited = rank.process.waits_unchanged_s
+    if not is_known(rank.phases) or (is_known(waited) and waited >= PATIENCE_S):
+        return ""
+    return find_excuse(rank)
+
+
+def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
+    """Return the PIDs of a rank's workers that died within the history, or that are zombies."""
+    workers: tuple[WorkerScene, ...] = rank.workers
+    now = {worker.pid for worker in workers}
+    zombies = [
+        process.pid for process in scene.frame.processes if process.pid in now and process.state == "Z"
+    ]
+    started = {
+        process.pid: process.started
+        for frame in scene.history
+        for process in frame.processes
+        if process.role is Role.WORKER and process.rank_pid == rank.process.pid
+    }
+    # The workers of a loader start together: one whose siblings are gone too went with its loader, as
+    # those of a validation do while the workers of the training stay.
+    siblings = [started[pid] for pid in now if pid in started]
+    gone = sorted(
+        pid
+        for pid, born in started.items()
+        if pid not in now and any(abs(born - one).total_seconds() <= SIBLINGS_S for one in siblings)
+    )
+    # A whole generation that ended, or one that was replaced, is the end of an epoch.
+    living = len(now) - len(zombies)
+    replaced = any(worker.age_s < scene.history_s for worker in workers)
+    return zombies + (gone if living and not replaced else [])
+
+
+def judge_dead_worker(scene: Scene) -> Answer:
+    """Suspect a worker that is gone while its rank has waited long for a batch that it was to make."""
+    deferred = defer_to_stacks(scene, "dead workers")
+    if deferred is not None:
+        return deferred
+    for rank in scene.ranks:
+        stuck = _is_stuck(rank, still_s_of(scene))
+        if not (is_known(stuck) and stuck):
+            continue
+        lost = _lost_workers(rank, scene)
+        if not lost:
+            continue
+        waited = rank.process.waits_unchanged_s
+        names = ", ".join(map(str, lost))
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="dead-worker",
+            weight=1.0,
+            margin=2.0,
+            sources=frozenset(("processes", "kernel wait")),
+            summary=f"{name_rank(rank)} waits for a batch of a worker that is gone ({names})",
+            evidence=(
+                Evidence("workers gone", float(len(lost)), "", names, "/proc", scene.frame.ages_s.cpu),
+                reading("waits for a batch", waited, "s", "kernel wait", scene.frame.ages_s.cpu),
+            ),
+            observed=frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT)),
+            pid=rank.process.pid,
+            rank=rank.process.rank,
+            held_ns=held_ns_of(scene, waited),
+        )
+    return Cleared("dead workers (no rank waits for one)")
+
+
+def _say_doubt(silence: Silence) -> tuple[str, ...]:
+    index = silence.sample.index
+    if not silence.sure:
+        return (f"whether the job computes on card {index}, or only holds it open",)
+    return () if silence.sample.state is GpuState.LOST else (f"whether card {index} works in its silence",)
+
+
+def judge_gpu_lost(scene: Scene) -> Answer:
+    """Suspect a card that the driver no longer reaches, or that does not answer it, where the run stands."""
+    silences = find_silences(scene)
+    silence = next((one for one in silences if hangs_on(one, scene)), None)
+    found = judge_hang(scene)
+    told = isinstance(found, Suspicion) and found.cause in _NO_CARD
+    if silence is None or (told and not silence.sure):
+        return Cleared(f"lost cards ({'it is not seen that the run stands' if silences else 'none'})")
+    index, silent_s = silence.sample.index, silence.sample.age_s
+    card = next((one for one in scene.gpus if one.last.uuid == silence.sample.uuid), None)
+    ranks = ranks_on(card, scene) if card is not None else ()
+    stands = ("kernel wait and stacks",) if stands_s(scene) >= SILENT_S else ()
+    age = scene.frame.ages_s.gpu
+    rows = [reading(f"card {index} silent", silent_s, "s", "NVML", age)]
+    rows += [reading("nothing moved", stands_s(scene), "s", source, age) for source in stands]
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause="gpu-lost",
+        weight=1.0,
+        margin=max(1.0, silent_s / HUNG_S),
+        sources=frozenset(("NVML", *stands)),
+        summary=silence.words,
+        evidence=tuple(rows),
+        unread=_say_doubt(silence),
+        observed=frozenset((Need.CARD_LOST,)),
+        pid=ranks[0].pid if ranks else NOT_APPLICABLE,
+        rank=ranks[0].rank if ranks else NOT_APPLICABLE,
+        card=index,
+        held_ns=scene.frame.taken_ns - age_ns(silent_s),
+    )
+
+
+def judge_stacks(scene: Scene) -> Answer:
+    """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
+    for rule in (judge_stopped, judge_gpu_lost):
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            return Cleared(f"hang ({answer.summary})")
+    return judge_hang(scene)
+
+
+RULES: tuple[Rule, ...] = (
+    judge_stacks,
+    judge_stopped,
+    judge_blocked_io,
+    judge_dead_worker,
+    judge_gpu_lost,
+)

@@ -1,0 +1,245 @@
+"""Judge the Window: every rule once, one verdict, its notes, where each rank is. Pure; the entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.judge.answers.result import Key, Suspicion
+from tpmon.judge.damping import damp
+from tpmon.judge.features.silent_cards import find_silences
+from tpmon.judge.features.snapshot import MANY_PROCESSES, Rule, Scene, see
+from tpmon.judge.features.unmoved import SPEEDS, STILL_S, hold_back, still_s
+from tpmon.judge.finding import find, find_nothing
+from tpmon.judge.hang.detection import plan_look
+from tpmon.judge.hysteresis import (
+    Standing,
+    drop,
+    follow,
+    is_settled,
+    key_of,
+    leave_out_own,
+    note_cleared,
+    note_rules,
+    state,
+)
+from tpmon.judge.ranking import find_explained, rank, weigh
+from tpmon.judge.rules import comms as rules_comms
+from tpmon.judge.rules import cpu as rules_cpu
+from tpmon.judge.rules import data as rules_data
+from tpmon.judge.rules import gpu as rules_gpu
+from tpmon.judge.rules import health as rules_healthy
+from tpmon.judge.rules import lifecycle as rules_progress
+from tpmon.judge.rules import loader as rules_loader
+from tpmon.judge.rules import memory as rules_memory
+from tpmon.judge.rules import notes_cards, rules_affinity, rules_deaths
+from tpmon.judge.rules import python as rules_python
+from tpmon.judge.rules import storage as rules_storage
+from tpmon.judge.rules import waits as rules_waits
+from tpmon.judge.rules.hook import with_hooks
+from tpmon.judge.shaken import is_shaken
+from tpmon.judge.stacks.profile import RankPhases, read_phases
+from tpmon.judge.watch.tracker import observe
+from tpmon.model.dump import DumpRequest
+from tpmon.model.frame import Event, EventKind, Frame, TargetState
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.process import RankRow
+from tpmon.model.text.verdict_words import (
+    is_undecided,
+    join_cause,
+    name_cause,
+    say_confidence,
+    say_since_in_full,
+)
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, Kind, pick_code
+
+RULES: tuple[Rule, ...] = with_hooks(
+    (
+        rules_cpu.judge_quota,
+        rules_cpu.judge_oversubscription,
+        *rules_data.RULES,
+        *rules_loader.RULES,
+        *rules_affinity.RULES,
+        *rules_deaths.RULES,
+        *rules_storage.RULES,
+        *rules_gpu.RULES,
+        *rules_comms.RULES,
+        *rules_python.RULES,
+        *rules_waits.RULES,
+        *rules_memory.RULES,
+        *rules_healthy.RULES,
+        *rules_progress.RULES,
+    )
+)
+ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
+GPU_LOST: Key = (Kind.HUNG, "gpu-lost")
+"""It is over with the first sign of life."""
+LARGE_JOB_S = 2.5
+"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 6 ms (ADR 0016)."""
+SETTLED_JUDGED_S = 1.5
+"""A settled verdict stands for so long, that is for every second Frame of one second."""
+OTHER_WEIGHT = 0.1
+"""Share of the time from which a second cause is worth a note."""
+NOTES = (rules_cpu.note_tenants, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember.
+
+    ``look`` are looks at the stacks of all processes that are worth reading now. ``settled`` says that
+    the verdict needs fewer samples of stacks than one that is sought.
+    """
+
+    frame: Frame
+    standing: Standing
+    look: Applicable[DumpRequest] = NOT_APPLICABLE
+    settled: bool = False
+
+
+def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
+    """Put the place that the stacks tell into the row of a rank; the kernel's word stays without them."""
+    known = phases.get(row.pid)
+    return replace(row, where=known.where) if known is not None and known.where else row
+
+
+def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
+    if old == new:
+        return ()
+    was = f", was {join_cause(*old)}" if old is not None else ""
+    said = Kind.NOT_ENOUGH_EVIDENCE.value if new is None else join_cause(*new)
+    return (Event(frame.taken, EventKind.VERDICT, f"verdict: {said}{was}"),)
+
+
+def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[str, ...]:
+    """Name what else was seen, so that the second cause is no surprise when the first is gone.
+
+    Beside no verdict there is no "also": what is suspected then may become the verdict.
+    """
+    stated = standing.stated
+    keys = [key_of(one) for one in suspicions]
+    weights = {key_of(one.suspicion): one.suspicion.weight for one in standing.tracks}
+    explained = find_explained([*keys, stated] if stated is not None else keys, weights)
+    others = [
+        one
+        for one, key in zip(suspicions, keys, strict=True)
+        if key != stated and key not in explained and one.weight >= OTHER_WEIGHT and not _is_calm(one)
+    ]
+    word = "also" if stated is not None else "may be"
+    return tuple(f"{word} {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
+
+
+def _is_calm(suspicion: Suspicion) -> bool:
+    return pick_code(suspicion.kind, suspicion.cause) == 0
+
+
+def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
+    """Keep what was said last before the end: it may be why the job ended."""
+    if is_undecided(before) or (before.kind, before.cause) in ENDS:
+        return finding
+    sure = (say_confidence(before), say_since_in_full(before, frame.taken))
+    words = f"{before.kind.value.upper()} {name_cause(before)}".strip()
+    text = f"{', '.join(word for word in (words, *sure) if word)}: {before.summary}"
+    row = Evidence(BEFORE_THE_END, IN_WORDS, "", text, "tpmon", frame.ages_s.cpu)
+    return replace(finding, evidence=(*finding.evidence, row))
+
+
+def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: Scene) -> Standing:
+    """Drop a start or pause whose steps go on by now, and the speed of a run that stands still.
+
+    So goes what was well of a run of which a card does not answer now.
+    """
+    suspected = {key_of(one) for one in suspicions}
+    past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
+    keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
+    silent = any(one.missed for one in find_silences(scene))
+    over = {
+        key
+        for key in keys
+        if key is not None
+        and (
+            key in past
+            or key == GPU_LOST
+            or (stands and key[0] in SPEEDS)
+            or (silent and pick_code(*key) == 0)
+        )
+    }
+    return drop(followed, over - suspected, scene.frame.taken_ns)
+
+
+def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
+    """Run every rule on a Scene; return the Finding, what to remember, and the notes."""
+    answers = hold_back([rule(scene) for rule in RULES], scene)
+    suspicions = [one for one in answers if isinstance(one, Suspicion)]
+    now_ns = scene.frame.taken_ns
+    noted = note_rules(note_cleared(standing, answers, now_ns), answers)
+    cleared_ns = {
+        key_of(one): since_ns
+        for one, since_ns in zip(answers, noted.cleared_ns, strict=True)
+        if isinstance(one, Suspicion) and since_ns
+    }
+    interval_s = scene.frame.interval_s
+    followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
+    followed = _drop_outlived(followed, suspicions, scene)
+    ranked = rank(followed.tracks, followed.stated)
+    decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+    decided = damp(followed, decided, now_ns)
+    end = next((key_of(one) for one in suspicions if one.seen and key_of(one) in ENDS), None)
+    if end is not None:
+        decided = replace(decided, stated=end)  # there is no later reading to be surer by
+    track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
+    if track is not None:
+        finding = find(track, leave_out_own(decided, answers), scene)
+        if end is not None and standing.finding is not None:
+            finding = _keep_before(finding, standing.finding, scene.frame)
+    elif decided.stated is not None and standing.finding is not None:
+        finding = standing.finding
+    else:
+        finding = find_nothing(answers, scene, decided)
+    if end is not None:
+        return finding, decided, ()
+    notes = tuple(note for note in (write(scene) for write in NOTES) if note)
+    return finding, decided, notes + _note_others(suspicions, decided)
+
+
+def _stands(frame: Frame, standing: Standing, *, settled: bool) -> bool:
+    """Tell whether the last verdict stands for this Frame too: the job is large, or nothing changes."""
+    if frame.target.state is not TargetState.RUNNING:
+        return False
+    settled_s = SETTLED_JUDGED_S if settled else 0.0
+    least_s = LARGE_JOB_S if len(frame.processes) > MANY_PROCESSES else settled_s
+    return frame.taken_ns - standing.judged_ns < least_s * 1e9
+
+
+def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
+    """Judge the Frames of a Window, oldest first, and write the verdict into the last of them.
+
+    Raises:
+        ValueError: for no Frame at all.
+    """
+    slices = [one for frame in frames for one in known_or(frame.stacks, ())]
+    phases = read_phases(slices, frames[-1].taken_ns) if slices else {}
+    frame = frames[-1]
+    standing = replace(standing, watch=observe(standing.watch, frame))
+    look: Applicable[DumpRequest] = NOT_APPLICABLE
+    calm = is_settled(standing, frame.taken_ns) and not is_shaken(frames)
+    if standing.finding is not None and _stands(frame, standing, settled=calm):
+        finding, decided, notes = standing.finding, standing, standing.notes
+    else:
+        scene = see(frames, phases, standing.watch)
+        finding, decided, notes = judge_scene(scene, standing)
+        decided = replace(decided, finding=finding, notes=notes)
+        look = plan_look(standing.watch, scene)
+        if is_known(look):
+            decided = replace(decided, watch=replace(standing.watch, looked_ns=frame.taken_ns))
+    judged = replace(
+        frame,
+        verdict=finding,
+        notes=frame.notes + notes,
+        ranks=tuple(_place(row, phases) for row in frame.ranks),
+        # Of one second the most important stands last: that the job ended, that a rank is gone.
+        events=_tell(standing.stated, decided.stated, frame) + frame.events,
+    )
+    settled = is_settled(decided, frame.taken_ns) and (calm or not is_shaken(frames))
+    return Judgement(judged, decided, look, settled=settled)

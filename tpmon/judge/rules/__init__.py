@@ -1,0 +1,1 @@
+"""The rules: each suspects or clears one cause from the figures of a Snapshot. Pure."""

@@ -1,0 +1,363 @@
+"""What holds the clocks of a card down: heat, brakes, odd caps.
+
+Judged under load only: an idle card lowers its clocks on purpose.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.card_idle import find_unseen_cards
+from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
+from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+THERMAL = ("SW thermal", "HW thermal")
+BRAKE = ("power brake",)
+LEAST_LOSS = 0.05
+"""Share of its time that a card must lose to its clock before what holds it is a cause and not a note."""
+COUNTER_PCT = 5.0
+"""Share of the window by the violation counter, which misses nothing."""
+THERMAL_BIT_PCT = 30.0
+"""Share of one-second looks at the reason bit: 3 s of the 10 s window."""
+BRAKE_BIT_PCT = 20.0
+"""2 s of the 10 s window."""
+LOADED_PCT = 30.0
+"""U below which a card mostly waits for its host, and its clocks hold nothing back (starved)."""
+CAP_PCT = 50.0
+"""Share of the window with the power cap: half of it, so a burst at its limit is none."""
+CAPPED_POWER_RATIO = 0.8
+"""P below which a card at its power cap has a cap that its limit does not explain (odd power cap)."""
+LOW_CLOCK_RATIO = 0.8
+"""C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
+HOT_MARGIN_C = 3.0
+COOL_MARGIN_C = 10.0
+"""Margin from which the core itself is not what is hot: the reason is also that of other sensors."""
+SET_CLOCKS = ("application clocks", "display clocks")
+"""What somebody set, and can set back."""
+CAP_REASONS = (*SET_CLOCKS, "board limit", "reliability")
+
+UNREAD_COST = 0.2
+"""Weight of a cause of a card whose cost was not read."""
+
+
+def answer_without_cards(scene: Scene) -> Cleared | Unsure:
+    """Say why no rule about cards can suspect anything: there is none, or none could be read."""
+    unseen = find_unseen_cards(scene)
+    return Unsure(f"GPU causes ({unseen})") if unseen else Cleared("GPU causes (the job uses no card)")
+
+
+def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:
+    return any(
+        one.reason == reason and one.pct >= (COUNTER_PCT if one.source == "counter" else bit_pct)
+        for one in card.last.throttle_shares
+    )
+
+
+def _costs(lost: Known[float]) -> bool:
+    return not is_known(lost) or lost >= LEAST_LOSS
+
+
+def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
+    """Tell whether heat or the power brake lowers the card's clocks at all, whatever that costs."""
+    bit_pct = BRAKE_BIT_PCT if reasons == BRAKE else THERMAL_BIT_PCT
+    return any(_is_held(card, reason, bit_pct) for reason in reasons)
+
+
+def is_hot(card: CardScene, scene: Scene) -> bool:
+    """Tell whether heat holds the card's clocks, and that costs something.
+
+    Hardware protection halves clocks: where it holds for long, clocks that read full are not believed.
+    """
+    if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
+        return True
+    return is_touched(card, THERMAL) and _costs(lost_to(card, THERMAL, scene))
+
+
+def is_braked(card: CardScene, scene: Scene) -> bool:
+    """Tell whether the external power brake holds the card's clocks, and that costs something."""
+    return is_touched(card, BRAKE) and _costs(lost_to(card, BRAKE, scene))
+
+
+def is_loaded(card: CardScene, least_pct: float) -> bool:
+    """Tell whether a card's U was read and is at least ``least_pct``."""
+    return is_known(card.busy_pct) and card.busy_pct >= least_pct
+
+
+def _mean_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
+    """Return the mean clock of a card over its maximum: slow seconds count, however few they are."""
+    ratios = [
+        min(1.0, one.sm_clock_mhz / one.sm_clock_max_mhz)
+        for frame in frames
+        for one in known_or(frame.gpus, ())
+        if one.uuid == card.last.uuid
+        and is_known(one.sm_clock_mhz)
+        and is_known(one.sm_clock_max_mhz)
+        and one.sm_clock_max_mhz > 0
+    ]
+    return sum(ratios) / len(ratios) if ratios and is_known(card.clock_ratio) else card.clock_ratio
+
+
+def _lost_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
+    """Return the share of its time that the card loses to its clock: U * (1 - C), C the mean of frames."""
+    clock = _mean_clock(card, frames)
+    if not is_known(clock):
+        return clock
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    return max(0.0, min(1.0, card.busy_pct / 100 * (1 - clock)))
+
+
+def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
+    """Tell whether a limit held the clocks for longer than these reasons did.
+
+    Application clocks are set on every data-centre card, a little below the maximum: only those that
+    are far below it hold anything.
+    """
+    slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
+    others = ("power cap", *CAP_REASONS) if slow else ("power cap",)
+    return max(held_pct(card, one) for one in others) > max(held_pct(card, one) for one in reasons)
+
+
+def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> Known[float]:
+    """Return what these reasons took of a lost clock: all, or only their time where a limit held longer."""
+    if not is_known(lost) or not _held_by_others(card, reasons):
+        return lost
+    return lost * min(1.0, max(held_pct(card, one) for one in reasons) / 100)
+
+
+def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
+    """Return the share of its time, 0-1, that heat or the power brake costs a card.
+
+    Where other cards of the job work below the maximum clock without these reasons, their clock is all that
+    the card could have had: its power limit would take as much from it.
+    """
+    lost = _part_of(card, reasons, _lost_clock(card, scene.frames))
+    clock = _mean_clock(card, scene.frames)
+    others = [
+        one.clock_ratio
+        for one in scene.gpus
+        if one.index != card.index and is_loaded(one, LOADED_PCT) and not is_touched(one, reasons)
+        if is_known(one.clock_ratio) and one.clock_ratio > 0
+    ]
+    if not others or not is_known(lost) or not is_known(clock) or not is_known(card.busy_pct):
+        return lost
+    below = max(0.0, 1 - clock / statistics.median(others))
+    return min(lost, card.busy_pct / 100 * below)
+
+
+def _worst(cards: Iterable[CardScene]) -> CardScene | None:
+    """Return the card with the lowest clock."""
+    listed = list(cards)
+    known = [card for card in listed if is_known(card.clock_ratio)]
+    if known:
+        return min(known, key=lambda card: card.clock_ratio if is_known(card.clock_ratio) else 1.0)
+    return listed[0] if listed else None
+
+
+def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evidence, ...]:
+    return tuple(
+        reading(one.reason, one.pct, "% of 10 s", f"NVML reason {one.source}", frame.ages_s.gpu)
+        for one in card.last.throttle_shares
+        if one.reason in reasons
+    )
+
+
+def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
+    if not is_known(card.clock_ratio):
+        return ()
+    return (reading("SM clock of its maximum", 100 * card.clock_ratio, "%", "NVML clock", frame.ages_s.gpu),)
+
+
+def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+    """Return the rank that computes on a card, where that is one."""
+    return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
+
+
+def _throttled(
+    scene: Scene,
+    card: CardScene,
+    cause: str,
+    *,
+    lost: Known[float],
+    why: str,
+    evidence: tuple[Evidence, ...],
+    margin: float,
+    alone: bool = True,
+) -> Suspicion:
+    """Suspect what holds a card; ``alone`` says that nothing else explains its low clock."""
+    sources = {"NVML reasons"}
+    slow = is_known(card.clock_ratio) and card.clock_ratio < BUSY_PCT / 100
+    clock = ""
+    if slow and alone and is_known(card.clock_ratio):
+        sources.add("NVML clock")
+        clock = f" at {format_pct(100 * card.clock_ratio)} % of its clock"
+    return Suspicion(
+        kind=Kind.GPU_THROTTLED,
+        cause=cause,
+        weight=lost if is_known(lost) else UNREAD_COST,
+        margin=margin,
+        sources=frozenset(sources),
+        summary=f"card {card.index} is held{clock}: {why}",
+        evidence=(*evidence, *_clock(card, scene.frame)),
+        share=lost if is_known(lost) and slow else NOT_APPLICABLE,
+        card=card.index,
+        rank=rank_on(card, scene),
+    )
+
+
+def _unread_reasons(scene: Scene) -> Known[bool]:
+    """Return the reason why throttling could not be read of any card."""
+    known = [card.last.throttle_known for card in scene.gpus]
+    missing = [one for one in known if isinstance(one, Missing)]
+    return missing[0] if missing and len(missing) == len(known) else True
+
+
+def _find_held(
+    scene: Scene, reasons: tuple[str, ...], name: str, none: str
+) -> tuple[CardScene, Known[float]] | Answer:
+    """Return the loaded card that loses most to these reasons and how much, else why that is no cause."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    read = _unread_reasons(scene)
+    if not is_known(read):
+        return Unsure(f"{name} ({read.reason})")
+    touched = [one for one in scene.gpus if is_touched(one, reasons) and is_loaded(one, LOADED_PCT)]
+    if not touched:
+        return Cleared(f"{name} ({none})")
+    losses = [(card, lost_to(card, reasons, scene)) for card in touched]
+    known = [(card, lost) for card, lost in losses if is_known(lost)]
+    if not known:
+        return losses[0]
+    card, most = max(known, key=lambda pair: pair[1])
+    if most >= LEAST_LOSS:
+        return card, most
+    unread = next((pair for pair in losses if not is_known(pair[1])), None)
+    if unread is not None:
+        return unread
+    return Cleared(f"{name} (it costs card {card.index} {format_pct(100 * most)} % of its time)")
+
+
+def _margin(card: CardScene, reasons: tuple[str, ...], lost: Known[float]) -> float:
+    """Return how far both are past their thresholds, how long it held and what it costs."""
+    held = max(held_pct(card, reason) for reason in reasons) / COUNTER_PCT
+    return min(held, lost / LEAST_LOSS if is_known(lost) else 1.0)
+
+
+def _say_heat(card: CardScene) -> str:
+    hardware = held_pct(card, "HW thermal") > 0
+    margin_c = card.last.temperature_margin_c
+    if is_known(margin_c) and margin_c >= COOL_MARGIN_C:
+        reason = "hardware protection against heat" if hardware else "a thermal reason"
+        return f"{reason}, though the core has {margin_c:.0f} C left: memory, hot spot or power stage"
+    return "hardware protection against heat" if hardware else "it is hot"
+
+
+def judge_thermal(scene: Scene) -> Answer:
+    """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
+    found = _find_held(scene, THERMAL, "heat of the cards", "no thermal reason")
+    if not isinstance(found, tuple):
+        return found
+    card, lost = found
+    evidence = _shares(card, THERMAL, scene.frame)
+    evidence += (reading("temperature", card.last.temperature_c, "C", "NVML", scene.frame.ages_s.gpu),)
+    suspicion = _throttled(
+        scene,
+        card,
+        "thermal",
+        lost=lost,
+        why=_say_heat(card),
+        evidence=evidence,
+        margin=_margin(card, THERMAL, lost),
+        alone=not _held_by_others(card, THERMAL),
+    )
+    margin_c = card.last.temperature_margin_c
+    if is_known(margin_c) and margin_c <= HOT_MARGIN_C:
+        suspicion = replace(suspicion, sources=suspicion.sources | {"NVML temperature"})
+    return replace(suspicion, observed=frozenset((Need.CARD_HOT,)))
+
+
+def judge_brake(scene: Scene) -> Answer:
+    """Suspect the power supply when the external brake holds a loaded card."""
+    found = _find_held(scene, BRAKE, "power brake", "not set")
+    if not isinstance(found, tuple):
+        return found
+    card, lost = found
+    suspicion = _throttled(
+        scene,
+        card,
+        "brake",
+        lost=lost,
+        why="the external power brake, so the power supply or the chassis",
+        evidence=_shares(card, (*BRAKE, "HW slowdown"), scene.frame),
+        margin=_margin(card, BRAKE, lost),
+        alone=not _held_by_others(card, BRAKE),
+    )
+    return replace(suspicion, observed=frozenset((Need.CARD_BRAKED,)))
+
+
+def find_odd_cap(card: CardScene, scene: Scene) -> str:
+    """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
+
+    A card that is at its limit for a part of each step, and waits for the rest of it, draws less than its
+    limit on the whole: the cap is odd only where its own seconds cannot have been at the limit. Some cards
+    meet the limit of a memory rail, or of a module that they share with a CPU, a little before their own:
+    a clock that is hardly lower for it is none.
+    """
+    if not is_loaded(card, BUSY_PCT) or is_hot(card, scene) or is_braked(card, scene):
+        return ""
+    if not is_known(card.clock_ratio) or card.clock_ratio >= LOW_CLOCK_RATIO:
+        return ""
+    capped = held_pct(card, "power cap")
+    if capped >= CAP_PCT and is_known(card.power_ratio):
+        if card.power_ratio >= CAPPED_POWER_RATIO:
+            return ""  # its own limit lowers the clock, below the one that someone set
+        if card.power_ratio < _capped_power(capped):
+            return "power cap"
+    return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
+
+
+def _capped_power(capped_pct: float) -> float:
+    """Return the least P of a card whose capped share of the window was at its limit."""
+    return CAPPED_POWER_RATIO * min(1.0, capped_pct / 100)
+
+
+def judge_odd_cap(scene: Scene) -> Answer:
+    """Suspect a cap that the card's own power limit does not explain."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    read = _unread_reasons(scene)
+    if not is_known(read):
+        return Unsure(f"caps on the cards ({read.reason})")
+    card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
+    if card is None:
+        return Cleared("caps on the cards (none, or explained by the power limit)")
+    reason = find_odd_cap(card, scene)
+    evidence = _shares(card, (reason,), scene.frame)
+    if reason == "power cap" and is_known(card.power_ratio):
+        power = 100 * card.power_ratio
+        evidence += (reading("power of its limit", power, "%", "NVML power", scene.frame.ages_s.gpu),)
+        margin = _capped_power(held_pct(card, reason)) / max(card.power_ratio, 0.1)
+        why = (
+            f"a power cap although it draws {format_pct(power)} % of its limit: that of its module, of a "
+            "rail or of the rack"
+        )
+    else:
+        margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
+        why = f"{reason}, not by power or heat"
+    lost = _lost_clock(card, scene.frames)
+    found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
+    if reason == "power cap":
+        found = replace(found, sources=found.sources | {"NVML power"})
+        return replace(found, observed=frozenset((Need.CARD_CAPPED_ABOVE,)))
+    return replace(found, observed=frozenset((Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK,)))
+
+
+RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

@@ -1,0 +1,391 @@
+"""Ranks that wait for each other: a late one, the transfer itself, or a wait of unknown reason. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.card_idle import find_unseen_cards
+from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
+from tpmon.judge.features.comms import NIC_SOURCE, find_exchange, find_traffic, is_traffic_read, say_traffic
+from tpmon.judge.features.medians import median_known
+from tpmon.judge.features.rank_waits import Wait, find_waits
+from tpmon.judge.features.slack import SLACK_RATIO, gpu_figures, rank_slack
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
+from tpmon.judge.features.standstill import name_rank, say_elsewhere
+from tpmon.judge.features.waits_unread import cards_unread, locks_unread
+from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, is_braked, is_hot, is_loaded
+from tpmon.judge.rules.cpu import CROWDED_MARGIN
+from tpmon.judge.rules.lifecycle import find_pause
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.process import ON_A_CPU
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Kind
+
+WAITING_RATIO = 0.3
+"""Share of its time that the typical rank waits in collectives before it is worth a cause."""
+BEHIND_RATIO = 0.2
+"""How much less than the typical rank a late one waits."""
+ALL_WAIT_RATIO = 0.35
+"""Share that even the least waiting rank spends in collectives when transfer is the cause: a third and
+more; two equal gloo ranks of a small model exchange gradients for up to a quarter of a step."""
+CROWDED_RATIO = 0.3
+"""Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
+for each other."""
+TURNS = 3.0
+"""How many times as long as it waits for a CPU each rank waits for the others by that: for the latest."""
+WORKS_MORE = 1.4
+"""CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
+steps, so neighbours change this ratio little. Beside a busy process equal work is 0.91 to 1.07, and three
+forward passes more are 1.49 to 2.04."""
+CROWDED_GAP = 0.15
+"""How much less than the others such a rank waits on crowded CPUs: they wait for a CPU in part of the time
+that they would wait for it, and for it 0.25 to 0.44 of the time where it is 0.43 alone."""
+BEHIND_CLOCK_RATIO = 0.9
+"""Clock of a card over the median of the job's cards below which it holds them back."""
+SPREAD_CLOCK_RATIO = 0.8
+"""Clock over the median from which a card at its own power limit is one of many: chips and inlets differ."""
+CARD_EXPLAINS = 0.5
+"""Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
+RESTING_RATIO = 0.1
+"""Share of looks that find a main thread running below which its wait says more than its stack."""
+UNREAD = "how much moves was not read"
+CROWDED = "the ranks wait for CPUs, and so for each other"
+STRAGGLER_SPAN_S = 20.0
+"""How long a card must be slow: twice the span of the other rules."""
+
+
+def _answer_alone(scene: Scene) -> Cleared | Unsure | None:
+    """Say that there is nobody to wait for, or that it is not known; None where there are ranks."""
+    if len(scene.ranks) > 1:
+        return None
+    world = scene.frame.target.world_size
+    if isinstance(world, Missing):
+        return Unsure(f"comms (whether ranks run on other machines: {world.reason})")
+    return None if is_known(world) and world > 1 else Cleared("comms (one rank)")
+
+
+_DOINGS = {
+    Phase.DATA_WAIT: "waits for its data",
+    Phase.FORWARD: "computes (forward)",
+    Phase.BACKWARD: "computes (backward)",
+    Phase.OPTIMIZER: "computes (optimizer)",
+    Phase.SYNC: "waits for its GPU",
+    Phase.LOGGING: "logs",
+    Phase.OTHER: "runs other Python code",
+}
+
+
+def _say_doing(rank: RankScene) -> str:
+    """Say what a late rank does instead of waiting with the others."""
+    waits = rank.process.waits_for
+    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != ON_A_CPU:
+        return "waits for its data" if rank.main.batch_wait >= 0.5 else f"is in a wait ({waits})"
+    if is_known(rank.phases):
+        rest = {phase: share.ratio for phase, share in rank.phases.shares.items() if phase is not Phase.COMMS}
+        if rest:
+            phase = max(rest, key=lambda one: rest[one])
+            return _DOINGS.get(phase, f"is in {phase.value}")
+    if is_known(rank.main):
+        if rank.main.batch_wait >= 0.5:
+            return "waits for its data"
+        if rank.main.io >= 0.5:
+            return "waits for reads"
+    return "runs"
+
+
+def _sources(waits: Sequence[Wait]) -> frozenset[str]:
+    """Return what tells of every wait: two ranks told by one source each are not told by two."""
+    common = frozenset.intersection(*(wait.sources for wait in waits))
+    return common or waits[0].sources
+
+
+def _say_sources(wait: Wait) -> str:
+    return " and ".join(sorted(wait.sources))
+
+
+def _is_crowded(scene: Scene) -> bool:
+    """Tell whether the ranks of a CPU job wait for CPUs, and by that alone for each other."""
+    return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
+
+
+def _take_turns(scene: Scene, least: float) -> bool:
+    """Tell whether that they wait for CPUs explains that each waits ``least`` of its time for the others.
+
+    Ranks that rest in a collective want little CPU: whatever part of that they wait, it holds nobody up long.
+    """
+    if not _is_crowded(scene):
+        return False
+    waiting = median_known(rank.waiting for rank in scene.ranks)
+    return not is_known(waiting) or TURNS * waiting >= least
+
+
+def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
+    """Return how much more CPU time a rank takes than the typical other one."""
+    own, typical = late.ran, median_known(one.ran for one in others)
+    if not is_known(own) or not is_known(typical):
+        return own if isinstance(own, Missing) else typical
+    return own / typical if typical > 0 else Missing("the others took no CPU time")
+
+
+def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
+    late, others = waits[0], waits[1:]
+    if not others:
+        return None
+    typical = statistics.median(one.ratio for one in others)
+    gap = typical - late.ratio
+    more = _work_ratio(late.rank, [one.rank for one in others])
+    is_crowded = _is_crowded(scene)
+    # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
+    least = 2 * BEHIND_RATIO if is_crowded else BEHIND_RATIO
+    # What was not read may be against it: that they wait for CPUs, or in locks of the program's own.
+    doubted = bool(locks_unread(waits)) or (not scene.cards and isinstance(scene.delay_ratio, Missing))
+    waits_long = typical >= WAITING_RATIO and gap >= least
+    works_more = is_crowded and is_known(more) and more >= WORKS_MORE and not find_unseen_cards(scene)
+    if not waits_long and not (works_more and gap >= CROWDED_GAP):
+        return None
+    if late.high >= typical:
+        return None
+    name = name_rank(late.rank)
+    age = scene.frame.ages_s.stacks
+    count = len(others)
+    waiting = "the other rank waits" if count == 1 else f"{count} other ranks wait"
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="straggler",
+        weight=gap,
+        margin=min(typical / WAITING_RATIO, gap / least) if waits_long and not doubted else CROWDED_MARGIN,
+        sources=_sources(others) | ({"schedstat"} if works_more else set()),
+        summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
+        evidence=(
+            reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),
+            reading("the others in collectives", 100 * typical, "%", _say_sources(others[0]), age),
+            *(
+                (
+                    reading(
+                        f"CPU time of {name} over theirs", more, "x", "schedstat", scene.frame.ages_s.threads
+                    ),
+                )
+                if works_more
+                else ()
+            ),
+        ),
+        unread=cards_unread(scene),
+        share=gap,
+        observed=frozenset((Need.RANK_BEHIND,)),
+        pid=late.rank.process.pid,
+        rank=late.rank.process.rank,
+    )
+
+
+def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
+    """Return the slowest card and its clock over the median, when it is behind and all are busy."""
+    if len(cards) < 2 or not all(is_loaded(card, BUSY_PCT) for card in cards):
+        return None
+    clocks = [(card.clock_ratio, card) for card in cards if is_known(card.clock_ratio)]
+    if len(clocks) < len(cards):
+        return None
+    ratio, card = min(clocks, key=lambda pair: pair[0])
+    median = statistics.median(clock for clock, _ in clocks)
+    if median <= 0 or ratio >= BEHIND_CLOCK_RATIO * median:
+        return None
+    return card, ratio / median
+
+
+def _is_at_its_limit(card: CardScene, others: Sequence[CardScene], ratio: float) -> bool:
+    """Tell whether a card's own power limit explains its low clock, ``ratio`` of the others' median.
+
+    Either it works and the others draw less: that is the card of a rank that has more to do; those that
+    wait for it clock high and draw little. Or all are at their limits, where no two chips clock alike.
+    """
+    own, theirs = card.power_ratio, median_known(one.power_ratio for one in others)
+    if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or own < CAPPED_POWER_RATIO:
+        return False
+    return ratio >= SPREAD_CLOCK_RATIO or (is_known(theirs) and theirs < BEHIND_CLOCK_RATIO * own)
+
+
+def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
+    """Suspect the one card with a low clock. Low power alone is no sign: waiting cards draw little."""
+    if _behind(scene.gpus) is None:
+        return None
+    now_ns = scene.frame.taken_ns
+    longer = [one for one in scene.history if now_ns - one.taken_ns <= STRAGGLER_SPAN_S * 1e9]
+    found = _behind(see_cards(longer))
+    if found is None:
+        return None
+    card, ratio = found
+    if is_hot(card, scene) or is_braked(card, scene) or find_odd_cap(card, scene):
+        return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
+    if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
+        return None
+    powers = [one.power_ratio for one in scene.gpus]
+    median_power = median_known(powers)
+    sources = {"NVML clock"}
+    own = card.power_ratio
+    if is_known(own) and is_known(median_power) and own < BEHIND_CLOCK_RATIO * median_power:
+        sources.add("NVML power")
+    age = scene.frame.ages_s.gpu
+    ranks = ranks_on(card, scene)
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="straggler",
+        weight=1 - ratio,
+        margin=BEHIND_CLOCK_RATIO / max(ratio, 0.01),
+        sources=frozenset(sources),
+        summary=f"card {card.index} is slower than the others and holds them back: "
+        f"{format_pct(100 * ratio)} % of their clock",
+        evidence=(
+            reading("clock over the others' median", 100 * ratio, "%", "NVML clock", age),
+            reading("temperature", card.last.temperature_c, "C", "NVML", age),
+        ),
+        share=1 - ratio,
+        observed=frozenset((Need.CARD_BEHIND,)),
+        card=card.index,
+        pid=ranks[0].pid if ranks else NOT_APPLICABLE,
+        rank=ranks[0].rank if ranks else NOT_APPLICABLE,
+    )
+
+
+def judge_straggler(scene: Scene) -> Answer:
+    """Suspect the one rank, or the one card, that all others wait for."""
+    alone = _answer_alone(scene)
+    if alone is not None:
+        return alone
+    by_card = _find_late_card(scene)
+    pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
+    if pausing is not None:
+        return by_card or Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
+    waits = find_waits(scene)
+    if not is_known(waits):
+        return by_card or Unsure(f"late rank ({waits.reason})")
+    found = _find_late_rank(waits, scene)
+    if found is None:
+        alike = f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)"
+        return by_card or Cleared(alike)
+    if isinstance(by_card, Suspicion) and _is_late_by(by_card, found):
+        return by_card
+    return found
+
+
+def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
+    """Tell whether a slow card makes a rank late: it may be its own, and explains most of the wait."""
+    own = not is_known(card.rank) or card.rank == late.rank
+    return own and card.weight >= CARD_EXPLAINS * late.weight
+
+
+def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
+    """Return the waits when even the least waiting rank waits long, else why that is no cause."""
+    alone = _answer_alone(scene)
+    if alone is not None:
+        return alone
+    waits = find_waits(scene)
+    if not is_known(waits):
+        return Unsure(f"{cause} ({waits.reason})")
+    least = waits[0].ratio
+    if least < ALL_WAIT_RATIO:
+        return Cleared(f"{cause} (a rank waits only {format_pct(100 * least)} %)")
+    if _find_late_rank(waits, scene) is not None:
+        return Cleared(f"{cause} ({name_rank(waits[0].rank)} is late)")
+    return waits, least
+
+
+def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) -> Suspicion:
+    least = waits[0].ratio
+    age = scene.frame.ages_s.stacks
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause=cause,
+        weight=least,
+        margin=least / ALL_WAIT_RATIO,
+        sources=_sources(waits),
+        summary=summary,
+        evidence=(
+            reading("every rank in collectives, at least", 100 * least, "%", _say_sources(waits[0]), age),
+        ),
+        unread=cards_unread(scene) + locks_unread(waits),
+        share=least,
+    )
+
+
+def _suspect_spinning(scene: Scene) -> Suspicion | None:
+    """Suspect a transfer that no stack shows: hosts run ahead of their cards, whose collectives spin.
+
+    Every card is busy and does little while bytes move. How long they wait is a guess from their power, so
+    it is never more than a suspicion of one source.
+    """
+    slacks = [rank_slack(rank, scene) for rank in scene.ranks]
+    world = known_or(scene.frame.target.world_size, 1)
+    if max(world, len(scene.ranks)) < 2 or not slacks:
+        return None
+    if not all(is_loaded(card, STARVED_PCT) for card in scene.gpus):
+        return None
+    exchanged = find_exchange(scene)
+    known = [slack.ratio for slack in slacks if is_known(slack)]
+    if not exchanged or len(known) < len(slacks) or min(known) < SLACK_RATIO:
+        return None
+    if isinstance(judge_straggler(scene), Suspicion):
+        return None
+    summary = (
+        f"the cards are busy and do little while the ranks exchange data{say_traffic(scene)}: their "
+        "collectives wait for it, perhaps"
+    )
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="transfer",
+        weight=min(known),
+        margin=1.0,
+        sources=frozenset((exchanged[0].source,)),
+        summary=summary,
+        evidence=(*gpu_figures(scene), *exchanged),
+        observed=frozenset((Need.TRANSFER_SEEN,)),
+    )
+
+
+def judge_transfer(scene: Scene) -> Answer:
+    """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
+    found = _all_wait(scene, "transfer between ranks")
+    if isinstance(found, Cleared):
+        return _suspect_spinning(scene) or found
+    if not isinstance(found, tuple):
+        return found
+    waits, least = found
+    margin, sources, evidence = find_traffic(scene)
+    # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
+    if _take_turns(scene, least) and NIC_SOURCE not in sources:
+        return Unsure(f"transfer between ranks ({CROWDED})")
+    if margin < 1:
+        read = is_traffic_read(scene)
+        return Cleared("transfer between ranks (little moves)") if read else Unsure(f"transfer ({UNREAD})")
+    text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
+    plain = _suspect_all(scene, waits, "transfer", text)
+    return replace(
+        plain,
+        sources=plain.sources | sources,
+        evidence=plain.evidence + evidence,
+        observed=frozenset((Need.TRANSFER_SEEN,)),
+    )
+
+
+def judge_comms_unknown(scene: Scene) -> Answer:
+    """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
+    found = _all_wait(scene, "waits between ranks")
+    if not isinstance(found, tuple):
+        return found
+    waits, least = found
+    if _take_turns(scene, least):
+        return Unsure(f"waits between ranks ({CROWDED})")
+    if find_traffic(scene)[0] >= 1:
+        return Cleared("waits between ranks (they transfer)")
+    world = scene.frame.target.world_size
+    elsewhere = world - len(scene.ranks) if is_known(world) else 0
+    late = say_elsewhere(elsewhere) if elsewhere > 0 else "they are late in turn, or the latency is high"
+    moves = "little moves" if is_traffic_read(scene) else UNREAD
+    text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; {moves}: {late}"
+    return _suspect_all(scene, waits, "unknown", text)
+
+
+RULES: tuple[Rule, ...] = (judge_straggler, judge_transfer, judge_comms_unknown)

@@ -1,0 +1,297 @@
+"""CPU causes: quota throttling and fighting thread pools.
+
+Order matters to people, not to the rules: throttling is named before oversubscription because
+waiting for a CPU includes throttled time (measured).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.cpu import (
+    NEIGHBOUR_DELAY_RATIO,
+    Taker,
+    are_others_waited_for,
+    find_taker,
+    find_used_by_others,
+)
+from tpmon.judge.features.snapshot import RankScene, Scene
+from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.process import Role
+from tpmon.model.text.clean import MOST_DIGITS
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind
+
+THROTTLED_RATIO = 0.25
+"""Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
+THROTTLED_SOME_RATIO = 0.1
+"""Share of periods that is enough where the quota is used up, or the job waits for CPUs that no other uses:
+beside a neighbour that takes CPUs from the job, a quota of 0.6 CPUs that was used to 97 % stopped it in 20 to
+40 % of its periods only."""
+USED_UP_RATIO = 0.9
+"""Share of the quota that is used when it is used up; between two readings a period may be cut."""
+THROTTLED_DELAY_RATIO = 0.1
+"""Waiting share that says the same from another side: throttled time counts as waiting for a CPU."""
+POOL_RATIO = 1.5
+"""Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
+DELAY_RATIO = 0.35
+"""Waiting share that must go with it: spinning pools run, they do not wait."""
+SINGLE_THREADED_RATIO = 1.5
+FITTING_RATIO = 1.25
+"""Demand of one rank over the budget up to which its pool fits: collectives come on top."""
+PRESSURE_PCT = 50.0
+"""cpu.pressure of the job's group; measured 79-100 with fighting pools, 1-30 without."""
+_THREAD_SETTINGS = frozenset(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+)
+CROWDED_MARGIN = 1.0
+"""How sure it is what paces a run whose CPUs others have: what it would do with them is not known."""
+TENANT_RATIO = 0.25
+
+
+_NOT_DATED = Missing("read once a minute")
+
+
+HIDDEN = ", hidden: the GPUs are full, so it costs 0)"
+
+
+def _is_hidden(scene: Scene) -> bool:
+    """Tell whether the job's cards are full all the same: then nobody waits for these CPUs."""
+    return bool(scene.gpus) and isinstance(judge_gpu_compute(scene), Suspicion)
+
+
+def read_waiting(scene: Scene) -> Evidence:
+    """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
+    waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
+    return reading("waiting for a CPU", waiting, "%", "schedstat", scene.frame.ages_s.threads)
+
+
+def _is_used_up(scene: Scene) -> bool:
+    """Tell whether the job uses all of its budget; it must be smaller than the CPUs of the machine."""
+    if not is_known(scene.used) or not is_known(scene.budget):
+        return False
+    return scene.budget < scene.frame.cpu.host_cores and scene.used >= USED_UP_RATIO * scene.budget
+
+
+def _is_waited_for(scene: Scene) -> bool:
+    """Tell whether the job's threads wait for CPUs that no other process uses: the quota is left."""
+    if not is_known(scene.delay_ratio) or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
+        return False
+    others = are_others_waited_for(scene)
+    is_smaller = is_known(scene.budget) and scene.budget < scene.frame.cpu.host_cores
+    return is_smaller and is_known(others) and not others
+
+
+def _find_withheld(scene: Scene) -> Known[float]:
+    """Return the share of the CPU time that the job's threads want, on this machine, that the quota keeps.
+
+    What neighbours take of the quota itself would not come back with a larger one.
+    """
+    if not is_known(scene.runnable) or not is_known(scene.used) or not is_known(scene.budget):
+        return Missing("what its threads want and get was not read")
+    wanted, given = min(scene.runnable, float(scene.frame.cpu.host_cores)), max(scene.used, scene.budget)
+    if given <= 0 or wanted <= given:
+        return Missing("its threads want no more than the quota gives")
+    return 1 - given / wanted
+
+
+def judge_quota(scene: Scene) -> Answer:
+    """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
+    ratio = scene.throttled_ratio
+    if not is_known(ratio):
+        return Unsure(f"CPU quota ({ratio.reason})")
+    least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
+    if ratio < least:
+        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
+    if _is_hidden(scene):
+        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled{HIDDEN}")
+    frame = scene.frame
+    sources = {"cgroup"}
+    if is_known(scene.delay_ratio) and scene.delay_ratio >= THROTTLED_DELAY_RATIO:
+        sources.add("schedstat")
+    return Suspicion(
+        kind=Kind.CPU_THROTTLED,
+        cause="quota",
+        weight=ratio,
+        margin=ratio / least,
+        sources=frozenset(sources),
+        summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
+        evidence=(
+            reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
+            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+            reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
+            read_waiting(scene),
+        ),
+        share=_find_withheld(scene),
+        observed=frozenset((Need.QUOTA_THROTTLING,)),
+    )
+
+
+def _pool_ranks(scene: Scene) -> list[RankScene]:
+    return [rank for rank in scene.ranks if is_known(rank.busy_threads) and rank.busy_threads >= 2]
+
+
+def find_pools(scene: Scene) -> frozenset[int]:
+    """Return the PIDs of the processes in which a thread pool is at work, loader workers left out.
+
+    Trainings that a program starts without a process group (Hogwild, a sweep) are helpers of its one rank.
+    """
+    busy = Counter(
+        one.pid
+        for frame in scene.frames
+        for one in frame.processes
+        if one.role in (Role.RANK, Role.HELPER) and is_known(one.busy_threads) and one.busy_threads >= 2
+    )
+    return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
+
+
+def judge_oversubscription(scene: Scene) -> Answer:
+    """Suspect thread pools when they demand 1.5 times the budget and wait for a third of that time.
+
+    Single-threaded loader workers beyond the budget cost nothing and are left out.
+    """
+    pool, delay = scene.pool_ratio, scene.delay_ratio
+    if not is_known(pool):
+        return Unsure(f"thread oversubscription ({pool.reason})")
+    if not is_known(delay):
+        return Unsure(f"thread oversubscription ({delay.reason})")
+    if pool < POOL_RATIO or delay < DELAY_RATIO:
+        return Cleared(f"thread pools ({pool:.1f}x the budget, waiting {format_pct(100 * delay)} %)")
+    if _is_hidden(scene):
+        return Cleared(f"thread pools ({pool:.1f}x the budget{HIDDEN}")
+    ranks = _pool_ranks(scene)
+    workers = [
+        worker
+        for rank in scene.ranks
+        for worker in rank.workers
+        if is_known(worker.busy_threads) and worker.busy_threads >= 2
+    ]
+    rank_demand = sum(rank.demand for rank in ranks if is_known(rank.demand))
+    worker_demand = sum(worker.demand for worker in workers if is_known(worker.demand))
+    budget = scene.budget if is_known(scene.budget) else 1.0
+    if worker_demand > rank_demand:
+        cause, whose = (
+            "worker-pool",
+            f"{len(workers)} loader workers" if len(workers) > 1 else "a loader worker",
+        )
+    elif len(ranks) > 1 and all(_fits(rank, budget) for rank in ranks):
+        cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
+    else:
+        cause, whose = "rank-pool", f"{len(ranks)} ranks" if len(ranks) > 1 else "the rank"
+        started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
+        helpers = len(started) if not ranks else 0
+        if helpers:
+            whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
+    frame = scene.frame
+    library = _library_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
+    pools = (
+        f"{library.partition(' (')[0]} pools in" if " or " not in library and library else "thread pools of"
+    )
+    return Suspicion(
+        kind=Kind.OVERSUBSCRIBED,
+        cause=cause,
+        weight=delay,
+        margin=pool / POOL_RATIO,
+        sources=frozenset(("schedstat", *_second_sources(scene))),
+        summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
+        evidence=(
+            reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
+            read_waiting(scene),
+            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+            *((Evidence("library", IN_WORDS, "", library, "threads, maps", _NOT_DATED),) if library else ()),
+            *_set_threads(scene),
+        ),
+        observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),
+    )
+
+
+def _library_of(scene: Scene, role: Role) -> str:
+    """Return the library of the job's largest pool where that is in a process of ``role``, else ""."""
+    pool = scene.frame.cpu.pool
+    if not is_known(pool) or pool.role is not role or not is_known(pool.library):
+        return ""
+    return pool.library
+
+
+def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
+    """Return the thread settings of the start environment that are larger than the budget."""
+    if not is_known(scene.budget):
+        return ()
+    found = {
+        one.name: int(one.value)
+        for rank in scene.ranks
+        if is_known(rank.process.environment)
+        for one in rank.process.environment
+        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and len(one.value) <= MOST_DIGITS
+        if int(one.value) > scene.budget
+    }
+    return tuple(
+        reading(name, float(value), "threads", "start environment", 0.0) for name, value in found.items()
+    )
+
+
+def _second_sources(scene: Scene) -> tuple[str, ...]:
+    """Name what tells it besides the scheduler's own figures."""
+    sources = ("start environment",) if _set_threads(scene) else ()
+    pressure = scene.frame.cpu.psi_some_pct
+    if is_known(pressure) and pressure >= PRESSURE_PCT and not note_neighbours(scene):
+        return (*sources, "pressure")
+    return sources
+
+
+def _fits(rank: RankScene, budget: float) -> bool:
+    """Tell whether one rank's threads alone would fit the budget; those of its collectives come on top."""
+    return is_known(rank.demand) and rank.demand <= FITTING_RATIO * budget
+
+
+def note_neighbours(scene: Scene) -> str:
+    """Return the note that other processes take the CPUs, "" when they do not."""
+    if find_taker(scene) is not Taker.OTHERS:
+        return ""
+    wanted, budget, delay = scene.runnable, scene.budget, scene.delay_ratio
+    if not is_known(wanted) or not is_known(budget) or not is_known(delay):
+        return ""
+    return (
+        f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
+        f"{format_pct(100 * delay)} % of that time: other processes use them"
+    )
+
+
+def note_tenants(scene: Scene) -> str:
+    """Return the note that others work on the CPUs of the job, whether they take some from it or not yet."""
+    harm, budget = note_neighbours(scene), scene.budget
+    others = find_used_by_others(scene)
+    if harm or not is_known(others) or not is_known(budget):
+        return harm
+    cores = scene.frame.cpu.host_cores
+    # As many as the job may not use can be busy without touching it.
+    if others - max(cores - budget, 0.0) < TENANT_RATIO * budget:
+        return ""
+    return f"other-tenants: other processes use {others:.1f} of the {cores} CPUs of this machine"
+
+
+def say_got(scene: Scene) -> str:
+    """Say how much of the CPUs that it wants the job gets, "" where it gets them."""
+    if find_taker(scene) is Taker.NOBODY or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+        return ""
+    got = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
+    return f"its threads get {got:.2g} of the {scene.runnable:.1f} CPUs that they want"
+
+
+def note_single_threaded_workers(scene: Scene) -> str:
+    """Return the note that more workers will not help, "" when they might."""
+    if not is_known(scene.budget) or scene.budget <= 0:
+        return ""
+    demands = [
+        worker.demand
+        for rank in scene.ranks
+        for worker in rank.workers
+        if is_known(worker.demand) and is_known(worker.busy_threads) and worker.busy_threads < 2
+    ]
+    if sum(demands) < SINGLE_THREADED_RATIO * scene.budget:
+        return ""
+    who = "one worker wants" if len(demands) == 1 else f"{len(demands)} workers want"
+    return f"workers-beyond-budget: {who} {sum(demands):.1f} CPUs; more will not help"

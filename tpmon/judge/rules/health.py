@@ -1,0 +1,259 @@
+"""The healthy ends: a CPU job whose cores compute, and a run that nothing holds back. Pure.
+
+Both need to see work, not only the absence of trouble: what was not read is no health.
+"""
+
+from __future__ import annotations
+
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
+from tpmon.judge.features.cpu import find_taker, taker_unread
+from tpmon.judge.features.hollow import judge_hollow
+from tpmon.judge.features.rank_waits import find_waits
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.standstill import name_rank
+from tpmon.judge.rules.cards import answer_without_cards
+from tpmon.judge.rules.comms import ALL_WAIT_RATIO
+from tpmon.judge.rules.cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
+from tpmon.judge.rules.lifecycle import find_pause
+from tpmon.judge.rules.python import may_be_one
+from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+BUSY_BUDGET_RATIO = 0.8
+"""Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
+CPUs, 0.5 with one on two. Demand, not use: neighbours do not change it."""
+COMPUTING_RATIO = 0.6
+"""Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
+LIVELY_RATIO = 0.4
+"""Share of samples in the model below which steps may be a small part of what goes on."""
+HELD_RATIO = 0.2
+"""Share of samples that no single wait may reach in a balanced run."""
+WAITING_RATIO = 0.2
+"""The same of the looks at the main thread: waits for batches and for I/O."""
+LIVELY_LOOKS = 0.5
+"""Share of looks that must find the main thread running where no stack tells what it does."""
+LEAST_SAMPLES = 10
+"""Stack samples of a rank below which nothing is said of its shares."""
+
+_HOLDING = (*ELSEWHERE, Phase.SYNC)
+_PAUSES = {Phase.CHECKPOINT: "checkpoints", Phase.VALIDATION: "validations"}
+"""Pauses in words, as many of them are said."""
+
+
+def _rank_demand(scene: Scene) -> Known[float]:
+    total = 0.0
+    for rank in scene.ranks:
+        if not is_known(rank.demand):
+            return rank.demand
+        total += rank.demand
+    return total if scene.ranks else Missing("no rank was read")
+
+
+def _computing(scene: Scene) -> Known[float]:
+    """Return the share of samples in the model, of the rank that computes least."""
+    ratios = []
+    for rank in scene.ranks:
+        if not is_known(rank.phases):
+            return rank.phases
+        if rank.phases.samples < LEAST_SAMPLES:
+            return Missing(f"{rank.phases.samples} stack samples of {name_rank(rank)} so far")
+        ratios.append(rank.phases.ratio(*TRAINING))
+    return min(ratios) if ratios else Missing("no rank was read")
+
+
+def judge_cpu_compute(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
+    if scene.cards:
+        return Cleared("CPU compute (the job computes on a GPU)")
+    without = answer_without_cards(scene)
+    if isinstance(without, Unsure):
+        return Unsure(f"CPU compute ({without.text})")
+    demand, budget, computing = _rank_demand(scene), scene.budget, _computing(scene)
+    if not is_known(demand):
+        return Unsure(f"CPU compute ({demand.reason})")
+    if not is_known(budget) or budget <= 0:
+        return Unsure("CPU compute (the CPU budget was not read)")
+    ratio = demand / budget
+    if ratio < BUSY_BUDGET_RATIO:
+        return Cleared(f"CPU compute (the ranks want {demand:.1f} of {budget:.1f} CPUs)")
+    if is_known(scene.pool_ratio) and scene.pool_ratio >= POOL_RATIO:
+        return Cleared(f"CPU compute (pools want {scene.pool_ratio:.1f} times the CPUs)")
+    if is_known(computing) and computing < COMPUTING_RATIO:
+        return Cleared(f"CPU compute (in the model {format_pct(100 * computing)} % of the time)")
+    waits = find_waits(scene)
+    if is_known(waits) and len(waits) > 1 and waits[0].ratio >= ALL_WAIT_RATIO:
+        # Their stacks are in the model all the same: DDP exchanges gradients within backward.
+        return Cleared(f"CPU compute (every rank waits for the others {format_pct(100 * waits[0].ratio)} %)")
+    age = scene.frame.ages_s
+    evidence: tuple[Evidence, ...] = (
+        reading("demand of the ranks", demand, "threads", "schedstat", age.threads),
+        reading("budget", budget, "CPUs", scene.frame.cpu.budget_reason, age.cpu),
+    )
+    sources = {"schedstat"}
+    margin = ratio / BUSY_BUDGET_RATIO
+    if is_known(computing):
+        sources.add("stacks")
+        margin = max(margin, computing / COMPUTING_RATIO)
+        evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
+    got, unread = say_got(scene), taker_unread(scene)
+    return Suspicion(
+        kind=Kind.COMPUTE_BOUND,
+        cause="cpu",
+        weight=min(1.0, ratio),
+        margin=min(margin, CROWDED_MARGIN) if got or unread else margin,
+        sources=frozenset(sources),
+        summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
+        + (f"; {got}" if got else ""),
+        evidence=evidence,
+        against=(read_waiting(scene),) if got else (),
+        unread=unread,
+    )
+
+
+def _most_held(rank: RankScene) -> tuple[Phase, float]:
+    if not is_known(rank.phases):
+        return Phase.OTHER, 0.0
+    phases = rank.phases
+    return max(((phase, phases.ratio(phase)) for phase in _HOLDING), key=lambda one: one[1])
+
+
+def _was_paused(rank: RankScene, phase: Phase) -> bool:
+    """Tell whether a phase is a pause of a run that goes on: no other rule has a word for it then."""
+    return phase in _PAUSES and find_pause(rank) is None
+
+
+def _check_stacks(scene: Scene) -> Answer | float:
+    """Return the share of samples in the model, or what holds a rank."""
+    computing = _computing(scene)
+    if not is_known(computing):
+        return Unsure(f"balanced ({computing.reason})")
+    for rank in scene.ranks:
+        phase, ratio = _most_held(rank)
+        if ratio >= HELD_RATIO and not _was_paused(rank, phase):
+            return Cleared(f"balanced ({name_rank(rank)}: {phase.value} {format_pct(100 * ratio)} %)")
+    if computing < LIVELY_RATIO:
+        return Cleared(f"balanced (in the model only {format_pct(100 * computing)} % of the time)")
+    return float(computing)
+
+
+def _check_looks(scene: Scene) -> Answer | float:
+    """Return the share of looks that found the least busy main thread running, or what holds it."""
+    running = []
+    for rank in scene.ranks:
+        if not is_known(rank.main):
+            return Unsure(f"balanced ({rank.main.reason})")
+        phase, held = _most_held(rank)
+        paused = held >= HELD_RATIO and _was_paused(rank, phase)
+        for words, ratio in (("a batch", rank.main.batch_wait), ("reads", 0.0 if paused else rank.main.io)):
+            if ratio >= WAITING_RATIO:
+                return Cleared(f"balanced ({name_rank(rank)} waits for {words} {format_pct(100 * ratio)} %)")
+        running.append(rank.main.running)
+    if not running:
+        return Unsure("balanced (no rank was read)")
+    if min(running) < LIVELY_LOOKS:
+        return Cleared(f"balanced (a main thread runs only {format_pct(100 * min(running))} %)")
+    return float(min(running))
+
+
+def _find_outside(scene: Scene) -> Evidence | None:
+    """Return how much of a rank's time goes into its own code outside of a step, in one thread maybe.
+
+    A GPU that is busy all the same is not held by it.
+    """
+    worst = 0.0
+    for rank in scene.ranks if not scene.gpus else ():
+        if is_known(rank.phases):
+            share = rank.phases.share(*OUTSIDE)
+            worst = max(worst, share.ratio if may_be_one(rank, share) else 0.0)
+    if not worst:
+        return None
+    return reading("outside of the step", 100 * worst, "%", "stack samples", scene.frame.ages_s.stacks)
+
+
+def _find_pauses(scene: Scene) -> Evidence | None:
+    """Return how much of a rank's time goes into checkpoints or validations between its steps."""
+    worst = max(map(_most_held, scene.ranks), key=lambda one: one[1], default=(Phase.OTHER, 0.0))
+    if worst[0] not in _PAUSES or worst[1] < HELD_RATIO:
+        return None
+    name = f"in {_PAUSES[worst[0]]}"
+    return reading(name, 100 * worst[1], "%", "stack samples", scene.frame.ages_s.stacks)
+
+
+def _check_cards(scene: Scene) -> Answer | None:
+    for card in scene.gpus:
+        if not is_known(card.busy_pct):
+            return Unsure(f"balanced (card {card.index}: {card.busy_pct.reason})")
+        if card.busy_pct < STARVED_PCT:
+            return Cleared(f"balanced (card {card.index} is busy only {format_pct(card.busy_pct)} %)")
+        hollow = judge_hollow(card)
+        if isinstance(hollow, Missing):
+            return Unsure(f"balanced (whether card {card.index} is hollow: {hollow.reason})")
+        if hollow:
+            return Cleared(f"balanced (card {card.index} is {BUSY_PCT:.0f} % busy and hollow)")
+    return None
+
+
+def judge_balanced(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
+    cards = _check_cards(scene)
+    if cards is not None:
+        return cards
+    by_stacks, by_looks = _check_stacks(scene), _check_looks(scene)
+    if isinstance(by_stacks, Cleared):
+        return by_stacks
+    if isinstance(by_looks, Cleared) and not scene.gpus:
+        return by_looks
+    sources = set()
+    got = say_got(scene)
+    evidence: tuple[Evidence, ...] = ()
+    margins = []
+    age = scene.frame.ages_s
+    if isinstance(by_stacks, float):
+        sources.add("stacks")
+        margins.append(by_stacks / LIVELY_RATIO)
+        evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
+    if isinstance(by_looks, float):
+        sources.add("kernel looks")
+        # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks.
+        if not (scene.gpus and margins):
+            margins.append(by_looks / LIVELY_LOOKS)
+        # State R is also that of a thread that waits for a CPU.
+        name = "main thread runs or waits for a CPU" if got else "main thread runs"
+        evidence += (reading(name, 100 * by_looks, "%", "kernel looks", age.cpu),)
+    if scene.gpus and sources:
+        sources.add("NVML utilisation")
+    if not sources:
+        return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
+    outside, pauses = _find_outside(scene), _find_pauses(scene)
+    against = tuple(one for one in (pauses, outside) if one is not None)
+    unread = taker_unread(scene)
+    if isinstance(by_stacks, Unsure):
+        # Only they tell a step from a checkpoint, a validation or code of the program's own.
+        unread += (f"pauses and code outside of the step: {by_stacks.text}",)
+    summary = "steps go on and no single wait takes a fifth of the time"
+    if got:
+        summary = f"steps go on, but {got}: {find_taker(scene).value}"
+    elif pauses is not None:
+        percent = format_pct(known_or(pauses.value, 0.0))
+        summary = f"steps go on, and {percent} % of the time is spent {pauses.name}"
+    elif outside is not None:
+        percent = format_pct(known_or(outside.value, 0.0))
+        summary = f"steps go on, and {percent} % of the time goes into code outside of the model"
+    return Suspicion(
+        kind=Kind.BALANCED,
+        cause=NOT_APPLICABLE,
+        weight=0.0,
+        margin=min((*margins, CROWDED_MARGIN)) if got or against or unread else min(margins),
+        sources=frozenset(sources),
+        summary=summary,
+        evidence=evidence,
+        against=((read_waiting(scene),) if got else ()) + against,
+        unread=unread,
+    )
+
+
+RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)

@@ -1,0 +1,362 @@
+"""What the hooks add to the rules: an independent word on each suspicion, and what only they can see. Pure.
+
+``with_hooks`` wraps the rules, so that without a hook nothing changes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Suspicion, reading
+from tpmon.judge.features.hook_wait import exact_wait
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.standstill import name_rank
+from tpmon.judge.rules.comms import BEHIND_RATIO
+from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
+from tpmon.judge.watch.hook_progress import (
+    HOOK,
+    event_age_s,
+    find_pace,
+    hook_unread,
+    last_stepped,
+    list_hooks,
+)
+from tpmon.model.frozen import dataclass
+from tpmon.model.hook import StepCounts
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.pace import StepPace
+from tpmon.model.text.pace_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
+from tpmon.model.units import format_pct, format_seconds
+from tpmon.model.verdict import Evidence, Kind
+
+FIRST_STEPS = 3
+"""A loop that took fewer is still warming up: compilers, caches and allocators work in the first steps."""
+FIRST_STEPS_AGE_S = 600.0
+"""A rank older than this is slow, not new, however few steps it took."""
+UNCOUNTED_TURNS = 30
+"""A loop that went round so often without a step has steps that its hook does not count."""
+SAME_RATE = 0.2
+"""Difference of the step rates up to which ranks go in step."""
+WAITS_FOR_IT = 0.5
+"""Part of a late rank's extra time by which the backward of the others must be longer than its own."""
+AGREES_HALF = 0.5
+"""The hook agrees with a wait of which it measured half."""
+SAID = "the hook, "
+"""How the source of a wait begins that the hook measured (``starvation``)."""
+STANDS_S = 4.0
+"""How long no hook may have told of any event before it speaks for a hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """Hold what the hook says of a suspicion: for it, or against it."""
+
+    agrees: bool
+    row: Evidence
+
+
+def _row(name: str, value: float, unit: str, text: str, scene: Scene) -> Evidence:
+    return Evidence(name, value, unit, text, HOOK, scene.frame.ages_s.hook)
+
+
+def _ranks_of(suspicion: Suspicion, scene: Scene) -> list[RankScene]:
+    """Return the rank that a suspicion points at, all where it points at none."""
+    named = [
+        rank
+        for rank in scene.ranks
+        if rank.process.pid == suspicion.pid
+        or (is_known(suspicion.rank) and rank.process.rank == suspicion.rank)
+    ]
+    return named or list(scene.ranks)
+
+
+def _paces(ranks: Sequence[RankScene], scene: Scene) -> list[tuple[RankScene, StepPace]]:
+    found = ((rank, find_pace(scene.frame, rank.process.pid)) for rank in ranks)
+    return [(rank, pace) for rank, pace in found if is_known(pace)]
+
+
+def _on_data(suspicion: Suspicion, scene: Scene) -> _Word | None:
+    waits = [
+        (wait, pace)
+        for _, pace in _paces(_ranks_of(suspicion, scene), scene)
+        if is_known(wait := exact_wait(pace))
+    ]
+    if not waits:
+        return None
+    wait, pace = max(waits, key=lambda one: one[0])
+    share = suspicion.share if is_known(suspicion.share) else HELD_RATIO
+    text = f"{format_pct(100 * wait)} % of {pace.rate_hz * pace.span_s:.0f} steps, exact"
+    return _Word(wait >= AGREES_HALF * share, _row("data wait of the host", 100 * wait, "%", text, scene))
+
+
+def _on_health(suspicion: Suspicion, scene: Scene) -> _Word | None:
+    """Say whether every rank's host time goes into the model; a wait of a fifth speaks against it."""
+    worst, lowest = None, 1.0
+    least = COMPUTING_RATIO if suspicion.kind is Kind.COMPUTE_BOUND else LIVELY_RATIO
+    paces = _paces(scene.ranks, scene)
+    if len(paces) < len(scene.ranks):
+        return None
+    for _, pace in paces:
+        parts = (pace.forward_pct, pace.backward_pct, pace.optimizer_pct)
+        wait = exact_wait(pace)
+        model = sum(part for part in parts if is_known(part)) / 100
+        if is_stalled(pace) or is_evaluating(pace) or pace.rate_hz <= 0:
+            return None
+        if is_known(wait) and wait >= HELD_RATIO and not scene.cards:
+            return _Word(False, _row("data wait of the host", 100 * wait, "%", "", scene))
+        if worst is None or model < lowest:
+            lowest = model
+            row = _row("host in the model", 100 * model, "%", f"{say_rate(pace)}", scene)
+            worst = _Word(model >= least, row)
+    return worst if worst is not None and worst.agrees else None
+
+
+def _on_hang(_: Suspicion, scene: Scene) -> _Word | None:
+    age_s, last = event_age_s(scene.frame), last_stepped(scene.frame)
+    if age_s is None:
+        return None
+    step_s = last.step_age_s if last is not None else age_s
+    step = f"step {last.count}, " if last is not None else ""
+    phases = {one.phase.value for one in list_hooks(scene.frame) if is_known(one.phase)}
+    text = f"{step}in {' and '.join(sorted(phases))} for {format_seconds(age_s)}"
+    return _Word(age_s >= STANDS_S, _row("last step", step_s, "s ago", text, scene))
+
+
+def _on_start(suspicion: Suspicion, scene: Scene) -> _Word | None:
+    for _, pace in _paces(_ranks_of(suspicion, scene), scene):
+        if pace.count >= FIRST_STEPS and not is_stalled(pace) and pace.rate_hz > 0:
+            return _Word(False, _row("steps go on", pace.rate_hz, "steps/s", say_rate(pace), scene))
+    return None
+
+
+def _on_pause(suspicion: Suspicion, scene: Scene) -> _Word | None:
+    for _, pace in _paces(_ranks_of(suspicion, scene), scene):
+        if suspicion.cause == "validation" and is_evaluating(pace):
+            text = f"{pace.eval_count} batches so far"
+            return _Word(True, _row("in evaluation", pace.eval_pct, "%", text, scene))
+        mean_s = 1 / pace.rate_hz if pace.rate_hz > 0 else 0.0
+        if pace.step_age_s > max(1.0, 2 * mean_s):
+            return _Word(True, _row("last step", pace.step_age_s, "s ago", f"step {pace.count}", scene))
+    return None
+
+
+def _on_straggler(suspicion: Suspicion, scene: Scene) -> _Word | None:
+    late = find_late(scene)
+    if late is None:
+        return None
+    text = f"{name_rank(late.rank)}: {format_ms(late.own_ms)} of data and forward a step"
+    row = _row("late rank", late.own_ms, "ms", f"{text}, the others {format_ms(late.others_ms)}", scene)
+    same = late.rank.process.pid == suspicion.pid or (
+        is_known(suspicion.rank) and late.rank.process.rank == suspicion.rank
+    )
+    return _Word(same, row)
+
+
+_WORDS: dict[Kind, Callable[[Suspicion, Scene], _Word | None]] = {
+    Kind.DATA_BOUND: _on_data,
+    Kind.COMPUTE_BOUND: _on_health,
+    Kind.BALANCED: _on_health,
+    Kind.HUNG: _on_hang,
+    Kind.STARTING: _on_start,
+    Kind.PAUSED: _on_pause,
+}
+
+
+def _ask_of(suspicion: Suspicion) -> Callable[[Suspicion, Scene], _Word | None] | None:
+    """Return what asks the hooks about a suspicion, None where they have no word."""
+    if (suspicion.kind, suspicion.cause) == (Kind.COMMS_BOUND, "straggler"):
+        return _on_straggler
+    return _WORDS.get(suspicion.kind)
+
+
+def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
+    """Add the hook's word: a source and a row of evidence where it agrees, a row against it where not."""
+    if any(row.source.startswith(SAID) for row in suspicion.evidence):
+        # The share is the hook's own: exact, so it has no interval.
+        return replace(suspicion, share_low=NOT_APPLICABLE, share_high=NOT_APPLICABLE)
+    ask = _ask_of(suspicion)
+    word = ask(suspicion, scene) if ask is not None else None
+    if word is None:
+        return suspicion
+    if not word.agrees:
+        return replace(suspicion, against=(*suspicion.against, word.row))
+    since_ns = suspicion.since_ns
+    if suspicion.kind is Kind.HUNG:
+        since_ns = _find_stop_ns(scene)
+    return replace(
+        suspicion,
+        sources=suspicion.sources | {HOOK},
+        evidence=(*suspicion.evidence, word.row),
+        since_ns=since_ns,
+    )
+
+
+def _find_stop_ns(scene: Scene) -> Applicable[int]:
+    """Return when the loop last got on: the onset of a hang, also before tpmon came."""
+    age_s = event_age_s(scene.frame)
+    return scene.frame.taken_ns - round(age_s * 1e9) if age_s is not None else NOT_APPLICABLE
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """Hold the rank whose data and forward take longest, the median of the others, and the gap's share."""
+
+    rank: RankScene
+    own_ms: float
+    others_ms: float
+    ratio: float
+
+
+def find_late(scene: Scene) -> LateRank | None:
+    """Return the rank that the others wait for in each step, None where there is none or it is not known.
+
+    Ranks that exchange gradients go in step; one that comes late to its backward has a short one, and the
+    others wait for it in theirs. What follows the backward tells nothing: it fills up the step on any rank.
+    """
+    found = [
+        (rank, pace, pace.own_ms)
+        for rank, pace in _paces(scene.ranks, scene)
+        if is_known(pace.own_ms) and pace.rate_hz > 0 and not is_stalled(pace)
+    ]
+    if len(found) < 2 or len(found) < len(scene.ranks):
+        return None
+    rates = [pace.rate_hz for _, pace, _ in found]
+    if max(rates) - min(rates) > SAME_RATE * max(rates):
+        return None
+    late, late_pace, late_ms = max(found, key=lambda one: one[2])
+    others = [one for one in found if one[0] is not late]
+    others_ms = statistics.median(own_ms for _, _, own_ms in others)
+    step_ms = 1000 / late_pace.rate_hz
+    backwards_ms = [
+        10 * pace.backward_pct / pace.rate_hz for _, pace, _ in others if is_known(pace.backward_pct)
+    ]
+    if not is_known(late_pace.backward_pct) or len(backwards_ms) < len(others):
+        return None
+    gap_ms = late_ms - others_ms
+    waited_ms = statistics.median(backwards_ms) - 10 * late_pace.backward_pct / late_pace.rate_hz
+    if gap_ms < BEHIND_RATIO * step_ms or waited_ms < WAITS_FOR_IT * gap_ms:
+        return None
+    return LateRank(late, late_ms, others_ms, gap_ms / step_ms)
+
+
+def _suspect_straggler(scene: Scene) -> Suspicion | None:
+    if scene.cards:
+        return None  # the host's time may be a wait for the rank's own card: no more than a second word
+    late = find_late(scene)
+    if late is None:
+        return None
+    name = name_rank(late.rank)
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="straggler",
+        weight=late.ratio,
+        margin=late.ratio / BEHIND_RATIO,
+        sources=frozenset((HOOK,)),
+        summary=f"{name} takes {format_ms(late.own_ms)} for data and forward of a step, the others "
+        f"{format_ms(late.others_ms)}: they wait for it in their backward",
+        evidence=(
+            _row(f"{name}, data and forward", late.own_ms, "ms", "", scene),
+            _row("the others", late.others_ms, "ms", "", scene),
+        ),
+        share=late.ratio,
+        observed=frozenset((Need.RANK_BEHIND,)),
+        pid=late.rank.process.pid,
+        rank=late.rank.process.rank,
+    )
+
+
+def _count_turns(counts: StepCounts) -> int:
+    """Return how often a loop went round by any of its events, whatever counts as a step."""
+    return max(counts.batches, counts.backwards, counts.optimizer_calls, counts.elsewhere)
+
+
+def _suspect_first_steps(scene: Scene) -> Suspicion | None:
+    hooks = list_hooks(scene.frame)
+    ages = [(scene.now - rank.process.started).total_seconds() for rank in scene.ranks]
+    if (
+        not hooks
+        or len(hooks) < len(scene.ranks)
+        or min(ages, default=FIRST_STEPS_AGE_S) >= FIRST_STEPS_AGE_S
+    ):
+        return None
+    fewest = min(one.counts.steps for one in hooks)
+    if fewest >= FIRST_STEPS or any(one.counts.eval_steps for one in hooks):
+        return None
+    if any(one.counts.steps == 0 and not is_known(one.phase) for one in hooks):
+        return None  # no loop was seen yet, and it may never come to one
+    if fewest == 0 and any(_count_turns(one.counts) >= UNCOUNTED_TURNS for one in hooks):
+        return None
+    count = ("no step yet", "1 step", f"{fewest} steps")[min(fewest, 2)]
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause="first-steps",
+        weight=0.1,
+        margin=1.0,
+        sources=frozenset((HOOK,)),
+        summary=f"the loop runs and has taken {count}",
+        evidence=(
+            _row("steps", float(fewest), "", count, scene),
+            reading("age of the ranks", min(ages), "s", "process start", scene.frame.ages_s.cpu),
+        ),
+    )
+
+
+def _suspect_validation(scene: Scene) -> Suspicion | None:
+    """Suspect a validation by its evaluation steps; a program that never trained evaluates for a living."""
+    found = [
+        (rank, pace)
+        for rank, pace in _paces(scene.ranks, scene)
+        if pace.count > 0 and is_evaluating(pace) and not is_stalled(pace)
+    ]
+    if not found:
+        return None
+    rank, pace = found[0]
+    return Suspicion(
+        kind=Kind.PAUSED,
+        cause="validation",
+        weight=min(1.0, pace.eval_pct / 100),
+        margin=max(1.0, pace.eval_pct / EVALUATES_PCT),
+        sources=frozenset((HOOK,)),
+        summary=f"{name_rank(rank)} evaluates, {pace.eval_hz:.1f} batches/s, after step {pace.count}",
+        evidence=(_row("in evaluation", pace.eval_pct, "%", f"{pace.eval_count} batches so far", scene),),
+        share=min(1.0, pace.eval_pct / 100),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+_ALONE: dict[str, Callable[[Scene], Suspicion | None]] = {
+    "judge_starting": _suspect_first_steps,
+    "judge_validation": _suspect_validation,
+    "judge_straggler": _suspect_straggler,
+}
+"""By the name of a rule: what the hook suspects by itself where the rule does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ByHook:
+    """Answer as a rule does, with the word of the hooks."""
+
+    rule: Rule
+    alone: Callable[[Scene], Suspicion | None] | None
+
+    def __call__(self, scene: Scene) -> Answer:
+        """Return the rule's answer; the hook's own suspicion where the rule has none."""
+        answer = self.rule(scene)
+        if not list_hooks(scene.frame):
+            unread = hook_unread(scene.frame)
+            if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
+                return replace(answer, unread=(*answer.unread, *unread))
+            return answer
+        if isinstance(answer, Suspicion):
+            return weigh_in(answer, scene)
+        own = self.alone(scene) if self.alone is not None else None
+        return answer if own is None else own
+
+
+def with_hooks(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules so that each asks the hooks too; they stay what they are where there is none."""
+    return tuple(_ByHook(rule, _ALONE.get(getattr(rule, "__name__", ""))) for rule in rules)

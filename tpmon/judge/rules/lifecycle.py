@@ -1,0 +1,356 @@
+"""Runs that take no steps for a good reason: starting, paused, finished, waiting for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, reading
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.standstill import (
+    FRESH_S,
+    INPUT_WAITS,
+    TERMINAL_WAIT,
+    fresh_phase,
+    name_rank,
+    waits_for_batch,
+)
+from tpmon.judge.hang import rules as rules_hang
+from tpmon.judge.hang.rules_still import judge_no_progress
+from tpmon.judge.rules.cpu import say_got
+from tpmon.judge.rules.rules_end import judge_finished
+from tpmon.judge.stacks.phases import TRAINING
+from tpmon.judge.stacks.profile import Phase
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.verdict import Kind
+
+STARTING_RATIO = 0.5
+"""Share of samples in imports, loading or the compiler that makes a run one that starts."""
+TRAINS_RATIO = 0.1
+"""Share of samples in forward, backward and optimizer from which steps go on: an import or a load beside them
+is a part of the run, such as modules that are moved to the card and back."""
+FIRST_STEPS_S = 15.0
+"""Age of a rank up to which it may be importing: torch alone takes 2-5 s, on a network disk far more."""
+COMPILER_DEMAND = 0.5
+"""Demand of compile workers, in threads, from which the compiler works beside a waiting rank."""
+RESTING_MAIN_DEMAND = 0.1
+PAUSE_RATIO = 0.2
+"""Share of the samples of the span that a pause takes besides being the newest thing seen: a short
+checkpoint between steps is a part of the run, not a pause of it."""
+INPUT_S = 3.0
+"""How long a terminal must be waited for; keys come faster."""
+
+_STEP = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_STARTS = {Phase.IMPORT: "import", Phase.LOAD: "load", Phase.COMPILE: "compile"}
+_START_NEEDS = {
+    "import": Need.IMPORT_IN_STACK,
+    "load": Need.LOAD_IN_STACK,
+    "compile": Need.COMPILE_IN_STACK,
+    "autotune": Need.COMPILE_IN_STACK,
+}
+_START_WORDS = {
+    "import": "is importing modules",
+    "load": "is loading a checkpoint",
+    "compile": "is compiling the model",
+    "autotune": "is trying out kernels (autotune)",
+}
+_BUILDS = "is reading a data set, or builds or moves its model"
+"""What a load is where the stacks show no checkpoint."""
+
+
+def _age_s(rank: RankScene, scene: Scene) -> float:
+    return (scene.now - rank.process.started).total_seconds()
+
+
+def _start_of(rank: RankScene) -> tuple[str, float] | None:
+    """Return which start a rank is in by its stacks, and its share of the samples."""
+    if not is_known(rank.phases):
+        return None
+    newest = fresh_phase(rank.phases)
+    trains = rank.phases.ratio(*TRAINING) >= TRAINS_RATIO
+    for phase, cause in _STARTS.items():
+        if trains and phase is not Phase.COMPILE:
+            continue
+        ratio = rank.phases.ratio(phase)
+        if (ratio >= STARTING_RATIO and newest in (phase, None)) or (
+            newest is phase and ratio >= STARTING_RATIO / 2
+        ):
+            autotune = phase is Phase.COMPILE and "autotun" in rank.phases.where
+            return ("autotune" if autotune else cause), ratio
+    return None
+
+
+def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspicion:
+    sources = {"stacks"}
+    if cause in ("compile", "autotune") and _compiler_demand(scene) >= COMPILER_DEMAND:
+        sources.add("schedstat")
+    if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
+        sources.add("process age")
+    age = scene.frame.ages_s
+    got = say_got(scene)
+    need = _START_NEEDS[cause]
+    # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
+    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.sights)
+    words = _START_WORDS[cause] if seen else _BUILDS
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause=cause,
+        weight=ratio,
+        margin=ratio / STARTING_RATIO,
+        sources=frozenset(sources),
+        summary=f"{name_rank(rank)} {words}" + (f"; {got}" if got else ""),
+        evidence=(
+            reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
+            reading("age of the rank", _age_s(rank, scene), "s", "process start", age.cpu),
+        ),
+        observed=frozenset((need,)) if seen else frozenset(),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _compiler_demand(scene: Scene) -> float:
+    return sum(
+        known_or(process.runnable, 0.0) for process in scene.frame.processes if process.role is Role.COMPILE
+    )
+
+
+def _starts_by_compiler(scene: Scene) -> Answer | None:
+    """Suspect a compile by its workers where no stack tells: they work and every rank rests."""
+    demand = _compiler_demand(scene)
+    if demand < COMPILER_DEMAND or not scene.ranks:
+        return None
+    if not all(is_known(one.main_demand) and one.main_demand < RESTING_MAIN_DEMAND for one in scene.ranks):
+        return None
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause="compile",
+        weight=min(1.0, demand),
+        margin=demand / COMPILER_DEMAND,
+        sources=frozenset(("schedstat",)),
+        summary="compile workers run while the ranks wait for them",
+        evidence=(reading("compile workers", demand, "threads", "schedstat", scene.frame.ages_s.threads),),
+    )
+
+
+def _starts_by_age(scene: Scene) -> Answer:
+    """Suspect the first steps by age alone: only where no stack tells and no loader has begun."""
+    oldest = max((_age_s(rank, scene) for rank in scene.ranks), default=FIRST_STEPS_S)
+    loading = any(rank.workers or rank.loader is not None for rank in scene.ranks)
+    waiting = any(is_known(one := waits_for_batch(rank)) and one for rank in scene.ranks)
+    if oldest >= FIRST_STEPS_S or loading or waiting:
+        reason = next((rank.phases.reason for rank in scene.ranks if isinstance(rank.phases, Missing)), "")
+        return Unsure(f"starting ({reason})") if reason else Cleared("starting (steps go on)")
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause="first-steps",
+        weight=0.1,
+        margin=1.0,
+        sources=frozenset(("process age",)),
+        summary=f"the ranks are {oldest:.0f} s old",
+        evidence=(reading("age of the ranks", oldest, "s", "process start", scene.frame.ages_s.cpu),),
+    )
+
+
+def judge_starting(scene: Scene) -> Answer:
+    """Suspect a start: the main thread imports, loads or compiles, or the ranks are seconds old."""
+    starts = [(rank, *start) for rank in scene.ranks if (start := _start_of(rank)) is not None]
+    if starts:
+        return _starting(scene, *max(starts, key=lambda one: one[2]))
+    by_compiler = _starts_by_compiler(scene)
+    if by_compiler is not None:
+        return by_compiler
+    if any(is_known(rank.phases) for rank in scene.ranks):
+        return Cleared("starting (no import, load or compile in the stacks)")
+    return _starts_by_age(scene)
+
+
+def find_past_starts(scene: Scene) -> frozenset[Key]:
+    """Return the starts and pauses that are over by the newest stacks of every rank: their steps go on.
+
+    Both say what a rank does right now, so that they may not be said beside a row that shows a step.
+    First steps are told by age, and by that no longer where stacks tell.
+    """
+    told = all(is_known(rank.phases) for rank in scene.ranks) and bool(scene.ranks)
+    by_age: frozenset[Key] = frozenset(((Kind.STARTING, "first-steps"),)) if told else frozenset()
+    phases = [fresh_phase(rank.phases) if is_known(rank.phases) else None for rank in scene.ranks]
+    if not phases or any(phase not in _STEP for phase in phases):
+        return by_age
+    starts, pauses = ("import", "load"), ("checkpoint", "validation")
+    return by_age | frozenset(
+        (*((Kind.STARTING, cause) for cause in starts), *((Kind.PAUSED, one) for one in pauses))
+    )
+
+
+def find_pause(rank: RankScene) -> Phase | None:
+    """Return the pause that a rank is in right now by its newest stacks: checkpoint, validation, or none."""
+    if not is_known(rank.phases):
+        return None
+    newest = fresh_phase(rank.phases)
+    if newest not in (Phase.CHECKPOINT, Phase.VALIDATION):
+        return None
+    return newest if rank.phases.ratio(newest) >= PAUSE_RATIO else None
+
+
+def _is_waiting(rank: RankScene) -> bool:
+    """Tell whether the newest stacks of a rank show a wait for other ranks, or for its card.
+
+    Gradients are waited for in backward, without a frame of a collective: the main thread rests there.
+    """
+    phases = rank.phases
+    if not is_known(phases) or phases.newest_age_s > FRESH_S:
+        return False
+    newest = fresh_phase(phases)
+    if newest is Phase.BACKWARD:
+        return is_known(rank.main_demand) and rank.main_demand < RESTING_MAIN_DEMAND
+    # A collective is told by its own name, which is no word of a phase.
+    held = phases.ratio(Phase.COMMS, Phase.SYNC) > phases.ratio(Phase.OTHER)
+    return newest in (None, Phase.COMMS, Phase.SYNC) and held
+
+
+def _say_waiting(others: Sequence[RankScene]) -> str:
+    """Say which of the ranks that are in no pause were seen to wait; ranks are sampled in turn."""
+    waiting, rest = sum(map(_is_waiting, others)), len(others)
+    if not waiting:
+        return ""
+    if waiting == rest:
+        return "; the other rank waits" if rest == 1 else f"; {rest} other ranks wait"
+    return f"; {waiting} of the {rest} other ranks {'was' if waiting == 1 else 'were'} seen to wait"
+
+
+def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need) -> Answer:
+    ranks = [rank for rank in scene.ranks if find_pause(rank) is phase]
+    if not ranks:
+        unread = [rank.phases for rank in scene.ranks if isinstance(rank.phases, Missing)]
+        if unread:
+            return Unsure(f"{cause} ({unread[0].reason})")
+        return Cleared(f"{cause} (not in the newest stacks)")
+    rank = ranks[0]
+    others = [one for one in scene.ranks if find_pause(one) is not phase]
+    ratio = rank.phases.ratio(phase) if is_known(rank.phases) else 0.0
+    sources = {"stacks"}
+    if phase is Phase.CHECKPOINT and _writes(rank.process):
+        sources.add("io")
+    return Suspicion(
+        kind=Kind.PAUSED,
+        cause=cause,
+        weight=ratio,
+        margin=max(1.0, ratio / PAUSE_RATIO),
+        sources=frozenset(sources),
+        summary=f"{name_rank(rank)} {words}{_say_waiting(others)}",
+        evidence=(
+            reading(f"in {cause}", 100 * ratio, "%", "stack samples", scene.frame.ages_s.stacks),
+            reading("writes", rank.process.asked_write_bytes_s, "bytes/s", "/proc io", scene.frame.ages_s.io),
+        ),
+        share=ratio,
+        observed=frozenset((need,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _writes(process: ProcessSample) -> bool:
+    return is_known(process.asked_write_bytes_s) and process.asked_write_bytes_s >= 1e6
+
+
+def judge_checkpoint(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that a checkpoint is being written right now."""
+    return _judge_pause(scene, Phase.CHECKPOINT, "checkpoint", "is writing a checkpoint", Need.SAVE_IN_STACK)
+
+
+def judge_validation(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that validation runs right now."""
+    return _judge_pause(scene, Phase.VALIDATION, "validation", "is in validation", Need.VALIDATION_IN_STACK)
+
+
+def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
+    """Return what says that a rank waits for a person: its stack, the kernel."""
+    process = rank.process
+    sources = set()
+    phases = rank.phases
+    if is_known(phases) and fresh_phase(phases) is Phase.INPUT and phases.ratio(Phase.INPUT) >= PAUSE_RATIO:
+        sources.add("stacks")
+    unchanged = process.waits_unchanged_s
+    if (
+        is_known(process.waits_for)
+        and process.waits_for in INPUT_WAITS
+        and is_known(unchanged)
+        and unchanged >= INPUT_S
+    ):
+        sources.add("wait")
+    return frozenset(sources)
+
+
+def _say_input(rank: RankScene) -> str:
+    """Say where the input would come from, and which line asked for it."""
+    words = rank.process.waits_for
+    told = is_known(words) and words in INPUT_WAITS and words != TERMINAL_WAIT
+    where = f"on {words}" if told else "on a terminal"
+    phases = rank.phases
+    if not is_known(phases) or phases.newest_age_s > FRESH_S or not phases.where:
+        return where
+    return f"{where}, in {phases.where.removeprefix(f'{Phase.INPUT.value} ')}"
+
+
+def _judge_server(scene: Scene) -> Suspicion | None:
+    """Suspect that the looks show a server, or a notebook, that waits for requests."""
+    picture = scene.watch.picture
+    if picture is None or not scene.watch.served:
+        return None
+    main = picture.main_of(scene.watch.served)
+    rank = next((one for one in scene.ranks if one.process.pid == scene.watch.served), None)
+    if main is None or rank is None:
+        return None
+    waited, age = rank.process.waits_unchanged_s, scene.frame.ages_s
+    return Suspicion(
+        kind=Kind.IDLE,
+        cause="waiting-for-input",
+        weight=1.0,
+        margin=2.0,
+        sources=frozenset(("stacks", "schedstat")),
+        summary=f"{name_rank(rank)} waits for requests in {main.doing.text}",
+        evidence=(reading("wait unchanged", waited, "s", "kernel wait", age.cpu),),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+        share=NOT_APPLICABLE,
+    )
+
+
+def judge_waiting_for_input(scene: Scene) -> Answer:
+    """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
+    for rank in scene.ranks:
+        sources = _waits_for_terminal(rank)
+        if not sources:
+            continue
+        waited = rank.process.waits_unchanged_s
+        return Suspicion(
+            kind=Kind.IDLE,
+            cause="waiting-for-input",
+            weight=1.0,
+            margin=2.0,
+            sources=sources,
+            summary=f"{name_rank(rank)} waits for input {_say_input(rank)}",
+            evidence=(reading("wait unchanged", waited, "s", "kernel wait", scene.frame.ages_s.cpu),),
+            observed=frozenset((Need.INPUT_WAIT,)),
+            pid=rank.process.pid,
+            rank=rank.process.rank,
+            share=NOT_APPLICABLE,
+        )
+    served = _judge_server(scene)
+    if served is not None:
+        return served
+    if scene.ranks and all(not is_known(r.phases) and not is_known(r.process.waits_for) for r in scene.ranks):
+        return Unsure("waiting for input (neither stacks nor waits could be read)")
+    return Cleared("waiting for input (no rank reads a terminal)")
+
+
+RULES: tuple[Rule, ...] = (
+    judge_starting,
+    judge_checkpoint,
+    judge_validation,
+    judge_finished,
+    judge_waiting_for_input,
+    *rules_hang.RULES,
+    judge_no_progress,
+)

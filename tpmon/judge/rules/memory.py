@@ -1,0 +1,290 @@
+"""Memory that runs out or is about to: leak, copy-on-write, swap, shared memory, full cards.
+
+Memory is a danger beside the speed of a run: the weight of these causes says how near the end is,
+except for swap, where it is the time that the job stalls.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.growth import (
+    ETA_S,
+    GROWTH_BYTES_S,
+    Growth,
+    find_urgency,
+    read_growth,
+    say_about,
+)
+from tpmon.judge.features.snapshot import Rule, Scene
+from tpmon.judge.rules.rules_card_memory import judge_gpu_memory
+from tpmon.judge.rules.rules_shm import judge_shm
+from tpmon.model.frame import Frame
+from tpmon.model.host import SUMMED_ANON
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.units import format_bytes, say_bytes_s
+from tpmon.model.verdict import Kind
+
+NEAR_LIMIT = 0.8
+FLAT_RSS = 0.25
+"""Growth of the sum of RSS over that of anonymous memory below which pages are only copied: 0 was
+measured for copy-on-write, a leak shows in both."""
+OWN_GROWTH = 0.5
+"""Growth of the sum of RSS over that of the control group from which it is this job that grows."""
+COPIED_SHARE = 0.2
+"""Growth within the Window, of all anonymous memory, that makes copies worth a word; 40 % was measured."""
+COPY_FAULTS_S = 500.0
+"""Minor faults per second of all workers that go with copied pages; 5,600 each were measured."""
+PAGE_BYTES = 4096
+"""The smallest page there is: what one minor fault copies at least."""
+COPIED_BY_FAULTS = 0.5
+"""Part of the growth that the workers' faults must explain: 1.2 was measured of copies, at 290 faults a
+second and worker beside other work; another job of the same control group grows without them."""
+SWAP_BYTES = 16 * (1 << 20)
+"""Pages that were put out once, at start, and never touched again, are no fault."""
+SWAP_FAULTS_S = 5.0
+"""Major faults per second that say that swapped pages are touched."""
+STALLED_PCT = 2.0
+"""Stalls for memory below which the faults are those of mapped files and the pages in swap are old ones;
+27 to 31 % were measured of a job that thrashed (docs/thresholds.md)."""
+
+
+def _room(scene: Scene) -> Known[tuple[float, float, str]]:
+    """Return the bytes left, the filled share of the limit, and the limit in words."""
+    memory = scene.frame.memory
+    available, total = memory.host_available_bytes, memory.host_total_bytes
+    host: Known[tuple[float, float, str]]
+    if is_known(available) and is_known(total) and total > 0:
+        host = (float(available), 1 - available / total, f"the machine's {format_bytes(total)}")
+    else:
+        host = available if isinstance(available, Missing) else Missing("memory of the machine not read")
+    limit, used = memory.limit_bytes, memory.used_bytes
+    if is_known(limit) and is_known(used) and limit > 0:
+        left = float(max(0, limit - used))
+        group = (left, used / limit, f"the limit of {format_bytes(limit)}")
+        return group if not is_known(host) or left <= host[0] else host
+    return host
+
+
+def _sum_rss(frame: Frame) -> Known[float]:
+    return map_known(float, frame.memory.rss_bytes)
+
+
+def _sum_anon(frame: Frame) -> Known[float]:
+    anon = frame.memory.anon_bytes
+    return float(anon) if is_known(anon) else anon
+
+
+def _is_summed(scene: Scene) -> bool:
+    """Tell whether anonymous memory is the sum of the processes': copies of shared pages do not change it."""
+    return scene.frame.memory.anon_source == SUMMED_ANON
+
+
+def _lasts(scene: Scene, anon: Growth) -> bool:
+    """Tell whether memory grew in every window, and in the fit over the last minute where there is one."""
+    return anon.grows and known_or(scene.frame.memory.anon_growth_bytes_s, anon.mean) > GROWTH_BYTES_S
+
+
+def _workers(frame: Frame) -> list[ProcessSample]:
+    return [process for process in frame.processes if process.role is Role.WORKER]
+
+
+def _grows_by_copies(scene: Scene, anon: Growth) -> Known[bool]:
+    """Tell whether shared pages are copied: anonymous memory grows, the sum of RSS does not."""
+    if not _workers(scene.frame) or _is_summed(scene):
+        return False
+    rss = read_growth(scene, _sum_rss)
+    if not is_known(rss):
+        return rss
+    return rss.mean < FLAT_RSS * anon.mean
+
+
+def _who_grows(scene: Scene, anon: Growth) -> Role:
+    """Return whose resident memory grows most, the loader workers' or the ranks', which it is by default.
+
+    Files that workers map are resident too: where the ranks' growth explains ``anon``, it is the ranks'.
+    """
+
+    def mean_of(role: Role) -> float:
+        growth = read_growth(scene, lambda frame: _sum_role(frame, role))
+        return growth.mean if is_known(growth) and growth.grows else 0.0
+
+    ranks = mean_of(Role.RANK)
+    fed = mean_of(Role.WORKER) > ranks and ranks < OWN_GROWTH * anon.mean
+    return Role.WORKER if fed else Role.RANK
+
+
+def _sum_role(frame: Frame, role: Role) -> float:
+    return float(sum(one.rss_bytes for one in frame.processes if one.role is role))
+
+
+def _copy_faults(scene: Scene) -> float:
+    """Return the minor faults per second of all workers over the span, 0 where none was read."""
+    faults = [
+        sum(known_or(worker.minor_faults_s, 0.0) for worker in _workers(frame)) for frame in scene.frames
+    ]
+    return statistics.fmean(faults)
+
+
+def _suspect_growth(
+    scene: Scene,
+    cause: str,
+    growth: Growth,
+    *,
+    words: str,
+    need: Need,
+    sources: frozenset[str],
+    role: Role = Role.RANK,
+) -> Suspicion:
+    memory, ages = scene.frame.memory, scene.frame.ages_s
+    room = _room(scene)
+    eta_s: Known[float] = room if isinstance(room, Missing) else room[0] / growth.mean
+    when = f", {room[2]} full in {say_about(eta_s)}" if is_known(room) and is_known(eta_s) else ""
+    near = is_known(room) and room[1] >= NEAR_LIMIT
+    biggest = max(
+        (process for process in scene.frame.processes if process.role is role),
+        key=lambda process: process.rss_bytes,
+        default=None,
+    )
+    evidence = [
+        reading("memory growth", growth.mean, "bytes/s", memory.anon_source, ages.memory),
+        reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", memory.anon_source, ages.memory),
+    ]
+    if is_known(room):
+        evidence.append(reading("used of the limit", 100 * room[1], "%", memory.limit_source, ages.memory))
+    return Suspicion(
+        kind=Kind.MEMORY_PRESSURE,
+        cause=cause,
+        weight=find_urgency(eta_s) if is_known(eta_s) else 0.2,
+        margin=min(growth.slopes) / GROWTH_BYTES_S,
+        sources=sources,
+        summary=f"{words} by {say_bytes_s(growth.mean)}{when}",
+        evidence=tuple(evidence),
+        observed=frozenset((need, Need.MEMORY_LIMIT_NEAR)) if near else frozenset((need,)),
+        pid=biggest.pid if biggest is not None else NOT_APPLICABLE,
+        rank=biggest.rank if biggest is not None else NOT_APPLICABLE,
+    )
+
+
+def _is_near_the_end(scene: Scene, growth: Growth) -> Known[bool]:
+    room = _room(scene)
+    if not is_known(room):
+        return room
+    return room[0] / growth.mean < ETA_S or room[1] >= NEAR_LIMIT
+
+
+def judge_leak(scene: Scene) -> Answer:
+    """Suspect steady growth of the job's memory that reaches its limit soon."""
+    anon = read_growth(scene, _sum_anon)
+    if not is_known(anon):
+        return Unsure(f"memory growth ({anon.reason})")
+    if not _lasts(scene, anon):
+        return Cleared("memory growth (none that lasts)")
+    copies = _grows_by_copies(scene, anon)
+    if not is_known(copies):
+        return Unsure(f"memory growth ({copies.reason})")
+    if copies:
+        return Cleared("leak (pages are copied, not added)")
+    rss = read_growth(scene, _sum_rss)
+    if is_known(rss) and not _is_summed(scene) and rss.mean < OWN_GROWTH * anon.mean:
+        # A control group may hold other jobs too: a session's, a container's.
+        return Cleared(f"leak ({scene.frame.memory.anon_source} grows, this job's processes do not)")
+    near = _is_near_the_end(scene, anon)
+    room = _room(scene)
+    if not is_known(near) or not is_known(room):
+        return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
+    if not near:
+        return Cleared(f"memory growth ({say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
+    seen = {scene.frame.memory.anon_source}
+    if is_known(rss) and rss.grows and not _is_summed(scene):
+        seen.add("RSS")
+    role = _who_grows(scene, anon)
+    fed = role is Role.WORKER
+    words = "memory of the loader workers grows" if fed else "memory grows"
+    need = Need.WORKERS_GROW if fed else Need.ANON_GROWS
+    return _suspect_growth(scene, "leak", anon, words=words, need=need, sources=frozenset(seen), role=role)
+
+
+def judge_copy_on_write(scene: Scene) -> Answer:
+    """Suspect copies of shared pages: anonymous memory grows with the workers, the sum of RSS does not."""
+    if not _workers(scene.frame):
+        return Cleared("copy-on-write (no workers)")
+    anon = read_growth(scene, _sum_anon)
+    if not is_known(anon):
+        return Unsure(f"copy-on-write ({anon.reason})")
+    if not _lasts(scene, anon):
+        return Cleared("copy-on-write (memory does not grow)")
+    if _is_summed(scene):
+        return Unsure("copy-on-write (copies are counted in a control group only, the job has none)")
+    copies = _grows_by_copies(scene, anon)
+    if not is_known(copies):
+        return Unsure(f"copy-on-write ({copies.reason})")
+    if not copies:
+        return Cleared("copy-on-write (the processes themselves grow)")
+    faults = _copy_faults(scene)
+    if faults < COPY_FAULTS_S:
+        # Without them the group that grows holds other processes than these.
+        return Cleared(f"copy-on-write (the workers touch {faults:.0f} new pages a second)")
+    if faults * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean:
+        touched = f"{say_bytes_s(faults * PAGE_BYTES)} of the {say_bytes_s(anon.mean)}"
+        return Cleared(f"copy-on-write (the workers touch {touched} by which memory grows)")
+    near = _is_near_the_end(scene, anon)
+    much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
+    if not much and not (is_known(near) and near):
+        return Cleared(f"copy-on-write ({say_bytes_s(anon.mean)}, small beside what is free)")
+    seen = {scene.frame.memory.anon_source, "minor faults"}
+    return _suspect_growth(
+        scene,
+        "copy-on-write",
+        anon,
+        words="workers copy shared pages: memory grows",
+        need=Need.PAGES_COPIED,
+        sources=frozenset(seen),
+    )
+
+
+def judge_swap(scene: Scene) -> Answer:
+    """Suspect swap when the job has pages there and touches them."""
+    memory, ages = scene.frame.memory, scene.frame.ages_s
+    swap = memory.swap_bytes
+    if not is_known(swap):
+        return Unsure(f"swap ({swap.reason})")
+    if swap < SWAP_BYTES:
+        return Cleared(f"swap ({format_bytes(swap)})")
+    faults = scene.major_faults_s
+    if not is_known(faults):
+        return Unsure(f"whether {format_bytes(swap)} in swap are touched ({faults.reason})")
+    if faults < SWAP_FAULTS_S:
+        return Cleared(f"swap ({format_bytes(swap)} lie there untouched)")
+    psi = scene.memory_psi_pct
+    if is_known(psi) and psi < STALLED_PCT:
+        return Cleared(f"swap ({format_bytes(swap)} lie there, and the job stalls {psi:.1f} % of the time)")
+    stalled = min(psi, 100.0) / 100 if is_known(psi) else None
+    return Suspicion(
+        kind=Kind.MEMORY_PRESSURE,
+        cause="swap",
+        weight=stalled if stalled is not None else 0.2,
+        margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
+        # Major faults are also those of mapped files: only together with the swap they say something.
+        sources=frozenset(("swap and faults", "PSI") if stalled is not None else ("swap and faults",)),
+        summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
+        evidence=(
+            reading("in swap", swap / (1 << 20), "MiB", memory.anon_source, ages.memory),
+            reading("major faults", faults, "1/s", memory.anon_source, ages.memory),
+            reading("stalled for memory", psi, "%", "PSI", ages.memory),
+        ),
+        share=stalled if stalled is not None else Missing("PSI was not read"),
+        observed=frozenset((Need.SWAP_USED,)),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    judge_leak,
+    judge_copy_on_write,
+    judge_swap,
+    judge_shm,
+    judge_gpu_memory,
+)

@@ -1,0 +1,325 @@
+"""Causes that the reads of a loader tell: bandwidth, latency, a store behind the network, a thrashed cache.
+
+A store that waits for a network shows neither in D state nor in iowait nor in read_bytes, only in
+what the thread waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
+from tpmon.judge.features.file_opens import (
+    OPENS_RATIO,
+    STACKS_OF_LOADING,
+    find_open_share,
+    is_opening,
+    name_opens,
+)
+from tpmon.judge.features.loader import WORKERS, Starved, find_starved, suspect_loader
+from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
+from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER, Load, mean_wait, name_load
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Role
+from tpmon.model.units import format_bytes, format_pct
+from tpmon.model.verdict import Evidence
+
+REFAULT_BYTES_S = 20e6
+"""Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case."""
+MAJOR_FAULTS_S = 5.0
+"""That low because readahead of 8 MB makes 75 faults/s of 540 MB/s."""
+PSI_MEMORY_PCT = 10.0
+"""Stalls for memory, some; measured 27-31 % when thrashed, else 0."""
+SMALL_READ_BYTES = 64 * 1024
+"""A read up to this size costs mostly its latency: 64 KiB take 0.1 ms of a 500 MB/s disk."""
+LARGE_READ_BYTES = 256 * 1024
+"""From here on a read costs mostly its bytes; the kernel itself reads ahead half of it."""
+FAST_BYTES_S = 100e6
+"""Bytes/s of all workers at which bytes are what is waited for, whatever the size of a read."""
+SOME_BYTES_S = 20e6
+"""Below it reads of middle size wait for answers, not for bytes."""
+MAPPED = 4.0
+"""Device bytes over asked bytes from which files are mapped and not read (541 MB/s against 0)."""
+
+_SOCKETS = ("socket", "connection")
+_LOCAL = ("unix socket",)
+"""Its other end is a process of this machine: a manager, a cache, a broker."""
+_POLLS = ("poll",)
+_NETWORK_FILES = ("FUSE", "NFS", "Ceph", "Lustre")
+
+
+class Store(Enum):
+    """Name what reads wait for."""
+
+    BYTES = "storage-bandwidth"
+    ANSWERS = "storage-latency"
+    NETWORK = "network-store"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Hold the reads of all workers of a rank: bytes per second, mean size of one, and by what it is told."""
+
+    bytes_s: Known[float]
+    mean_bytes: Known[float]
+    source: str
+
+
+def _sum(found: Starved, read: Callable[[WorkerScene], Known[float]]) -> Known[float]:
+    values = [read(worker) for worker in found.workers]
+    known = [value for value in values if is_known(value)]
+    if known and 2 * len(known) >= len(values):
+        return sum(known) * len(values) / len(known)
+    return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
+
+
+def measure_reads(found: Starved) -> Reads:
+    """Add up what the workers read; a mapped file is read by page faults, not by calls."""
+    asked = _sum(found, lambda one: one.asked_read_bytes_s)
+    device = _sum(found, lambda one: one.device_read_bytes_s)
+    calls = _sum(found, lambda one: one.read_calls_s)
+    faults = _sum(found, lambda one: one.major_faults_s)
+    if not is_known(asked):
+        return Reads(device, asked, "/proc/PID/io")
+    if is_known(device) and device > MAPPED * asked and is_known(faults) and faults > 0:
+        return Reads(device, device / faults, "bytes and major faults")
+    size: Known[float] = calls
+    if is_known(calls):
+        size = asked / calls if calls > 0 else Missing("no reads")
+    return Reads(max(asked, known_or(device, asked)), size, "bytes and reads of /proc/PID/io")
+
+
+def _is_network(found: Starved, scene: Scene) -> bool:
+    """Tell whether the workers wait on sockets; a plain poll counts where the job has connections."""
+    waits = mean_wait(found.workers, _SOCKETS) - mean_wait(found.workers, _LOCAL)
+    sockets = scene.frame.sockets
+    if is_known(sockets) and sockets.connections > 0:
+        waits += mean_wait(found.workers, _POLLS)
+    return waits >= BLOCKED_WORKER
+
+
+def _name_server(found: Starved, scene: Scene) -> str:
+    """Name the wait, and the busy child of the rank that may be at its other end."""
+    helpers = [
+        (known_or(process.runnable, 0.0), process)
+        for process in scene.frame.processes
+        if process.role is Role.HELPER and process.rank_pid == found.rank.process.pid
+    ]
+    demand, server = max(helpers, key=lambda one: one[0], default=(0.0, None))
+    if server is None or demand < BUSY_WORKER:
+        return _LOCAL[0]
+    return f"{_LOCAL[0]}; {server.label} {server.pid} wants {demand:.1f} CPUs"
+
+
+def _size_up(reads: Reads) -> Known[Store]:
+    """Tell waiting for bytes from waiting for answers; Missing when the reads do not decide."""
+    size, rate = reads.mean_bytes, reads.bytes_s
+    if not is_known(rate):
+        return rate
+    if rate >= FAST_BYTES_S:
+        return Store.BYTES
+    if not is_known(size):
+        return size
+    if size <= SMALL_READ_BYTES:
+        return Store.ANSWERS
+    if size >= LARGE_READ_BYTES:
+        return Store.BYTES
+    return Store.BYTES if rate >= SOME_BYTES_S else Store.ANSWERS
+
+
+def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
+    """Tell whether the waits are for opens: the stacks show them, and too few bytes come to be waited for."""
+    return is_opening(scene) and known_or(reads.bytes_s, 0.0) < FAST_BYTES_S
+
+
+def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[Store]:
+    """Say what the reads wait for; opens and look-ups count as answers, however large the few reads are.
+
+    A network file system with small reads is slow by their number, with large and fast ones by its
+    bytes; one that is neither is slow because it is far away.
+    """
+    if _is_network(found, scene):
+        return Store.NETWORK
+    if _tell_by_opens(scene, reads):
+        return Store.ANSWERS
+    store = _size_up(reads)
+    if mean_wait(found.workers, _NETWORK_FILES) < BLOCKED_WORKER:
+        return store
+    slow = is_known(reads.bytes_s) and reads.bytes_s < SOME_BYTES_S
+    if not is_known(store) or (slow and store is Store.BYTES):
+        return Store.NETWORK
+    return store
+
+
+def _network_load(found: Starved, scene: Scene) -> bool:
+    """Tell whether the workers mostly wait in reads, a poll for a socket included."""
+    load = name_load(found)
+    return load is Load.READ or (load is Load.OTHER_WAIT and _is_network(found, scene))
+
+
+def _observed(found: Starved, scene: Scene, store: Store, reads: Reads) -> frozenset[Need]:
+    seen = {Need.WORKERS_IO_WAIT}
+    if store is Store.NETWORK or mean_wait(found.workers, _NETWORK_FILES) >= BLOCKED_WORKER:
+        seen.add(Need.NETWORK_WAIT)
+    small = is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES
+    if (small and store is not Store.BYTES) or _tell_by_opens(scene, reads):
+        seen.add(Need.SMALL_READS)
+    return frozenset(seen)
+
+
+def _waits_words(found: Starved) -> str:
+    waits: dict[str, float] = {}
+    for worker in found.workers:
+        for words in worker.io_waits:
+            waits[words] = waits.get(words, 0.0) + worker.waits.get(words, 0.0)
+    return max(waits, key=lambda words: waits[words]) if waits else "reads"
+
+
+def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence, ...]:
+    ages = scene.frame.ages_s
+    blocked = map_known(lambda ratio: 100 * ratio, found.blocked)
+    told = [
+        Evidence("workers blocked", blocked, "%", "", f"state and wchan: {_waits_words(found)}", ages.threads)
+    ]
+    if is_known(reads.bytes_s):
+        told.append(reading("workers read", reads.bytes_s, "bytes/s", "/proc/PID/io", ages.io))
+    if is_known(reads.mean_bytes):
+        told.append(reading("mean size of a read", reads.mean_bytes / 1024, "KiB", reads.source, ages.io))
+    return (*told, *name_opens(scene))
+
+
+_WHY = {
+    Store.BYTES: "its workers wait for bytes from the storage ({rate})",
+    Store.ANSWERS: "its workers wait for many small or slow reads ({size} each)",
+    Store.NETWORK: "its workers wait for a store behind the network ({waits})",
+}
+
+
+def _margin(store: Store, reads: Reads, found: Starved, scene: Scene) -> float:
+    """Return how far the deciding figure is past its threshold; for sockets it is the wait itself."""
+    blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
+    if store is Store.ANSWERS and _tell_by_opens(scene, reads):
+        return min(blocked, known_or(find_open_share(scene), OPENS_RATIO) / OPENS_RATIO)
+    if store is Store.NETWORK or not is_known(reads.mean_bytes):
+        return blocked
+    if store is Store.ANSWERS:
+        return min(blocked, LARGE_READ_BYTES / max(reads.mean_bytes, 1.0))
+    return min(blocked, max(reads.mean_bytes / SMALL_READ_BYTES, known_or(reads.bytes_s, 0.0) / FAST_BYTES_S))
+
+
+def _judge_store(scene: Scene, wanted: Store, name: str) -> Answer:
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if not found.rank.has_workers:
+        return Cleared(f"{name} of the workers (there are none)")
+    load = name_load(found)
+    if load is Load.UNREAD:
+        return Unsure(f"{name} (what the workers wait for was not read)")
+    if not _network_load(found, scene):
+        return Cleared(
+            f"{name} (workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time)"
+        )
+    if mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER:
+        return Unsure(
+            f"what a process of this machine does that the workers ask ({_name_server(found, scene)})"
+        )
+    reads = measure_reads(found)
+    store = _name_store(found, scene, reads)
+    if not is_known(store):
+        return Unsure(f"whether bytes or answers of the storage are slow ({store.reason})")
+    if store is not wanted:
+        return Cleared(f"{name} (reads of {_size_text(reads)})")
+    opens = store is Store.ANSWERS and _tell_by_opens(scene, reads)
+    why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
+    if opens:
+        why = f"its workers wait in open and stat, {_opens_text(scene)} of their work: many small files"
+    sized = _size_up(reads) is store if opens else is_known(reads.mean_bytes)
+    return suspect_loader(
+        found,
+        scene,
+        store.value,
+        why,
+        margin=_margin(store, reads, found, scene),
+        sources=frozenset((WORKERS,))
+        | (frozenset(("reads",)) if sized else frozenset())
+        | (frozenset((STACKS_OF_LOADING,)) if opens else frozenset()),
+        evidence=_read_evidence(found, scene, reads),
+        observed=_observed(found, scene, store, reads),
+    )
+
+
+def _opens_text(scene: Scene) -> str:
+    return f"{format_pct(100 * known_or(find_open_share(scene), 0.0))} %"
+
+
+def _size_text(reads: Reads) -> str:
+    return format_bytes(reads.mean_bytes) if is_known(reads.mean_bytes) else "unknown size"
+
+
+def _rate_text(reads: Reads) -> str:
+    return f"{format_bytes(reads.bytes_s)}/s" if is_known(reads.bytes_s) else "unknown rate"
+
+
+def judge_storage_bandwidth(scene: Scene) -> Answer:
+    """Suspect the bandwidth of the storage when workers wait in large or fast reads."""
+    return _judge_store(scene, Store.BYTES, "storage bandwidth")
+
+
+def judge_storage_latency(scene: Scene) -> Answer:
+    """Suspect the latency of the storage, or many small files, when workers wait in small reads."""
+    return _judge_store(scene, Store.ANSWERS, "storage latency")
+
+
+def judge_network_store(scene: Scene) -> Answer:
+    """Suspect the way to a distant store when workers wait on sockets or a slow network file system."""
+    return _judge_store(scene, Store.NETWORK, "network store")
+
+
+def judge_page_cache_thrash(scene: Scene) -> Answer:
+    """Suspect a page cache that is too small when pages are read again soon after they were dropped."""
+    refault, faults, psi = scene.refault_bytes_s, scene.major_faults_s, scene.memory_psi_pct
+    if not is_known(refault) and not is_known(psi):
+        return Unsure(f"page cache ({refault.reason})")
+    pages = is_known(refault) and refault > REFAULT_BYTES_S and is_known(faults) and faults > MAJOR_FAULTS_S
+    stalls = is_known(psi) and psi > PSI_MEMORY_PCT and not (is_known(refault) and refault <= 0)
+    if not pages and not stalls:
+        text = (
+            f"{format_bytes(refault)}/s refaulted" if is_known(refault) else f"PSI {known_or(psi, 0.0):.0f} %"
+        )
+        return Cleared(f"page cache ({text})")
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    ages = scene.frame.ages_s
+    margins = [1.0]
+    if is_known(refault) and pages:
+        margins.append(refault / REFAULT_BYTES_S)
+    if is_known(psi) and stalls:
+        margins.append(psi / PSI_MEMORY_PCT)
+    amount = f" ({format_bytes(refault)}/s)" if is_known(refault) else ""
+    return suspect_loader(
+        found,
+        scene,
+        "page-cache-thrash",
+        f"files are read again and again because the page cache is too small{amount}",
+        margin=max(margins),
+        sources=frozenset(("cgroup",) if pages else ()) | frozenset(("PSI",) if stalls else ()),
+        evidence=(
+            reading("refaulted", refault, "bytes/s", "memory.stat", ages.memory),
+            reading("major faults", faults, "1/s", "memory.stat", ages.memory),
+            reading("stalled for memory", psi, "%", "PSI", ages.memory),
+        ),
+        observed=frozenset((Need.REFAULTS_SEEN,)),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    judge_storage_bandwidth,
+    judge_storage_latency,
+    judge_network_store,
+    judge_page_cache_thrash,
+)

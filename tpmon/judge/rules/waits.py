@@ -1,0 +1,295 @@
+"""Causes that only a loop's own code knows: a loader that is no DataLoader, a call that blocks. Pure.
+
+Both need a step beside the wait: what waits without one starts, is paused or hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
+from tpmon.judge.features.card_idle import find_gpu_idle
+from tpmon.judge.features.data_wait import LEAST_SAMPLES
+from tpmon.judge.features.feeding import is_behind
+from tpmon.judge.features.loader import HIDDEN_IDLE, LEAST_WAIT
+from tpmon.judge.features.named_waits import find_named_wait
+from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene
+from tpmon.judge.features.spots import name_spot
+from tpmon.judge.rules.python import others_demand
+from tpmon.judge.stacks.busiest import Spot
+from tpmon.judge.stacks.classify import EVENT_LOOP
+from tpmon.judge.stacks.phase_shares import Share, share_of
+from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
+from tpmon.judge.stacks.profile import RankPhases
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+LEAST_BLOCKED = 0.2
+"""Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
+a balanced run may spend in any single wait."""
+SURE_SPOT = 0.05
+"""Share by which a function must take more than what may all be computing, so that it is named as what
+sleeps: half of the interval of 100 samples."""
+LEAST_SAID = 3
+"""Readings of a wait that say what the sleep is for."""
+_LOGGING = Phase.LOGGING.value
+_MAY_SLEEP = (
+    Phase.DATA_WAIT,
+    Phase.SYNC,
+    Phase.COMMS,
+    Phase.CHECKPOINT,
+    Phase.VALIDATION,
+    Phase.IMPORT,
+    Phase.LOAD,
+    Phase.COMPILE,
+    Phase.INPUT,
+)
+"""Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
+_SLEEPS = {"child process": "waits for a child process", "sleep": "pauses (time.sleep or alike)"}
+"""What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
+_OWN = "a loader of the program's own"
+_CALL = "calls that block"
+
+
+def _sleeping(rank: RankScene) -> Known[float]:
+    """Return the share of looks that found the main thread asleep, and not for the interpreter's lock."""
+    main = rank.main
+    if not is_known(main):
+        return main
+    if main.looks < LEAST_SAMPLES:
+        return Missing("too few looks at the main thread")
+    return max(0.0, 1 - main.running - main.timed_lock)
+
+
+def _idle_cost(rank: RankScene, scene: Scene, what: str) -> Answer | Applicable[float]:
+    """Return how much of the time the rank's card idles; or that a wait costs nothing, or is not known to."""
+    idle = find_gpu_idle(rank, scene)
+    if isinstance(idle, Missing):
+        return Unsure(f"{what} (GPU: {idle.reason})")
+    if is_known(idle) and idle < HIDDEN_IDLE:
+        return Cleared(f"{what} (hidden: the GPU is {100 * (1 - idle):.0f} % busy)")
+    return idle
+
+
+def _cap(share: Share, most: float) -> Share:
+    return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
+
+
+def _stacks_of(rank: RankScene, what: str) -> Answer | RankPhases:
+    """Return the stacks of a rank that takes steps."""
+    phases = rank.phases
+    if not is_known(phases):
+        return Unsure(f"{what} ({phases.reason})")
+    if phases.samples < LEAST_SAMPLES:
+        return Unsure(f"{what} (too few stack samples yet)")
+    if phases.ratio(*TRAINING) <= 0:
+        return Unsure(f"{what} (no part of a step in the stacks)")
+    return phases
+
+
+def _name_spot(phases: RankPhases) -> str:
+    spot = phases.handed if is_known(phases.handed) else phases.spots.get(Phase.DATA_WAIT)
+    return f": {spot.where.removeprefix(f'{Phase.DATA_WAIT.value}: ')}" if spot is not None else ""
+
+
+def _queued(rank: RankScene, phases: RankPhases) -> float:
+    """Return the share of samples at a queue of data that no DataLoader of torch fills, 0-1.
+
+    Other loaders (DALI, FFCV, Ray Data, nodes of torchdata) and functions with the name of one have it.
+    """
+    if rank.has_workers or rank.loader is not None:
+        return 0.0
+    queue = phases.parts.get(DataPart.QUEUE)
+    return (queue.ratio if queue is not None else 0.0) + find_named_wait(rank)
+
+
+def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
+    phases = _stacks_of(rank, _OWN)
+    if not isinstance(phases, RankPhases):
+        return phases
+    if is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders]):
+        return Cleared(f"{_OWN} (a DataLoader stands behind the queue)")
+    sleeping, handed = _sleeping(rank), phases.handed_ratio + _queued(rank, phases)
+    if is_known(sleeping) and is_known(rank.main):
+        handed = min(handed, sleeping + rank.main.timed_lock)  # to take from a queue may have a time-out
+    share = share_of(handed * phases.samples, phases.samples, phases.design)
+    if share.ratio < LEAST_WAIT:
+        return Cleared(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %)")
+    if share.low < LEAST_WAIT:
+        return Unsure(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %: too close to call)")
+    idle = _idle_cost(rank, scene, _OWN)
+    if isinstance(idle, (Cleared, Unsure, Suspicion)):
+        return idle
+    if is_known(idle):
+        share = _cap(share, idle)
+    ages = scene.frame.ages_s
+    others = others_demand(rank, scene)
+    return Suspicion(
+        kind=Kind.DATA_BOUND,
+        cause="own-loader",
+        weight=share.ratio,
+        margin=share.low / LEAST_WAIT,
+        sources=frozenset(("stacks", "main thread") if is_known(sleeping) else ("stacks",)),
+        summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
+        f"hand over{_name_spot(phases)}",
+        evidence=(
+            Evidence(
+                "at a queue, a pipe or a future",
+                100 * share.ratio,
+                "%",
+                f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
+                scene.frame.sources.stacks,
+                ages.stacks,
+            ),
+            reading("other threads of the rank want", others, "CPUs", "schedstat", ages.threads),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset((Need.OWN_QUEUE_WAIT,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _is_alone(scene: Scene) -> bool:
+    return len(scene.ranks) == 1 and known_or(scene.frame.target.world_size, 1) == 1
+
+
+def _no_call(phases: RankPhases) -> float:
+    """Return the share of samples (0-1) outside of the parts of a step that are known to be no call."""
+    return phases.handed_ratio + phases.resting_ratio
+
+
+def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene: Scene) -> float:
+    """Return the share of its time (0-1) that the main thread surely sleeps in calls of its own.
+
+    On cards and beside ranks the backward pass may be a wait for autograd's own thread: a futex, as no sleep
+    for a disk, a socket or a child is.
+    """
+    # A wait with a time-out in a frame that is known to wait is none for the interpreter.
+    asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.call_waits_ratio)
+    own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - _no_call(phases))
+    alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
+    return own if alone else max(0.0, own - min(phases.ratio(Phase.BACKWARD), main.lock))
+
+
+def _own_io(main: MainThreadScene, phases: RankPhases) -> float:
+    """Return the share of its time (0-1) that it surely waits for a disk or a socket in calls of its own."""
+    return max(0.0, main.io - phases.ratio(*_MAY_SLEEP))
+
+
+def _find_certain(
+    share: Share, main: MainThreadScene, phases: RankPhases, idle: Applicable[float], scene: Scene
+) -> Known[float]:
+    """Return how much of such a sleep is surely a call: all, where the kernel or the stacks tell.
+
+    A wait for a card or for other ranks (``.item()``, ``Work.wait()``) has no frame of its own, and no disk
+    or socket that the kernel shows.
+    """
+    if max(_own_io(main, phases), phases.calls_ratio) >= share.ratio / 2:
+        return share.ratio
+    if not _is_alone(scene):
+        return Missing("a wait for other ranks leaves no frame either")
+    # What it sleeps beyond the card's busy time is no wait for the card.
+    certain = share.ratio + idle - 1 if is_known(idle) else share.ratio
+    return certain if certain >= LEAST_BLOCKED else Missing("or it waits for the GPU, without a frame either")
+
+
+def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
+    """Return the function that surely sleeps: one that waits by its frames, or too large to only compute."""
+    if is_known(phases.calls) and phases.calls_ratio >= share.ratio / 2:
+        return phases.calls
+    spot = phases.spots.get(max(OUTSIDE, key=phases.ratio))
+    computing = phases.ratio(*OUTSIDE) - _no_call(phases) - share.ratio
+    return spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
+
+
+def _is_logging(spot: Applicable[Spot]) -> bool:
+    return is_known(spot) and spot.where.startswith((f"{_LOGGING}: ", f"{_LOGGING} "))
+
+
+def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
+    """Say what the main thread does while it sleeps, as far as the kernel tells; ``io`` as in ``_own_io``."""
+    if io >= share.ratio / 2:
+        return "waits for a disk or a socket"
+    samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
+    for words, verb in _SLEEPS.items():
+        if sum(one.waits_for == words for one in samples) >= max(LEAST_SAID, len(samples) * share.ratio / 2):
+            return verb
+    return "sleeps"
+
+
+def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
+    phases = _stacks_of(rank, _CALL)
+    if not isinstance(phases, RankPhases):
+        return phases
+    sleeping, main = _sleeping(rank), rank.main
+    if not is_known(sleeping) or not is_known(main):
+        return Unsure(f"{_CALL} ({main.reason if isinstance(main, Missing) else 'too few looks'})")
+    outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
+    share = share_of(
+        min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
+    )
+    if share.ratio < LEAST_BLOCKED:
+        return Cleared(f"{_CALL} ({format_pct(100 * share.ratio)} %)")
+    if share.low < LEAST_BLOCKED:
+        return Unsure(f"{_CALL} ({format_pct(100 * share.ratio)} %: too close to call)")
+    idle = _idle_cost(rank, scene, _CALL)
+    if isinstance(idle, (Cleared, Unsure, Suspicion)):
+        return idle
+    certain = _find_certain(share, main, phases, idle, scene)
+    if not is_known(certain):
+        return Unsure(f"{_CALL} ({certain.reason})")
+    spot = _spot_of_call(phases, share)
+    share = _cap(share, min(certain, idle) if is_known(idle) else certain)
+    where = f": {spot.where}" if is_known(spot) else ""
+    ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
+    is_loop = is_known(spot) and spot.where.startswith(EVENT_LOOP)
+    needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
+    if _is_logging(spot):
+        needs.add(Need.LOGGING_IN_STACK)
+    time = f"{100 * share.ratio:.0f} % of"
+    does = _say_sleep(rank, share, _own_io(main, phases), scene)
+    summary = f"the loop {does} {time} its time in a call of its own{where}"
+    if is_loop:
+        summary = f"the event loop has nothing to run {time} the time: all of its tasks await something"
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="blocking-call",
+        weight=share.ratio,
+        margin=share.low / LEAST_BLOCKED,
+        sources=frozenset(("stacks", "main thread")),
+        summary=summary,
+        evidence=(
+            reading("Python outside of the step", 100 * outside, "%", stacks, ages.stacks),
+            reading("main thread asleep", 100 * sleeping, "%", "kernel looks", ages.threads),
+            reading("of it for a disk or a socket", 100 * main.io, "%", "kernel looks", ages.threads),
+            *(name_spot(spot, scene) if is_known(spot) else ()),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset(needs),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _judge_ranks(judge: Callable[[RankScene, Scene], Answer], what: str, scene: Scene) -> Answer:
+    return take_heaviest([judge(rank, scene) for rank in scene.ranks], what)
+
+
+def judge_own_loader(scene: Scene) -> Answer:
+    """Suspect what fills a queue, a pipe or a pool of the program's own while the loop waits at its end."""
+    return _judge_ranks(_judge_own_of, _OWN, scene)
+
+
+def judge_blocking_call(scene: Scene) -> Answer:
+    """Suspect calls of the program itself in which the loop sleeps: a disk, a server, a child, a pause."""
+    return _judge_ranks(_judge_call_of, _CALL, scene)
+
+
+RULES: tuple[Rule, ...] = (judge_own_loader, judge_blocking_call)

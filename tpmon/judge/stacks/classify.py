@@ -1,0 +1,380 @@
+"""Read one stack: which phase it is in, and in words where. Pure.
+
+A stack is walked from the outermost frame inwards. A frame that the tables know takes over when the
+phase so far gives way to it (``GIVES_WAY``), so the innermost meaningful frame wins and the insides
+of a region (torch.load within a dataset) stay with their region.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.stacks.frame_rules import COLLATE, FETCH, PYTHON, TORCH, Rule
+from tpmon.judge.stacks.frames import (
+    is_event_loop,
+    is_library,
+    is_native,
+    last_name,
+    receives,
+    waits_for_others,
+)
+from tpmon.judge.stacks.phase_frameworks import FRAMEWORKS, SYNC_LEAVES, USER_NAMES
+from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, Mark, Phase
+from tpmon.model.frozen import dataclass
+from tpmon.model.stacks import StackFrame
+from tpmon.model.units import clean_text
+
+_INSTALLED = re.compile(
+    r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python\d[\d.]*t?|python3\d*\.zip)/(?:[^/]+\.egg/)?"
+)
+"""What stands before the name of a library: a home or a project may have the name of one, too."""
+_PACKAGES = (
+    re.compile(r"/(?:site|dist)-packages/([^/]+)"),
+    re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
+)
+_COLLATES = replace(COLLATE, weak=True)
+_USER_MARKS = frozenset(mark for mark, _ in USER_NAMES)
+_WRAPPERS = frozenset(
+    (
+        "wrapper",
+        "inner",
+        "inner_func",
+        "log_wrapper",
+        "_no_grad_wrapper",
+        "decorate_context",
+        "_wrapped",
+        "_fn",
+        "__call__",
+    )
+)
+_ALIASES = {
+    "__exit__": "join",
+    "_inner_training_loop": "check of the loss",
+    "_maybe_log_save_evaluate": "reading of the loss",
+    "get_batch_samples": "count of a batch's items",
+    "to_item": "reading of a metric",
+    "_sync_buffers": "broadcast of buffers",
+    "_check_and_sync_module_buffers": "broadcast of buffers",
+    "_sync_module_states": "broadcast of parameters",
+    "_sync_params_and_buffers": "broadcast of parameters",
+    "_verify_param_shape_across_processes": "comparison of parameters",
+    "_rebuild_buckets": "rebuild of buckets",
+    "foreach_all_gather": "all_gather",
+    "foreach_all_gather_copy_out": "all_gather",
+    "foreach_reduce": "reduce_scatter",
+    "_batch_p2p": "pipeline send and receive",
+    "_wait_batch_p2p": "pipeline send and receive",
+    "__avg_scatter_grads": "reduce_scatter of gradients",
+    "__avg_scatter_contiguous_grads": "reduce_scatter of gradients",
+    "__reduce_and_partition_ipg_grads": "reduce_scatter of gradients",
+}
+"""What functions do that nobody calls by hand, in the words of a person."""
+FETCH_FILE = "torch/utils/data/_utils/fetch.py"
+_ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
+_MODULE = "<module>"
+_NAME_CHARS = 40
+EVENT_LOOP = "event loop"
+"""Begins the place of a stack in which no task of asyncio can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Say what one stack does; ``place`` is equal for stacks in the same line of the same phase."""
+
+    phase: Phase
+    part: DataPart | None
+    where: str
+    place: tuple[str, str, int]
+    needs: frozenset[Need]
+    by_name: bool = False
+    """It counts as loading by the name of the program's own function alone."""
+
+
+def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
+    """Group the rules by the last part of their path; rules of folders are under ""."""
+    grouped: dict[str, tuple[Rule, ...]] = {}
+    for rule in rules:
+        last = rule.path.rpartition("/")[2]
+        grouped[last] = (*grouped.get(last, ()), rule)
+    return grouped
+
+
+_RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
+_LEAVES = _by_file(SYNC_LEAVES)
+
+
+@lru_cache(maxsize=4096)
+def _within_packages(file: str) -> str:
+    """Return the path of an installed file from the folder of its library on, "" for others."""
+    found = _INSTALLED.match(file)
+    return file[found.end() :] if found else ""
+
+
+def _fits(rule: Rule, name: str, file: str) -> bool:
+    if name in rule.but or (rule.functions and name not in rule.functions):
+        return False
+    if rule.path.endswith("/"):
+        return _within_packages(file).startswith(rule.path) if rule.installed else f"/{rule.path}" in file
+    found = file == rule.path or file.endswith(f"/{rule.path}")
+    return found and (not rule.installed or is_library(file))
+
+
+@lru_cache(maxsize=8192)
+def mark_frame(function: str, file: str) -> Mark | None:
+    """Say what a frame of ``function`` in ``file`` tells; None when it tells nothing."""
+    name = last_name(function)
+    if name == _MODULE:
+        # A module's own lines run when it is imported, whatever the file does later.
+        return None
+    for rule in chain(_RULES.get(file.rpartition("/")[2], ()), _RULES[""]):
+        if _fits(rule, name, file):
+            return rule.mark
+    if is_library(file):
+        return None
+    return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
+
+
+@lru_cache(maxsize=8192)
+def _is_collate(fetch: str, name: str, below: str) -> bool:
+    """Say whether ``name``, which ``fetch`` called, is the collate function; ``below`` is what that calls.
+
+    A map-style dataset is asked for its items and for nothing else, so all other calls are the collate
+    function, whatever its name; a decorator around the item access is none. An iterable dataset may be a
+    generator of any name. Before Python 3.11 a stack does not tell the two fetchers apart.
+    """
+    if name in _ITEMS or below in ("__getitem__", "__getitems__"):
+        return False
+    return fetch.startswith("_Map") or name in ("__call__", "<lambda>") or "collate" in name.lower()
+
+
+def _last_python(frames: Sequence[StackFrame]) -> int:
+    """Return the index of the innermost frame of Python, -1 where there is none."""
+    return next((i for i in range(len(frames) - 1, -1, -1) if not is_native(frames[i].file)), -1)
+
+
+def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
+    """Say what the innermost frame of Python tells just by being the innermost."""
+    frame = frames[_last_python(frames)] if frames else None
+    if frame is None:
+        return None
+    name = last_name(frame.function)
+    rules = _LEAVES.get(frame.file.rpartition("/")[2], ())
+    return next((rule.mark for rule in rules if _fits(rule, name, frame.file)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Hold what the walk found: the phase, the frame that began it, and the phase around it."""
+
+    phase: Phase
+    part: DataPart | None
+    begin: int
+    outer: Phase
+    marks: tuple[Mark | None, ...]
+    needs: frozenset[Need]
+    by_name: bool
+
+
+def _walk(frames: Sequence[StackFrame]) -> _Region:
+    phase, outer, part, begin = Phase.OTHER, Phase.OTHER, None, 0
+    marks: list[Mark | None] = []
+    needs: set[Need] = set()
+    fetching = False
+    importing = False
+    for index, frame in enumerate(frames):
+        mark = mark_frame(frame.function, frame.file)
+        if fetching:
+            below = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
+            if _is_collate(frames[index - 1].function, last_name(frame.function), below):
+                mark = _COLLATES
+        fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(FETCH_FILE)
+        if importing and not is_library(frame.file):
+            importing = False
+        if mark is not None and mark.phase is Phase.IMPORT:
+            importing = True
+        elif importing:
+            # What a library does while it is imported is its import.
+            mark = None
+        marks.append(mark)
+        if mark is None:
+            continue
+        if mark.need is not None:
+            needs.add(mark.need)
+        if mark.phase is None:
+            continue
+        if mark.phase is phase:
+            # What reads a file for a model that is restored reads no data.
+            part = part if phase is Phase.LOAD else mark.part or part
+        elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
+            outer, phase, part, begin = phase, mark.phase, mark.part, index
+    leaf = _mark_leaf(frames)
+    if leaf is not None and leaf.need is not None and not importing:
+        outer, phase, part, begin = phase, Phase.SYNC, None, _last_python(frames)
+        marks[begin] = leaf
+        needs.add(leaf.need)
+    by_name = False
+    if phase is Phase.DATA_WAIT:
+        begun = marks[begin]
+        by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch
+        if (part is None and waits_for_others(frames)) or (by_name and receives(frames)):
+            part = DataPart.QUEUE
+    # A frame of a library within that loads makes it more than a name.
+    told = any(mark is not None and mark.phase is phase and not mark.weak for mark in marks[begin + 1 :])
+    by_name = by_name and part is DataPart.FETCH and not told
+    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name)
+
+
+def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
+    """Say which phase the main thread is in; ``frames`` outermost first."""
+    region = _walk(frames)
+    return region.phase, region.part
+
+
+def _short(text: str) -> str:
+    return clean_text(text, _NAME_CHARS)
+
+
+def plain_name(function: str) -> str:
+    """Return a name that a person knows: the function around a comprehension or a lambda."""
+    names = [name for name in function.split(".") if name and not name.startswith("<")]
+    return _short(names[-1] if names else function)
+
+
+def name_line(frame: StackFrame) -> str:
+    """Write the file of a frame without its folder, and the line where it is known."""
+    name = _short(frame.file.rpartition("/")[2])
+    return f"{name}:{frame.line}" if frame.line else name
+
+
+def package_of(file: str) -> str:
+    """Name the installed package or standard module that a file belongs to; "" for others."""
+    found = next(filter(None, (pattern.search(file) for pattern in _PACKAGES)), None)
+    return _short(found[1].removesuffix(".py")) if found else ""
+
+
+def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
+    """Name what a person called: the outermost named function of the region that is no wrapper.
+
+    In a forward or backward pass nobody called it by hand: there the innermost public one.
+    """
+    names = [
+        last_name(frames[index].function)
+        for index in range(region.begin, len(frames))
+        if (mark := region.marks[index]) is not None and mark.named and mark.phase is region.phase
+    ]
+    names = [name for name in names if name not in _WRAPPERS and "<" not in name]
+    if region.outer in (Phase.FORWARD, Phase.BACKWARD):
+        names = [name for name in reversed(names) if not name.startswith("_")] or names
+    if names:
+        return _ALIASES.get(names[0]) or _short(names[0])
+    # A generator or a lambda has no name of its own: its caller has.
+    begin = frames[: region.begin + 1]
+    return plain_name(
+        next((one.function for one in reversed(begin) if "<" not in one.function), begin[-1].function)
+    )
+
+
+def _around(region: _Region) -> str:
+    """Name the wrapper of the model and the phase that a collective interrupted: " (ddp backward)"."""
+    words = [
+        word
+        for need, word in ((Need.DDP_IN_STACK, "ddp"), (Need.FSDP_IN_STACK, "fsdp"))
+        if need in region.needs
+    ]
+    if region.outer not in (Phase.OTHER, Phase.IMPORT):
+        words.append(region.outer.value)
+    return f" ({' '.join(words)})" if words else ""
+
+
+def _imported(frames: Sequence[StackFrame]) -> str:
+    names = (package_of(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
+    return next((name for name in names if name), "")
+
+
+def _word(frames: Sequence[StackFrame], region: _Region) -> str:
+    """Put the phase and its operation into words."""
+    phase = region.phase
+    if phase is Phase.COMMS:
+        return (_operation(frames, region) or phase.value) + _around(region)
+    if phase is Phase.LOGGING:
+        logs = (
+            frame for frame, mark in zip(frames, region.marks, strict=True) if mark and mark.phase is phase
+        )
+        detail = package_of(list(logs)[-1].file)
+    elif phase is Phase.BACKWARD and Need.RECOMPUTE_IN_STACK in region.needs:
+        detail = "recompute"
+    elif phase is Phase.IMPORT:
+        detail = _imported(frames)
+    elif phase is Phase.DATA_WAIT:
+        detail = region.part.value if region.part else ""
+    elif any(mark is not None and mark.named and mark.phase is phase for mark in region.marks):
+        detail = _operation(frames, region)
+    else:
+        detail = ""
+    return f"{phase.value}: {detail}" if detail else phase.value
+
+
+def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
+    """Return the index of the innermost frame of the user's own code, -1 when there is none.
+
+    A file that a table knows is a library's, also where it was installed in place.
+    """
+    for index in range(len(frames) - 1, -1, -1):
+        if _is_users(frames[index], region.marks[index]):
+            return index
+    return -1
+
+
+def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
+    return not is_library(frame.file) and (mark is None or mark in _USER_MARKS)
+
+
+def is_users(frame: StackFrame) -> bool:
+    """Say whether a frame is the user's own code."""
+    return _is_users(frame, mark_frame(frame.function, frame.file))
+
+
+_OF_PHASES = frozenset(
+    (
+        Need.LOGGING_IN_STACK,
+        Need.COMPILE_IN_STACK,
+        Need.IMPORT_IN_STACK,
+        Need.LOAD_IN_STACK,
+        Need.SAVE_IN_STACK,
+        Need.VALIDATION_IN_STACK,
+    )
+)
+"""Proven by the phase that won: an import within a loader is no reason to wait for imports."""
+
+
+def _needs_of(region: _Region) -> frozenset[Need]:
+    """Return what the stack proves; while a module is imported, its frames prove nothing else."""
+    own = {mark.need for mark in region.marks if mark and mark.need and mark.phase is region.phase}
+    return frozenset(own) if region.phase is Phase.IMPORT else frozenset(own | (region.needs - _OF_PHASES))
+
+
+def read_stack(frames: Sequence[StackFrame]) -> Reading:
+    """Read one stack, outermost frame first: phase, place in words, and what it proves."""
+    if not frames:
+        return Reading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
+    region = _walk(frames)
+    index = _users_frame(frames, region)
+    frame = frames[index]
+    word = _word(frames, region)
+    if index < 0:
+        inside = f"{plain_name(frame.function)} in {name_line(frame)}"
+        where = inside if region.phase is Phase.OTHER else word
+    elif region.phase is Phase.OTHER:
+        where = f"{plain_name(frame.function)} {name_line(frame)}"
+        where = f"{EVENT_LOOP} of {where}" if is_event_loop(frames) else where
+    elif region.phase is Phase.DATA_WAIT and index > region.begin:
+        where = f"{region.phase.value}: {plain_name(frame.function)} in {name_line(frame)}"
+    else:
+        where = f"{word} {name_line(frame)}"
+    place = (region.phase.value, frame.file, frame.line)
+    return Reading(region.phase, region.part, where, place, _needs_of(region), region.by_name)

@@ -1,0 +1,379 @@
+"""Say how the main thread of each rank spent the last minute, from slices of stack samples. Pure.
+
+``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and with what the
+stacks prove. The parts of a step are named in ``phase_kinds``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from itertools import takewhile
+
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.stacks.busiest import Spot, find_spot
+from tpmon.judge.stacks.classify import classify, read_stack
+from tpmon.judge.stacks.frames import calls_out, receives, rests_in_notebook, waits_for_others
+from tpmon.judge.stacks.phase_shares import DESIGN, Share, differs, measure_design, share_of
+from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
+from tpmon.judge.stacks.saves_aside import read_beside
+from tpmon.judge.stacks.sights import find_sights
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+
+__all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
+
+SPAN_S = 60.0
+"""Older slices tell about a run as it was."""
+MIN_REREADS = 3
+"""Slices that read data after training had gone on in an earlier one: reading one set between two
+trainings takes part in two."""
+MIN_CHANGE_S = 12.0
+"""A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhases:
+    """Hold how one rank's main thread spent the span of its slices.
+
+    ``shares`` holds every Phase that was seen; ``parts`` the DataParts, as shares of all samples.
+    ``where`` is the most frequent place of the newest slice in words ("forward model.py:88").
+    """
+
+    pid: int
+    rank: Applicable[int]
+    samples: int
+    span_s: float
+    newest_age_s: float
+    shares: Mapping[Phase, Share]
+    parts: Mapping[DataPart, Share]
+    where: str
+    sights: frozenset[Need]
+    """The *_IN_STACK needs whose frames were in at least 5 % of the samples; a wrapper of the model
+    (DDP, FSDP) or activation checkpointing: in one."""
+    distinct: int = 0
+    """Distinct stacks of the main thread in the newest slice."""
+    unchanged_s: float = 0.0
+    """For how long one and the same stack was the only one seen, up to the newest slice; 0 when
+    the newest slice has several."""
+    same_place_s: float = 0.0
+    """The same for the phase and the innermost line of the user's code: below it, a wait may wake up
+    and wait again."""
+    waits_ratio: float = 0.0
+    """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
+    library, or in a library that hands over results."""
+    plain_waits_ratio: float = 0.0
+    """The same of those that are in no phase: nothing else says what is waited for."""
+    handed_ratio: float = 0.0
+    """Those of the plain waits at the taking end of a queue, a pipe, a pool or a future."""
+    handed: Applicable[Spot] = NOT_APPLICABLE
+    """Where most of these are."""
+    spots: Mapping[Phase, Spot] = field(default_factory=dict)
+    """Where most of each phase is, the waits of ``handed`` left out."""
+    calls_ratio: float = 0.0
+    """Share of samples, 0-1, within a step or outside of its parts, whose innermost frame waits for a server
+    or a child; outside of the parts of a step also for a thread or an event."""
+    call_waits_ratio: float = 0.0
+    """Those of them that wait for a thread or an event, which may have a time-out."""
+    calls_in_step_ratio: float = 0.0
+    """Those of them within the parts of a step."""
+    calls: Applicable[Spot] = NOT_APPLICABLE
+    """Where most of these are."""
+    resting_ratio: float = 0.0
+    """Share of samples, 0-1, in which a notebook has no cell to run."""
+    hinted_ratio: float = 0.0
+    """Share of samples, 0-1, that count as loading by the name of the program's own function alone."""
+    design: float = DESIGN
+    """How many samples count as one independent sample."""
+    proven: Mapping[Need, float] = field(default_factory=dict)
+    """Share of samples, 0-1, whose frames prove a need; empty where they were not counted."""
+
+    def ratio(self, *phases: Phase) -> float:
+        """Return the share of samples in any of ``phases``, 0-1."""
+        return sum(self.shares[phase].ratio for phase in phases if phase in self.shares)
+
+    def share(self, *phases: Phase) -> Share:
+        """Return the share of samples in any of ``phases`` with its interval, also when none was seen."""
+        return share_of(round(self.ratio(*phases) * self.samples), self.samples, self.design)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Hold one slice of one rank, read: what ``read_phases`` adds up."""
+
+    taken: StackSlice
+    samples: int
+    kinds: Mapping[tuple[Phase, DataPart | None], int]
+    proofs: Mapping[Need, int]
+    where: str
+    waits: int
+    """Samples at a queue, a lock or a future."""
+    plain_waits: int
+    """Those of them in no phase."""
+    handed: Mapping[str, int]
+    """Those of these that take what others hand over, by their place in words."""
+    spots: Mapping[tuple[Phase, str], int]
+    """All other samples by phase and place; a notebook at rest is in none."""
+    calls: Mapping[tuple[Phase, str], int]
+    """As ``RankPhases.calls_ratio``, by phase and place in words."""
+    call_waits: int
+    """Those of them that wait for a thread or an event."""
+    hinted: int
+    resting: int
+    """Samples of a notebook without a cell to run."""
+    distinct: int
+    only: tuple[StackFrame, ...] | None
+    """The one stack of the main thread, when it is one."""
+    place: tuple[str, str, int] | None
+    """The one place, when it is one."""
+
+
+def _begin_ns(taken: StackSlice) -> int:
+    return taken.ended_ns - round(min(taken.seconds, SPAN_S) * 1e9)
+
+
+def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
+    """Return the stacks of the thread that runs the loop, mostly the main one.
+
+    A stack without frames was torn while it was read.
+    """
+    stacks = taken.stacks
+    named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
+    loop = known_or(taken.loop_tid, taken.pid)
+    tid = loop if any(stack.tid == loop for stack in stacks) else named
+    if tid is None and stacks:
+        tid = stacks[0].tid
+    return tuple(stack for stack in stacks if stack.tid == tid and stack.frames and stack.samples > 0)
+
+
+def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
+    """Tell whether a stack that takes nothing shows a wait, which is then for no card and no other rank."""
+    if phase in OUTSIDE and waits_for_others(frames):
+        return True
+    return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
+
+
+def _look(taken: StackSlice) -> _Look:
+    kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
+    places: Counter[tuple[str, str, int]] = Counter()
+    wheres: Counter[str] = Counter()
+    proofs: Counter[Need] = Counter()
+    handed: Counter[str] = Counter()
+    spots: Counter[tuple[Phase, str]] = Counter()
+    calls: Counter[tuple[Phase, str]] = Counter()
+    waits = plain_waits = hinted = resting = call_waits = 0
+    stacks = main_stacks(taken)
+    mine = {id(stack) for stack in stacks}
+    beside = [stack for stack in taken.stacks if id(stack) not in mine]
+    for stack, reading in zip(stacks, read_beside(stacks, beside), strict=True):
+        kinds[reading.phase, reading.part] += stack.samples
+        places[reading.place] += stack.samples
+        wheres[reading.where] += stack.samples
+        if waits_for_others(stack.frames):
+            waits += stack.samples
+            plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
+        if rests_in_notebook(stack.frames):
+            resting += stack.samples
+        elif reading.phase is Phase.OTHER and receives(stack.frames):
+            handed[reading.where] += stack.samples
+        else:
+            spots[reading.phase, reading.where] += stack.samples
+            if _is_call(reading.phase, stack.frames):
+                calls[reading.phase, reading.where] += stack.samples
+                call_waits += stack.samples if waits_for_others(stack.frames) else 0
+        hinted += stack.samples if reading.by_name else 0
+        for need in reading.needs:
+            proofs[need] += stack.samples
+    for stack in beside:
+        # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
+        if Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
+            proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
+    where = max(wheres.items(), key=lambda item: (item[1], item[0]))[0] if wheres else ""
+    distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
+    return _Look(
+        taken,
+        sum(kinds.values()),
+        dict(kinds),
+        dict(proofs),
+        where,
+        waits,
+        plain_waits,
+        dict(handed),
+        dict(spots),
+        dict(calls),
+        call_waits,
+        hinted,
+        resting,
+        len(distinct),
+        stacks[0].frames if len(distinct) == 1 else None,
+        next(iter(places)) if len(places) == 1 else None,
+    )
+
+
+class _Memory:
+    """Keep the reading of the slices that were asked for last: a slice stays in the Window for a minute.
+
+    A slice is frozen, so the same object always reads the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Look] = {}
+
+    def look(self, slices: Iterable[StackSlice]) -> list[_Look]:
+        """Read ``slices``, each object once as long as it is asked for; forget all others."""
+        known = self._known
+        looks = []
+        for taken in slices:
+            look = known.get(id(taken))
+            looks.append(look if look is not None and look.taken is taken else _look(taken))
+        self._known = {id(look.taken): look for look in looks}
+        return looks
+
+
+_MEMORY = _Memory()
+
+
+def _since_change(looks: Sequence[_Look]) -> Sequence[_Look]:
+    """Return the newest looks that tell about the run as it is now; ``looks`` newest first.
+
+    Older slices are left out from the point on where a run of them differs from the newer ones
+    and reaches the oldest slice or lasts ``MIN_CHANGE_S``.
+    """
+    now = Counter(looks[0].kinds)
+    odd_from = -1
+    for index, look in enumerate(looks[1:], 1):
+        if not differs(now, look.kinds):
+            now.update(look.kinds)
+            odd_from = -1
+            continue
+        if odd_from < 0:
+            odd_from = index
+        lasted_ns = looks[odd_from].taken.ended_ns - _begin_ns(look.taken)
+        if index == len(looks) - 1 or lasted_ns >= MIN_CHANGE_S * 1e9:
+            return looks[:odd_from]
+    return looks
+
+
+_READ = (Phase.LOAD, DataPart.READ)
+
+
+def _loads_for_itself(looks: Sequence[_Look]) -> bool:
+    """Tell whether the loop reads its data itself, without any data set; ``looks`` newest first.
+
+    A start reads before the first step. What is read in turns with training is waited for in each turn;
+    a model that is moved or restored beside it for as long is none of that.
+    """
+    reads = sum(look.kinds.get(_READ, 0) for look in looks)
+    loads = sum(count for look in looks for (phase, _), count in look.kinds.items() if phase is Phase.LOAD)
+    if not reads or 2 * reads < loads:
+        return False
+    trained, times = False, 0
+    for look in reversed(looks):
+        if trained and _READ in look.kinds:
+            trained, times = False, times + 1
+        trained = trained or any(phase in TRAINING for phase, _ in look.kinds)
+    return times >= MIN_REREADS
+
+
+def _name_place(look: _Look, *, loads_itself: bool) -> str:
+    """Return the place of a look in words, where reading is the wait for data."""
+    first, _, rest = look.where.partition(" ")
+    if loads_itself and first == Phase.LOAD.value and _READ in look.kinds:
+        return f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}"
+    return look.where
+
+
+def _find_spots(looks: Iterable[_Look], samples: int) -> Mapping[Phase, Spot]:
+    """Return the busiest function of each phase."""
+    places: dict[Phase, Counter[str]] = {}
+    for look in looks:
+        for (phase, where), count in look.spots.items():
+            places.setdefault(phase, Counter())[where] += count
+    found = {phase: find_spot(counts, samples) for phase, counts in places.items()}
+    return {phase: spot for phase, spot in found.items() if is_known(spot)}
+
+
+def _lasted_s(looks: Iterable[_Look], newest: _Look) -> float:
+    """Return how long a row of looks lasted, newest first."""
+    begins = [_begin_ns(look.taken) for look in looks]
+    return (newest.taken.ended_ns - min(begins)) / 1e9 if begins else 0.0
+
+
+def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
+    """Add up the looks at one rank, newest first."""
+    newest = looks[0]
+    recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
+    kept = _since_change(recent)
+    loads_itself = _loads_for_itself(recent)
+    reading = (Phase.DATA_WAIT, DataPart.FETCH) if loads_itself else (Phase.LOAD, None)
+    samples = sum(look.samples for look in kept)
+    phases: Counter[Phase] = Counter()
+    parts: Counter[DataPart] = Counter()
+    proofs: Counter[Need] = Counter()
+    for look in kept:
+        proofs.update(look.proofs)
+        for kind, count in look.kinds.items():
+            phase, part = reading if kind == _READ else kind
+            phases[phase] += count
+            if part is not None:
+                parts[part] += count
+    handed: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    in_step = 0
+    for look in kept:
+        handed.update(look.handed)
+        for (phase, where), count in look.calls.items():
+            calls[where] += count
+            in_step += count if phase in TRAINING else 0
+    design = measure_design([look.kinds for look in kept])
+    return RankPhases(
+        pid=newest.taken.pid,
+        rank=newest.taken.rank,
+        samples=samples,
+        span_s=_lasted_s(kept, newest),
+        newest_age_s=max(0.0, (now_ns - newest.taken.ended_ns) / 1e9),
+        shares={phase: share_of(count, samples, design) for phase, count in phases.items()},
+        parts={part: share_of(count, samples, design) for part, count in parts.items()},
+        where=_name_place(newest, loads_itself=loads_itself),
+        sights=find_sights(proofs, samples),
+        distinct=newest.distinct,
+        unchanged_s=_lasted_s(
+            takewhile(lambda look: look.only is not None and look.only == newest.only, looks), newest
+        ),
+        same_place_s=_lasted_s(
+            takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
+        ),
+        waits_ratio=sum(look.waits for look in kept) / samples,
+        plain_waits_ratio=sum(look.plain_waits for look in kept) / samples,
+        handed_ratio=handed.total() / samples,
+        handed=find_spot(handed, samples),
+        spots=_find_spots(kept, samples),
+        calls_ratio=calls.total() / samples,
+        call_waits_ratio=sum(look.call_waits for look in kept) / samples,
+        calls_in_step_ratio=in_step / samples,
+        calls=find_spot(calls, samples),
+        resting_ratio=sum(look.resting for look in kept) / samples,
+        hinted_ratio=sum(look.hinted for look in kept) / samples,
+        design=design,
+        proven={need: min(1.0, count / samples) for need, count in proofs.items()},
+    )
+
+
+def read_phases(slices: Sequence[StackSlice], now_ns: int) -> dict[int, RankPhases]:
+    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order.
+
+    ``now_ns`` is CLOCK_MONOTONIC. A rank without a sample in the last minute is left out. Slices from
+    before the run changed its behaviour are left out too, so that a verdict can follow.
+    """
+    ranks: dict[int, list[_Look]] = {}
+    for look in _MEMORY.look(slices):
+        if look.samples:
+            ranks.setdefault(look.taken.pid, []).append(look)
+    found = {}
+    for pid, looks in ranks.items():
+        looks.sort(key=lambda look: look.taken.ended_ns, reverse=True)
+        if looks[0].taken.ended_ns >= now_ns - SPAN_S * 1e9:
+            found[pid] = _read_rank(looks, now_ns)
+    return found

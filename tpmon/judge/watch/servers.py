@@ -1,0 +1,163 @@
+"""Tell a process that waits for requests, or for a notebook's next cell, from a training that hangs. Pure.
+
+Both rest for ever. Who waits in the loop of a server has no call of its own open; who waits at a queue is
+taken for a server only where nothing at all shows a training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from tpmon.judge.dumps.describe import own_frames
+from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.stacks.classify import is_users, read_stack
+from tpmon.judge.stacks.frames import is_at, is_event_loop, is_native, last_name, rests_in_notebook
+from tpmon.judge.stacks.phases import Phase
+from tpmon.judge.watch.hang_stances import Stance, find_stance
+from tpmon.judge.watch.picture import Picture
+from tpmon.model.dump import WaitKind
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
+"""Phases that a server has not: it computes forward alone."""
+
+_LOOPS = (
+    ("socketserver.py", "serve_forever"),
+    ("gradio/blocks.py", "block_thread"),
+    ("grpc/_server.py", "wait_for_termination"),
+    ("ray/_private/worker.py", "main_loop"),
+    ("uvloop/__init__.py", "run"),
+)
+"""Calls that do not return as long as a server lives, by file and function."""
+_QUEUE = ("queue.py", "get")
+_ENGINE = (
+    ("vllm/v1/engine/core.py", "run_busy_loop"),
+    ("vllm/v1/engine/core.py", "_process_input_queue"),
+    _QUEUE,
+)
+"""Where vLLM's engine is without a request; its steps run below the same loop."""
+_TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
+ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
+"""Stances of who has asked another for something, or waits to be asked."""
+_CLIENTS = re.compile(
+    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|grpc|openai|zmq)/"
+    r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
+)
+_STORES = re.compile(
+    r"/(?:botocore|redis|fsspec|s3fs|gcsfs|smart_open|wandb|comet_ml|neptune|clearml|mlflow"
+    r"|huggingface_hub(?!/inference))/"
+)
+"""Clients of what keeps files or records: it answers soon or never, also from this machine."""
+_RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
+
+
+def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None:
+    """Return the main thread of a process that waits for requests; None where it may be a training.
+
+    ``trained``: the process was seen in a step before.
+    """
+    mains = picture.scene.ranks
+    ranks = [one for one in frame.processes if one.role is Role.RANK]
+    world = frame.target.world_size
+    if not mains or len(mains) < len(ranks) or (is_known(world) and world > 1):
+        return None
+    if not all(_may_serve(seen, picture) for seen in mains):
+        return None
+    seen = mains[0]
+    if len(mains) > 1:
+        # Processes of one server: each of them waits in its loop.
+        return None if trained or not all(_is_in_loop(_frames(one)) for one in mains) else seen
+    frames = _frames(seen)
+    if rests_in_notebook(frames) or _has_no_request(frames):
+        return seen
+    if trained or _trains(frames, files=False):
+        return None
+    if _is_in_loop(frames):
+        return seen
+    loads = any(one.role is Role.WORKER for one in frame.processes) or bool(frame.loader)
+    if loads or _trains(frames, files=True):
+        return None
+    return seen if any(is_at(one, *_QUEUE) for one in _last_call(frames)) else None
+
+
+def _may_serve(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
+    if find_stance(seen, picture) not in ASKS or not picture.rests(seen):
+        return False
+    threads, frames = picture.threads_of(seen.thread.pid), _frames(seen)
+    # A cell may have left a process group of one behind, and an engine has one of its own.
+    apart = rests_in_notebook(frames) or _has_no_request(frames)
+    if not apart and any(one.thread.kind is ThreadKind.COMM for one in threads):
+        return False
+    return not any(_trains(_frames(one), files=False) for one in threads if one is not seen)
+
+
+def _has_no_request(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether the engine of a model waits for the next request, at the queue of its own loop."""
+    rows = zip(frames, frames[1:], frames[2:], strict=False)
+    return any(all(is_at(one, *place) for one, place in zip(row, _ENGINE, strict=True)) for row in rows)
+
+
+def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
+    loops = (is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
+    return is_event_loop(frames) or _has_no_request(frames) or any(loops)
+
+
+def asks_another(seen: Seen) -> bool:
+    """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time.
+
+    What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
+    """
+    frames = _frames(seen)
+    clients = any(_CLIENTS.search(one.file) or _STORES.search(one.file) for one in frames)
+    return is_event_loop(frames) or asks_actor(seen) or clients
+
+
+def asks_actor(seen: Seen) -> bool:
+    """Tell whether a thread waits for actors of ray: rollouts, or a whole training, which take any time."""
+    path, calls = _RAY_CALLS
+    return any(one.file.endswith(f"/{path}") and last_name(one.function) in calls for one in _frames(seen))
+
+
+def asks_here(seen: Seen) -> bool:
+    """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
+    target = seen.thread.waits_on
+    if any(_STORES.search(one.file) for one in _last_call(_frames(seen))) or not is_known(target):
+        return False
+    if target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
+        return False
+    others = target.others
+    return is_known(others) and any(end.pid != seen.thread.pid for end in others)
+
+
+def _frames(seen: Seen) -> Sequence[StackFrame]:
+    frames = seen.sighting.frames
+    if not is_known(frames):
+        return ()
+    return [one for one in own_frames(frames) if not is_native(one.file)]
+
+
+def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
+    """Yield the library frames below the innermost one of the program."""
+    for one in reversed(frames):
+        if is_users(one):
+            return
+        yield one
+
+
+def _trains(frames: Sequence[StackFrame], *, files: bool) -> bool:
+    """Tell whether a stack is of a training: by its phase, or by the names of its functions.
+
+    ``files``: those of the program's files count too.
+    """
+    if frames and read_stack(frames).phase in TRAINING:
+        return True
+    return any(
+        _TRAIN.search(last_name(one.function)) is not None
+        or (files and is_users(one) and _TRAIN.search(one.file.rpartition("/")[2]) is not None)
+        for one in frames
+    )

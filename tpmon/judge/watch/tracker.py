@@ -1,0 +1,392 @@
+"""Remember, beyond the Window, how long each rank has stood where it is, and the last looks at a job. Pure.
+
+A rank stands still when what its main thread waits for did not change, or when every stack sample of
+it was the same; whatever CPU and GPU say, because a wait for other ranks or for the card may spin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tpmon.judge.dumps.collectives import judge_collectives
+from tpmon.judge.dumps.meant_waits import HANG_AFTER_S
+from tpmon.judge.stacks.classify import read_stack
+from tpmon.judge.stacks.profile import main_stacks
+from tpmon.judge.watch.hook_progress import last_event_ns, longest_step_s
+from tpmon.judge.watch.picture import Corner, Picture, choose_rounds, draw_picture, find_corner
+from tpmon.judge.watch.servers import TRAINING, find_server
+from tpmon.judge.watch.watched_time import MOST_LOST, STOPPED_S, find_gap_ns, is_stopped, leave_out_lost
+from tpmon.model.dump import DumpRound
+from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
+from tpmon.model.process import ON_A_CPU, ProcessSample, Role, ThreadKind
+from tpmon.model.results.collectives import Collectives
+from tpmon.model.stacks import StackSlice
+
+RHYTHM_FACTOR = 2.0
+"""How many times the longest pause that the run came back from is a hang."""
+MOST_HANG_AFTER_S = 600.0
+LEAST_PAUSE_S = 2.0
+"""Shorter ones belong to the steps."""
+STACK_FRESH_S = 45.0
+"""How old the newest stack of a rank may be: many ranks are sampled in turn."""
+KEPT_ROUNDS = 6
+KEPT_S = 60.0
+"""Looks further apart are not compared."""
+MOVED_DEMAND = 0.05
+"""Share of a reading on a CPU from which a main thread that waits as before has worked meanwhile."""
+MOVED_SINCE_S = 1.5
+"""A rank that moved so long after the first look of a picture is not where the picture shows it."""
+
+_TICKING = ("lock with a time-out", "sleep")
+"""Waits that a loop begins again and again: a younger one than the newest stack is the same loop still."""
+
+MOST_AGE_S = 366 * 86_400.0
+"""No job waits longer; what a reading says beyond it is no time."""
+
+
+def age_ns(seconds: float) -> int:
+    """Return an age in ns, within what can be true."""
+    return round(min(max(seconds, 0.0), MOST_AGE_S) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Hold since when one rank stands where it is, CLOCK_MONOTONIC ns; 0: it moves, or it is not known.
+
+    ``stack_ns``: since when ``stack`` was the only one seen. ``corner_ns``: since when it was seen in
+    one function alone and in nothing that this calls but the standard library.
+    """
+
+    pid: int
+    start_ticks: int
+    wait_ns: int = 0
+    stack: Corner | None = None
+    stack_ns: int = 0
+    corner: Corner | None = None
+    corner_ns: int = 0
+    seen_ns: int = 0
+    ticks: bool = True
+    """Whether it runs, or asks for a lock or naps again and again: its waits do not tell."""
+    begun_ns: int = 0
+    """When it was read first."""
+    moved_ns: int = 0
+    """When it was last seen to get on, 0 for never: it waits again, or its stacks are others."""
+    trained: bool = False
+    """Whether a stack of it was in a part of a step that a server has not."""
+    trained_in_thread: bool = False
+    """In a thread that still runs the loop: a page with a button is a server again when that has ended."""
+    left_ns: int = 0
+    back_ns: int = 0
+    """When tpmon itself last paused, and when it read the rank again: what changed did so between the two."""
+
+    def still_ns(self, now_ns: int) -> int:
+        """Return since when it stands still; now, when it moves."""
+        fresh = self.stack is not None and self._is_told_by_stacks(now_ns)
+        # A loop over results looks the same each time, and each result ends a wait.
+        stack_ns = self.stack_ns if self.ticks or not self.stack_ns else max(self.stack_ns, self.moved_ns)
+        since = [one for one in (self.wait_ns, stack_ns if fresh else 0) if one]
+        return min(since, default=now_ns)
+
+    def _is_told_by_stacks(self, now_ns: int) -> bool:
+        """Tell whether the newest stack is of now: not where the thread has begun another wait since."""
+        return now_ns - self.seen_ns <= STACK_FRESH_S * 1e9 and (self.ticks or self.wait_ns <= self.seen_ns)
+
+    def cornered_ns(self, now_ns: int) -> int:
+        """Return the same for a rank that only goes round in one function of the program."""
+        fresh = self.corner is not None and self._is_told_by_stacks(now_ns)
+        return min(self.still_ns(now_ns), self.corner_ns) if fresh else self.still_ns(now_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Hold what the hang watch remembers. Times are CLOCK_MONOTONIC ns.
+
+    ``asked_s`` is the time that the user gave, None where the run's rhythm decides. ``still_ns`` says
+    since when no rank moved and no line was written, ``cornered_ns`` counts a rank that goes round in one
+    function as one that does not move. ``longest_s`` is the longest such time that came to an end.
+    """
+
+    asked_s: float | None = None
+    may_ask: bool = False
+    """Whether stacks of all processes may be read without being asked for."""
+    begun_ns: int = 0
+    ranks: tuple[RankMemory, ...] = ()
+    numbers: frozenset[int] = frozenset()
+    """Every rank that was ever seen here, by number."""
+    still_ns: int = 0
+    cornered_ns: int = 0
+    longest_s: float = 0.0
+    circled_s: float = 0.0
+    """The longest that ended within the function in which the ranks still go round: at another line of it."""
+    rounds: tuple[DumpRound, ...] = ()
+    picture: Picture | None = None
+    calls: Collectives | None = None
+    """What the job recorded of its collectives, as it was read after the looks of the picture."""
+    served: int = 0
+    """PID of the process that the last picture showed to wait for requests, 0 for none."""
+    looked_ns: int = 0
+    """When it asked for looks last."""
+    first_errors: tuple[tuple[str, int], ...] = ()
+    """The least count of uncorrected memory errors that each card showed since attaching, by UUID."""
+    taken_ns: int = 0
+    interval_s: float = 0.0
+    """When the last Frame was taken, and what it was asked to come after."""
+    left_ns: int = 0
+    back_ns: int = 0
+    """The last Frame before tpmon itself last paused (suspend, a pager), and the first after it; 0: never."""
+    least_still_ns: int = 0
+    least_cornered_ns: int = 0
+    """What ``still_ns`` and ``cornered_ns`` are at least: no pause of tpmon counts as one of the run."""
+    stopped_since_ns: int = 0
+    stopped_ns: int = 0
+    """Since when a rank is stopped or frozen, 0 for none; and when one was last seen so."""
+    lost_s: tuple[float, ...] = ()
+    """For how long each time a rank was stopped, or tpmon paused, the newest ``MOST_LOST`` last."""
+    stepped: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Tell whether any of the ranks was seen in a step, or a hook told of one."""
+        return self.stepped or any(one.trained or one.trained_in_thread for one in self.ranks)
+
+    @property
+    def moved_ns(self) -> int:
+        """Return when any of the ranks was last seen to get on; 0 for never."""
+        return max((one.moved_ns for one in self.ranks), default=0)
+
+    @property
+    def rhythm_s(self) -> float:
+        """Return how long it may stand still by the longest time that it came back from."""
+        return RHYTHM_FACTOR * self.longest_s
+
+    @property
+    def hang_after_s(self) -> float:
+        """Return how long nothing may move, in a state that does not end by itself."""
+        if self.asked_s is not None:
+            return self.asked_s
+        return min(max(HANG_AFTER_S, self.rhythm_s), MOST_HANG_AFTER_S)
+
+
+NO_WATCH = Watch()
+
+
+def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int) -> RankMemory:
+    """Note what one slice, or one look, saw of the main thread."""
+    only = stacks[0] if len(set(stacks)) == 1 else None
+    corner = find_corner(stacks)
+    stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
+    corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
+    # What rests is judged by its waits: there the library that waits looks around now and then.
+    moved = one.ticks and _differs(only, one.stack) and _differs(corner, one.corner)
+    seen_ns = ended_ns if one.seen_ns >= one.back_ns else one.left_ns
+    return replace(
+        one,
+        stack=only,
+        stack_ns=stack_ns if only is not None else 0,
+        corner=corner,
+        corner_ns=corner_ns if corner is not None else 0,
+        seen_ns=max(one.seen_ns, ended_ns),
+        moved_ns=max(one.moved_ns, seen_ns) if moved else one.moved_ns,
+    )
+
+
+def _differs(now: Corner | None, before: Corner | None) -> bool:
+    """Tell whether a thread was seen at several places: in these stacks, or in them and those before."""
+    return now is None or (before is not None and now != before)
+
+
+def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
+    for taken in slices:
+        stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
+        if stacks:
+            trains = any(read_stack(stack).phase in TRAINING for stack in stacks)
+            if is_known(taken.loop_tid):
+                one = replace(one, trained_in_thread=one.trained_in_thread or trains)
+            else:
+                one = replace(one, trained=one.trained or trains, trained_in_thread=False)
+            begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
+            one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)
+    return one
+
+
+def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
+    for taken in rounds:
+        for process in taken.processes:
+            if (process.pid, process.start_ticks) != (one.pid, one.start_ticks):
+                continue
+            main = next((thread for thread in process.threads if thread.kind is ThreadKind.MAIN), None)
+            if main is not None and is_known(main.frames) and main.frames:
+                one = _note_stacks(one, (main.frames,), taken.taken_ns, taken.taken_ns)
+    return one
+
+
+def _ran_main(process: ProcessSample) -> float:
+    """Return for which share of the reading a main thread had a CPU, at most; 0 where it is not known.
+
+    Its demand counts waiting for one too, which the process as a whole tells apart.
+    """
+    mains = [group.runnable for group in process.thread_groups if group.kind is ThreadKind.MAIN]
+    ran, waited = process.runnable, process.waiting
+    if not mains or not all(map(is_known, mains)) or not is_known(ran) or not is_known(waited):
+        return 0.0
+    return min(sum(known_or(one, 0.0) for one in mains), max(0.0, ran - waited))
+
+
+def _note_rank(
+    before: RankMemory | None, process: ProcessSample, frame: Frame, slices: Sequence[StackSlice]
+) -> RankMemory:
+    if before is None or before.start_ticks != process.start_ticks:
+        before = RankMemory(process.pid, process.start_ticks, begun_ns=frame.taken_ns)
+    unchanged = process.waits_unchanged_s
+    rests = process.state != "R" and is_known(unchanged)
+    words = process.waits_for
+    # "running" in state S: it woke up while it was read, as who asks for a lock 200 times a second does. What
+    # it waits for is not told then, so that it is no new wait, and no end of the pause before it.
+    ticks = not rests or (is_known(words) and (words.startswith(_TICKING) or words == ON_A_CPU))
+    wait_ns, moved_ns = 0, before.moved_ns
+    # The first readings have no rates: a wait that is as old as they are was not seen to begin.
+    first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)
+    if rests:
+        wait_ns = frame.taken_ns - age_ns(known_or(unchanged, 0.0))
+        # Who worked and waits for the same again has got on, however few its switches are.
+        if not ticks and _ran_main(process) >= MOVED_DEMAND:
+            wait_ns = frame.taken_ns
+        if not ticks and 0 < before.wait_ns < wait_ns and wait_ns >= before.back_ns:
+            # What changed while tpmon paused may have done so at once.
+            moved_ns = max(moved_ns, wait_ns if wait_ns > first_ns else before.left_ns)
+        wait_ns = max(wait_ns, moved_ns)
+    one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns)
+    one = _note_slices(one, slices)
+    return _note_rounds(one, known_or(frame.rounds, ()))
+
+
+def log_age_s(frame: Frame) -> float | None:
+    """Return how long ago the job last wrote into its log, None where no log is a file."""
+    return min((one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)), default=None)
+
+
+def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
+    """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
+    gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)
+    if not gap_ns:
+        return watch
+    left_ns, back_ns = watch.taken_ns, frame.taken_ns
+    still_ns, cornered_ns = watch.still_ns + gap_ns, watch.cornered_ns + gap_ns
+    return replace(
+        watch,
+        begun_ns=watch.begun_ns + gap_ns,
+        ranks=tuple(replace(one, left_ns=left_ns, back_ns=back_ns) for one in watch.ranks),
+        still_ns=still_ns,
+        cornered_ns=cornered_ns,
+        least_still_ns=still_ns,
+        least_cornered_ns=cornered_ns,
+        left_ns=left_ns,
+        back_ns=back_ns,
+        lost_s=(*watch.lost_s, gap_ns / 1e9)[-MOST_LOST:],
+    )
+
+
+def _note_stop(watch: Watch, living: Iterable[ProcessSample], now_ns: int) -> Watch:
+    """Note that a rank is stopped: the run does not pause by itself then; a debugger's look ends no pause."""
+    if not any(map(is_stopped, living)):
+        return replace(watch, stopped_since_ns=0) if watch.stopped_since_ns else watch
+    since_ns = watch.stopped_since_ns or watch.taken_ns or now_ns
+    before = watch.lost_s[:-1] if watch.stopped_since_ns else watch.lost_s
+    stopped_s = (now_ns - since_ns) / 1e9
+    return replace(
+        watch,
+        stopped_since_ns=since_ns,
+        stopped_ns=now_ns if stopped_s >= STOPPED_S else watch.stopped_ns,
+        lost_s=(*before, stopped_s)[-MOST_LOST:],
+    )
+
+
+def observe(watch: Watch, frame: Frame) -> Watch:
+    """Take one Frame into the memory."""
+    now_ns = frame.taken_ns
+    watch = _leave_out_gap(watch, frame)
+    slices = known_or(frame.stacks, ())
+    old = {one.pid: one for one in watch.ranks}
+    living = [one for one in frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
+    ranks = tuple(_note_rank(old.get(one.pid), one, frame, slices) for one in living)
+    still_ns = max((one.still_ns(now_ns) for one in ranks), default=now_ns)
+    cornered_ns = max((one.cornered_ns(now_ns) for one in ranks), default=now_ns)
+    written = log_age_s(frame)
+    if written is not None:
+        written_ns = now_ns - age_ns(written)
+        still_ns, cornered_ns = max(still_ns, written_ns), max(cornered_ns, written_ns)
+    # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
+    event_ns = last_event_ns(frame)
+    still_ns, cornered_ns = max(still_ns, event_ns), max(cornered_ns, event_ns)
+    # A picture stays true while tpmon pauses, as far as the waits tell that nothing has moved.
+    true_ns = cornered_ns
+    still_ns, cornered_ns = max(still_ns, watch.least_still_ns), max(cornered_ns, watch.least_cornered_ns)
+    numbers = frozenset(one.rank for one in living if is_known(one.rank))
+    born = {(one.pid, one.start_ticks) for one in watch.ranks}
+    is_same = not living or any((one.pid, one.start_ticks) in born for one in living)
+    # Where none of them was there before, the job has started anew, perhaps with fewer.
+    numbers |= watch.numbers if is_same else frozenset()
+    same = watch.still_ns and old.keys() == {one.pid for one in ranks}
+    # Whoever was stopped did not pause by itself.
+    paused_s = (still_ns - max(watch.still_ns, watch.stopped_ns)) / 1e9 if same else 0.0
+    movers = [one for one in ranks if one.still_ns(now_ns) > watch.still_ns]
+    circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
+    longest_s = max(watch.circled_s, paused_s)
+    ended_s = 0.0 if circles or longest_s < LEAST_PAUSE_S else longest_s
+    step_s = leave_out_lost(longest_step_s(frame), watch.lost_s, max(frame.interval_s, watch.interval_s))
+    watch = _note_stop(watch, living, now_ns)
+    watch = replace(
+        watch,
+        begun_ns=watch.begun_ns or now_ns,
+        ranks=ranks,
+        numbers=numbers,
+        still_ns=still_ns,
+        cornered_ns=cornered_ns,
+        longest_s=max(watch.longest_s, ended_s, step_s),
+        circled_s=longest_s if circles else 0.0,
+        first_errors=_note_errors(watch.first_errors, frame),
+        taken_ns=now_ns,
+        interval_s=frame.interval_s,
+        stepped=event_ns > 0 or (is_same and watch.stepped),
+    )
+    return _take_records(_take_rounds(watch, frame, true_ns), frame)
+
+
+def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tuple[str, int], ...]:
+    """Keep the least count of each card: a driver that is loaded anew begins at 0 again."""
+    counts = dict(first)
+    for card in known_or(frame.gpus, ()):
+        if is_known(card.ecc_uncorrected):
+            counts[card.uuid] = min(counts.get(card.uuid, card.ecc_uncorrected), card.ecc_uncorrected)
+    return tuple(counts.items())
+
+
+def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
+    """Take the looks of a Frame, draw a picture of the newest, and drop one from before ``moved_ns``."""
+    if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
+        kept = [
+            one for one in (*watch.rounds, *frame.rounds) if frame.taken_ns - one.taken_ns <= KEPT_S * 1e9
+        ][-KEPT_ROUNDS:]
+        chosen = choose_rounds(kept)
+        picture = draw_picture(chosen, frame.target.world_size) if chosen else watch.picture
+        watch = replace(watch, rounds=tuple(kept), picture=picture)
+        if picture is not None:
+            served = find_server(frame, picture, trained=watch.trained)
+            watch = replace(watch, served=served.thread.pid if served is not None else 0)
+    picture = watch.picture
+    if picture is not None and moved_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
+        return replace(watch, picture=None)
+    return watch
+
+
+def _take_records(watch: Watch, frame: Frame) -> Watch:
+    """Take what the job recorded of its collectives, and keep it as long as the picture is true."""
+    if watch.picture is None:
+        return replace(watch, calls=None) if watch.calls is not None else watch
+    if is_known(frame.collectives):
+        judged = judge_collectives((frame.collectives,), frame.target.world_size, {})
+        return replace(watch, calls=judged)
+    return watch

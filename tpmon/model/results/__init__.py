@@ -1,0 +1,1 @@
+"""What single commands bring: captures, traces, snapshots, permissions, records."""

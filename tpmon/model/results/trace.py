@@ -1,0 +1,364 @@
+"""What the analysis of a trace found: the types behind ``tpmon trace``, its JSON, and a capture's summary.
+
+Durations are microseconds, those with ``ms`` milliseconds. Shares are percent of the window named beside.
+"""
+
+from __future__ import annotations
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, Known
+from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.results.trace_tables import (
+    AllocationRow,
+    FrameRow,
+    HotKernel,
+    MemoryCurve,
+    ModuleRow,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+    RangeRow,
+)
+from tpmon.model.verdict import Kind
+
+TRACE_SCHEMA = "tpmon.trace/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Say what of a file could not be read: whole events, events without some values, bytes."""
+
+    events: int
+    values: int
+    bytes: int
+    broken_off: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Hold one step: ``host_ms`` as the host saw it, ``ms`` with the device work it launched."""
+
+    name: str
+    start_ms: float
+    host_ms: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Hold microseconds of a mean step by what was running, over all devices and threads together.
+
+    Device and host are missing where a trace holds no event of theirs, all of it where it holds neither.
+    """
+
+    kernel: Known[float]
+    memcpy: Known[float]
+    memset: Known[float]
+    communication: Known[float]
+    runtime: Known[float]
+    data_loader: Known[float]
+    cpu: Known[float]
+    other: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """Hold one operator: ``self`` is without the operators inside of it, device time is by launches."""
+
+    name: str
+    calls: int
+    host_total_us: float
+    host_self_us: float
+    device_total_us: Applicable[float]
+    device_self_us: Applicable[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """Hold what is said of a trace in one look: steps, split, top operators, and what was lost.
+
+    ``steps`` are those that the trace marks; 0 where it marks none, and the whole trace then counts as
+    one. ``split_us`` is the exclusive breakdown of the mean step.
+    """
+
+    path: str
+    rank: Known[int]
+    world_size: Known[int]
+    events: int
+    steps: int
+    step_names: tuple[str, ...]
+    step_ms: Known[float]
+    step_p50_ms: Known[float]
+    step_p95_ms: Known[float]
+    split_us: Breakdown
+    kernels: int
+    optimizer_steps: int
+    operators: tuple[OperatorRow, ...]
+    lost: Lost
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryReply:
+    """Hold what a child says that read one trace: its summary, or why there is none."""
+
+    summary: Known[TraceSummary]
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """Hold how busy one device was in the window of the steps.
+
+    Utilisation counts kernels alone; ``busy_pct`` counts copies too. Occupancy is the mean by time of its
+    kernels: as reported, and computed anew, since what is reported is 0 above 48 KiB of shared memory.
+    """
+
+    device: int
+    name: Known[str]
+    kernels: int
+    kernel_us: float
+    kernel_busy_us: float
+    busy_us: float
+    utilization_pct: float
+    busy_pct: float
+    sm_efficiency_pct: Known[float]
+    occupancy_reported_pct: Known[float]
+    occupancy_pct: Known[float]
+    tensor_core_pct: Known[float]
+    tensor_core_unknown_pct: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Hold the steps of a trace and what the mean step is made of.
+
+    ``step_ms`` has the device work of a step in it, ``host_step_ms`` is the mark of the host alone.
+    ``breakdown_us`` is exclusive and sums to the step; ``overlapping_us`` counts each kind in full.
+    """
+
+    steps: int
+    step_ms: float
+    step_p50_ms: float
+    step_p95_ms: float
+    host_step_ms: float
+    window_us: float
+    step_table: tuple[StepRow, ...]
+    breakdown_us: Breakdown
+    overlapping_us: Breakdown
+    gpus: tuple[CardUse, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Hold one kernel by name; ``operator`` is the one that launched most of its time.
+
+    ``gb_s`` and ``tflop_s`` are by the shapes of that operator; ``bound_by`` says which of both is near
+    what the card can.
+    """
+
+    name: str
+    count: int
+    total_us: float
+    mean_us: float
+    min_us: float
+    max_us: float
+    blocks_per_sm: Known[float]
+    occupancy_reported_pct: Known[float]
+    occupancy_pct: Known[float]
+    limited_by: Known[str]
+    tensor_cores: str
+    operator: Known[str]
+    gb_s: Known[float]
+    gb_s_peak_pct: Known[float]
+    tflop_s: Known[float]
+    tflop_s_peak_pct: Known[float]
+    bound_by: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """Hold copies and sets of memory by name."""
+
+    name: str
+    count: int
+    total_us: float
+    bytes: int
+    gb_s: Known[float]
+    pageable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Hold the allocations of one device; ``kind`` is cpu, cuda, hip or a number.
+
+    ``growth_bytes`` is what more is allocated at the end of the last step than at the end of the first,
+    ``unused_pct`` what of the reserved memory nothing used when most was allocated.
+    """
+
+    kind: str
+    device: int
+    events: int
+    allocated_bytes: Known[int]
+    reserved_bytes: Known[int]
+    allocations_bytes: int
+    frees_bytes: int
+    growth_bytes: Known[int]
+    unused_pct: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Hold what was recorded of allocations; no peaks where nothing was."""
+
+    peaks: tuple[MemoryPeak, ...]
+    by_operator: tuple[AllocationRow, ...]
+    curves: tuple[MemoryCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Hold the communication of one name; sizes where the trace tells them."""
+
+    name: str
+    count: int
+    total_us: float
+    bytes: Known[int]
+    bus_gb_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Hold communication in microseconds over the whole trace: running, hidden by compute, and exposed."""
+
+    events: int
+    comm_us: float
+    compute_us: float
+    overlap_us: float
+    exposed_us: float
+    collectives: tuple[CollectiveRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """Say how much of the window a cause holds."""
+
+    name: str
+    pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceVerdict:
+    """Say what holds the run, from this trace alone; kinds and causes are those of the live verdict."""
+
+    kind: Kind
+    cause: Applicable[str]
+    confidence: str
+    share_pct: float
+    second: Applicable[str]
+    summary: str
+    try_: Applicable[str]
+    advice: tuple[str, ...]
+    shares: tuple[CauseShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Hold one thing under which a trace was made, as words."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Hold what must be equal for two traces to be compared.
+
+    ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order. ``told``
+    is what tpmon's own capture wrote down of batch, model and types. ``compiled`` tells whether code of
+    torch.compile ran.
+    """
+
+    world_size: Known[int]
+    devices: Known[tuple[str, ...]]
+    mode: Known[str]
+    inputs: Known[tuple[str, ...]]
+    told: tuple[Condition, ...]
+    compiled: Known[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """Hold the analysis of one trace."""
+
+    path: str
+    rank: Known[int]
+    world_size: Known[int]
+    backend: Known[str]
+    host: Known[str]
+    versions: str
+    events: int
+    file_bytes: int
+    json_bytes: int
+    overview: Overview
+    gaps: tuple[DeviceGaps, ...]
+    host_us: Applicable[HostTime]
+    operators: tuple[OperatorRow, ...]
+    kernels: tuple[KernelRow, ...]
+    copies: tuple[CopyRow, ...]
+    memory: MemoryUse
+    communication: Applicable[Communication]
+    launched_before: int
+    conditions: Conditions
+    verdict: TraceVerdict
+    lost: Lost
+    products: tuple[ProductRow, ...]
+    hot_kernel: Applicable[HotKernel]
+    patterns: tuple[PatternRow, ...]
+    modules: Applicable[tuple[ModuleRow, ...]]
+    frames: Applicable[tuple[FrameRow, ...]]
+    shapes: Applicable[tuple[OperatorGroupRow, ...]]
+    lines: Applicable[tuple[OperatorGroupRow, ...]]
+    ranges: tuple[RangeRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """Hold one rank beside the others, in milliseconds of the mean step.
+
+    ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that are matched: what of
+    them was waiting for the last rank of the group, and what moved data.
+    """
+
+    rank: Known[int]
+    path: str
+    step_ms: float
+    compute_ms: float
+    comm_ms: float
+    overlap_ms: float
+    other_ms: float
+    wait_ms: Known[float]
+    transfer_ms: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """Hold all ranks, the one that waits least first named as the straggler where waits differ."""
+
+    ranks: tuple[RankRow, ...]
+    world_size: Known[int]
+    missing: tuple[int, ...]
+    straggler: Applicable[int]
+    waits_ms: Applicable[float]
+    matched: int
+    collectives: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """Hold what ``tpmon trace --json`` prints."""
+
+    schema: str
+    files: tuple[TraceFile, ...]
+    ranks: Applicable[RankTable]

@@ -1,0 +1,1 @@
+"""What every probe needs: deadlines, limits of tpmon's own process, sockets."""

@@ -1,0 +1,307 @@
+"""Read what /proc says of one process, on the cold path: when it is met, not every second.
+
+Each file has a pure ``parse_`` half. ``proc`` is the root of the tree, so that tests bring their
+own. What touches another address space (cmdline, environ, maps) can block for ever on a stuck
+mmap lock: ``facts.read_each`` calls it with a deadline. Knows nothing of jobs or roles.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from datetime import datetime, timezone
+from itertools import islice
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.doctor import say_refusal
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.each_process import each_process
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PROC = "/proc"
+
+_READ_LIMIT = 1 << 20
+_ARGUMENTS = 4096
+_VARIABLES = 512
+_VALUE_BYTES = 4096
+_MAPS_LIMIT = 8 << 20
+_THREADS_LIMIT = 1024
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+CLOCK_STEP_S = 1.0
+"""How far the wall clock must move against the time since boot to have been set, and not just adjusted."""
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+
+_SHOWN = (
+    r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|OMP_WAIT_POLICY|KMP_\w+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
+    r"|CUDA_LAUNCH_BLOCKING|TORCH_DISTRIBUTED_DEBUG|(?:TORCH_)?NCCL_\w+|GLOO_SOCKET_IFNAME|TORCH_LOGS"
+    r"|PYTORCH_NO_CUDA_MEMORY_CACHING|PYTORCH_(?:CUDA_)?ALLOC_CONF|(?:LOCAL_|NODE_|GROUP_)?RANK"
+    r"|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_JOB_ID"
+)
+_RANKING = (
+    r"OMPI_COMM_WORLD_(?:RANK|LOCAL_RANK|SIZE)|PMI_(?:RANK|SIZE|JOBID)|MPI_LOCALRANKID|PMIX_NAMESPACE|PALS_APID"
+    r"|SLURM_(?:PROCID|LOCALID|STEP_ID|STEP_NUM_TASKS)|FLUX_JOB_ID|HOROVOD_(?:RANK|LOCAL_RANK|SIZE)"
+    r"|TORCHELASTIC_RUN_ID"
+)
+_ENVIRON = re.compile(rf"(?:\A|\0)({_SHOWN}|{_RANKING})=([^\0]*)".encode())
+SHOWN_NAME = re.compile(_SHOWN)
+
+_TORCH = re.compile(
+    rb"^\S+ \S+ \S+ \S+ \d+ +(/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n",
+    re.MULTILINE,  # each line is gone through once: a name may hold thousands of " /"
+)
+_PYTHON = re.compile(
+    rb"(?:libpython|/bin/python|/python(?=3\.\d+t?/(?:lib-dynload|site-packages|dist-packages)/))(3\.\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Hold the fields of /proc/PID/stat that tell processes apart.
+
+    ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
+    process lives, and also 0 for a reader without ptrace read permission. So is ``image``, field
+    28: where the stack begins, which is another place after each exec. ``kernel_ticks`` is field 15,
+    clock ticks of CPU inside the kernel.
+    """
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    kernel: bool
+    threads: int
+    start_ticks: int
+    wait_status: int
+    image: int = 0
+    kernel_ticks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Hold the fields of /proc/PID/status that say whose process it is and what it is called inside.
+
+    ``ns_pids`` are its PIDs from our PID namespace inwards; one number means no container below us.
+    """
+
+    thread_group: int
+    uid: int
+    ns_pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Say which torch and which Python a process has mapped; empty text for none.
+
+    ``torch`` is the folder of the mapped libtorch. ``replaced`` is true when that file is no
+    longer on disk, so that what lies there now is another torch.
+    """
+
+    torch: str
+    replaced: bool
+    python: str
+
+
+def is_python_name(path: str) -> bool:
+    """Tell whether a program file is an interpreter by its name."""
+    return os.path.basename(path).startswith(("python", "pypy"))
+
+
+def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
+    """Read a file of /proc, at most ``limit`` bytes.
+
+    Raises:
+        OSError: as the kernel says.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        data = os.read(fd, limit)
+        parts = [data]
+        size = len(data)
+        while data and size < limit:
+            data = os.read(fd, limit - size)
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse /proc/PID/stat; the name may hold spaces and parentheses.
+
+    Raises:
+        ValueError: when it is not a stat line.
+    """
+    end = data.rindex(b")")
+    rest = data[end + 2 :].split()
+    if len(rest) < 20:
+        raise ValueError("short stat line")
+    start = data.index(b"(")
+    return Stat(
+        pid=int(data[:start]),
+        name=parse_name(data[start + 1 : end]),
+        state=rest[0].decode(),
+        parent=int(rest[1]),
+        kernel=bool(int(rest[6]) & _PF_KTHREAD),
+        threads=int(rest[17]),
+        start_ticks=int(rest[19]),
+        wait_status=int(rest[49]) if len(rest) > 49 else 0,
+        image=int(rest[25]) if len(rest) > 25 else 0,
+        kernel_ticks=int(rest[12]),
+    )
+
+
+def read_stat(pid: int, proc: str = PROC) -> Stat:
+    """Read /proc/PID/stat.
+
+    Raises:
+        OSError: when there is no such process or it may not be seen.
+    """
+    try:
+        return parse_stat(read_file(f"{proc}/{pid}/stat", 4096))
+    except ValueError as error:  # an empty read: the process went away under us
+        raise ProcessLookupError(3, "no such process") from error
+
+
+def has_ended(state: str, threads: int) -> bool:
+    """Tell whether a process has ended by its stat line; a zombie whose other threads live has not.
+
+    Its first thread ended alone, or it was killed and another thread is stuck in the kernel.
+    """
+    return state == "X" or (state == "Z" and threads < 2)
+
+
+def list_pids(proc: str = PROC) -> list[int]:
+    """List the processes of this machine that this user may see."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
+def read_table(proc: str = PROC) -> dict[int, Stat]:
+    """Read the stat line of every process; those that go meanwhile are left out."""
+    read = each_process(list_pids(proc), lambda pid: read_stat(pid, proc))
+    return {pid: stat for pid, stat in read.items() if is_known(stat)}
+
+
+def parse_cmdline(data: bytes) -> tuple[str, ...]:
+    """Split /proc/PID/cmdline; a title set by the process itself comes as one argument."""
+    words = data.rstrip(b"\0").split(b"\0", _ARGUMENTS)[:_ARGUMENTS] if data else ()
+    return tuple(word.decode(errors="replace") for word in words)
+
+
+def parse_environ(data: bytes) -> dict[str, str]:
+    """Pick the variables of interest out of /proc/PID/environ: the values at exec, not those set later."""
+    return {
+        name.decode(): value[:_VALUE_BYTES].decode(errors="replace")
+        for name, value in islice(_ENVIRON.findall(data), _VARIABLES)
+    }
+
+
+def parse_status(data: bytes) -> Status:
+    """Parse /proc/PID/status. NSpid is there since Linux 4.1."""
+    fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
+    group = int(fields[b"Tgid"])
+    return Status(
+        thread_group=group,
+        uid=int(fields[b"Uid"].split()[1]),
+        ns_pids=tuple(int(pid) for pid in fields.get(b"NSpid", b"%d" % group).split()),
+    )
+
+
+def read_status(pid: int, proc: str = PROC) -> Status:
+    """Read /proc/PID/status; ``pid`` may also be a thread.
+
+    Raises:
+        OSError: when there is no such process or it may not be seen.
+    """
+    try:
+        return parse_status(read_file(f"{proc}/{pid}/status", 65536))
+    except (KeyError, ValueError, IndexError) as error:  # cut short: the process went away under us
+        raise ProcessLookupError(3, "no such process") from error
+
+
+def parse_maps(data: bytes) -> Mapped:
+    """Find libtorch and the Python version among the mappings of /proc/PID/maps."""
+    torch = _TORCH.search(data)
+    python = _PYTHON.search(data)
+    return Mapped(
+        torch=torch.group(1).decode(errors="surrogateescape").rstrip("/") if torch else "",
+        replaced=bool(torch) and torch.group().endswith(b" (deleted)\n") if torch else False,
+        python=python.group(1).decode() if python else "",
+    )
+
+
+def read_maps(pid: int, proc: str = PROC) -> Mapped:
+    """Read /proc/PID/maps, at most 8 MiB of it.
+
+    Raises:
+        OSError: when it may not be read, or the process is gone.
+    """
+    return parse_maps(read_file(f"{proc}/{pid}/maps", _MAPS_LIMIT))
+
+
+def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
+    """Read the names of all threads but the main one, at most 1,024; () when the process is gone."""
+    folder = f"{proc}/{pid}/task"
+    try:
+        threads = os.listdir(folder)[:_THREADS_LIMIT]
+    except OSError:
+        return ()
+    others = [thread for thread in threads if thread != str(pid)]
+    names = each_process(others, lambda thread: parse_name(read_file(f"{folder}/{thread}/comm", 64)))
+    return tuple(name for name in names.values() if is_known(name))
+
+
+def parse_name(data: bytes) -> str:
+    """Parse a comm: at most 15 bytes, of any kind, and a line feed."""
+    name = data.rstrip(b"\n").decode(errors="replace")
+    return name if name.isascii() and name.isprintable() else admit_text(name, 64)
+
+
+def in_first_pid_namespace() -> bool:
+    """Tell whether PIDs are the host's own here; in a container they are not."""
+    return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+
+
+def boot_time_s() -> float:
+    """Return the wall-clock time of boot, seconds since the epoch.
+
+    From the clocks and not from btime of /proc/stat, which lxcfs replaces in containers.
+    """
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def follow_boot_time_s(before_s: float) -> float:
+    """Return ``before_s``, or the wall-clock time of boot where somebody has set the clock since."""
+    now_s = boot_time_s()
+    return now_s if abs(now_s - before_s) > CLOCK_STEP_S else before_s
+
+
+def started_at(start_ticks: int, boot_s: float) -> datetime:
+    """Return when a process started, in local time with its offset."""
+    return datetime.fromtimestamp(boot_s + start_ticks / TICKS_PER_S, tz=timezone.utc).astimezone()
+
+
+def date_file(modified_s: float) -> Known[datetime]:
+    """Return the time of a file in local time; whoever owns it can set any year."""
+    try:
+        return datetime.fromtimestamp(modified_s, tz=timezone.utc).astimezone()
+    except (OSError, OverflowError, ValueError):
+        return Missing("the file has the time of no year that there is")
+
+
+def read_exe(pid: int, proc: str) -> Known[str]:
+    """Read which program file runs; empty for a kernel thread or a zombie.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    try:
+        return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
+    except PermissionError as error:
+        return Missing(say_refusal(error, "environ"))
+    except FileNotFoundError:
+        if os.path.exists(f"{proc}/{pid}"):
+            return ""
+        raise

@@ -1,0 +1,1 @@
+"""Read everything once a second and close it into one Frame."""

@@ -1,0 +1,151 @@
+"""Read what a ticket asks for beside Frames and stacks: versions, processes, the job's log, the cards.
+
+Command lines and logs are redacted here, where they are read (``model.redaction``); of the
+environment only the variables that change training speed are known at all (``procread``).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from tpmon import __version__
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role
+from tpmon.model.results.doctor import point_to
+from tpmon.model.text.redaction import HIDDEN, admit_text, hide_lines, hide_words
+from tpmon.model.units import clean_text
+from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.host.kernel_log import pick_lines, read_log
+from tpmon.probe.host.output import OutputReader, read_more
+from tpmon.probe.job.job import Job, Member
+
+LOG_LINES = 400
+_COMMAND_CHARS = 2000
+_SMI_S = 20.0
+_MOST_SMI_BYTES = 4 << 20
+_MOST_PROCESSES = 600
+
+
+def list_versions(job: Job, proc: str = PROC) -> tuple[tuple[str, Known[str]], ...]:
+    """Return the versions of what takes part, from files; nothing of the job is imported."""
+    system = os.uname()
+    return (
+        ("tpmon", __version__),
+        ("Python of tpmon", platform.python_version()),
+        ("Python of the job", job.python_version),
+        ("torch of the job", job.torch_version),
+        ("kernel", f"{system.sysname} {system.release} {system.machine}"),
+        ("system", _read_system()),
+        ("NVIDIA driver", _read_line(f"{proc}/driver/nvidia/version", "no NVIDIA driver shows itself here")),
+        ("tpmon runs", sys.executable),
+    )
+
+
+def _read_line(path: str, otherwise: str) -> Known[str]:
+    try:
+        first = read_file(path, 4096).decode("utf-8", "replace").partition("\n")[0]
+    except OSError:
+        return Missing(otherwise)
+    return admit_text(first.strip(), 200)
+
+
+def _read_system() -> Known[str]:
+    try:
+        names = platform.freedesktop_os_release()
+    except OSError:
+        return Missing("no os-release file")
+    return admit_text(names.get("PRETTY_NAME", "?"), 100)
+
+
+def describe_processes(job: Job) -> Iterator[str]:
+    """Write each process of a job: its part, its command line and the environment that matters, redacted."""
+    for member in job.members[:_MOST_PROCESSES]:
+        yield f"{member.identity.pid} {_name(member)}, started {member.started.isoformat(timespec='seconds')}"
+        fact = job.facts.get(member.identity.pid)
+        command = " ".join(map(_quote, hide_words(fact.argv))) if fact else ""
+        yield f"  command: {clean_text(command, _COMMAND_CHARS) or 'not readable'}"
+        if isinstance(member.environment, Missing):
+            yield f"  environment: {member.environment.reason}"
+        elif member.environment:
+            settings = [f"{one.name}={one.value}" for one in member.environment]
+            yield f"  environment: {clean_text(' '.join(settings), _COMMAND_CHARS)}"
+    if len(job.members) > _MOST_PROCESSES:
+        more = len(job.members) - _MOST_PROCESSES
+        yield f"and {more} more {'process' if more == 1 else 'processes'}"
+
+
+def _quote(word: str) -> str:
+    return word if word.endswith(HIDDEN) else shlex.quote(word)
+
+
+def _name(member: Member) -> str:
+    rank = f" {member.rank}" if is_known(member.rank) else ""
+    worker = f" worker {member.worker}" if is_known(member.worker) else ""
+    role = "rank" if member.role is Role.WORKER else member.role.value
+    return f"{role}{rank}{worker} ({member.label})"
+
+
+def read_logs(pids: Sequence[int]) -> Iterator[str]:
+    """Read the last lines of every log file that the job itself writes.
+
+    Raises:
+        OSError: when no process of the job writes to a file.
+    """
+    samples = OutputReader().read(pids)
+    if not samples:
+        raise FileNotFoundError(2, "no process of the job writes its output to a file")
+    for sample in samples:
+        yield f"== {sample.path} (descriptor {sample.fd} of {sample.pid})"
+        lines = read_more(sample, LOG_LINES)
+        yield from (lines if is_known(lines) else (f"not readable: {lines.reason}",))
+
+
+def read_kernel_lines() -> tuple[str, ...]:
+    """Return the lines of the kernel's log that tell of GPUs, memory, storage and hung tasks.
+
+    Raises:
+        PermissionError: when the log is closed to this user.
+    """
+    log = read_log()
+    if isinstance(log, Missing):
+        raise PermissionError(1, point_to(log.reason.lower(), "kernel-log"))
+    return pick_lines(log) or ("nothing in the kernel's log concerns GPUs, memory, storage or hung tasks",)
+
+
+def _call_smi(program: str) -> str:
+    process = subprocess.Popen(
+        (program, "-q"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=_SMI_S)
+    except subprocess.TimeoutExpired:
+        # One that hangs in the driver cannot be killed; nobody waits for it.
+        process.kill()
+        raise TimeoutError(110, f"nvidia-smi gave no answer within {_SMI_S:g} s") from None
+    return output[:_MOST_SMI_BYTES].decode("utf-8", "replace")
+
+
+def read_cards() -> tuple[str, ...]:
+    """Return what ``nvidia-smi -q`` says, redacted.
+
+    Raises:
+        OSError: where there is no such program, or no answer.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise FileNotFoundError(2, "no nvidia-smi on this machine")
+    text = read_within(_SMI_S + 1.0, lambda: _call_smi(program))
+    if isinstance(text, Missing):
+        raise TimeoutError(110, text.reason)
+    return tuple(clean_text(line, _COMMAND_CHARS) for line in hide_lines(text.splitlines()))

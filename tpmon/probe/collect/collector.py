@@ -1,0 +1,396 @@
+"""Read everything once and close it into one Frame. The only module that knows all probes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tpmon.errors import NoTargetError
+from tpmon.model.frame import (
+    FRAME_SCHEMA,
+    Ages,
+    Event,
+    EventKind,
+    Frame,
+    GroupTexts,
+    OwnCost,
+    Target,
+    TargetState,
+)
+from tpmon.model.host import NetworkSample, OutputSample, ShmSample
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.model.text.job_words import list_taxes, state_facts
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.deadline import Background, read_within
+from tpmon.probe.base.pace import Pace
+from tpmon.probe.collect.frame import (
+    age_by,
+    age_output,
+    describe_unread,
+    first_environment,
+    has_pin_thread,
+    list_loader_ranks,
+    make_cpu,
+    make_memory,
+    make_process,
+    make_rank_rows,
+    name_place,
+    withhold_sums,
+)
+from tpmon.probe.collect.pools import PoolLibraries
+from tpmon.probe.collect.population import Population, Reading, describe_shortage
+from tpmon.probe.gpu.watch import GpuProbe
+from tpmon.probe.hooked.recompiles import CompileTeller
+from tpmon.probe.hooked.step_pace import StepProbe, StepsRead
+from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
+from tpmon.probe.host.machine import HostReader, read_shm
+from tpmon.probe.host.network import NetworkReader
+from tpmon.probe.host.open_files import watch_writes
+from tpmon.probe.host.output import OutputReader
+from tpmon.probe.host.own_cost import OwnCostMeter
+from tpmon.probe.host.sockets import SocketReader, SocketReading
+from tpmon.probe.job.changes import Changes
+from tpmon.probe.job.events import EventTeller
+from tpmon.probe.job.job import Job, Member, pids_of
+from tpmon.probe.job.loop_thread import LoopThreads, describe_loops
+from tpmon.probe.job.members import Membership
+from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank
+from tpmon.probe.proc.files import read_shares
+from tpmon.probe.proc.holds import HoldReader, are_all_held, leave_out_frozen
+from tpmon.probe.proc.main_threads import MainThreadProbe
+from tpmon.probe.proc.memory import AnonReader, PssRation
+from tpmon.probe.records.collectives_service import CollectivesService
+from tpmon.probe.spy.dump import dumpable
+from tpmon.probe.spy.dump_service import DumpService
+from tpmon.probe.spy.plan import Subject, find_working_worker
+from tpmon.probe.spy.sample_service import SampleService
+from tpmon.probe.spy.stacks import StackSampler
+from tpmon.supervisor import supervisors
+
+BUDGET_EVERY_NS = 10_000_000_000
+OUTPUT_EVERY_S = 2.0
+LAST_WORDS_S = 0.3
+SHM_EVERY_S = 2.0
+NETWORK_EVERY_S = 1.0
+SOCKETS_EVERY_S = 5.0
+_NOT_JUDGED = Missing("not judged")
+"""The session judges the Frame once it is closed."""
+_TELLERS = (Role.LAUNCHER, Role.RANK)
+"""Whose output is the log of a job."""
+_NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
+"""Holds the place of the cost of a Frame, which is known when the Frame is closed."""
+
+
+class Collector:
+    """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
+
+    def __init__(
+        self,
+        job: Job,
+        interval_s: float = 1.0,
+        gpu: GpuProbe | None = None,
+        *,
+        stacks: bool = True,
+        threads_later: bool = False,
+    ) -> None:
+        """Start the probes; the first ``collect`` has counters only, the second has rates.
+
+        With ``threads_later`` the first leaves the threads, half of its cost, to ``read_rest``.
+        """
+        self._threads_later = threads_later
+        self._job = job
+        self._interval_s = interval_s
+        self._shares = read_shares()
+        self._membership = Membership(job, shares=self._shares)
+        self._population = Population(shares=self._shares)
+        self._had_ranks = False
+        self._host = HostReader()
+        self._links = NetworkReader(lambda: self._rank_pids()[0])
+        self._gpu = gpu or GpuProbe()
+        self._loader = LoaderProbe()
+        self._main_threads = MainThreadProbe()
+        self._loops = LoopThreads()
+        self._stacks = StackSampler(enabled=stacks, loops=self._loops)
+        self.samples = SampleService(self._dumpable, enabled=stacks)
+        self.dumps = DumpService(self._dumpable, holds=(self._stacks.hold, self.samples.hold))
+        self.records = CollectivesService(lambda: self._membership.job)
+        self._steps = StepProbe()
+        self._compiles = CompileTeller()
+        self._pss = PssRation()
+        self._anon = AnonReader()
+        self._cost = OwnCostMeter()
+        self._settled = False
+        self._cgroups = CgroupReader(self._rank_pids())
+        self._holds = HoldReader()
+        self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
+        self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
+        self._loader_ranks: tuple[LoaderRank, ...] = ()
+        self._named: tuple[tuple[Identity, Applicable[int]], ...] = ()
+        self._libraries = PoolLibraries(self._population.busy_tids, memory=stacks)
+        self._sockets = SocketReader()
+        self._log = OutputReader()
+        self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
+        self._outputs = Background[tuple[OutputSample, ...]](
+            "output", lambda: self._log.read(pids_of(self._membership.members, *_TELLERS)), OUTPUT_EVERY_S
+        )
+        self._written = watch_writes(self._rank_pids)
+        # InfiniBand counters come from firmware and can take their time.
+        self._network = Background[Known[tuple[NetworkSample, ...]]](
+            "network", self._read_network, NETWORK_EVERY_S
+        )
+        self._socket_source = Background[Known[SocketReading]](
+            "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
+        )
+        self._ticks = 0
+        self._teller = EventTeller(job.root)
+        self._last: Frame | None = None
+        self._sources = (
+            self._loader,
+            self._main_threads,
+            self._stacks,
+            self._pss,
+            self._shm,
+            self._outputs,
+            self._written,
+            self._network,
+            self._socket_source,
+        )
+        self._gpu.start()
+        for source in self._sources:
+            source.start()
+
+    def set_interval(self, seconds: float) -> None:
+        """Say how often ``collect`` is called; shedding compares the cost with it."""
+        self._interval_s = seconds
+
+    def set_settled(self, *, settled: bool) -> None:
+        """Say whether the verdict stands: what is dear is then looked at less often (``Pace.SETTLED``)."""
+        self._settled = settled
+
+    def close(self) -> None:
+        """Stop every probe; never waits for one that is stuck."""
+        for source in (*self._sources, self.dumps, self.records, self.samples):
+            source.stop()
+        self._gpu.stop()
+        self._steps.close()
+        self._population.close()
+        self._membership.close()
+        self._host.close()
+        self._cgroups.close()
+
+    def collect(self) -> Frame:
+        """Read the job once. After its end the last Frame is returned, marked as ended."""
+        started_ns = time.thread_time_ns()
+        self._ticks += 1
+        changes = self._membership.refresh(time.monotonic_ns(), self._loops.tids())
+        members = self._loops.mark(self._membership.members)
+        skip = self._cost.shedding and self._ticks % 2 == 0
+        if not any(one.role is not Role.HELPER or one.identity == self._job.root for one in members):
+            return self._close_ended(changes)
+        later = self._threads_later and self._ticks == 1
+        readings = self._population.read(members, skip_threads=skip, threads_later=later)
+        frame = self._assemble(readings, changes)
+        tick_ms = (time.thread_time_ns() - started_ns) / 1e6
+        self._cost.add_tick(tick_ms, self._interval_s)
+        children = [*supervisors(), *(one for one in (self._gpu.child_pid(),) if is_known(one))]
+        own = self._cost.read(children, tick_ms, self.dumps.paused_ms, self._stacks.cost())
+        self._last = replace(frame, self_=own)
+        return self._last
+
+    def read_rest(self) -> None:
+        """Read what the first Frame left for later, so that the second has rates of it."""
+        if self._threads_later:
+            self._population.begin_threads()
+
+    def _assemble(self, readings: Sequence[Reading], changes: Changes) -> Frame:
+        now_ns = time.monotonic_ns()
+        taken = datetime.now().astimezone()
+        processes = tuple(
+            make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
+        )
+        processes = self._holds.mark(processes, self._loops.tids(), now_ns)
+        # Before the ranks are named: the second Frame is the first with stacks, also for --once.
+        slices, looks = self._stacks.take(), self._main_threads.take()
+        self._watch(readings, processes, now_ns)
+        budget = self._read_budget(processes, now_ns)
+        group = self._cgroups.read(now_ns)
+        anon = self._anon.read(now_ns, group.anon_bytes, processes)
+        host = self._host.read()
+        gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
+        unread = self._population.left_out
+        cpu = make_cpu(processes, budget, group, host, self._libraries.read(processes, now_ns))
+        cpu = withhold_sums(cpu, unread)
+        cpu_ns = readings[0].now.taken_ns if readings else now_ns
+        threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
+        age_s = (time.monotonic_ns() - cpu_ns) / 1e9
+        sockets, _ = self._socket_source.latest()
+        network, _ = self._network.latest()
+        outputs, _ = self._outputs.latest()
+        steps = self._steps.read(processes)
+        target = self._target(processes, steps)
+        self._had_ranks = self._had_ranks or target.local_ranks > 0
+        own = self._teller.tell_own(taken, target, gpu.events, shedding=self._cost.shedding)
+        own += self._compiles.tell(taken, now_ns, steps.hook)
+        events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
+        environment = first_environment(processes)
+        return Frame(
+            schema=FRAME_SCHEMA,
+            taken=taken,
+            taken_ns=now_ns,
+            interval_s=self._interval_s,
+            target=target,
+            facts=state_facts(
+                target.local_ranks,
+                target.local_workers,
+                cpu,
+                gpu.of_job,
+                had_ranks=self._had_ranks,
+                steps=steps.steps,
+            ),
+            ages_s=Ages(
+                cpu=age_s,
+                threads=(now_ns - threads_ns) / 1e9,
+                io=age_s,
+                memory=age_s,
+                gpu=gpu.age_s,
+                stacks=self._stacks.age_s(now_ns),
+                hook=steps.age_s,
+            ),
+            sources=GroupTexts(
+                cpu="/proc/PID/stat, budget from affinity and control group",
+                threads="/proc/PID/task/TID/schedstat",
+                io="/proc/PID/io",
+                memory=name_place(group.memory_source),
+                gpu=gpu.source,
+                stacks=self._stacks.source(),
+                hook=steps.source,
+            ),
+            processes=processes,
+            ranks=steps.put(make_rank_rows(processes, gpu.of_job)),
+            ends=self._teller.last_ends,
+            cpu=cpu,
+            memory=make_memory(processes, group, host, self._shm.latest()[0], anon),
+            loader=self._loader.latest(),
+            output=tuple(age_output(one, taken) for one in known_or(outputs, ())),
+            network=network,
+            sockets=map_known(lambda one: one.sample, sockets),
+            driver=gpu.driver,
+            gpus=gpu.of_job,
+            stacks=slices,
+            rounds=self.dumps.take(),
+            collectives=self.records.take(),
+            main_threads=leave_out_frozen(looks, processes),
+            verdict=_NOT_JUDGED,
+            notes=(
+                *list_taxes(environment),
+                *gpu.notes,
+                *steps.notes,
+                *describe_loops(one.member for one in readings),
+                *describe_shortage(self._shares, self._population, len(self._membership.members)),
+                *(describe_unread(outputs) if self._ticks > 1 else ()),
+            ),
+            hook=steps.hook,
+            steps=steps.steps,
+            events=events,
+            self_=_NO_COST,
+            written=self._written.latest()[0],
+        )
+
+    def _watch(self, readings: Sequence[Reading], processes: Sequence[ProcessSample], now_ns: int) -> None:
+        pins = tuple(has_pin_thread(process) for process in processes if process.role is Role.RANK)
+        # The members are one and the same tuple until one of them comes, goes or changes.
+        told = (self._membership.members, len(processes), pins)
+        if self._watched is None or self._watched[0] is not told[0] or self._watched[1:] != told[1:]:
+            self._watched = told
+            self._loader_ranks = list_loader_ranks(processes)
+            self._named = tuple(
+                (Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK
+            )
+        self._loader.watch(self._loader_ranks, now_ns)
+        pace = Pace.SETTLED if self._settled else Pace.SHED if self._cost.shedding else Pace.FULL
+        self._main_threads.watch(self._named, pace, self._loops.tids())
+        subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
+        self._stacks.watch(subjects, pace)
+        self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings}, pace)
+
+    def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
+        ranks = tuple(p.pid for p in processes if p.role is Role.RANK)
+        pids = ranks or tuple(p.pid for p in processes)
+        self._cgroups.follow(pids)
+        known = self._budget
+        if known is None or known[1] != pids or now_ns - known[2] > BUDGET_EVERY_NS:
+            known = self._budget = (read_cpu_budget(pids), pids, now_ns)
+        return known[0]
+
+    def _target(self, processes: tuple[ProcessSample, ...], steps: StepsRead) -> Target:
+        job = self._membership.job
+        roles = [member.role for member in job.members]
+        return Target(
+            pid=job.root.pid,
+            asked_pid=job.asked_pid,
+            start=job.start,
+            script=job.script,
+            user=job.user,
+            host=admit_text(os.uname().nodename, 64),
+            state=TargetState.STOPPED if are_all_held(processes) else TargetState.RUNNING,
+            world_size=steps.size_job(job.world_size, roles.count(Role.RANK)),
+            local_ranks=roles.count(Role.RANK),
+            local_workers=roles.count(Role.WORKER),
+            unread=self._population.left_out,
+            torch_version=job.torch_version,
+            python_version=job.python_version,
+            ended=NOT_APPLICABLE,
+            outcome=self._teller.ranks_outcome
+            if self._had_ranks and Role.RANK not in roles
+            else NOT_APPLICABLE,
+            rank_source=job.rank_source,
+            local_stacks=len(dumpable(job)),
+        )
+
+    def _close_ended(self, changes: Changes) -> Frame:
+        """Return the last Frame marked as ended; its readings stay what they were."""
+        if self._last is None:
+            raise NoTargetError(
+                f"the job of pid {self._job.asked_pid} ended before it could be read",
+                "start it again, or list the running jobs with: tpmon ps",
+            )
+        taken = datetime.now().astimezone()
+        now_ns = time.monotonic_ns()
+        events = self._teller.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
+        how = self._teller.describe_end()
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=self._teller.outcome)
+        said = f"the job ended: {how}"
+        if helpers := self._membership.members:
+            said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
+        events += (Event(taken, EventKind.ENDED, said),)
+        outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
+        return replace(
+            self._last,
+            taken=taken,
+            taken_ns=now_ns,
+            target=target,
+            ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
+            output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
+            stacks=self._stacks.take(),
+            rounds=self.dumps.take(),
+            collectives=self.records.take(),
+            main_threads=self._main_threads.take(),
+            ends=self._teller.last_ends,
+            events=events,
+        )
+
+    def _dumpable(self) -> tuple[Member, ...]:
+        return self._loops.mark_some(dumpable(self._membership.job))
+
+    def _rank_pids(self) -> tuple[int, ...]:
+        members = self._membership.members
+        return pids_of(members, Role.RANK) or pids_of(members[:1], *Role) or (self._job.root.pid,)
+
+    def _read_network(self) -> Known[tuple[NetworkSample, ...]]:
+        sockets, _ = self._socket_source.latest()
+        used = map_known(lambda one: one.interfaces, sockets)
+        return self._links.read(time.monotonic_ns(), used)

@@ -1,0 +1,383 @@
+"""Follow the processes of a job: one ``ProcessSample`` each, once a second, from cached files."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.doctor import CheckName, say_refusal
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.procread import has_ended
+from tpmon.probe.job.leaderless import LeftThread, find_left
+from tpmon.probe.proc.files import (
+    NO_DESCRIPTOR,
+    Io,
+    OnceFile,
+    ProcFile,
+    Stat,
+    open_file,
+    parse_io,
+    parse_stat,
+)
+from tpmon.probe.proc.threads import Allowance, ThreadReading, ThreadSet, leave_unread
+from tpmon.probe.proc.wchan import ON_CPU, RUNNING, Syscall, describe_wait, parse_syscall
+
+T = TypeVar("T")
+
+LOOK_AGAIN_TICKS = 5
+"""How often the wait of a quiet process is read again."""
+
+AFFINITY_TICKS = 10
+"""How often the CPUs on which a process may run are read again; they hardly ever change."""
+
+MOVING_SWITCHES_S = 3.0
+"""A stuck thread is put on a CPU less often: a loader queue's own time-out wakes it every 5 s."""
+
+_MACHINE = os.uname().machine
+_ALLOWED = re.compile(rb"^Cpus_allowed_list:\t(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$", re.MULTILINE)
+_FIRST = Missing("rates need two readings")
+_REAPED = Missing("a reaped child's bytes were added in this interval")
+_HIDDEN = Missing("the kernel does not say (wchan is 0)")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Hold per-second differences of one process over its last interval."""
+
+    cpu_pct: Known[float]
+    minor_faults_s: Known[float]
+    major_faults_s: Known[float]
+    asked_read_bytes_s: Known[float]
+    asked_write_bytes_s: Known[float]
+    device_read_bytes_s: Known[float]
+    device_write_bytes_s: Known[float]
+    read_calls_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """Hold what one tick told of one process."""
+
+    stat: Stat
+    rates: Rates
+    threads: ThreadReading
+    wchan: Known[str]
+    syscall: Known[str]
+    waits_for: Known[str]
+    waits_unchanged_s: Known[float]
+    taken_ns: int
+    state: str
+    """Of the thread that runs the training loop."""
+    allowed_cpus: Known[str] = Missing("not read")
+
+
+_QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def rate(new: float, old: float, elapsed_s: float) -> float:
+    """Return the rate of a counter that only grows; a step back (exec, reset) counts as 0."""
+    return max(0.0, new - old) / elapsed_s
+
+
+def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> Rates:
+    """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
+    if old is None or new[2] <= old[2]:
+        return Rates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
+    elapsed_s = (new[2] - old[2]) / 1e9
+    stat, io, _ = new
+    old_stat, old_io, _ = old
+    if stat is old_stat and io is old_io and is_known(io):
+        return _QUIET
+
+    def io_rate(read: Callable[[Io], int]) -> Known[float]:
+        if not is_known(io):
+            return io
+        if not is_known(old_io):
+            return _FIRST
+        if stat.children_faults != old_stat.children_faults:
+            # Reaping adds all that a child read in its life to the parent's counters at once.
+            return _REAPED
+        return rate(read(io), read(old_io), elapsed_s)
+
+    return Rates(
+        cpu_pct=100.0 * rate(stat.cpu_s, old_stat.cpu_s, elapsed_s),
+        minor_faults_s=rate(stat.minor_faults, old_stat.minor_faults, elapsed_s),
+        major_faults_s=rate(stat.major_faults, old_stat.major_faults, elapsed_s),
+        asked_read_bytes_s=io_rate(lambda one: one.asked_read),
+        asked_write_bytes_s=io_rate(lambda one: one.asked_write),
+        device_read_bytes_s=io_rate(lambda one: one.device_read),
+        device_write_bytes_s=io_rate(lambda one: one.device_write),
+        read_calls_s=io_rate(lambda one: one.read_calls),
+    )
+
+
+class _Parsed(Generic[T]):
+    """Parse a file's bytes only when they changed: most processes of a tree are quiet."""
+
+    __slots__ = ("_file", "_parse", "_raw", "_value")
+
+    def __init__(self, path: str, size: int, parse: Callable[[bytes], T], *, keep: bool) -> None:
+        self._file = open_file(path, size, keep=keep)
+        self._parse = parse
+        self._raw: bytes | None = None
+        self._value: T
+
+    def read(self) -> T:
+        raw = self._file.read()
+        if raw != self._raw:
+            self._value = self._parse(raw)
+            self._raw = raw
+        return self._value
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Optional:
+    """Keep a file that this user may not be allowed to read; its refusal is the reading."""
+
+    def __init__(self, path: str, size: int, check: CheckName, *, keep: bool) -> None:
+        self._check = check
+        self._file: ProcFile | OnceFile | None = None
+        self._refused = Missing("not read yet")
+        try:
+            self._file = open_file(path, size, keep=keep)
+        except OSError as error:
+            self._refuse(error)
+
+    def read(self) -> Known[bytes]:
+        if self._file is None:
+            return self._refused
+        try:
+            return self._file.read()
+        except (ProcessLookupError, FileNotFoundError):
+            return Missing("the process is gone")
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                return Missing("no file descriptor was left")
+            self._refuse(error)
+            self.close()
+            return self._refused
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _refuse(self, error: OSError) -> None:
+        self._refused = Missing(say_refusal(error, self._check))
+
+
+def _parse_wait(
+    state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role
+) -> tuple[Known[str], Known[str], Known[str]]:
+    """Return wchan, the number of the system call, and both in words."""
+    wchan: Known[str]
+    if isinstance(raw, Missing):
+        wchan = raw
+    else:
+        wchan = _HIDDEN if raw in (b"0", b"") else admit_text(raw.decode("ascii", "replace"), 64)
+    call: Known[Syscall]
+    if isinstance(raw_call, Missing):
+        call = raw_call
+    else:
+        try:
+            call = parse_syscall(raw_call)
+        except ValueError:
+            call = Missing("the kernel's text did not parse")
+    number: Known[str] = str(call.number) if is_known(call) else call
+    return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
+
+
+def _parse_left(left: LeftThread, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+    """Return the waits of the thread that keeps a process without its first one, as ``_parse_wait`` does."""
+    wchan, number, words = _parse_wait(left.state, left.wchan, left.call, role)
+    return wchan, number, left.stuck or words
+
+
+def parse_allowed_cpus(raw: bytes) -> str:
+    """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8".
+
+    Raises:
+        ValueError: when there is no such line, or it is no list of CPUs.
+    """
+    found = _ALLOWED.search(raw)
+    if found is None:
+        raise ValueError("no list of CPUs")
+    return found.group(1).decode("ascii")
+
+
+class ProcessProbe:
+    """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
+
+    def __init__(
+        self,
+        pid: int,
+        kind_of: Callable[[str], ThreadKind],
+        allowance: Allowance,
+        proc: str = "/proc",
+        *,
+        born_after_ns: int = 0,
+        keep: bool = True,
+    ) -> None:
+        """Open the hot files of ``pid``; without ``keep`` they are opened anew for each reading.
+
+        ``born_after_ns`` is a moment (CLOCK_MONOTONIC) at which the process did not exist yet,
+        where one is known: then the first reading has rates, all it did came after that.
+
+        Raises:
+            OSError: when the process is gone.
+        """
+        self.pid = pid
+        self._born_after_ns = born_after_ns
+        base = f"{proc}/{pid}"
+        self._status = OnceFile(f"{base}/status", 4096)
+        self._allowed: Known[str] | None = None
+        self.keep = keep
+        self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
+        self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
+        self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=keep)
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
+        self._raw_io: Known[bytes] = Missing("not read yet")
+        self._parsed_io: Known[Io] = self._raw_io
+        self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
+        self._waits: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._parsed_wait: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._looks = pid
+        self._old: tuple[Stat, Known[Io], int] | None = None
+        self._proc = proc
+        self._loop_tid = pid
+        self._loop_stat: _Optional | None = None
+        """State of the thread that is followed, where it is not the first."""
+        self._wait: tuple[Known[str], int] | None = None
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self._stat.close()
+        for file in (self._io, self._wchan, self._syscall, self._loop_stat):
+            if file is not None:
+                file.close()
+        self.threads.close()
+
+    def follow(self, tid: int) -> None:
+        """Read from now on the state and the waits of thread ``tid``, which runs the training loop."""
+        if tid == self._loop_tid:
+            return
+        self._loop_tid = tid
+        for file in (self._wchan, self._syscall, self._loop_stat):
+            if file is not None:
+                file.close()
+        base = f"{self._proc}/{self.pid}/task/{tid}"
+        self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=self.keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=self.keep)
+        self._loop_stat = _Optional(f"{base}/stat", 1024, "stat", keep=self.keep) if tid != self.pid else None
+        self._looks, self._wait = -1, None  # the next reading looks at the waits
+        self.threads.follow(tid)
+
+    def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
+        """Read the process now, its threads perhaps later (``begin_threads``).
+
+        Raises:
+            OSError: when it is gone.
+            ValueError: when the kernel's text does not parse.
+        """
+        taken_ns = time.monotonic_ns()
+        stat = self._stat.read()
+        raw_io = self._io.read()
+        if raw_io != self._raw_io:
+            self._parsed_io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
+            self._raw_io = raw_io
+        io = self._parsed_io
+        old, self._old = self._old, (stat, io, taken_ns)
+        if old is None and self._born_after_ns:
+            unborn = replace(stat, cpu_s=0.0, minor_faults=0, major_faults=0)
+            old = (unborn, map_known(lambda _: Io(0, 0, 0, 0, 0), io), self._born_after_ns)
+        rates = measure_rates(old, self._old)
+        moved = old is None or old[0].cpu_s != stat.cpu_s
+        if has_ended(stat.state, stat.threads):
+            threads = ThreadReading(*(Missing("zombie"),) * 6, (), taken_ns)
+        elif threads_later:
+            threads = leave_unread(taken_ns)
+        else:
+            threads = self.threads.read(
+                time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads, cpu_s=stat.cpu_s
+            )
+        # A process that used no CPU and made no read or write is still where it was; look again
+        # now and then all the same, because a lock can change hands without either.
+        still = old is not None and old[0] is stat and old[1] is io
+        self._looks += 1
+        left = find_left(self.pid, self._loop_tid, self._proc) if stat.state == "Z" else None
+        state = left.state if left is not None else self._read_state(stat)
+        if left is not None:
+            self._waits = _parse_left(left, role)
+        elif not still or self._looks % LOOK_AGAIN_TICKS == 0:
+            self._waits = self._read_wait(state, role)
+        if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
+            self._allowed = self._read_allowed()
+        wchan, syscall, waits_for = self._waits
+        return ProcessReading(
+            stat=stat,
+            rates=rates,
+            threads=threads,
+            wchan=wchan,
+            syscall=syscall,
+            waits_for=waits_for,
+            waits_unchanged_s=self._unchanged_s(waits_for, threads, taken_ns),
+            taken_ns=taken_ns,
+            state=state,
+            allowed_cpus=self._allowed,
+        )
+
+    def begin_threads(self) -> None:
+        """Read the threads for the first time: from now on they show demand.
+
+        Raises:
+            OSError: when the process is gone.
+            ValueError: when the kernel's text does not parse.
+        """
+        stat = self._stat.read()
+        if not has_ended(stat.state, stat.threads):
+            self.threads.read(time.monotonic_ns, stat.threads, moved=True, skip=False, cpu_s=stat.cpu_s)
+
+    def _read_allowed(self) -> Known[str]:
+        try:
+            return parse_allowed_cpus(self._status.read())
+        except OSError as error:
+            return Missing(say_refusal(error, "stat"))
+        except ValueError as error:
+            return Missing(f"/proc/PID/status has {error}")
+
+    def _read_state(self, stat: Stat) -> str:
+        """Return the state of the thread of the loop; that of the process where the thread is gone."""
+        raw = self._loop_stat.read() if self._loop_stat is not None and stat.state not in "ZX" else b""
+        if not is_known(raw) or b")" not in raw:
+            return stat.state
+        state = raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
+        return stat.state if state in "ZX" else state  # the thread ends, not the process
+
+    def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+        if state == "R":
+            return ON_CPU, ON_CPU, RUNNING
+        raw, raw_call = self._wchan.read(), self._syscall.read()
+        if self._raw_wait != (state, raw, raw_call, role):
+            self._raw_wait = (state, raw, raw_call, role)
+            self._parsed_wait = _parse_wait(state, raw, raw_call, role)
+        return self._parsed_wait
+
+    def _unchanged_s(self, waits_for: Known[str], threads: ThreadReading, taken_ns: int) -> Known[float]:
+        if not is_known(waits_for):
+            self._wait = None
+            return waits_for
+        # A rank that waits for one batch after the other looks the same each second, but moves on.
+        moved_on = waits_for != RUNNING and known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S
+        if self._wait is None or self._wait[0] != waits_for or moved_on:
+            self._wait = (waits_for, taken_ns)
+        return (taken_ns - self._wait[1]) / 1e9

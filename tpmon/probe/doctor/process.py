@@ -1,0 +1,218 @@
+"""Try what tpmon reads of the processes of a job: the files of /proc, their memory, and their stacks.
+
+Looking is the trial: files are opened as the probes open them, process_vm_readv is called without
+touching a page, and py-spy reads one rank without stopping it. Nothing attaches.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+
+from tpmon.model.dump import DumpError, DumpRound, ErrorKind
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.doctor import Access, Check, CheckName
+from tpmon.probe.base.procread import PROC, read_file, read_stat
+from tpmon.probe.doctor.rules import make_check
+from tpmon.probe.job.job import Member
+from tpmon.probe.proc.access import OUTSIDE_USERS, Standing, read_refusal, read_standing
+from tpmon.probe.proc.memory_trial import try_memory
+from tpmon.probe.proc.remedies import call_as_user, call_with_capability
+from tpmon.probe.spy.child import install_spy
+from tpmon.probe.spy.dump import Dumper
+
+MOST_PROCESSES = 16
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Name one file of /proc/PID that tpmon reads, what it tells, and how to try it."""
+
+    name: CheckName
+    tells: str
+    needed: bool
+    attach: bool
+    """It asks for the right to look into memory, not just for the same user."""
+    read: Callable[[str], object]
+
+
+def _read_some(path: str) -> object:
+    return read_file(path, 64)
+
+
+def _open(path: str) -> object:
+    """Open and close: the kernel asks for permission when smaps_rollup is opened, and reading it is dear."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(fd)
+    return fd
+
+
+def _list(path: str) -> object:
+    for name in os.listdir(path)[:1]:
+        try:
+            os.readlink(f"{path}/{name}")
+        except FileNotFoundError:
+            continue  # closed meanwhile; it was permitted
+    return path
+
+
+SOURCES = (
+    Source("stat", "state, CPU time and threads", True, False, _read_some),
+    Source("io", "bytes read and written", False, False, _read_some),
+    Source("smaps_rollup", "shared and private memory", False, False, _open),
+    Source("environ", "rank, world size and thread settings", True, False, _read_some),
+    Source("fd", "loader queues, log files, cards and what a blocked call waits on", True, False, _list),
+    Source("wchan", "the kernel function that a thread sleeps in", False, False, _read_some),
+    Source("syscall", "the system call that a thread is in", False, True, _read_some),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Hold what came of one source at one process: "" as ``refusal`` where it may be read."""
+
+    pid: int
+    refusal: str
+    gone: bool = False
+
+
+def try_source(source: Source, pid: int, proc: str = PROC) -> Trial:
+    """Read one file of one process the way the probes do."""
+    try:
+        answer = source.read(f"{proc}/{pid}/{source.name}")
+    except OSError as error:
+        gone = not os.path.exists(f"{proc}/{pid}/stat") or error.errno == errno.ESRCH
+        return Trial(pid, error.strerror or str(error), gone)
+    if source.name == "wchan" and answer == b"0" and not _may_read(pid, proc):
+        # proc(5): to whoever may not read it, the kernel says 0 instead of refusing.
+        return Trial(pid, "the kernel shows 0 to other users")
+    return Trial(pid, "")
+
+
+def _may_read(pid: int, proc: str) -> bool:
+    try:
+        read_file(f"{proc}/{pid}/io", 64)
+    except OSError:
+        return False
+    return True
+
+
+def judge_source(source: Source, trials: Sequence[Trial], why_not: Callable[[int], tuple[str, str]]) -> Check:
+    """Sum the trials of one source up; ``why_not`` says of a PID why and what would change it."""
+    alive = [trial for trial in trials if not trial.gone]
+    refused = [trial for trial in alive if trial.refusal]
+    if not alive:
+        return make_check(
+            source.name, Access.UNKNOWN, "no process of the job was left to try", needed=source.needed
+        )
+    if not refused:
+        return make_check(source.name, Access.ALLOWED, source.tells, needed=source.needed)
+    first = refused[0]
+    why, fix = why_not(first.pid)
+    whom = _name_refused(refused, len(alive))
+    return make_check(
+        source.name,
+        Access.DENIED,
+        f"{source.tells}: {first.refusal.lower()}{whom}; {why}",
+        fix,
+        needed=source.needed,
+    )
+
+
+def _name_refused(refused: Sequence[Trial], tried: int) -> str:
+    if len(refused) == tried:
+        return ""
+    names = ", ".join(str(trial.pid) for trial in refused[:_SHOWN])
+    more = ", ..." if len(refused) > _SHOWN else ""
+    return f" of {len(refused)} of {tried} processes ({names}{more})"
+
+
+def explain_read(standing: Standing, pid: int) -> tuple[str, str]:
+    """Say why a file that asks for the same user is refused, and what would change it; pure."""
+    attach = f"attach {pid}"
+    capable = call_with_capability(standing.caller, attach)
+    if standing.may_ptrace:
+        return ("a sandbox forbids it" if standing.all_users else OUTSIDE_USERS), ""
+    if is_known(standing.uid) and standing.uid != standing.own_uid:
+        as_user = call_as_user(standing.caller, standing.uid, standing.gid, attach)
+        return f"the process belongs to uid {standing.uid}, tpmon runs as {standing.own_uid}", as_user
+    if is_known(standing.dumpable) and not standing.dumpable:
+        return "the process protects itself (not dumpable)", capable
+    if standing.own_uid == 0:
+        return "root without CAP_SYS_PTRACE, and the process has more capabilities", capable
+    return "the process has more capabilities than tpmon, or a sandbox forbids it", capable
+
+
+def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:
+    """Try one file of every process."""
+
+    def why_not(pid: int) -> tuple[str, str]:
+        if source.attach:
+            refused = read_refusal(pid, proc)
+            return refused.why, refused.fix
+        return explain_read(read_standing(pid, proc), pid)
+
+    return judge_source(source, [try_source(source, pid, proc) for pid in pids], why_not)
+
+
+def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
+    """Try process_vm_readv on every process. Where a filter forbids it alone, py-spy has /proc/PID/mem."""
+    source = Source("memory", "its memory, which stacks are read from", False, True, _read_some)
+    trials = []
+    for pid in pids:
+        answer = try_memory(pid)
+        reason = answer.reason if isinstance(answer, Missing) else ""
+        try:
+            gone = read_stat(pid, proc).state in "ZX"
+        except OSError:
+            gone = True
+        trials.append(Trial(pid, reason, gone))
+
+    def why_not(pid: int) -> tuple[str, str]:
+        refused = read_refusal(pid, proc)
+        return refused.why, refused.fix
+
+    return judge_source(source, trials, why_not)
+
+
+_KINDS = {
+    ErrorKind.DENIED: Access.DENIED,
+    ErrorKind.NO_SPY: Access.ABSENT,
+    ErrorKind.UNKNOWN_PYTHON: Access.DENIED,
+    ErrorKind.FAILED: Access.DENIED,
+}
+
+
+def judge_stacks(look: DumpRound, fix: str, install: str) -> Check:
+    """Say from one dump of one process whether its stacks can be read.
+
+    ``fix`` helps a denied one, ``install`` one whose py-spy is missing or too old.
+    """
+    if not look.errors:
+        why = f"py-spy read them without a stop, with {look.spy_cpu_ms:.0f} ms of CPU"
+        return make_check("stacks", Access.ALLOWED, why, needed=True)
+    error = look.errors[0]
+    access = _KINDS.get(error.kind, Access.UNKNOWN)
+    return make_check("stacks", access, error.reason, _fix_stacks(error, fix, install), needed=True)
+
+
+def _fix_stacks(error: DumpError, fix: str, install: str) -> str:
+    if error.kind is ErrorKind.DENIED:
+        return fix
+    if error.kind in (ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON):
+        return install
+    if error.kind in (ErrorKind.LATE, ErrorKind.BUSY, ErrorKind.FAILED):
+        return f"tpmon dump {error.pid}"
+    return ""
+
+
+def check_stacks(member: Member, spy: Callable[[], Known[str]], limit_s: float, proc: str = PROC) -> Check:
+    """Have py-spy read the stacks of one process once, without a stop."""
+    look = Dumper((member,), proc=proc, spy=spy).read_round(limit_s)
+    fix = ""
+    if look.errors and look.errors[0].kind is ErrorKind.DENIED:
+        fix = read_refusal(member.identity.pid, proc).fix
+    return judge_stacks(look, fix, install_spy())

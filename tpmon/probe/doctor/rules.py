@@ -1,0 +1,277 @@
+"""Say which rules of this machine and of tpmon's own process stand in the way of looking at a job.
+
+Each rule has a pure half (``parse_``, ``judge_``) on captured text. "allowed" means: it forbids nothing
+here. Whether a certain process may be read is tried in ``permissions_process``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.results.doctor import Access, Check, CheckName, drop_pointers
+from tpmon.own_command import own_program
+from tpmon.probe.base.environment import Around, read_place
+from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.proc.access import (
+    CAP_SYS_PTRACE,
+    LET_PTRACE,
+    free_profile,
+    may_root_trace,
+    parse_capability,
+    parse_field,
+    read_all_users,
+    read_caller,
+    read_deny_ptrace,
+    read_profile,
+    read_ptrace_scope,
+)
+from tpmon.probe.proc.memory_trial import try_memory
+from tpmon.probe.proc.remedies import (
+    ADD_CAPABILITY,
+    Caller,
+    administer,
+    call_with_capability,
+    pass_yama,
+    start_with,
+)
+from tpmon.probe.spy.child import find_spy
+
+CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
+HOST_PIDS = "docker run --pid=host"
+ANY_JOB = "--job"
+"""What a command names where there is no PID to name: the only job of the user."""
+_HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
+
+
+def make_check(
+    name: CheckName,
+    access: Access,
+    why: str,
+    fix: str = "",
+    *,
+    needed: bool = False,
+) -> Check:
+    """Build a check; "" as ``fix`` means that nothing is to be done."""
+    command: Applicable[str] = fix or NOT_APPLICABLE
+    return Check(name, access, needed, drop_pointers(why), command)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Hold what decides on tpmon's side: its user, capabilities, container and namespaces."""
+
+    caller: Caller
+    capable: bool
+    """CAP_SYS_PTRACE is effective."""
+    own_pids: bool
+    """Its PIDs are not the machine's, which a container may have and need not (``--pid=host``)."""
+    all_users: bool
+    """tpmon is in no user namespace of its own."""
+    status: bytes
+
+
+def read_own(proc: str = PROC) -> Own:
+    """Read what decides on tpmon's side.
+
+    Raises:
+        OSError: when /proc cannot be read.
+    """
+    status = read_file(f"{proc}/self/status", 65536)
+    place = read_place(proc)
+    return Own(
+        caller=Caller(os.geteuid(), place.around, own_program(), may_root_trace(status)),
+        capable=parse_capability(status, CAP_SYS_PTRACE),
+        own_pids=place.own_pids,
+        all_users=read_all_users(proc),
+        status=status,
+    )
+
+
+def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check:
+    """Say what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst).
+
+    ``spy`` is the file of the py-spy that tpmon starts: it can be given the right alone. ``whom`` is the
+    PID to attach to, or the option in its place.
+    """
+    if isinstance(scope, Missing):
+        return make_check(
+            "yama", Access.ALLOWED, f"{scope.reason}: nothing beyond the same user is asked for"
+        )
+    words = f"kernel.yama.ptrace_scope is {scope}"
+    if scope >= 3:
+        why = f"{words}: nobody may look into a process until the machine starts anew"
+        return make_check("yama", Access.DENIED, why)
+    if scope <= 0:
+        return make_check("yama", Access.ALLOWED, f"{words}: the same user may look")
+    if own.capable:
+        return make_check("yama", Access.ALLOWED, f"{words}, and tpmon has CAP_SYS_PTRACE")
+    # A run may open itself: scope 1 asks for it (tpmon.hook.ptracer), the stricter ones do not.
+    ancestors = "only a process's own ancestors, or all where tpmon run --allow-stacks started it,"
+    who = ancestors if scope == 1 else "only who has CAP_SYS_PTRACE"
+    ways = pass_yama(own.caller, scope, f"attach {whom}")
+    fix = ways[0] if ways else ""
+    more = ""
+    if own.caller.around is Around.ENGINE:
+        others = "; or ".join(way.partition("  # ")[0] for way in ways[1:])
+        more = f"; or there: {others}; at the next start of the container, as root in it: {ADD_CAPABILITY}"
+    elif own.caller.root_may and own.caller.uid and is_known(spy):
+        more = f"; for py-spy alone: sudo setcap cap_sys_ptrace+ep {shlex.quote(spy)}"
+    return make_check("yama", Access.DENIED, f"{words}: {who} may look{more}", fix)
+
+
+def judge_capability(own: Own, whom: str) -> Check:
+    """Say whether tpmon has CAP_SYS_PTRACE, which only other users' jobs and strict machines ask for."""
+    if own.capable:
+        where = "" if own.all_users else ", inside its own user namespace"
+        return make_check("capability", Access.ALLOWED, f"tpmon has CAP_SYS_PTRACE{where}")
+    if own.caller.uid == 0:
+        why = "root, but without CAP_SYS_PTRACE (a container's default)"
+        if own.caller.around is Around.ENGINE:
+            why += f"; at its next start: {ADD_CAPABILITY}"
+        fix = call_with_capability(own.caller, f"attach {whom}")
+        return make_check("capability", Access.DENIED, why, fix)
+    why = "tpmon has no CAP_SYS_PTRACE; your own jobs do not need it"
+    return make_check("capability", Access.ALLOWED, why)
+
+
+def judge_container(own: Own) -> Check:
+    """Say what a container or a user namespace around tpmon takes away."""
+    around = own.caller.around
+    if not own.all_users:
+        why = "tpmon is in a user namespace: root and capabilities reach no process outside of it"
+        return make_check("container", Access.UNKNOWN, why)
+    if around is Around.HOST:
+        return make_check(
+            "container", Access.ALLOWED, "tpmon runs outside of containers, with the host's users"
+        )
+    if not own.own_pids:
+        why = "tpmon is in a container with the host's PIDs and users"
+        return make_check("container", Access.ALLOWED, why)
+    where = {Around.WSL: "a distribution of WSL", Around.LXC: "a container of LXC"}.get(around, "a container")
+    why = f"tpmon is in {where}: it sees the processes in there alone, by their numbers in it"
+    return make_check("container", Access.UNKNOWN, why, HOST_PIDS if around is Around.ENGINE else "")
+
+
+def parse_hidepid(mountinfo: str) -> tuple[int, int | None]:
+    """Return hidepid and gid of the mount of /proc from /proc/self/mountinfo; 0 and None without them."""
+    hidden, group = 0, None
+    for line in mountinfo.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields, kind = left.split(" "), right.split(" ")
+        if not dash or len(fields) < 6 or len(kind) < 3 or fields[4] != "/proc" or kind[0] != "proc":
+            continue
+        options = dict(one.partition("=")[::2] for one in kind[2].split(","))
+        hidden = _HIDING.get(options.get("hidepid", ""), 0)
+        number = options.get("gid", "")
+        group = int(number) if number.isdigit() else None
+    return hidden, group
+
+
+def judge_hidepid(hidden: int, group: int | None, own: Own, groups: frozenset[int]) -> Check:
+    """Say whether /proc hides other users' processes (proc(5), hidepid)."""
+    if not hidden:
+        return make_check("hidepid", Access.ALLOWED, "/proc shows the processes of all users")
+    if own.capable or (group is not None and group in groups and hidden != 4):
+        return make_check("hidepid", Access.ALLOWED, f"/proc has hidepid={hidden}, which does not bind tpmon")
+    why = f"/proc has hidepid={hidden}: other users' processes are hidden; your own are not"
+    remount = "mount -o remount,hidepid=0 /proc"
+    return make_check("hidepid", Access.DENIED, why, f"sudo {remount}" if own.caller.uid else remount)
+
+
+def judge_seccomp(own: Own, trial: Known[int]) -> Check:
+    """Say whether a filter forbids process_vm_readv; ``trial`` is what the call said of tpmon itself."""
+    mode = parse_field(own.status, b"Seccomp") or b"0"
+    filtered = mode == b"2"
+    if isinstance(trial, Missing):
+        why = f"process_vm_readv fails even on tpmon itself ({trial.reason}): " + (
+            "a seccomp filter forbids it" if filtered else "a sandbox does not have it"
+        )
+        return make_check("seccomp", Access.DENIED, why, start_with(own.caller, ADD_CAPABILITY))
+    words = (
+        "a seccomp filter binds tpmon, but lets process_vm_readv pass"
+        if filtered
+        else "no filter binds tpmon"
+    )
+    return make_check("seccomp", Access.ALLOWED, words)
+
+
+def judge_profile(modules: str, profile: str, caller: Caller, *, deny_ptrace: bool) -> Check:
+    """Say whether AppArmor or SELinux binds tpmon; what they forbid is only seen when it is tried."""
+    if deny_ptrace:
+        why = "SELinux forbids all looking into processes (deny_ptrace is on)"
+        return make_check("lsm", Access.DENIED, why, administer(caller, LET_PTRACE))
+    if profile:
+        why = f"the security profile {profile} binds tpmon; what it forbids shows when it is tried"
+        return make_check("lsm", Access.UNKNOWN, why, free_profile(profile, caller))
+    names = modules.strip() or "none listed"
+    return make_check("lsm", Access.ALLOWED, f"no security profile binds tpmon (modules: {names})")
+
+
+def judge_perf(paranoid: Known[int], own: Own) -> Check:
+    """Say whether perf may count one's own processes; tpmon does without it."""
+    if isinstance(paranoid, Missing):
+        return make_check("perf", Access.ABSENT, "this kernel has no perf events; tpmon does without")
+    words = f"kernel.perf_event_paranoid is {paranoid}"
+    privileged = any(parse_capability(own.status, number) for number in (CAP_PERFMON, CAP_SYS_ADMIN))
+    if paranoid <= 2 or privileged:
+        return make_check("perf", Access.ALLOWED, f"{words}: own processes may be counted")
+    why = f"{words}: only CAP_PERFMON may count; tpmon does without"
+    fix = administer(own.caller, "sysctl kernel.perf_event_paranoid=2")
+    return make_check("perf", Access.DENIED, why, fix)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return read_file(path, 1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""  # not there, which is an answer too
+
+
+def read_number(path: str, otherwise: str) -> Known[int]:
+    """Read a file that holds one number; Missing with ``otherwise`` where it is not there."""
+    try:
+        return int(read_file(path, 64))
+    except (OSError, ValueError):
+        return Missing(otherwise)
+
+
+def check_yama(proc: str = PROC, whom: str = ANY_JOB) -> Check:
+    """Read and judge kernel.yama.ptrace_scope."""
+    # setcap takes no link, and an installer may have put one on PATH.
+    spy = map_known(os.path.realpath, find_spy())
+    return judge_yama(read_ptrace_scope(proc), read_own(proc), spy, whom)
+
+
+def check_capability(proc: str = PROC, whom: str = ANY_JOB) -> Check:
+    """Read and judge tpmon's own capabilities."""
+    return judge_capability(read_own(proc), whom)
+
+
+def check_container(proc: str = PROC) -> Check:
+    """Read and judge the namespaces that tpmon is in."""
+    return judge_container(read_own(proc))
+
+
+def check_hidepid(proc: str = PROC) -> Check:
+    """Read and judge how /proc is mounted."""
+    hidden, group = parse_hidepid(_read_text(f"{proc}/self/mountinfo"))
+    return judge_hidepid(hidden, group, read_own(proc), frozenset((*os.getgroups(), os.getegid())))
+
+
+def check_seccomp(proc: str = PROC) -> Check:
+    """Try process_vm_readv on tpmon itself, which no rule but a filter forbids."""
+    return judge_seccomp(read_own(proc), try_memory(os.getpid()))
+
+
+def check_profile(proc: str = PROC) -> Check:
+    """Read and judge the security profile of tpmon."""
+    modules = _read_text("/sys/kernel/security/lsm")
+    return judge_profile(modules, read_profile(proc), read_caller(proc), deny_ptrace=read_deny_ptrace())
+
+
+def check_perf(proc: str = PROC) -> Check:
+    """Read and judge kernel.perf_event_paranoid."""
+    return judge_perf(read_number(f"{proc}/sys/kernel/perf_event_paranoid", "no such file"), read_own(proc))

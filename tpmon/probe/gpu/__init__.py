@@ -1,0 +1,1 @@
+"""Read the GPUs: the NVML child, its readings and bounds, and which cards the job uses."""

@@ -1,0 +1,345 @@
+"""Keep what the NVML child said, and answer with ages: live, stale and lost cards. Pure of I/O.
+
+Owned by ``GpuProbe``, which holds a lock around every call. Times are CLOCK_MONOTONIC, ns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
+from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.results.doctor import drop_pointers, point_to
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.gpu.gpu_driver import Listed
+from tpmon.probe.gpu.mapping import (
+    Card,
+    Held,
+    find_unread,
+    held_minors,
+    list_unheard,
+    map_to_job,
+    place_silent,
+    unlisted_minors,
+)
+from tpmon.probe.gpu.rates import CardTrack, make_silent_sample, without_live
+from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line
+
+GRACE_S = 2.0
+"""A card whose line is this late is stale: twice what a call may take on a healthy card."""
+PATIENCE_S = 3.0
+OTHERS_S = 0.5
+"""How long a card may stay without a first answer when another has one: all are asked at the same time."""
+MAX_PERIOD_S = 30.0
+MAX_LINES = 64
+"""Lines kept of one card; 10 s have 10."""
+MAX_EVENTS = 100
+MAX_NOTES = 20
+PASSING_S = 180.0
+"""A passing note is said again after 30 s while it is so."""
+MAX_CARDS = 64
+NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
+
+# What a shell without access to the cards gets, on a machine that has some.
+_MAY_HIDE = frozenset((4, 9, 12, 999))
+_FAILURES = {
+    4: point_to("no permission to use the NVIDIA driver", "nvml"),
+    9: point_to("the NVIDIA driver is not loaded", "nvml"),
+    12: point_to(f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)", "nvml"),
+    18: point_to("the NVIDIA driver was replaced while in use (library and kernel module differ)", "nvml"),
+    999: point_to(
+        "NVML fails with an unknown error (in a container: it lost its cards, start it anew)", "nvml"
+    ),
+}
+
+
+_LIBRARY_MISSING = point_to("libnvidia-ml.so.1 not found, though the kernel has a driver", "nvml")
+_NOT_LOOKED = Missing("drivers not looked for")
+_NOT_LISTED = "NVML does not list it: it is lost, or of another container or Slurm step"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """Hold all that is known of the GPUs at one moment.
+
+    ``of_job`` is ``gpus``, but where NVML does not answer it says whether the job can have a card at all.
+    ``age_s`` is the age of the newest line of any card; each card has its own age too.
+    ``events`` are new since the reading before; ``notes`` are true as long as they are there.
+    """
+
+    driver: Known[Driver]
+    gpus: Known[tuple[GpuSample, ...]]
+    age_s: Known[float]
+    source: str
+    events: tuple[str, ...]
+    notes: tuple[str, ...]
+    of_job: Known[tuple[GpuSample, ...]] = Missing("not asked for a job")
+
+
+@dataclass(slots=True)
+class _Slot:
+    track: CardTrack
+    sample: GpuSample
+
+
+class Board:
+    """Collect the lines of one child after the other and keep the cards across restarts."""
+
+    def __init__(self, now_ns: int) -> None:
+        """Start with nothing known."""
+        self._slots: dict[str, _Slot] = {}
+        self._driver: Known[Driver] = Missing("NVML has not answered yet")
+        self._failure = ""
+        self._refused = False
+        self._crashed = False
+        """Whether the child that ended last did so without a word."""
+        self._hidden = False
+        self._expected: int | None = None
+        self._seen: set[str] = set()
+        self._asked_ns = now_ns
+        self._driver_ns = now_ns
+        self._ended: tuple[str, int] | None = None
+        self._events: deque[str] = deque(maxlen=MAX_EVENTS)
+        self._notes: dict[str, int | None] = {}
+        """When those that pass came last, None for those that do not; the first to come first."""
+
+    def on_start(self, now_ns: int) -> None:
+        """Note that a new child was started."""
+        self._asked_ns = now_ns
+        self._expected = None
+        self._refused = False
+        self._seen.clear()
+
+    def on_line(self, line: Line, now_ns: int) -> None:
+        """Take a line that the child wrote."""
+        if is_known(line.driver):
+            self._on_driver(line.driver, now_ns)
+        elif is_known(line.failure):
+            self._on_failure(line.failure)
+        elif is_known(line.card):
+            self._on_card(line.card)
+        elif is_known(line.xid):
+            self._on_xid(line.xid.uuid, line.xid.xid)
+        elif is_known(line.note):
+            self._add_note(admit_text(line.note.text), now_ns if line.note.passing else None)
+
+    def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
+        """Note how the child ended, and that the next one starts in ``retry_s``."""
+        if self.answered:
+            self._ended = (how, now_ns)
+            self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
+        elif not self._refused:
+            self._hidden, self._crashed = False, True
+            self._failure = point_to(f"the GPU child ended before it answered ({how})", "nvml")
+        self._expected = None
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether NVML answered in the child that runs, or ran last."""
+        return self._expected is not None
+
+    @property
+    def refused(self) -> bool:
+        """Tell whether NVML could not be opened at all in the child that ended last."""
+        return self._refused
+
+    def read(
+        self,
+        job: Mapping[int, int],
+        held: Held,
+        pids_are_ours: bool,
+        now_ns: int,
+        has_driver: Known[bool] = _NOT_LOOKED,
+        *,
+        driver_cards: Listed = (),
+    ) -> GpuReading:
+        """Answer with every card's age, and the job's processes on each.
+
+        ``has_driver`` says whether the kernel, or WSL, has a driver for cards at all, ``driver_cards`` which.
+        """
+        held_by_job = held_minors(job, held)
+        silent_s = (now_ns - self._driver_ns) / 1e9
+        cards = place_silent(self._cards(now_ns), driver_cards, job, held)
+        if not cards and self._is_wedged(now_ns) and (held_by_job or find_unread(job, held) is not None):
+            why = self._failure if self._crashed else self._waiting(now_ns)
+            cards = list_unheard(driver_cards, held_by_job, 0, silent_s, why)
+        self._drop_old_notes(now_ns)
+        notes = tuple(self._notes)
+        gpus: Known[tuple[GpuSample, ...]]
+        if cards:
+            gpus = map_to_job(cards, job, held, pids_are_ours)
+            unlisted = unlisted_minors(cards, job, held)
+            if unlisted:
+                names = ", ".join(f"/dev/nvidia{minor}" for minor in unlisted)
+                notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
+                there = map_known(lambda all_: tuple(c for c in all_ if c.minor in unlisted), driver_cards)
+                lost = list_unheard(there, (), 1 + gpus[-1].index, silent_s, _NOT_LISTED)
+                gpus += map_to_job(lost, job, held, pids_are_ours)
+        elif held_by_job and (self._hidden or self._expected == 0):
+            gpus = Missing(point_to(NOT_VISIBLE, "cards"))
+        elif self._expected == 0:
+            gpus = ()
+        else:
+            gpus = Missing(self._failure or self._waiting(now_ns))
+        newest = max((slot.track.window[-1].taken_ns for slot in self._slots.values()), default=None)
+        age: Known[float] = Missing("no GPU reading yet")
+        if newest is not None:
+            age = max(0.0, (now_ns - newest) / 1e9)
+        events = tuple(self._events)
+        self._events.clear()
+        of_job = gpus
+        if isinstance(gpus, Missing) and gpus.reason == self._failure:
+            of_job = Missing(self._say_failure(job, held, has_driver))
+        return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
+
+    def _on_driver(self, line: DriverLine, now_ns: int) -> None:
+        self._driver = Driver(
+            driver_version=map_known(lambda text: admit_text(text, 40), line.driver_version),
+            cuda_version=map_known(lambda text: admit_text(text, 40), line.cuda_version),
+        )
+        if self.answered:
+            return  # the versions came later than the cards
+        if self._ended:
+            how, ended_ns = self._ended
+            last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
+            gap_s = max(0.0, (now_ns - last_ns) / 1e9)
+            self._events.append(f"GPU child restarted after {how}, gap {gap_s:.0f} s")
+        elif self._failure:
+            self._events.append("NVIDIA driver answers")
+        self._ended = None
+        self._crashed = False
+        self._failure = ""
+        self._hidden = False
+        self._notes.clear()  # a new child says anew what it cannot do
+        self._expected = max(0, min(line.cards, MAX_CARDS))
+        self._driver_ns = now_ns
+
+    def _on_failure(self, line: FailureLine) -> None:
+        reason = _FAILURES.get(line.code) or point_to(drop_pointers(admit_text(line.reason)), "nvml")
+        if self.answered:
+            self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
+        else:
+            self._refused = True
+        self._failure, self._crashed = reason, False
+        self._hidden = line.code in _MAY_HIDE
+        self._driver = Missing(reason)
+
+    def _on_card(self, line: CardLine) -> None:
+        key = line.uuid or self._key_of(line.index)
+        if line.uuid:
+            self._slots.pop(_nameless(line.index), None)
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) >= MAX_CARDS:
+                return
+            track = CardTrack(deque(maxlen=MAX_LINES))
+        else:
+            track = slot.track
+        before = slot.sample.state if slot else GpuState.OK
+        track.add(line)
+        sample = track.sample(key)
+        self._slots[key] = _Slot(track, sample)
+        self._seen.add(key)
+        if (sample.state is GpuState.LOST) != (before is GpuState.LOST):
+            what = f"is lost: {line.lost}" if is_known(line.lost) else "answers again"
+            self._events.append(admit_text(f"GPU {line.index} ({sample.name}) {what}"))
+
+    def _key_of(self, index: int) -> str:
+        """Name a card that gave no UUID: the one last seen under this index is most likely it."""
+        same = {
+            key: slot.track.window[-1].taken_ns
+            for key, slot in self._slots.items()
+            if slot.sample.index == index
+        }
+        return max(same, key=lambda key: same[key], default=_nameless(index))
+
+    def _on_xid(self, uuid: str, xid: int) -> None:
+        slot = self._slots.get(uuid)
+        if slot is None:
+            self._events.append(admit_text(f"Xid {xid} on GPU {uuid}"))
+            return
+        slot.track.add_xid(xid)
+        slot.sample = replace(slot.sample, xids=slot.track.xids)
+        self._events.append(f"Xid {xid} on GPU {slot.sample.index} ({slot.sample.name})")
+
+    def _add_note(self, text: str, passing_ns: int | None) -> None:
+        self._notes[text] = passing_ns  # one that comes again keeps its place: lines must not jump
+        if len(self._notes) > MAX_NOTES:
+            del self._notes[next(iter(self._notes))]
+
+    def _drop_old_notes(self, now_ns: int) -> None:
+        old = [
+            text
+            for text, came_ns in self._notes.items()
+            if came_ns is not None and now_ns - came_ns > PASSING_S * 1e9
+        ]
+        for text in old:
+            del self._notes[text]
+
+    def _cards(self, now_ns: int) -> tuple[Card, ...]:
+        cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]
+        waited_s = (now_ns - self._driver_ns) / 1e9
+        if self._expected and waited_s > (OTHERS_S if cards else PATIENCE_S):
+            answered = {card.sample.index for card in cards}
+            for index in range(self._expected):
+                if index not in answered:
+                    silent = make_silent_sample(
+                        index, _nameless(index), waited_s, "the card has not answered yet"
+                    )
+                    cards.append(Card(silent, Missing("the card has not answered yet")))
+        return tuple(sorted(cards, key=lambda card: (card.sample.index, card.sample.uuid)))
+
+    def _card(self, key: str, slot: _Slot, now_ns: int) -> Card:
+        line = slot.track.window[-1]
+        sample = slot.sample
+        age_s = max(0.0, (now_ns - slot.track.last_answer_ns()) / 1e9)
+        # One that a new child has not read yet: silent only since that began.
+        waited_s = (now_ns - self._driver_ns) / 1e9 if key not in self._seen else math.inf
+        late_s = (now_ns - line.taken_ns) / 1e9 - min(line.next_s, MAX_PERIOD_S)
+        if self._expected and key not in self._seen and len(self._seen) >= self._expected:
+            gone = "the driver lists this card no more"
+            sample = replace(without_live(sample, gone), state=GpuState.LOST)
+        elif sample.state is not GpuState.LOST and late_s > GRACE_S:
+            sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
+            if not self.answered or waited_s < PATIENCE_S:
+                sample = replace(sample, unheard="NVML does not answer")
+        return Card(
+            replace(sample, age_s=min(age_s, waited_s) if self.answered else age_s), slot.track.identity.minor
+        )
+
+    def _say_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
+        """Say why NVML does not answer, or that there is no card for it to answer of."""
+        if not self._failure or not is_known(has_driver):
+            return self._failure
+        if not has_driver:  # nothing is kept from tpmon, so that the doctor knows no more
+            why = drop_pointers(self._failure)
+            return why if is_no_card(why) else f"{NO_DRIVER} on this machine ({why})"
+        why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
+        if held_minors(job, held) or not job or any(pid not in held for pid in job):
+            return why
+        if find_unread(job, held) is not None:
+            return why
+        return f"{NO_CARD_OPEN} ({drop_pointers(why)})"
+
+    def _is_wedged(self, now_ns: int) -> bool:
+        """Tell whether NVML says nothing at all: its child ended without a word, or waits in the driver."""
+        waits = (now_ns - self._asked_ns) / 1e9 > PATIENCE_S
+        return not self.answered and not self._refused and (self._crashed or waits)
+
+    def _waiting(self, now_ns: int) -> str:
+        waited_s = (now_ns - self._asked_ns) / 1e9
+        if waited_s <= PATIENCE_S:
+            return NOT_YET
+        return point_to(f"the NVIDIA driver has not answered for {waited_s:.0f} s", "nvml")
+
+    def _source(self) -> str:
+        version = self._driver if isinstance(self._driver, Missing) else self._driver.driver_version
+        return f"NVML, driver {version}" if is_known(version) else "NVML"
+
+
+def _nameless(index: int) -> str:
+    return f"card-{index}"

@@ -1,0 +1,247 @@
+"""Ask NVML one question at a time: an answer, or Missing with the reason in words.
+
+The pynvml module comes as an argument. One failing call costs one field, never the card, and a
+call that the card or driver does not have is not repeated every second.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+from tpmon.model.known import Known, Missing
+from tpmon.model.results.doctor import point_to
+
+SUCCESS = 0
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+FUNCTION_NOT_FOUND = 13
+
+# nvml.h, nvmlReturn_t. 15 and 999 come when a card has fallen off the bus, 16 when only a reset helps.
+LOST_CODES = frozenset((15, 16, 999))
+UNKNOWN = 999  # of a living card too: WSL answers so for the utilisation
+# The driver was unloaded or replaced under a running library: only a fresh process helps.
+DRIVER_GONE_CODES = frozenset((1, 9, 18))
+
+_SILENT = frozenset((NOT_SUPPORTED, FUNCTION_NOT_FOUND))
+
+_WORDS = {
+    SUCCESS: "nothing to report",  # pynvml raises it where an empty answer needs no second call
+    1: "NVML is not initialised",
+    2: "invalid argument",
+    NOT_SUPPORTED: "not supported by this card",
+    NO_PERMISSION: point_to("no permission", "nvml"),
+    NOT_FOUND: "not found",
+    7: "buffer too small",
+    9: "NVIDIA driver is not loaded",
+    10: "timeout",
+    12: "libnvidia-ml.so.1 not found",
+    FUNCTION_NOT_FOUND: "this driver does not have the call",
+    15: "GPU is lost",
+    16: "GPU needs a reset",
+    17: "refused by the operating system",
+    18: "driver and library versions differ",
+    21: "no data",
+    25: "this driver wants another version of the call",
+    UNKNOWN: "unknown driver error",
+}
+UNSUPPORTED = Missing(_WORDS[NOT_SUPPORTED])
+
+# nvml.h, nvmlValueType_t; every field that tpmon reads is a whole number.
+_UNSIGNED_INT = 1
+_INTEGERS = {kind: struct.Struct(letter) for kind, letter in enumerate("ILQqiH", 1)}
+# nvmlFieldValue_t: field, scope, time, latency, type, return code, value (a union of 8 bytes).
+_FIELD_VALUE = struct.Struct("@IIqqII8s")
+# PCIe and NVLink bytes: at 25 GB/s 32 bits last 0.2 s.
+_FAST_COUNTERS = frozenset((138, 139, 197, 198, 202, 204))
+
+
+def describe_code(code: int) -> str:
+    """Say an NVML return code in words."""
+    return _WORDS.get(code, f"NVML error {code}")
+
+
+def code_of(error: BaseException) -> int:
+    """Return the NVML return code that an exception carries, -1 for none."""
+    code = getattr(error, "value", -1)
+    return code if isinstance(code, int) else -1
+
+
+def describe_error(error: BaseException) -> str:
+    """Say an exception of a pynvml call in words."""
+    code = code_of(error)
+    if code >= 0:
+        return describe_code(code)
+    # pynvml raises this outside its NVMLError tree when an unversioned call meets an old driver.
+    if type(error).__name__ == "NVMLLibraryMismatchError":
+        return describe_code(FUNCTION_NOT_FOUND)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def refuse_number(value: Any) -> NoReturn:
+    """Raise for an answer that is no number, so that it costs its field.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"no number: {value!r:.40}")
+
+
+def to_int(value: Any) -> int:
+    """Check that an answer is a whole number.
+
+    Raises:
+        ValueError: for None and everything else.
+    """
+    return value if isinstance(value, int) else refuse_number(value)
+
+
+def to_float(value: Any) -> float:
+    """Check that an answer is a finite number.
+
+    Raises:
+        ValueError: for None, NaN and everything else.
+    """
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    return refuse_number(value)
+
+
+Counted = tuple[Known[int], int]
+"""A counter, and when it was so (CLOCK_MONOTONIC, ns)."""
+Question = tuple[str, int]
+"""A name of NVML, and which of the kinds that may differ is asked."""
+Clock = Callable[[], int]
+Stuck = Mapping[Question, Missing]
+NOTHING_STUCK: Stuck = {}
+STUCK = Missing("the driver does not return from this call")
+_OLDEST_NS = 5_000_000_000  # how old a driver's own reading may be when it hands it out
+
+
+class Calls:
+    """Call NVML for one card, and count how many calls found the card or the driver gone."""
+
+    def __init__(self, nvml: Any, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK) -> None:
+        """Take the pynvml module; of the questions in ``stuck`` the driver has not returned yet."""
+        self.nvml = nvml
+        self.asking: tuple[Question, int] | None = None
+        """What the driver is being asked, and since when, by the clock."""
+        self._clock = clock
+        self._span_ns = (0, 0)
+        self._stuck = stuck
+        self._silent: dict[Question, Missing] = {}
+        self._gone_code, self._lost_code = 0, UNKNOWN
+        self.start_round(retry_silent=False)
+
+    def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
+        """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""
+        key = (name, kind)
+        for refused in (self._silent, self._stuck):
+            known = refused.get(key)
+            if known is not None:
+                return known
+        function = getattr(self.nvml, name, None)
+        if function is None:
+            missing = self._silent[key] = Missing("this nvidia-ml-py does not have the call")
+            return missing
+        before_ns = self._clock()
+        self.asking = (key, before_ns)
+        try:
+            answer = function(*args)
+        except Exception as error:  # noqa: BLE001  # whatever a call raises costs its field alone
+            return self._fail(key, error)
+        finally:
+            self.asking = None
+            self._span_ns = (before_ns, self._clock())
+        self._answered += 1
+        # pynvml up to 11.4 and nvidia-ml-py3 return C strings as they are.
+        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+    def place(self, stamp_us: int) -> int:
+        """Return when a counter that the last call told was so, on the clock of this object.
+
+        By its own stamp, in microseconds since 1970 (nvml.h) or since the start of the machine, where it was
+        made during the call or a little before; else that was the middle of the call.
+        """
+        before_ns, after_ns = self._span_ns
+        for stamp_ns in (stamp_us * 1000 - time.time_ns() + self._clock(), stamp_us * 1000):
+            if before_ns - _OLDEST_NS <= stamp_ns <= after_ns:
+                return stamp_ns
+        return (before_ns + after_ns) // 2
+
+    def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Counted]:
+        """Read field values by (id, scope), in order, each with the time at which it was so.
+
+        The last entry asked for is a guard that no caller sees: NVLink fields may write one entry
+        past their place (nvitop carries the same guard).
+        """
+        guard = (wanted[0][0], 0)
+        answer = self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard])
+        if isinstance(answer, Missing):
+            return [(answer, self.place(0))] * len(wanted)
+        entries = zip(_unpack(answer), wanted, strict=False)
+        told = [(_value_of(entry, field), self.place(entry[2])) for entry, (field, _) in entries]
+        return told + [(Missing("no answer for this field"), self.place(0))] * (len(wanted) - len(told))
+
+    def note_failure(self, error: BaseException) -> Missing:
+        """Count and describe a failure of a call that the caller made itself."""
+        code = code_of(error)
+        reason = describe_error(error)
+        if code in LOST_CODES:
+            self._lost += 1
+            self._lost_code = min(code, self._lost_code)
+        elif code in DRIVER_GONE_CODES:
+            self._gone += 1
+            self._gone_code = code
+        else:
+            # An honest refusal is an answer: the card is there.
+            self._answered += 1
+        return Missing(reason)
+
+    def start_round(self, retry_silent: bool) -> None:
+        """Begin to count anew; ``retry_silent`` also asks again what was not supported."""
+        self._answered = self._lost = self._gone = 0
+        self._lost_code = UNKNOWN
+        if retry_silent:
+            self._silent.clear()
+
+    def lost_reason(self, is_blank: bool) -> str:
+        """Say why the card is lost if most calls of this round said so, else "". ``is_blank``: none told."""
+        lost = self._lost > self._answered and (is_blank or self._lost_code != UNKNOWN)
+        return describe_code(self._lost_code) if lost else ""
+
+    def gone_code(self) -> int:
+        """Return the NVML code if most calls of this round found no driver, else 0."""
+        return self._gone_code if self._gone > self._answered else 0
+
+    def _fail(self, key: tuple[str, int], error: Exception) -> Missing:
+        missing = self.note_failure(error)
+        mismatch = type(error).__name__ == "NVMLLibraryMismatchError"
+        if code_of(error) in _SILENT or mismatch:
+            self._silent[key] = missing
+        return missing
+
+
+_Entry = tuple[int, int, int, int, int, int, bytes]
+
+
+def _unpack(array: Any) -> Iterator[_Entry]:
+    """Take field values out of pynvml's array at once: each look into one of its structures costs 0.5 us."""
+    return cast("Iterator[_Entry]", _FIELD_VALUE.iter_unpack(memoryview(array).cast("B")))
+
+
+def _value_of(entry: _Entry, field: int) -> Known[int]:
+    _, _, _, _, kind, code, raw = entry
+    if code != SUCCESS:
+        return Missing(describe_code(code))
+    if kind == _UNSIGNED_INT and field in _FAST_COUNTERS:
+        return Missing("a 32-bit counter: wraps within a second")
+    layout = _INTEGERS.get(kind)
+    if layout is None:
+        return Missing(f"value of unexpected type {kind}")
+    value: int = layout.unpack_from(raw)[0]
+    return value

@@ -1,0 +1,296 @@
+"""Tell which cards a job uses: by the cards' process lists, else by open /dev/nvidiaN files.
+
+CUDA opens every visible card, so open files are an upper bound. A bare PID of a process list is
+believed only in the first PID namespace: elsewhere older drivers list host PIDs, which can equal
+an unrelated PID here (open-gpu-kernel-modules before 535.113), so an open device file must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.results.doctor import say_refusal
+from tpmon.probe.gpu.gpu_driver import DriverCard, Listed
+from tpmon.probe.gpu.rates import make_silent_sample
+
+Held = Mapping[int, Known[tuple[int, ...]]]
+"""Minor numbers of the device files that each process holds open."""
+
+NVIDIA_MAJOR = 195
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+DXG = "/dev/dxg"
+ON_DXG = Missing(f"it reaches its card through {DXG} (WSL), which names none")
+NOT_SCANNED = Missing("open files not read yet")
+_DRIVERS = ("nvidia", "nvhost", "nvgpu")
+_GONE = frozenset(("no such file or directory", "no such process"))
+_DEVICE = re.compile(r"/dev/nvidia(\d+)")
+
+RESCAN_S = 30.0
+EMPTY_RESCAN_S = 3.0
+"""A process that holds no card may open one any moment: torch does when it is used first."""
+NEW_SCANS = 64
+OLD_SCANS = 8
+"""Rations of one round; a scan reads every descriptor link of a process, 0.1 to 1 ms."""
+
+
+def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]:
+    """Return the N of every /dev/nvidiaN that a process holds open, ascending; Missing under WSL."""
+    directory = f"{proc}/{pid}/fd"
+    minors = set()
+    try:
+        for name in os.listdir(directory):
+            path = f"{directory}/{name}"
+            try:
+                link = os.readlink(path)
+            except FileNotFoundError:
+                continue
+            if link == DXG:
+                return ON_DXG
+            match = _DEVICE.fullmatch(link)
+            if match:
+                minors.add(_minor_of(path, int(match[1])))
+    except OSError as error:
+        return Missing(say_refusal(error, "fd"))
+    return tuple(sorted(minors))
+
+
+def _minor_of(path: str, by_name: int) -> int:
+    # A container may give the device another name; the number is in the node itself.
+    try:
+        status = os.stat(path)
+    except OSError:
+        return by_name
+    is_card = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR
+    return os.minor(status.st_rdev) if is_card else by_name
+
+
+def kernel_has_driver(proc: str = "/proc") -> bool:
+    """Tell whether the kernel has an NVIDIA driver, also where this shell may not see its cards."""
+    try:
+        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
+            return any(line.split()[:1] == [str(NVIDIA_MAJOR)] for line in file)
+    except OSError:
+        return False
+
+
+def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
+    """Tell whether a card could be used here at all: the kernel has a driver, or WSL passes one through."""
+    if os.path.exists(dxg):
+        return True
+    try:
+        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError as error:
+        return Missing(say_refusal(error, "fd"))
+    return any(
+        words[0] == str(NVIDIA_MAJOR) or words[1].startswith(_DRIVERS) for words in lines if len(words) == 2
+    )
+
+
+OWN_NAMESPACE = "this PID namespace"
+
+
+def in_first_pid_namespace(proc: str = "/proc") -> bool:
+    """Tell whether the PIDs of this process are those of the machine."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+class DeviceFiles:
+    """Scan the open device files of a job's processes, rationed. ``scan`` runs off the tick."""
+
+    def __init__(self, proc: str = "/proc", dxg: str = DXG) -> None:
+        """Scan nothing until ``watch`` names processes."""
+        self._proc = proc
+        self._dxg = dxg
+        self._job: Mapping[int, int] = {}
+        self._scans: dict[tuple[int, int], tuple[float, Known[tuple[int, ...]]]] = {}
+        self._driver_checked_s = float("-inf")
+        self.has_driver: Known[bool] = Missing("drivers not looked for yet")
+        """Whether a card could be used here at all."""
+
+    def watch(self, job: Mapping[int, int]) -> None:
+        """Name the job's processes: PID to start ticks."""
+        self._job = dict(job)
+
+    def scan(self) -> Held:
+        """Scan new processes, and those not scanned for a while; return what all of them hold."""
+        now_s = time.monotonic()
+        if now_s - self._driver_checked_s >= RESCAN_S:
+            self._driver_checked_s = now_s
+            self.has_driver = read_has_driver(self._proc, self._dxg)
+        if not is_known(self.has_driver) or not self.has_driver:
+            return {}
+        job = self._job
+        self._scans = {key: self._scans[key] for key in job.items() if key in self._scans}
+        new = [key for key in job.items() if key not in self._scans][:NEW_SCANS]
+        due = [key for key, (at_s, found) in self._scans.items() if now_s - at_s >= _wait_s(found)]
+        for key in (*new, *sorted(due, key=lambda key: self._scans[key][0])[:OLD_SCANS]):
+            self._scans[key] = (now_s, open_device_indices(key[0], self._proc))
+        return {pid: minors for (pid, _), (_, minors) in self._scans.items()}
+
+
+def _wait_s(found: Known[tuple[int, ...]]) -> float:
+    return EMPTY_RESCAN_S if is_known(found) and not found else RESCAN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Hold a card's sample and the N of its /dev/nvidiaN."""
+
+    sample: GpuSample
+    minor: Known[int]
+
+
+def map_to_job(
+    cards: tuple[Card, ...], job: Mapping[int, int], held: Held, pids_are_ours: bool
+) -> tuple[GpuSample, ...]:
+    """Mark the job's processes on each card; ``pids_are_ours``: we are in the first PID namespace.
+
+    As soon as one card lists a process of the job, the lists are the truth for all cards that answer. Where
+    no list names it and lists are not to be believed, and of a card that does not answer, only open files
+    tell; those that were not read tell nothing.
+    """
+    if not pids_are_ours:
+        cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
+    confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
+    listed = [_listed(card.sample, confirmed) for card in cards]
+    unread = find_unread(job, held)
+    believed = pids_are_ours and unread != ON_DXG
+    if any(listed):
+        return tuple(
+            _mark_visible(card, job, held, unread, believed)
+            if is_unlisted(card.sample)
+            else _mark(card.sample, ours)
+            for card, ours in zip(cards, listed, strict=True)
+        )
+    return tuple(_mark_visible(card, job, held, unread, believed) for card in cards)
+
+
+def is_unlisted(sample: GpuSample) -> bool:
+    """Tell whether a card does not answer and has told of no process before."""
+    return sample.state is not GpuState.OK and not is_known(sample.processes)
+
+
+def place_silent(
+    cards: tuple[Card, ...], driver: Listed, job: Mapping[int, int], held: Held
+) -> tuple[Card, ...]:
+    """Find the N of /dev/nvidiaN of cards that never answered: by the kernel's driver, else by exclusion.
+
+    Exclusion: the job holds as many open that are none of the others as there are cards that do not answer.
+    """
+    silent = [card for card in cards if not is_known(card.minor) and is_unlisted(card.sample)]
+    taken = {card.minor for card in cards if is_known(card.minor)}
+    rest = [one for one in known_or(driver, ()) if one.minor not in taken]
+    minors = sorted(held_minors(job, held) - taken)
+    if len(rest) != len(silent):
+        rest = [DriverCard(minor) for minor in minors]
+    if len(rest) == len(silent):
+        named = dict(zip(map(id, silent), rest, strict=True))
+        return tuple(_name_silent(card, named[id(card)]) if id(card) in named else card for card in cards)
+    open_ = bool(minors) or find_unread(job, held) is not None
+    pids: Known[tuple[int, ...]] = Missing("which /dev/nvidiaN it is is not known") if open_ else ()
+    return tuple(
+        replace(card, sample=replace(card.sample, pids=pids)) if card in silent else card for card in cards
+    )
+
+
+def list_unheard(
+    driver: Listed, minors: Collection[int], first: int, age_s: float, why: str
+) -> tuple[Card, ...]:
+    """List cards of which NVML says nothing, numbered from ``first``: those of the kernel's driver.
+
+    ``minors`` are those that the job holds open, and all that is known where the driver's files are not read.
+    """
+    named = known_or(driver, ()) or tuple(map(DriverCard, sorted(minors)))
+    samples = (
+        replace(make_silent_sample(index, f"minor-{one.minor}", age_s, why), unheard=why)
+        for index, one in enumerate(named, first)
+    )
+    return tuple(_name_silent(Card(sample, 0), one) for sample, one in zip(samples, named, strict=True))
+
+
+def _name_silent(card: Card, named: DriverCard) -> Card:
+    return Card(replace(card.sample, name=named.name, uuid=named.uuid or card.sample.uuid), named.minor)
+
+
+def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
+    """Return the minors that the job holds open and that none of the cards has, ascending."""
+    known = {card.minor for card in cards if is_known(card.minor)}
+    rest = held_minors(job, held) - known
+    # Some of them may be those of the cards whose number is not known.
+    return tuple(sorted(rest)) if len(rest) > sum(not is_known(card.minor) for card in cards) else ()
+
+
+def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
+    """Return why the open files of a living process of the job were not read, None when all were.
+
+    A process that was born since the last scan has no say; before the first scan nobody has one.
+    """
+    if job and not any(pid in held for pid in job):
+        return NOT_SCANNED
+    missing = [one for pid in job if isinstance(one := held.get(pid), Missing) and one.reason not in _GONE]
+    return next((one for one in missing if one == ON_DXG), missing[0] if missing else None)
+
+
+def held_minors(job: Mapping[int, int], held: Held) -> set[int]:
+    """Return the minors of all device files that the job holds open."""
+    found: set[int] = set()
+    for pid in job:
+        minors = held.get(pid)
+        if minors is not None and is_known(minors):
+            found.update(minors)
+    return found
+
+
+def _holds_any(minors: Known[tuple[int, ...]] | None) -> bool:
+    return minors is not None and is_known(minors) and bool(minors)
+
+
+def _listed(sample: GpuSample, confirmed: set[int]) -> tuple[int, ...]:
+    if isinstance(sample.processes, Missing):
+        return ()
+    return tuple(sorted(one.pid for one in sample.processes if one.pid in confirmed))
+
+
+def _mark(sample: GpuSample, ours: tuple[int, ...]) -> GpuSample:
+    if not ours or isinstance(sample.processes, Missing):
+        return sample
+    processes = tuple(
+        GpuProcess(one.pid, one.used_bytes, one.sm_pct, one.pid in ours) for one in sample.processes
+    )
+    return replace(sample, processes=processes, pids=ours)
+
+
+def _mark_visible(
+    card: Card, job: Mapping[int, int], held: Held, unread: Missing | None, believed: bool
+) -> GpuSample:
+    minor = card.minor
+    # A list that is believed and does not name the job says that it is not on the card.
+    told = believed and is_known(card.sample.processes)
+    if isinstance(minor, Missing):
+        return card.sample if told or is_unlisted(card.sample) else _say_unread(card.sample, minor)
+    holders = []
+    for pid in sorted(job):
+        minors = held.get(pid)
+        if minors is not None and is_known(minors) and minor in minors:
+            holders.append(pid)
+    if holders:
+        return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
+    if unread is None and is_unlisted(card.sample):
+        return replace(card.sample, pids=())
+    return card.sample if told or unread is None else _say_unread(card.sample, unread)
+
+
+def _say_unread(sample: GpuSample, why: Missing) -> GpuSample:
+    return replace(sample, pids=why) if is_known(sample.pids) else sample

@@ -1,0 +1,342 @@
+"""Read one NVIDIA card through NVML, in tiers: each second, every 10 s, every 30 s; the first tier first.
+
+The pynvml module comes as an argument, so that tests pass a small fake. A card is asked about 15
+questions a second; calls that block (PCIe throughput: 20 ms each) are never used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from tpmon.model.gpu import NO_NVLINK, MigInstance
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.probe.gpu.bounds import SHARED, bound
+from tpmon.probe.gpu.calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
+from tpmon.probe.gpu.gpm import GpmSampler
+from tpmon.probe.gpu.gpu_mig import MigReader
+from tpmon.probe.gpu.processes import ProcessList
+from tpmon.probe.gpu.wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
+
+SLOW_S = 10.0
+HEALTH_S = 30.0
+FAST_S = 1.0
+IDLE_S = 10.0
+"""A card that nobody uses is asked this rarely: polling keeps a laptop's card awake."""
+CLOSED_S = 30.0
+"""A card that is lost or may not be opened is tried again this often."""
+
+LOADED_PCT = 50.0
+"""SM % from which the PCIe link is read: a card that idles lowers it on purpose, and raises it under load.
+The rule of the link (``rules_link.LINK_LOAD_PCT``) judges from the same load on."""
+NOT_LOADED = Missing("not read under load yet")
+
+REASON_IDLE = 0x1
+MOST_REASONS = (1 << 31) - 1
+"""All bits at once are a value that nobody set."""
+
+_IDLE_PCT = 5
+_BUSY_PCT = 80
+_FIRST_SPAN_US = 1_000_000
+"""The first read of the sample buffer returns 10 s; only its newest second is of this reading."""
+
+_SAMPLES_GPU, _SAMPLES_MEMORY = 1, 2
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_SENSOR_GPU = 0
+_THRESHOLD_SLOWDOWN = 1
+_UNCORRECTED, _VOLATILE = 1, 0
+_POLICY_POWER, _POLICY_THERMAL = 0, 1
+_MEMORY_V2 = 0x02000028
+_ALL_LINKS = 0xFFFFFFFF
+_KIB = 1024
+_BUS_PCIE = 2  # NVML_BUS_TYPE_PCIE
+
+# nvml.h field ids, in the order of Counters, then the memory temperature.
+_FIELDS = tuple((field, 0) for field in (83, 74, 75, 269, 270, 271, 76, 77, 79, 197, 198))
+_MEMORY_TEMPERATURE = (82, 0)
+_LINK_COUNT = (91, 0)
+_LINK_DATA_KIB = ((138, _ALL_LINKS), (139, _ALL_LINKS))
+_LINK_BYTES = ((202, _ALL_LINKS), (204, _ALL_LINKS))
+_RECOVERY_ACTION = (230, 0)
+
+
+def measure_busy(values: Sequence[int]) -> Busy:
+    """Reduce utilisation samples (percent, at least one) to their mean and the ends' shares."""
+    count = len(values)
+    return Busy(
+        mean_pct=sum(values) / count,
+        samples=count,
+        idle_ratio=sum(value <= _IDLE_PCT for value in values) / count,
+        busy_ratio=sum(value >= _BUSY_PCT for value in values) / count,
+    )
+
+
+def _read_violation(status: Any) -> tuple[int, int]:
+    return to_int(status.violationTime), to_int(status.referenceTime)
+
+
+_OLDER_CALLS: tuple[tuple[Counter, str, tuple[int, ...], Callable[[Any], tuple[int, int]]], ...] = (
+    (Counter.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda energy: (to_int(energy), 0)),
+    (Counter.POWER_CAP, "nvmlDeviceGetViolationStatus", (_POLICY_POWER,), _read_violation),
+    (Counter.THERMAL, "nvmlDeviceGetViolationStatus", (_POLICY_THERMAL,), _read_violation),
+)
+"""What tells counters to drivers without their field: the value, and its stamp or 0."""
+
+
+class CardReader:
+    """Read one card. Owned by one thread; a call that hangs hangs that thread alone."""
+
+    def __init__(
+        self, nvml: Any, index: int, clock: Clock = time.monotonic_ns, stuck: Stuck = NOTHING_STUCK
+    ) -> None:
+        """Name the card by NVML index; nothing is called until ``read``, and nothing of what is ``stuck``."""
+        self.calls = Calls(nvml, clock, stuck)
+        self._clock = clock
+        self.index = index
+        self.handle: Any = None
+        self.uuid = ""
+        self._processes = ProcessList(self.calls)
+        self._gpm: GpmSampler | None = None
+        self._mig: MigReader | None = None
+        self._identity: Identity | None = None
+        self._has_links: bool | None = None
+        self._link: tuple[Known[int], Known[int]] = (NOT_LOADED, NOT_LOADED)
+        self._link_idle = False
+        self._seen_us = {_SAMPLES_GPU: 0, _SAMPLES_MEMORY: 0}
+        self._slow_due_ns = 0
+        self._health_due_ns = 0
+
+    def read(self) -> CardLine:
+        """Read what is due of the card; of a card that cannot be opened, the line says why."""
+        now_ns = self._clock()
+        health_due = now_ns >= self._health_due_ns
+        self.calls.start_round(retry_silent=health_due)
+        if self.handle is None:
+            failed = self._open()
+            if failed is not None:
+                return self._blank_line(now_ns, failed.reason)
+        elif not self.uuid and health_due:
+            self.uuid = self._read_uuid(self.handle)
+        fast = self._read_fast(now_ns)
+        slow: Applicable[Slow] = NOT_APPLICABLE
+        idle = is_known(fast.busy) and fast.busy.mean_pct < LOADED_PCT
+        slow_due = now_ns >= self._slow_due_ns
+        if slow_due or (not idle and self._link_idle):
+            slow = self._read_slow()
+            self._slow_due_ns = now_ns + int(SLOW_S * 1e9) if slow_due else self._slow_due_ns
+            self._link_idle = idle
+            if not idle:
+                self._link = (slow.pcie_generation, slow.pcie_width)
+            slow = replace(slow, pcie_generation=self._link[0], pcie_width=self._link[1])
+        fast = self._add_users(fast)
+        lost = self.calls.lost_reason(fast.is_blank)
+        if lost:
+            # The handle of a lost card stays dead; a card that comes back needs a new one.
+            self.handle = None
+            return self._blank_line(now_ns, lost)
+        health: Applicable[Health] = NOT_APPLICABLE
+        identity: Applicable[Identity] = NOT_APPLICABLE
+        if health_due:
+            health = self._read_health()
+            identity = self._identity = self._read_identity()
+            self._health_due_ns = now_ns + int(HEALTH_S * 1e9)
+        next_s = IDLE_S if _is_unused(fast) else FAST_S
+        return CardLine(self.index, self.uuid, now_ns, next_s, NOT_APPLICABLE, fast, slow, health, identity)
+
+    def close(self) -> None:
+        """Free what the driver holds for this reader; the next reading opens the card anew."""
+        if self._gpm is not None:
+            self._gpm.close()
+        self.handle = None
+
+    def _open(self) -> Missing | None:
+        handle = self.calls.ask("nvmlDeviceGetHandleByIndex", self.index)
+        if isinstance(handle, Missing):
+            return handle
+        self.handle = handle
+        self.uuid = self._read_uuid(handle) or self.uuid
+        self._gpm = GpmSampler(self.calls, handle)
+        self._mig = self._has_links = None
+        self._slow_due_ns = self._health_due_ns = 0
+        return None
+
+    def _read_uuid(self, handle: Any) -> str:
+        """Return the UUID, "" where it is refused: the card is known by its index then."""
+        uuid = self.calls.ask("nvmlDeviceGetUUID", handle)
+        return str(uuid) if is_known(uuid) else ""
+
+    def _blank_line(self, now_ns: int, reason: str) -> CardLine:
+        lost = self.calls.lost_reason(is_blank=True) or NOT_APPLICABLE
+        identity = self._identity or NOT_APPLICABLE
+        no, fast = NOT_APPLICABLE, blank_fast(reason)
+        return CardLine(self.index, self.uuid, now_ns, CLOSED_S, lost, fast, no, no, identity)
+
+    def _number(self, name: str, *args: Any, kind: int = 0, scale: float = 1.0) -> Known[float]:
+        answer = self.calls.ask(name, self.handle, *args, kind=kind)
+        return self._checked(answer, lambda value: to_float(value) * scale)
+
+    def _whole(self, name: str, *args: Any, kind: int = 0) -> Known[int]:
+        return self._checked(self.calls.ask(name, self.handle, *args, kind=kind), to_int)
+
+    def _checked(self, answer: Known[Any], convert: Any) -> Known[Any]:
+        if isinstance(answer, Missing):
+            return answer
+        try:
+            return convert(answer)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            return Missing(f"unexpected answer: {error}")
+
+    def _read_fast(self, now_ns: int) -> Fast:
+        busy = self._read_busy(_SAMPLES_GPU)
+        memory_busy = self._read_busy(_SAMPLES_MEMORY)
+        used, total = self._read_memory()
+        counters, memory_temperature = self._read_counters(now_ns)
+        return replace(
+            blank_fast("not read yet"),
+            busy=busy,
+            memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
+            power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
+            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
+            temperature_c=self._read_temperature(),
+            memory_temperature_c=map_known(float, memory_temperature),
+            reasons=self._read_reasons(),
+            counters=counters,
+            memory_used_bytes=used,
+            memory_total_bytes=total,
+        )
+
+    def _add_users(self, fast: Fast) -> Fast:
+        """Add who uses the card, and its GPM: neither keeps back what the card itself says each second."""
+        instances: tuple[MigInstance, ...] = ()
+        if self._mig is None:
+            processes = self._processes.read(self.handle, with_busy=True)
+        else:
+            processes = self._mig.read_processes(self._processes)
+            instances = self._mig.read_instances(self._clock())
+        gpm = self._gpm.read(self._clock()) if self._gpm else fast.gpm
+        return replace(fast, gpm=gpm, processes=processes, instances=instances)
+
+    def _read_busy(self, kind: int) -> Known[Busy]:
+        since_us = self._seen_us[kind]
+        answer = self.calls.ask("nvmlDeviceGetSamples", self.handle, kind, since_us, kind=kind)
+        pairs: list[tuple[int, int]] = []
+        if is_known(answer):
+            # Other values than percents are slots that the driver has not filled.
+            read = [(one.timeStamp, one.sampleValue.uiVal) for one in answer[1]]
+            pairs = [pair for pair in read if pair[0] > since_us and pair[1] <= 100]
+        if not pairs:
+            # Empty or NOT_FOUND when idle; NOT_SUPPORTED on some cards.
+            return self._read_busy_once(kind, answer)
+        newest_us = max(stamp for stamp, _ in pairs)
+        self._seen_us[kind] = newest_us
+        if not since_us:
+            pairs = [pair for pair in pairs if pair[0] > newest_us - _FIRST_SPAN_US]
+        return measure_busy([value for _, value in pairs])
+
+    def _read_busy_once(self, kind: int, samples: Known[Any]) -> Known[Busy]:
+        rates = self.calls.ask("nvmlDeviceGetUtilizationRates", self.handle)
+        if isinstance(rates, Missing):
+            return samples if isinstance(samples, Missing) else rates
+        value = self._checked(rates, lambda r: to_float(r.gpu if kind == _SAMPLES_GPU else r.memory))
+        one_shot = Missing("a one-shot value has no distribution")
+        return map_known(lambda pct: Busy(pct, 0, one_shot, one_shot), value)
+
+    def _read_memory(self) -> tuple[Known[int], Known[int]]:
+        # Version 1 counts the driver's own reserve as used (gpustat#141).
+        answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, _MEMORY_V2, kind=2)
+        if isinstance(answer, Missing):
+            answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, kind=1)
+        total = self._checked(answer, lambda info: to_int(info.total))
+        if total in (0, UNSUPPORTED):
+            return SHARED, SHARED
+        return self._checked(answer, lambda info: to_int(info.used)), total
+
+    def _read_counters(self, now_ns: int) -> tuple[Counters, Known[int]]:
+        if self._has_links is None:
+            links, _ = self.calls.ask_fields(self.handle, [_LINK_COUNT])[0]
+            self._has_links = is_known(links) and links > 0
+        links_wanted = (*_LINK_DATA_KIB, *_LINK_BYTES) if self._has_links else ()
+        *values, memory = self.calls.ask_fields(self.handle, [*_FIELDS, *links_wanted, _MEMORY_TEMPERATURE])
+        counted, of_links = values[: len(_FIELDS)], values[len(_FIELDS) :]
+        for counter, name, args, read in _OLDER_CALLS:
+            if isinstance(counted[counter][0], Missing):
+                counted[counter] = self._count(name, args, read)
+        counted += [(NO_NVLINK, memory[1])] * 2
+        for place, ((kib, at_ns), in_bytes) in enumerate(zip(of_links[:2], of_links[2:], strict=True)):
+            counted[Counter.NVLINK_TX + place] = (kib * _KIB, at_ns) if is_known(kib) else in_bytes
+        after_us = tuple((at_ns - now_ns) // 1000 for _, at_ns in counted)
+        return Counters(tuple(value for value, _ in counted), after_us), memory[0]
+
+    def _count(self, name: str, args: tuple[int, ...], read: Callable[[Any], tuple[int, int]]) -> Counted:
+        both = self._checked(self.calls.ask(name, self.handle, *args, kind=sum(args)), read)
+        return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
+
+    def _read_temperature(self) -> Known[float]:
+        value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
+        if isinstance(value, Missing):
+            # The older call leaves with CUDA 14.
+            newer = self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
+            return newer if is_known(newer) else value
+        return value
+
+    def _read_reasons(self) -> Known[int]:
+        value = self._whole("nvmlDeviceGetCurrentClocksEventReasons")
+        if isinstance(value, Missing):
+            # The same bits under the name that drivers before 535 have.
+            older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
+            value = older if is_known(older) else value
+        return bound(value, "as reasons", 0, MOST_REASONS)
+
+    def _read_slow(self) -> Slow:
+        mode = self.calls.ask("nvmlDeviceGetMigMode", self.handle)
+        mig: Known[bool] = self._checked(mode, lambda pair: to_int(pair[0]) != 0)
+        if mig is True:
+            self._mig = self._mig or MigReader(self.calls, self.handle)
+            self._mig.refresh()
+        elif self._mig is not None:
+            self._mig.close()
+            self._mig = None
+        return Slow(
+            power_limit_w=self._number("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
+            memory_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_MEMORY, kind=_CLOCK_MEMORY),
+            margin_c=self._number("nvmlDeviceGetMarginTemperature"),
+            pcie_generation=self._whole("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_width=self._whole("nvmlDeviceGetCurrPcieLinkWidth"),
+            mig=mig,
+        )
+
+    def _read_health(self) -> Health:
+        rows = self.calls.ask("nvmlDeviceGetRemappedRows", self.handle)
+        action, _ = self.calls.ask_fields(self.handle, [_RECOVERY_ACTION])[0]
+        return Health(
+            ecc_uncorrected=self._whole("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+            remapped_rows_pending=self._checked(rows, lambda row: to_int(row[2]) != 0),
+            remapped_rows_failed=self._checked(rows, lambda row: to_int(row[3]) != 0),
+            recovery_action=action,
+        )
+
+    def _read_identity(self) -> Identity:
+        return Identity(
+            name=self._checked(self.calls.ask("nvmlDeviceGetName", self.handle), str),
+            minor=self._whole("nvmlDeviceGetMinorNumber"),
+            sm_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
+            memory_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY, kind=_CLOCK_MEMORY),
+            pcie_generation_max=self._whole("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width_max=self._whole("nvmlDeviceGetMaxPcieLinkWidth"),
+            slowdown_c=self._number("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+            is_pcie=map_known(lambda bus: bus == _BUS_PCIE, self._whole("nvmlDeviceGetBusType")),
+        )
+
+
+def blank_fast(reason: str) -> Fast:
+    """Build a reading in which nothing was read."""
+    no = Missing(reason)
+    values: dict[str, Any] = {field.name: no for field in fields(Fast)}
+    counters = Counters((no,) * len(Counter), (0,) * len(Counter))
+    return Fast(**values | {"counters": counters, "instances": ()})
+
+
+def _is_unused(fast: Fast) -> bool:
+    return fast.processes == () and fast.reasons == REASON_IDLE

@@ -1,0 +1,1 @@
+"""Read the page of the hook in a training process."""

@@ -1,0 +1,425 @@
+"""Read the steps that the hook counts inside training processes: find its page, believe its owner's alone.
+
+A page is mapped once and read without a system call after that; what has none is looked at ever more rarely.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+from tpmon.foreign_file import Owner, open_foreign, read_owner
+from tpmon.hook.bus import wire
+from tpmon.model.frozen import dataclass
+from tpmon.model.hook import (
+    HookPatch,
+    HookState,
+    LoopNow,
+    LoopPhase,
+    NamedTime,
+    PhaseTimes,
+    StepCounts,
+    StepReading,
+    StepRule,
+    StepSpan,
+)
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.process import Identity
+from tpmon.model.results.doctor import say_refusal
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.each_process import each_process
+from tpmon.probe.base.procread import PROC, read_stat, read_status
+from tpmon.probe.hooked.settings import parse_device, parse_settings
+
+NO_HOOK = "no hook in this process"
+NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
+NO_SCALER = Missing("the hook watches no GradScaler in this torch")
+
+_MOST_RECORDS = 128
+"""Of so many new records the detail is read, 3 us each; totals need only the newest."""
+
+_MOST_DESCRIPTORS = 65_536
+_MOST_PAGES = 64
+"""A fork has those of its parents too; whoever makes thousands of that name hides his own."""
+# include/uapi/linux/fcntl.h; Pythons that were built on an old system (conda) do not name them.
+_GET_SEALS = 1034
+_SEAL_SHRINK = 0x2
+
+_LINK = f"/memfd:{wire.TELEMETRY_NAME} (deleted)"
+
+_FIRST_WAIT_S = 2.0
+_LONGEST_WAIT_S = 30.0
+"""Listing a process's descriptors takes 20 to 300 us; who has no hook now seldom gets one."""
+
+_CHECK_S = 10.0
+"""How often a page is asked for: a program may have exec'd, and its hook has one of the same number."""
+
+_RULES = {
+    wire.RULE_NONE: StepRule.NONE,
+    wire.RULE_DATA_AFTER_UPDATE: StepRule.BATCH_AFTER_UPDATE,
+    wire.RULE_UPDATE: StepRule.UPDATE,
+    wire.RULE_BACKWARD: StepRule.BATCH_AFTER_BACKWARD,
+    wire.RULE_BATCH: StepRule.BATCH,
+    wire.RULE_CALL: StepRule.CALL,
+}
+_STATES = {
+    wire.STATE_RUNNING: HookState.RUNNING,
+    wire.STATE_DISABLED: HookState.DISABLED,
+    wire.STATE_UNINSTALLED: HookState.UNINSTALLED,
+}
+_PATCHES = (
+    (wire.PATCH_DATA, HookPatch.DATA),
+    (wire.PATCH_BACKWARD, HookPatch.BACKWARD),
+    (wire.PATCH_OPTIMIZER, HookPatch.OPTIMIZER),
+    (wire.PATCH_SCALER, HookPatch.SCALER),
+)
+_PHASE_AFTER = (
+    (wire.LIVE_DATA_BEGAN, LoopPhase.DATA),
+    (wire.LIVE_DATA_ENDED, LoopPhase.FORWARD),
+    (wire.LIVE_BACKWARD_BEGAN, LoopPhase.BACKWARD),
+    (wire.LIVE_BACKWARD_ENDED, LoopPhase.OPTIMIZER),
+    (wire.LIVE_OPTIMIZER, LoopPhase.OTHER),
+    (wire.LIVE_LEFT, LoopPhase.OTHER),
+)
+_NO_TIME = PhaseTimes(0, 0, 0, 0, 0)
+_NOTHING = (0,) * wire.RECORD_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold what was read of a page: how many records, and the last of them at the end of a step, if known."""
+
+    count: int = 0
+    ended: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """Hold a mapped page of one process, and what of its records was read."""
+
+    mapped: mmap.mmap
+    view: memoryview
+    link: str
+    stat: os.stat_result
+    header: wire.Header
+    checked_at: float
+    seen: Seen = Seen()
+    last_event_ns: int = 0
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self.view.release()
+        self.mapped.close()
+
+
+@dataclass(slots=True)
+class _Absent:
+    """Remember that a process has no page that can be read, why, and when to look again."""
+
+    reason: str
+    wait_s: float
+    again_at: float
+
+
+class StepReader:
+    """Read the hooks of a job's processes; keep a mapping for each page, give back those not asked for."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Read nothing yet."""
+        self._proc = proc
+        self._open: dict[Identity, _Open] = {}
+        self._absent: dict[Identity, _Absent] = {}
+
+    def read_steps(self, processes: Iterable[Identity]) -> dict[Identity, Known[StepReading]]:
+        """Read the hook of each process: mostly the ranks. Without a hook: why there is no reading."""
+        asked = list(processes)
+        now = time.monotonic()
+        self._forget_others(set(asked))
+        return each_process(asked, lambda process: self._read_one(process, now))
+
+    def close(self) -> None:
+        """Give back all mappings."""
+        self._forget_others(set())
+
+    def _forget_others(self, asked: set[Identity]) -> None:
+        for process in [one for one in self._open if one not in asked]:
+            self._open.pop(process).close()
+        for process in [one for one in self._absent if one not in asked]:
+            del self._absent[process]
+
+    def _read_one(self, process: Identity, now: float) -> Known[StepReading]:
+        page = self._open.get(process)
+        if page is None:
+            absent = self._absent.get(process)
+            if absent is not None and now < absent.again_at:
+                return Missing(absent.reason)
+            found = self._find(process, now)
+            if isinstance(found, Missing):
+                wait_s = min(absent.wait_s * 2, _LONGEST_WAIT_S) if absent else _FIRST_WAIT_S
+                self._absent[process] = _Absent(found.reason, wait_s, now + wait_s)
+                return found
+            page = self._open[process] = found
+            self._absent.pop(process, None)
+        reading, page.seen = parse_reading(process, page.header, page.view, page.seen, time.monotonic_ns())
+        if reading.state is HookState.UNINSTALLED or self._is_gone(page, now):
+            self._open.pop(process).close()
+        return reading
+
+    def _is_gone(self, page: _Open, now: float) -> bool:
+        """Tell whether the process gave up its page: another or none is there, and this one is quiet."""
+        if now - page.checked_at < _CHECK_S:
+            return False
+        page.checked_at = now
+        event_ns = max(wire.parse_live(page.view)[: wire.LIVE_MARKS])
+        quiet = event_ns == page.last_event_ns
+        page.last_event_ns = event_ns
+        try:
+            return quiet and not os.path.samestat(os.stat(page.link), page.stat)
+        except OSError:
+            return quiet
+
+    def _find(self, process: Identity, now: float) -> _Open | Missing:
+        """Map the page that belongs to this process and to no parent of it."""
+        pid, reason = process.pid, NO_HOOK
+        try:
+            links = _list_links(f"{self._proc}/{pid}/fd")
+            inner_pid, owner = read_status(pid, self._proc).ns_pids[-1], read_owner(pid, self._proc)
+        except PermissionError as error:
+            return Missing(f"descriptors: {say_refusal(error, 'fd')}")
+        except (OSError, KeyError, ValueError):
+            return Missing("the process is gone")
+        for link in links:
+            try:
+                page = _map(link, owner, now)
+            except wire.OtherLayoutError as error:
+                reason = f"{error}: the hook is of another version of tpmon"
+                continue
+            except PermissionError:
+                reason = "not permitted to read the hook's page"
+                continue
+            except (OSError, ValueError):
+                continue  # closed meanwhile, or not written yet, or somebody else's memfd of that name
+            if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
+                return self._confirm(process, page)
+            page.close()
+        word = _read_word(process.pid, self._proc) if reason == NO_HOOK else ""
+        return Missing(f"the hook turned itself off: {word}" if word else reason)
+
+    def _confirm(self, process: Identity, page: _Open) -> _Open | Missing:
+        """Make sure that the PID was not reused while its descriptors were read."""
+        with suppress(OSError):
+            if read_stat(process.pid, self._proc).start_ticks == process.start_ticks:
+                return page
+        page.close()
+        return Missing("the process is gone")
+
+
+def explain_absence(pid: int, proc: str = PROC) -> str:
+    """Say why a process that has a hook has no page of it, "" where nothing says so.
+
+    By the word that the hook left, or by a page that is mapped and has no descriptor any more.
+    """
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            mapped = [(line.partition("-")[0], line.split(maxsplit=5)[5:]) for line in file]
+    except OSError:
+        return ""
+    if any(at == f"{wire.WORD_ADDRESS:x}" for at, _ in mapped):
+        return f"its hook turned itself off: {_read_word(pid, proc) or 'why may not be read (ptrace_scope)'}"
+    if any(path == [f"{_LINK}\n"] for _, path in mapped):
+        return "the program closed the descriptors of its hook, by which alone tpmon finds it"
+    return ""
+
+
+def _read_word(pid: int, proc: str) -> str:
+    """Return what a hook left where it could make no page: of its own page alone, and without a stop."""
+    try:
+        with open(f"{proc}/{pid}/mem", "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), wire.WORD_BYTES, wire.WORD_ADDRESS)
+    except OSError:
+        return ""  # there is none, or it may not be read
+    magic, text = data[: len(wire.WORD_MAGIC)], data[len(wire.WORD_MAGIC) :].rstrip(b"\0")
+    return admit_text(text.decode("utf-8", "replace"), 240) if magic == wire.WORD_MAGIC else ""
+
+
+def _list_links(folder: str) -> list[str]:
+    """List the descriptors that may be a page; ours lie high, so the highest come first."""
+    names = sorted((int(name) for name in os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]
+    targets = each_process((f"{folder}/{name}" for name in names), os.readlink)
+    return [path for path, target in targets.items() if target == _LINK][:_MOST_PAGES]
+
+
+def _map(link: str, owner: Owner, now: float) -> _Open:
+    """Map one page for reading.
+
+    Raises:
+        OSError: when it cannot be opened.
+        ValueError: when it is no page of the hook, or of a layout that is not ours.
+    """
+    descriptor = open_foreign(link, owner, follows=True)
+    try:
+        # A page that could shrink under us would end tpmon with SIGBUS.
+        told = os.fstat(descriptor)
+        if told.st_size < wire.TELEMETRY_BYTES or not _is_size_sealed(descriptor):
+            raise wire.NotABusError("not sealed")
+        mapped = mmap.mmap(descriptor, wire.TELEMETRY_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    view = memoryview(mapped)
+    try:
+        return _Open(mapped, view, link, told, wire.parse_header(view), now)
+    except ValueError:
+        view.release()
+        mapped.close()
+        raise
+
+
+def _is_size_sealed(descriptor: int) -> bool:
+    import fcntl  # noqa: PLC0415 only where a hook was found
+
+    return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
+
+
+def parse_reading(
+    process: Identity, header: wire.Header, page: memoryview, seen: Seen, taken_ns: int
+) -> tuple[StepReading, Seen]:
+    """Parse a page whose header is believed, and return what was read of it by now."""
+    state, patches, error = wire.parse_status(page)
+    count, records = wire.parse_records(page, seen.count, _MOST_RECORDS)
+    if not seen.count and 2 * len(_list_ends(records)) < len(records):
+        # Its steps are long: most records are of their middle, and the ends of some lie far back.
+        count, records = wire.parse_records(page, 0, wire.RING_RECORDS)
+    last = records[-1] if records else _NOTHING
+    new = [one for one in records if one[wire.REC_NUMBER] >= seen.count]
+    ends = _list_ends(new)
+    before = seen.ended
+    if new and new[0][wire.REC_NUMBER] > seen.count:
+        before = None  # whether a step ended in what was overwritten is not known
+    elif not seen.count:
+        before = (0, header.created_ns, *_NOTHING[2:])
+    chain = ends if before is None else [before, *ends]
+    spans = tuple(_parse_span(early, late) for early, late in pairwise(chain))
+    ended = chain[-1] if chain else None
+    reading = StepReading(
+        process=process,
+        rank=_parse_rank(header.rank),
+        world_size=_parse_rank(header.world_size),
+        local_rank=_parse_rank(header.local_rank),
+        hook_version=admit_text(header.hook_version, 16),
+        torch_version=admit_text(header.torch_version, 24),
+        python_version=admit_text(header.python_version, 16),
+        state=_STATES.get(state, HookState.DISABLED),
+        error=admit_text(error, wire.ERROR_BYTES),
+        patches=tuple(patch for bit, patch in _PATCHES if patches & bit),
+        rule=_RULES.get(last[wire.REC_RULE], StepRule.NONE),
+        counts=_parse_counts(last, patches),
+        ended=_parse_ended(ended),
+        batch_size=last[wire.REC_BATCH_SIZE] or Missing("the DataLoader does not say it"),
+        spans=spans,
+        lost_records=max(count - seen.count - len(new) + len(ends) - len(spans), 0),
+        now=_parse_now(wire.parse_live(page), taken_ns),
+        marks=tuple(NamedTime(admit_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
+        taken_ns=taken_ns,
+        settings=parse_settings(page, taken_ns),
+        device=parse_device(page, taken_ns),
+    )
+    return reading, Seen(count, ended)
+
+
+def _list_ends(records: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the records at the end of a step: others tell of one that goes on."""
+    return [one for one in records if one[wire.REC_TIME_NS] == one[wire.REC_ENDED_NS]]
+
+
+def _parse_ended(record: Sequence[int] | None) -> Known[StepSpan]:
+    """Return all steps until a record at the end of one; Missing where none ended, or too long ago."""
+    if record is None or not record[wire.REC_ENDED_NS]:
+        return Missing("no step ended yet") if record is not None else Missing("no step ended lately")
+    return StepSpan(
+        record[wire.REC_TIME_NS],
+        record[wire.REC_STEPS],
+        record[wire.REC_EVAL_STEPS],
+        record[wire.REC_SAMPLES],
+        _parse_train(record),
+        _parse_evaluation(record),
+    )
+
+
+def _parse_rank(number: int) -> Applicable[int]:
+    return number if number >= 0 else NOT_APPLICABLE
+
+
+def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
+    skipped: Known[int] = record[wire.REC_SKIPPED]
+    if not skipped and not patches & wire.PATCH_SCALER:
+        skipped = NO_SCALER
+    elif skipped and not record[wire.REC_OPTIMIZER_CALLS]:
+        skipped = NO_OPTIMIZER
+    return StepCounts(
+        steps=record[wire.REC_STEPS],
+        eval_steps=record[wire.REC_EVAL_STEPS],
+        batches=record[wire.REC_BATCHES],
+        backwards=record[wire.REC_BACKWARDS],
+        optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
+        updates=record[wire.REC_UPDATES],
+        skipped_updates=skipped,
+        samples=record[wire.REC_SAMPLES],
+        eval_samples=record[wire.REC_EVAL_SAMPLES],
+        elsewhere=record[wire.REC_ELSEWHERE],
+    )
+
+
+def _parse_train(record: Sequence[int]) -> PhaseTimes:
+    return PhaseTimes(
+        data_ns=record[wire.REC_DATA_NS],
+        forward_ns=record[wire.REC_FORWARD_NS],
+        backward_ns=record[wire.REC_BACKWARD_NS],
+        optimizer_ns=record[wire.REC_OPTIMIZER_NS],
+        other_ns=record[wire.REC_OTHER_NS],
+    )
+
+
+def _parse_evaluation(record: Sequence[int]) -> PhaseTimes:
+    return PhaseTimes(
+        data_ns=record[wire.REC_EVAL_DATA_NS],
+        forward_ns=record[wire.REC_EVAL_FORWARD_NS],
+        backward_ns=0,
+        optimizer_ns=0,
+        other_ns=record[wire.REC_EVAL_OTHER_NS],
+    )
+
+
+def _parse_span(before: Sequence[int], after: Sequence[int]) -> StepSpan:
+    # Positions and not names: there are up to a thousand of these a second.
+    time = wire.REC_DATA_NS
+    train = PhaseTimes(
+        after[time] - before[time],
+        after[time + 1] - before[time + 1],
+        after[time + 2] - before[time + 2],
+        after[time + 3] - before[time + 3],
+        after[time + 4] - before[time + 4],
+    )
+    evals = after[wire.REC_EVAL_STEPS] - before[wire.REC_EVAL_STEPS]
+    evaluation = _NO_TIME
+    if evals:
+        evaluation = _parse_evaluation([late - early for early, late in zip(before, after, strict=True)])
+    return StepSpan(
+        after[wire.REC_TIME_NS],
+        after[wire.REC_STEPS] - before[wire.REC_STEPS],
+        evals,
+        after[wire.REC_SAMPLES] - before[wire.REC_SAMPLES],
+        train,
+        evaluation,
+    )
+
+
+def _parse_now(live: Sequence[int], taken_ns: int) -> Known[LoopNow]:
+    """Tell by the newest event what the loop is in: after a backward the optimizer, after that the rest."""
+    at_ns, phase = max((live[word], phase) for word, phase in _PHASE_AFTER)
+    if at_ns == 0:
+        return Missing("nothing happened yet")
+    return LoopNow(phase, max(taken_ns - at_ns, 0) / 1e9)

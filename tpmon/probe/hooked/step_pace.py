@@ -1,0 +1,339 @@
+"""Turn the readings of the ranks' hooks into rates, percentiles and shares: what a Frame holds of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.hook import HookState, StepReading, StepRule, StepSpan
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.pace import HookSample, StepPace, join_paces
+from tpmon.model.process import Identity, ProcessSample, RankRow, Role
+from tpmon.probe.hooked.page import NO_HOOK, StepReader
+
+NO_HOOK_IN_JOB = Missing("no hook in the training process")
+ONE_STEP = Missing("one step ended so far")
+
+SPAN_NS = 10_000_000_000
+"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of three steps."""
+LEAST_STEPS = 3
+"""So many tell a share however long they take, as the rules ask for (docs/thresholds.md)."""
+TIMED_NS = 60_000_000_000
+MOST_TIMED = 512
+LEAST_TIMED = 20
+"""So many steps are timed however old they are: of steps of half a minute a minute holds two."""
+UNSEEN_BACKWARDS = 64
+"""So many backwards without an optimizer: from here on the hook takes each batch for a step."""
+HOOKS_LAST = (2, 3)
+"""The torch since which torch.compile leaves the hooks of optimizers in their place."""
+STALLED_STEPS = 2.0
+"""A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """Hold the totals at the end of a step: when that was, counts, ns of the phases."""
+
+    at_ns: int
+    steps: int
+    eval_steps: int
+    samples: int
+    phases_ns: tuple[int, int, int, int, int]
+    evaluation_ns: int
+
+
+def _total_of(ended: StepSpan) -> _Total:
+    train = ended.train
+    return _Total(
+        ended.ended_ns,
+        ended.steps,
+        ended.eval_steps,
+        ended.samples,
+        (train.data_ns, train.forward_ns, train.backward_ns, train.optimizer_ns, train.other_ns),
+        ended.evaluation.total_ns,
+    )
+
+
+def _look_back(last: _Total, reading: StepReading) -> _Total | None:
+    """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
+    spans = reading.spans
+    if len(spans) < 2:
+        return None
+    first = 0
+    for at in range(len(spans) - 2, -1, -1):
+        first = at
+        if last.at_ns - spans[at].ended_ns >= SPAN_NS and len(spans) - 1 - at >= LEAST_STEPS:
+            break
+    later = spans[first + 1 :]
+    names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
+    data, forward, backward, optimizer, other = (
+        before - sum(getattr(one.train, name) for one in later)
+        for name, before in zip(names, last.phases_ns, strict=True)
+    )
+    return _Total(
+        spans[first].ended_ns,
+        last.steps - sum(one.steps for one in later),
+        last.eval_steps - sum(one.eval_steps for one in later),
+        last.samples - sum(one.samples for one in later),
+        (data, forward, backward, optimizer, other),
+        last.evaluation_ns - sum(one.evaluation.total_ns for one in later),
+    )
+
+
+class RankPace:
+    """Follow one rank: its totals of the last ten seconds, and how long its last steps took."""
+
+    def __init__(self) -> None:
+        """Begin with nothing read."""
+        self._totals: deque[_Total] = deque()
+        self._timed: deque[tuple[int, float]] = deque(maxlen=MOST_TIMED)
+        self._ordered: list[float] = []
+        self._open_ns = 0
+
+    def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
+        """Take one reading and return the pace; Missing before the ends of two are known."""
+        if reading.state is not HookState.RUNNING:
+            return Missing(_say_state(reading))
+        if not is_known(reading.ended):
+            return reading.ended
+        slowest = self._time_steps(reading)
+        last = _total_of(reading.ended)
+        age_s = (reading.taken_ns - last.at_ns) / 1e9
+        self._keep(last, reading)
+        if len(self._totals) < 2:
+            return ONE_STEP
+        return self._say(reading, rank, age_s, slowest)
+
+    def _time_steps(self, reading: StepReading) -> Known[float]:
+        """Note how long the new steps took; return the longest of them in ms."""
+        new = []
+        if reading.lost_records:
+            self._open_ns = 0
+        for span in reading.spans:
+            self._open_ns += span.train.total_ns
+            if span.steps > 0:  # 0: a validation within a step; below, parts of an accumulation taken back
+                new.append((span.ended_ns, self._open_ns / span.steps / 1e6))
+                self._open_ns = 0
+        self._timed.extend(new)
+        oldest_ns = reading.taken_ns - TIMED_NS
+        dropped = False
+        while len(self._timed) > LEAST_TIMED and self._timed[0][0] < oldest_ns:
+            self._timed.popleft()
+            dropped = True
+        if new or dropped:
+            self._ordered = sorted(ms for _, ms in self._timed)
+        return max(ms for _, ms in new) if new else Missing("no step ended since")
+
+    def _keep(self, last: _Total, reading: StepReading) -> None:
+        totals = self._totals
+        if totals and last.steps < totals[-1].steps:
+            totals.clear()  # it counts anew
+        if not totals:
+            earlier = _look_back(last, reading)
+            totals.extend((earlier, last) if earlier is not None else (last,))
+        elif last.at_ns > totals[-1].at_ns:
+            totals.append(last)
+        while len(totals) > LEAST_STEPS + 1 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
+            totals.popleft()
+
+    def _percentile(self, share: float) -> Known[float]:
+        ordered = self._ordered
+        if not ordered:
+            return Missing("no training step ended yet")
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def _slowest(self, ended_ms: Known[float], age_s: float) -> Known[float]:
+        if is_known(ended_ms):
+            return ended_ms
+        return max(self._timed[-1][1], 1000 * age_s) if self._timed else ended_ms
+
+    def _say(
+        self, reading: StepReading, rank: Applicable[int], age_s: float, slowest: Known[float]
+    ) -> StepPace:
+        first, last = self._totals[0], self._totals[-1]
+        steps, evals = last.steps - first.steps, last.eval_steps - first.eval_steps
+        between_s = max(last.at_ns - first.at_ns, 1) / 1e9
+        mean_s = between_s / max(steps + evals, 1)
+        span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
+        phases = [late - early for early, late in zip(first.phases_ns, last.phases_ns, strict=True)]
+        shares = _list_shares(phases)
+        # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
+        samples = last.samples - first.samples if reading.rule is not StepRule.UPDATE else 0
+        return StepPace(
+            pid=reading.process.pid,
+            rank=rank,
+            ranks=1,
+            rule=reading.rule,
+            count=last.steps,
+            eval_count=last.eval_steps,
+            span_s=span_s,
+            rate_hz=steps / span_s,
+            eval_hz=evals / span_s,
+            samples_hz=samples / span_s if samples or not steps else Missing("its batch size is not known"),
+            timed=len(self._ordered),
+            p50_ms=self._percentile(0.50),
+            p95_ms=self._percentile(0.95),
+            p99_ms=self._percentile(0.99),
+            longest_ms=self._percentile(1.0),
+            slowest_ms=self._slowest(slowest, age_s),
+            step_age_s=age_s,
+            data_pct=shares[0],
+            forward_pct=shares[1],
+            backward_pct=shares[2],
+            optimizer_pct=shares[3],
+            other_pct=shares[4],
+            own_ms=(phases[0] + phases[1]) / steps / 1e6 if steps else Missing("no training step lately"),
+            eval_pct=100 * min(1.0, (last.evaluation_ns - first.evaluation_ns) / 1e9 / between_s),
+        )
+
+
+def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
+    total = sum(phases_ns)
+    if total <= 0:
+        return [Missing("no training step lately")] * len(phases_ns)
+    return [100 * one / total for one in phases_ns]
+
+
+def _say_state(reading: StepReading) -> str:
+    if reading.state is HookState.DISABLED:
+        return f"the hook turned itself off: {reading.error or 'it does not say why'}"
+    return "the hook was taken out"
+
+
+@dataclass(frozen=True, slots=True)
+class StepsRead:
+    """Hold what one tick read of all hooks, for the Frame."""
+
+    hook: Known[tuple[HookSample, ...]]
+    steps: Known[StepPace]
+    age_s: Known[float]
+    source: str
+    missing: Mapping[int, Missing]
+    """Why a rank has no reading, by PID."""
+    blind: tuple[str, ...] = ()
+    """Which hook sees no optimizer, in a sentence."""
+    world_size: Applicable[int] = NOT_APPLICABLE
+    """Ranks of the whole job, as the process groups of its ranks have them."""
+
+    def size_job(self, told: Applicable[int], here: int) -> Applicable[int]:
+        """Return how many ranks a job has: as its environment tells, else by hooks, if no fewer are here."""
+        fits = is_known(self.world_size) and self.world_size >= here
+        return self.world_size if not is_known(told) and fits else told
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say which hooks turned themselves off or are blind: silently for the program, not for who looks."""
+        if not is_known(self.hook):
+            return ()
+        off = next((one for one in self.hook if one.state is HookState.DISABLED), None)
+        if off is None:
+            return self.blind
+        name = _name(off.rank, off.pid)
+        why = off.error or "it does not say why"
+        note = f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}"
+        return (note, *self.blind)
+
+    def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
+        """Put each rank's last step into its row of the rank table."""
+        paces = {one.pid: one.pace for one in self.hook} if is_known(self.hook) else {}
+        return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_HOOK_IN_JOB))) for row in rows)
+
+
+def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
+    if not is_known(pace):
+        return replace(row, step=pace, step_age_s=pace)
+    return replace(
+        row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
+    )
+
+
+def _name(rank: Applicable[int], pid: int) -> str:
+    return f"rank {rank}" if is_known(rank) else f"process {pid}"
+
+
+def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
+    """Say that torch took the hook off the optimizers, or never let it there; "" where nothing tells of that.
+
+    Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (its ``TorchPatcher``); before
+    2.0 there are none.
+    """
+    counts = reading.counts
+    if (
+        counts.optimizer_calls
+        or counts.updates
+        or counts.backwards < UNSEEN_BACKWARDS
+        or reading.rule is StepRule.CALL
+    ):
+        return ""
+    try:
+        version = tuple(int(part) for part in reading.torch_version.split(".")[:2])
+    except ValueError:
+        return ""  # a torch of somebody's own
+    if version >= HOOKS_LAST:
+        return ""
+    name = _name(rank, reading.process.pid)
+    return (
+        f"hook-blind: {name} ran {counts.backwards} backwards and the hook saw no optimizer: "
+        "before torch 2.3 torch.compile takes it off them, so that micro-batches count as steps; "
+        "tpmon.hook.step() says where one ends"
+    )
+
+
+class StepProbe:
+    """Read the hooks of a job's ranks once a tick."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._reader = StepReader()
+        self._paces: dict[Identity, RankPace] = {}
+
+    def close(self) -> None:
+        """Give back the pages."""
+        self._reader.close()
+
+    def read(self, processes: Iterable[ProcessSample]) -> StepsRead:
+        """Read the hooks of the ranks among ``processes``; most calls are a few memory reads for each."""
+        ranks = {Identity(one.pid, one.start_ticks): one.rank for one in processes if one.role is Role.RANK}
+        readings = self._reader.read_steps(ranks)
+        for gone in self._paces.keys() - ranks.keys():
+            del self._paces[gone]
+        hooks, missing, blind = [], {}, ""
+        for process, reading in readings.items():
+            if is_known(reading):
+                pace = self._paces.setdefault(process, RankPace())
+                blind = blind or _say_blind(reading, ranks[process])
+                hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
+            else:
+                self._paces.pop(process, None)
+                missing[process.pid] = NO_HOOK_IN_JOB if reading.reason == NO_HOOK else reading
+        if not hooks:
+            reason = next(iter(missing.values()), NO_HOOK_IN_JOB)
+            return StepsRead(reason, reason, reason, reason.reason, missing)
+        told = tuple(hooks)
+        sizes = [one.world_size for one in readings.values() if is_known(one) and is_known(one.world_size)]
+        size = max(sizes) if sizes else NOT_APPLICABLE
+        source = f"the hook's page in {len(told)} of {len(ranks)} ranks"
+        return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else (), size)
+
+
+def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:
+    return HookSample(
+        pid=reading.process.pid,
+        rank=rank,
+        state=reading.state,
+        error=reading.error,
+        hook_version=reading.hook_version,
+        rule=reading.rule,
+        patches=reading.patches,
+        counts=reading.counts,
+        batch_size=reading.batch_size,
+        phase=map_known(lambda now: now.phase, reading.now),
+        phase_s=map_known(lambda now: now.since_s, reading.now),
+        marks=reading.marks,
+        lost_records=reading.lost_records,
+        pace=pace,
+        settings=reading.settings,
+        device=reading.device,
+    )

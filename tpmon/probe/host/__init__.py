@@ -1,0 +1,1 @@
+"""Read the machine around the job: control groups, network, sockets, output, own cost."""

@@ -1,0 +1,194 @@
+"""Read what the whole machine does beside the job, and the target's own /dev/shm.
+
+/proc/stat, /proc/loadavg and /proc/meminfo tell of the host, also inside a container.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.host import ShmSample
+from tpmon.model.known import Known, Missing
+from tpmon.model.results.doctor import say_refusal
+from tpmon.probe.proc.files import ProcFile
+from tpmon.probe.proc.rates import NEEDS_SECOND
+
+T = TypeVar("T")
+
+SHM = "/dev/shm"  # noqa: S108  # where every torch loader puts its batches
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """Hold one look at the machine. ``used_cores`` and ``steal_pct`` need a second look."""
+
+    cores: int
+    used_cores: Known[float]
+    steal_pct: Known[float]
+    load: Known[float]
+    available_bytes: Known[int]
+    total_bytes: Known[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTicks:
+    """Hold the first line of /proc/stat in clock ticks, and the number of CPUs listed after it."""
+
+    busy: int
+    steal: int
+    total: int
+    cores: int
+
+
+def parse_stat(raw: bytes) -> CpuTicks:
+    """Parse /proc/stat (proc_stat(5)); guest time is part of user time and not counted twice.
+
+    Raises:
+        ValueError: when the first line is no CPU line.
+    """
+    line, _, rest = raw.partition(b"\n")
+    fields = line.split()
+    if len(fields) < 8 or fields[0] != b"cpu":
+        raise ValueError("no CPU line")
+    user, nice, system, idle, iowait, irq, softirq = (int(field) for field in fields[1:8])
+    steal = int(fields[8]) if len(fields) > 8 else 0
+    busy = user + nice + system + irq + softirq
+    cores = sum(one.startswith(b"cpu") for one in rest.split(b"\n"))
+    return CpuTicks(busy, steal, busy + idle + iowait + steal, cores)
+
+
+def parse_loadavg(raw: bytes) -> float:
+    """Parse the one-minute load of /proc/loadavg.
+
+    Raises:
+        ValueError: when it is no number.
+    """
+    return float(raw.split(b" ", 1)[0])
+
+
+def parse_meminfo(raw: bytes, name: bytes) -> Known[int]:
+    """Parse one line of /proc/meminfo into bytes; Missing where the kernel does not write it."""
+    for line in raw.split(b"\n"):
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return Missing(f"this kernel does not tell {name.decode()}")
+
+
+class _HostFile:
+    """Keep one file of the machine open; where it cannot be read, say why and open it anew at the next look.
+
+    A lxcfs that crashed answers ENOTCONN until it is mounted again, and a /proc that is mounted with
+    subset=pid has no such files at all.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._file: ProcFile | None = None
+
+    def read(self, parse: Callable[[bytes], T]) -> Known[T]:
+        """Read and parse it now."""
+        try:
+            if self._file is None:
+                self._file = ProcFile(self._path, self._size or _measure_stat(self._path))
+            return parse(self._file.read())
+        except OSError as error:
+            self.close()
+            return Missing(f"{self._path}: {(error.strerror or str(error)).lower()}")
+        except (ValueError, IndexError) as error:
+            self.close()
+            return Missing(f"{self._path} not understood: {error}")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _measure_stat(path: str) -> int:
+    """Return how many bytes of /proc/stat are read: without its interrupt counters, ten times as long.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
+
+
+def _parse_memory(raw: bytes) -> tuple[Known[int], Known[int]]:
+    return parse_meminfo(raw, b"MemAvailable:"), parse_meminfo(raw, b"MemTotal:")
+
+
+class HostReader:
+    """Read the machine on descriptors that stay open; a file that cannot be read costs its figures alone."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Open nothing until ``read``."""
+        self._stat = _HostFile(f"{proc}/stat", 0)
+        self._loadavg = _HostFile(f"{proc}/loadavg", 128)
+        self._meminfo = _HostFile(f"{proc}/meminfo", 4096)
+        self._last: CpuTicks | None = None
+
+    def read(self) -> HostReading:
+        """Read once. Shares are of the ticks counted since the last read, so no clock is needed."""
+        ticks = self._stat.read(parse_stat)
+        used: Known[float]
+        steal: Known[float]
+        if isinstance(ticks, Missing):
+            used = steal = ticks
+            self._last = None
+        else:
+            used, steal = _shares(self._last, ticks)
+            self._last = ticks
+        memory = self._meminfo.read(_parse_memory)
+        available, total = (memory, memory) if isinstance(memory, Missing) else memory
+        return HostReading(
+            cores=os.cpu_count() or 1 if isinstance(ticks, Missing) else ticks.cores,
+            used_cores=used,
+            steal_pct=steal,
+            load=self._loadavg.read(parse_loadavg),
+            available_bytes=available,
+            total_bytes=total,
+        )
+
+    def close(self) -> None:
+        """Close every descriptor; the next read opens them again."""
+        for file in (self._stat, self._loadavg, self._meminfo):
+            file.close()
+
+
+def _shares(last: CpuTicks | None, ticks: CpuTicks) -> tuple[Known[float], Known[float]]:
+    if last is None or ticks.total <= last.total:
+        return NEEDS_SECOND, NEEDS_SECOND
+    total = ticks.total - last.total
+    # The kernel lets single counters step back by a tick; a share is never below 0.
+    busy = max(0, ticks.busy - last.busy) / total
+    steal = max(0, ticks.steal - last.steal) / total
+    return min(1.0, busy) * ticks.cores, min(1.0, steal) * 100.0
+
+
+def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
+    """Read how full the /dev/shm of process ``pid`` is, on its own mount.
+
+    torch unlinks its shared memory files at once, so the directory shows nothing and statvfs is
+    the only truth. It can block on a dead mount: call it off the tick.
+    """
+    root = f"{proc}/{pid}/root"
+    try:
+        if os.path.islink(root + SHM):
+            return Missing(f"{SHM} is a link, which would lead to this machine's own")
+        room = os.statvfs(root + SHM)
+    except PermissionError as error:
+        return Missing(say_refusal(error, "environ"))
+    except FileNotFoundError:
+        gone = not os.path.exists(f"{proc}/{pid}")
+        return Missing("the process is gone" if gone else f"the target has no {SHM}")
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    if room.f_blocks == 0:
+        return Missing(f"{SHM} has no size limit")
+    used = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return ShmSample(SHM, used, room.f_blocks * room.f_frsize)

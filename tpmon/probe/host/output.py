@@ -1,0 +1,263 @@
+"""Read the last lines that launcher and ranks wrote, where their output is a regular file.
+
+Only files: reading a pipe or a terminal would take the text away from whoever waits for it.
+The file is opened through /proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the
+right one. Any of this can hang on a dead network mount: call it off the tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tpmon.foreign_file import Owner, open_foreign, read_owner
+from tpmon.model.frozen import dataclass
+from tpmon.model.host import OutputSample
+from tpmon.model.known import Known, Missing
+from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
+from tpmon.model.text.clean import name_failure
+from tpmon.model.text.redaction import admit_text, hide_lines
+from tpmon.model.units import clean_text
+from tpmon.probe.base.procread import date_file
+
+TAIL_BYTES = 4096
+MORE_BYTES = 128 << 10
+"""For a bundle; the tail above is read every second."""
+LINES = 3
+_FOLLOWED_LINES = 24
+"""So far back a line may begin what makes a secret of one that is shown."""
+LINE_LENGTH = 200
+MORE_LENGTH = 1000
+PATH_LENGTH = 300
+DESCRIPTORS = (1, 2)
+
+CLOCK_SKEW_S = 5.0
+"""How far a file server's clock may run ahead of ours before an age says nothing."""
+
+_Identity = tuple[int, int]
+"""Device and inode."""
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]"
+)
+
+
+def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENGTH) -> tuple[str, ...]:
+    """Return the last ``most`` lines of ``raw`` as a terminal would show them, cleaned and redacted.
+
+    A progress bar overwrites its line with carriage returns, so of each line only what follows
+    the last one counts. ``cut`` says that ``raw`` begins in the middle of the file: its first,
+    half line is left out, or its first half word where there is no other line.
+    """
+    lines = raw.decode("utf-8", "replace").split("\n")
+    if cut and len(lines) > 1:
+        del lines[0]
+        cut = False
+    texts: list[str] = []
+    for line in lines:
+        parts = [part for part in _ESCAPES.sub("", line).replace("\b", "").split("\r") if part.strip()]
+        text = parts[-1].rstrip() if parts else ""
+        if cut and len(parts) == 1:
+            # Half a word could be half a secret that no pattern knows.
+            text = text.strip().partition(" ")[2]
+        texts.append(text)
+    shown = [text.strip() for text in hide_lines(texts, max(most, _FOLLOWED_LINES))]
+    wanted = [text for text in shown if any(map(str.isalnum, text))]  # no rulers of ==== or ****
+    return tuple(clean_text(text, length) for text in wanted[-most:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """Hold the times of a file as the last look found them, in seconds since the epoch, and its size.
+
+    ``modified_s`` is of the last look that found a write. ``ahead_s`` is how far its server's clock was
+    ever seen ahead of ours, 0: never. If it was, ``written_s`` is when a look found the write, by our clock;
+    None: no look has found one yet.
+    """
+
+    modified_s: float
+    ahead_s: float
+    written_s: float | None
+    size: int
+    cut_s: float = 0.0
+    """When it was last cut, by its own time; 0: never."""
+
+
+def _stamp(modified_s: float, size: int, before: _Stamp | None, now_s: float) -> _Stamp:
+    """Date the last write of a file; ``before`` is what the look before this one found."""
+    if before is not None and modified_s > before.modified_s:
+        # Whoever rotates logs cut it: the job did not write. One that writes at several places need not grow.
+        if size < before.size or modified_s == before.cut_s:
+            return replace(before, size=size, cut_s=modified_s)
+    elif before is not None:
+        size = min(size, before.size)  # the time of what has grown is yet to come
+    ahead_s = max(modified_s - now_s, before.ahead_s if before is not None else 0.0)
+    if ahead_s <= CLOCK_SKEW_S:
+        return _Stamp(modified_s, 0.0, modified_s, size)
+    if before is None:
+        return _Stamp(modified_s, ahead_s, None, size)
+    if before.modified_s != modified_s:
+        return _Stamp(modified_s, ahead_s, now_s, size)
+    return _Stamp(modified_s, ahead_s, before.written_s if before.ahead_s else None, size)
+
+
+def _age_s(stamp: _Stamp, now_s: float) -> Known[float]:
+    if stamp.written_s is None:
+        return Missing(f"the file's clock is {stamp.ahead_s:.0f} s ahead of ours")
+    return max(0.0, now_s - stamp.written_s)
+
+
+def _open(path: str, owner: Owner) -> int:
+    """Open a log: who holds a descriptor may not always read what it leads to (O_PATH of open(2))."""
+    try:
+        # Only the owner may leave the access time alone.
+        return open_foreign(path, owner, flags=os.O_NOATIME, follows=True)
+    except PermissionError:
+        if _was_opened(path):  # by whoever started the job: it writes into that file, whosever it is
+            owner = replace(owner, uid=os.stat(path).st_uid)
+        return open_foreign(path, owner, follows=True)
+
+
+def _was_opened(path: str) -> bool:
+    """Tell whether a descriptor in /proc was opened, and does not only name a file (O_PATH)."""
+    process, _, number = path.rpartition("/fd/")
+    with contextlib.suppress(OSError), open(f"{process}/fdinfo/{number}", encoding="ascii") as file:
+        return any(line.startswith("flags:") and not int(line.split()[1], 8) & os.O_PATH for line in file)
+    return False
+
+
+def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
+    """Return the size of a regular file and its last bytes.
+
+    Raises:
+        OSError: when it may not be read, or is no regular file any more.
+    """
+    fd = _open(path, owner)
+    try:
+        found = os.fstat(fd)
+        return found.st_size, os.pread(fd, most_bytes, max(0, found.st_size - most_bytes))
+    finally:
+        os.close(fd)
+
+
+def _say_unread(error: OSError, place: str) -> str:
+    """Say why a log was not read; of one that can be seen through its descriptor the file itself refuses."""
+    if isinstance(error, PermissionError):
+        with contextlib.suppress(OSError):
+            os.stat(place)
+            return "the file itself does not permit it"
+    return say_refusal(error, "fd")
+
+
+def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tuple[str, ...]]:
+    """Return up to ``most`` last lines of a log that was found, cleaned and redacted."""
+    place = f"{proc}/{sample.pid}/fd/{sample.fd}"
+    try:
+        size, raw = _read_tail(place, read_owner(sample.pid, proc), MORE_BYTES)
+    except OSError as error:
+        return Missing(_say_unread(error, place))
+    return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Hold where a log was found and what it said."""
+
+    path: str
+    identity: _Identity
+    stamp: _Stamp
+    sample: OutputSample
+    owner: Owner
+
+
+def _read_output(
+    pid: int, fd: int, place: str, path: str, found: os.stat_result,
+    *, owner: Owner, stamps: Mapping[_Identity, _Stamp],
+) -> _File:  # fmt: skip
+    lines: tuple[str, ...] = ()
+    size: Known[int] = found.st_size
+    try:
+        size, raw = _read_tail(place, owner)
+        lines = parse_tail(raw, cut=size > len(raw))
+    except OSError as error:
+        size = Missing(f"not readable: {_say_unread(error, place)}")
+    except Exception as error:  # noqa: BLE001  # the words of one log cost no other log
+        size = Missing(f"not understood: {name_failure(error)}")
+    identity, now_s = (found.st_dev, found.st_ino), time.time()
+    stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
+    dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
+    sample = OutputSample(
+        pid=pid,
+        fd=fd,
+        path=admit_text(path, PATH_LENGTH),
+        size_bytes=size,
+        last_write=date_file(dated_s),
+        last_write_age_s=_age_s(stamp, now_s),
+        lines=lines,
+    )
+    return _File(path, identity, stamp, sample, owner)
+
+
+def _find_files(
+    pids: Sequence[int], proc: str, stamps: Mapping[_Identity, _Stamp]
+) -> tuple[list[_File], tuple[int, int] | None]:
+    """Read each regular file once; also returns the first descriptor that was refused."""
+    files: dict[_Identity, _File] = {}
+    refused = None
+    for pid in pids:
+        for fd in DESCRIPTORS:
+            link = f"{proc}/{pid}/fd/{fd}"
+            try:
+                found = os.stat(link)
+                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
+                    path, owner = os.readlink(link), read_owner(pid, proc)
+                    file = _read_output(pid, fd, link, path, found, owner=owner, stamps=stamps)
+                    files[file.identity] = file
+            except PermissionError:
+                refused = refused or (pid, fd)
+            except OSError:
+                # Closed, or the process ended: then there is no output to tell of.
+                continue
+    return list(files.values()), refused
+
+
+class OutputReader:
+    """Read the logs of a job; also after its end, when the last words matter most."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Begin with no log seen. Nothing is kept open: a held file keeps a disk full or busy."""
+        self._proc = proc
+        self._files: list[_File] = []
+
+    def read(self, pids: Sequence[int]) -> tuple[OutputSample, ...]:
+        """Read the regular files behind descriptors 1 and 2 of ``pids``, each file once.
+
+        When none of ``pids`` has one any more, those seen last are read by their path, where the
+        same file still is. Of processes that another user owns one sample says so.
+        """
+        stamps = {file.identity: file.stamp for file in self._files}
+        files, refused = _find_files(pids, self._proc, stamps)
+        if refused and not files:
+            why = Missing(point_to(NOT_PERMITTED, "fd"))
+            return (OutputSample(*refused, "not known", why, why, why, ()),)
+        self._files = files or [_read_again(file) for file in self._files]
+        return tuple(file.sample for file in self._files)
+
+
+def _read_again(file: _File) -> _File:
+    """Read a log whose writers have ended; unchanged when its path leads elsewhere by now."""
+    try:
+        found = os.stat(file.path)
+    except OSError:
+        return file  # removed, or its path is another container's
+    if (found.st_dev, found.st_ino) != file.identity or not stat.S_ISREG(found.st_mode):
+        return file
+    stamps = {file.identity: file.stamp}
+    pid, fd = file.sample.pid, file.sample.fd
+    return _read_output(pid, fd, file.path, file.path, found, owner=file.owner, stamps=stamps)

@@ -1,0 +1,270 @@
+"""Gather the cold facts of processes within deadlines, whatever their address spaces do.
+
+Knows files and clocks; what the facts mean for a job is said in ``roles``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
+from tpmon.model.process import WORKER_NAME
+from tpmon.model.results.doctor import NOT_PERMITTED, point_to
+from tpmon.model.text.clean import name_failure
+from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.procread import (
+    PROC,
+    Mapped,
+    Stat,
+    is_python_name,
+    parse_cmdline,
+    parse_environ,
+    read_exe,
+    read_file,
+    read_maps,
+    read_thread_names,
+)
+from tpmon.probe.job.places import Place, parse_place
+from tpmon.probe.job.programs import Program, identify
+
+T = TypeVar("T")
+
+WORKER_UNREAD = Missing("not read of a loader worker")
+STILL_BLOCKED = Missing("an earlier reading of it has not ended")
+_DENIED = point_to(NOT_PERMITTED, "environ")
+IMPORT_S = 600.0
+_CHUNK = 32
+_CHUNK_S = 1.0
+_ALL_S = 3.0
+_MORE_S = 0.01
+"""For each process: a crowded machine answers in some milliseconds."""
+_MOST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Hold what one process says of itself, read once and again after exec.
+
+    ``environ`` holds only the variables of interest. ``mapped`` is read of Python processes
+    alone, ``thread_names`` of those that neither carry a rank nor name themselves workers.
+    """
+
+    stat: Stat
+    argv: tuple[str, ...]
+    environ: Known[Mapping[str, str]]
+    exe: Known[str]
+    mapped: Known[Mapped]
+    thread_names: tuple[str, ...]
+
+    @property
+    def python(self) -> bool:
+        """Tell whether a Python interpreter runs here, by file name, library or script line."""
+        if isinstance(self.exe, str):
+            return is_python_name(self.exe) or (isinstance(self.mapped, Mapped) and bool(self.mapped.python))
+        return bool(self.argv) and is_python_name(self.argv[0])
+
+    @property
+    def program(self) -> Program:
+        """Tell what the program is by its name and command line."""
+        return identify(self.stat.name, self.argv)
+
+    @property
+    def place(self) -> Place | None:
+        """Return the place in a process group that the start environment tells, if it was read."""
+        return None if isinstance(self.environ, Missing) else parse_place(self.environ)
+
+    @property
+    def torch(self) -> bool:
+        """Tell whether libtorch is mapped or, where maps may not be read, torch named a thread."""
+        if isinstance(self.mapped, Mapped):
+            return bool(self.mapped.torch)
+        return self.stat.name.startswith("pt_") or any(name.startswith("pt_") for name in self.thread_names)
+
+    @property
+    def denied(self) -> bool:
+        """Tell whether this user may not read the process."""
+        return isinstance(self.environ, Missing) and self.environ.reason == _DENIED
+
+    @property
+    def unanswered(self) -> str:
+        """Say why the process was not read though it may be: no answer in time, or text nobody foresaw."""
+        return self.environ.reason if isinstance(self.environ, Missing) and not self.denied else ""
+
+    def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
+        """Tell whether a process may have run another program or loaded torch since it was read.
+
+        One that was killed and is held by a thread shows an empty address space: what was read of it stands.
+        """
+        if now.state in "ZX":
+            return False
+        if now.name != self.stat.name or self.is_replaced(now):
+            return True
+        if isinstance(self.environ, Missing):
+            return retry and not self.denied
+        if not self.python or not isinstance(self.mapped, Mapped):
+            return False
+        importing = not self.torch and age_s < IMPORT_S
+        return importing or ("RANK" not in self.environ and now.threads != self.stat.threads)
+
+    def is_replaced(self, now: Stat) -> bool:
+        """Tell whether the process ran another program since (exec); False where that may not be seen."""
+        return bool(now.image and self.stat.image) and now.image != self.stat.image
+
+    def says_the_same(self, other: Facts) -> bool:
+        """Tell whether nothing that decides a part differs."""
+        return replace(self, stat=other.stat) == other and self.stat.name == other.stat.name
+
+
+def read_facts(stat: Stat, proc: str = PROC, *, deep: bool = False) -> Facts:
+    """Read the cold facts of one process; what this user may not read is Missing.
+
+    ``deep`` also looks for Python inside a program that is not named after it.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    pid = stat.pid
+    argv = parse_cmdline(read_file(f"{proc}/{pid}/cmdline", 1 << 16))
+    environ = _permitted(lambda: parse_environ(read_file(f"{proc}/{pid}/environ")))
+    exe = read_exe(pid, proc)
+    mapped: Known[Mapped] = Missing("not a Python process")
+    names: tuple[str, ...] = ()
+    if stat.name.startswith(WORKER_NAME):
+        mapped = WORKER_UNREAD
+    elif deep or is_python_name(exe if isinstance(exe, str) else argv[0] if argv else ""):
+        mapped = _permitted(lambda: read_maps(pid, proc))
+        if not isinstance(environ, dict) or "RANK" not in environ:
+            names = read_thread_names(pid, proc)
+    facts = Facts(stat, argv, environ, exe, mapped, names)
+    _ = facts.program, facts.place  # text that nobody foresaw fails here, where it costs one process alone
+    return facts
+
+
+def read_all_facts(
+    stats: Iterable[Stat],
+    proc: str = PROC,
+    *,
+    deep: bool = False,
+    each_s: float = _CHUNK_S,
+    all_s: float = 0.0,
+) -> dict[int, Facts]:
+    """Read the facts of many processes with a deadline; those that are gone are left out.
+
+    Without ``all_s`` it is longer the more there are, within 10 s.
+
+    A process whose address space does not answer keeps what needs none: its name, program file
+    and thread names; the rest is Missing.
+    """
+    by_pid = {stat.pid: stat for stat in stats}
+    all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
+    read = read_each(
+        by_pid,
+        lambda pid: read_facts(by_pid[pid], proc, deep=deep),
+        each_s=each_s,
+        all_s=all_s,
+        blocked=_blocked.setdefault(proc, {}),
+    )
+    facts: dict[int, Facts] = {}
+    for pid, answer in read.items():
+        if isinstance(answer, Facts):
+            facts[pid] = answer
+            continue
+        try:
+            exe = read_exe(pid, proc)
+        except OSError:
+            continue  # gone since
+        facts[pid] = Facts(by_pid[pid], (), answer, exe, answer, read_thread_names(pid, proc))
+    return facts
+
+
+_blocked: dict[str, dict[int, _Course[Facts]]] = {}
+"""By the folder of /proc, the readings that were left behind: each holds a thread and a descriptor."""
+
+
+def read_each(
+    pids: Iterable[int],
+    read: Callable[[int], T],
+    *,
+    each_s: float = _CHUNK_S,
+    all_s: float = _ALL_S,
+    blocked: dict[int, _Course[T]] | None = None,
+) -> dict[int, Known[T]]:
+    """Call ``read`` for each PID in a daemon thread and go on without those that block.
+
+    A PID for which ``read`` raised OSError is left out: it is gone. Any other exception is its reason. One
+    that kept 32 reads from
+    ending within ``each_s`` is Missing, and so is what is left when ``all_s`` are over. ``blocked``
+    remembers the threads that were left behind: no other one is started for their PIDs while they live.
+    """
+    blocked = {} if blocked is None else blocked
+    for pid in [pid for pid, course in tuple(blocked.items()) if not course.running]:
+        blocked.pop(pid, None)
+    asked = tuple(pids)
+    answers: dict[int, Known[T]] = {pid: STILL_BLOCKED for pid in asked if pid in blocked}
+    waiting = deque(pid for pid in asked if pid not in answers)
+    end = time.monotonic() + all_s
+    while waiting:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            answers.update((pid, Missing("no time left to read it")) for pid in waiting)
+            break
+        chunk = [waiting.popleft() for _ in range(min(_CHUNK, len(waiting)))]
+        course = _Course(chunk, read)
+        done = read_within(min(each_s, left_s), course.run)
+        course.abandoned = True
+        outcomes = list(course.outcomes)
+        answers.update(
+            (pid, outcome)
+            for pid, outcome in zip(chunk, outcomes, strict=False)
+            if not isinstance(outcome, OSError)
+        )
+        if isinstance(done, Missing) and len(outcomes) < len(chunk):
+            answers[chunk[len(outcomes)]] = done
+            if course.running:
+                blocked[chunk[len(outcomes)]] = course
+            waiting.extendleft(reversed(chunk[len(outcomes) + 1 :]))
+    return answers
+
+
+class _Course(Generic[T]):
+    """Walk through one chunk of PIDs in a thread that may be left behind at any of them."""
+
+    def __init__(self, pids: list[int], read: Callable[[int], T]) -> None:
+        self._pids = pids
+        self._read = read
+        self.outcomes: list[Known[T] | OSError] = []
+        self.abandoned = False
+        self.running = False
+
+    def run(self) -> bool:
+        """Read until the end or until nobody waits any more; True at the end."""
+        self.running = True
+        try:
+            return self._walk()
+        finally:
+            self.running = False
+
+    def _walk(self) -> bool:
+        for pid in self._pids:
+            if self.abandoned:
+                return False
+            try:
+                self.outcomes.append(self._read(pid))
+            except OSError as error:
+                self.outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
+                self.outcomes.append(Missing(name_failure(error)))
+        return True
+
+
+def _permitted(read: Callable[[], T]) -> Known[T]:
+    """Turn a refusal into Missing; a process that is gone still raises."""
+    try:
+        return read()
+    except PermissionError:
+        return Missing(_DENIED)

@@ -1,0 +1,292 @@
+"""Put together the members of one job and what is known of it as a whole."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from datetime import datetime
+from functools import lru_cache, partial
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity, LoopThread, Role, Setting
+from tpmon.model.text.redaction import HIDDEN, admit_text
+from tpmon.model.text.secrets import rate_name
+from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.procread import (
+    PROC,
+    SHOWN_NAME,
+    TICKS_PER_S,
+    Mapped,
+    Stat,
+    boot_time_s,
+    has_ended,
+    read_file,
+    read_status,
+    started_at,
+)
+from tpmon.probe.job.facts import WORKER_UNREAD, Facts
+from tpmon.probe.job.leaderless import read_facts_of
+from tpmon.probe.job.roles import Part, assign_parts
+
+NO_TORCH = Missing("no process of the job has torch mapped yet")
+NAMED_WORKERS_SINCE = (2, 5)
+_FILE_S = 1.0
+_NAME_S = 0.5
+_VERSION = re.compile(r"__version__\s*=\s*['\"]([^'\"]+)")
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Name the thread of a training loop; ``said`` is the number that py-spy gives it."""
+
+    thread: LoopThread
+    said: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Hold one process of a job as it is known from outside; ``parent`` is its parent PID now or last."""
+
+    identity: Identity
+    parent: int
+    role: Role
+    rank: Applicable[int]
+    local_rank: Applicable[int]
+    worker: Applicable[int]
+    rank_pid: Applicable[int]
+    name: str
+    label: str
+    started: datetime
+    environment: Known[tuple[Setting, ...]]
+    loop: Applicable[Loop] = NOT_APPLICABLE
+    """The thread of its training loop, where that is not the main one."""
+    is_loop_told: bool = False
+    """Whether its stacks told which thread it is."""
+
+    @property
+    def loop_tid(self) -> int:
+        """Return the number of the thread that runs the training loop."""
+        return self.loop.thread.tid if is_known(self.loop) else self.identity.pid
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Hold a training job: its root, its members oldest first, and what they have in common.
+
+    ``remark`` says how the asked PID was understood when it was not taken as it stands.
+    """
+
+    root: Identity
+    asked_pid: int
+    members: tuple[Member, ...]
+    script: str
+    uid: int
+    """Of the first rank: what stands above it can be root's, such as slurmstepd."""
+    user: str
+    start: datetime
+    world_size: Applicable[int]
+    rank_source: str
+    torch_version: Known[str]
+    python_version: Known[str]
+    remark: str
+    facts: Mapping[int, Facts] = field(repr=False, compare=False)
+    """What each process said, shells between the members included; ``Membership`` keeps it up to date."""
+    parts: Mapping[int, Part] = field(repr=False, compare=False)
+
+
+def find_descendants(root: int, table: Mapping[int, Stat]) -> list[int]:
+    """List ``root`` and all that descends from it, parents first, without those that have ended."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in table.items():
+        if not has_ended(stat.state, stat.threads):
+            children.setdefault(stat.parent, []).append(pid)
+    found = [root] if root in table else []
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def assemble_job(
+    root: int,
+    asked_pid: int,
+    table: Mapping[int, Stat],
+    proc: str = PROC,
+    *,
+    strays: Sequence[int] = (),
+    remark: str = "",
+) -> Job:
+    """Read the members of the job under ``root`` and tell their parts.
+
+    ``strays`` are its ranks that stand beside the root, because no launcher is above them.
+
+    Raises:
+        OSError: when the root is gone.
+    """
+    pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
+    facts = read_facts_of((table[pid] for pid in pids), proc)
+    if root not in facts:
+        raise ProcessLookupError(3, "the process ended while it was read")
+    torch = read_torch_version(facts.values(), proc)
+    parts = assign_parts(
+        facts, root, now_ticks=now_ticks(), named_workers=names_workers(torch), strays=strays
+    )
+    boot_s = boot_time_s()
+    members = tuple(
+        make_member(facts[pid], part, boot_s)
+        for pid, part in sorted(parts.items(), key=lambda entry: (facts[entry[0]].stat.start_ticks, entry[0]))
+    )
+    stat = facts[root].stat
+    uid = read_owner(root, parts, facts, proc)
+    return Job(
+        root=Identity(root, stat.start_ticks),
+        asked_pid=asked_pid,
+        members=members,
+        script=tell_script(parts, facts[root].program.label),
+        uid=uid,
+        user=user_name(uid),
+        start=started_at(stat.start_ticks, boot_s),
+        world_size=tell_world_size(parts.values()),
+        rank_source=tell_rank_source(parts.values()),
+        torch_version=torch,
+        python_version=tell_python_version(facts.values()),
+        remark=remark,
+        facts=facts,
+        parts=parts,
+    )
+
+
+def make_member(fact: Facts, part: Part, boot_s: float) -> Member:
+    """Join what a process says of itself with its part in the job."""
+    stat = fact.stat
+    return Member(
+        identity=Identity(stat.pid, stat.start_ticks),
+        parent=stat.parent,
+        role=part.role,
+        rank=part.rank,
+        local_rank=part.local_rank,
+        worker=part.worker,
+        rank_pid=part.rank_pid,
+        name=stat.name,
+        label=part.label,
+        started=started_at(stat.start_ticks, boot_s),
+        environment=pick_settings(fact.environ),
+    )
+
+
+def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[Setting, ...]]:
+    """Pick the variables that change training speed, by name; what may be a secret is hidden."""
+    if isinstance(environ, Missing):
+        return environ
+    return tuple(
+        Setting(name, HIDDEN if rate_name(name) else admit_text(value))
+        for name, value in sorted(environ.items())
+        if SHOWN_NAME.fullmatch(name)
+    )
+
+
+def tell_script(parts: Mapping[int, Part], default: str) -> str:
+    """Name what is trained: the script of the first rank, else ``default``."""
+    return next((part.label for part in parts.values() if part.role is Role.RANK), default)
+
+
+def tell_world_size(parts: Iterable[Part]) -> Applicable[int]:
+    """Return the largest world size that a rank tells."""
+    sizes = [part.world_size for part in parts if part.role is Role.RANK]
+    known = [size for size in sizes if is_known(size)]
+    if known:
+        return max(known)
+    return sizes[0] if sizes else Missing("no rank yet")
+
+
+def tell_rank_source(parts: Iterable[Part]) -> str:
+    """Say how the ranks were told, each way once."""
+    sources = dict.fromkeys(part.source for part in parts if part.role is Role.RANK)
+    return ", ".join(sources) or "no rank yet"
+
+
+def tell_python_version(facts: Iterable[Facts]) -> Known[str]:
+    """Return the Python version of the first process with torch, else of the first with Python."""
+    mapped = [fact.mapped for fact in facts if isinstance(fact.mapped, Mapped) and fact.mapped.python]
+    mapped.sort(key=lambda each: not each.torch)
+    return mapped[0].python if mapped else Missing("no Python library or program file is mapped")
+
+
+def read_torch_version(facts: Iterable[Facts], proc: str = PROC) -> Known[str]:
+    """Read the version of the torch that is mapped, without importing it.
+
+    From version.py beside the mapped library, through the target's own mounts, else from the
+    name of the dist-info folder.
+    """
+    facts = list(facts)
+    for fact in facts:
+        if isinstance(fact.mapped, Mapped) and fact.mapped.torch:
+            if fact.mapped.replaced:
+                return Missing("torch was replaced on disk since the start")
+            if not fact.mapped.torch.endswith("/torch/lib"):
+                return Missing("the mapped torch does not lie in a Python package")
+            package = os.path.dirname(fact.mapped.torch)
+            answer = read_within(_FILE_S, partial(_read_version, f"{proc}/{fact.stat.pid}/root{package}"))
+            return answer if isinstance(answer, Missing) else admit_text(answer, 64)
+    unread = [fact.mapped for fact in facts if fact.python and isinstance(fact.mapped, Missing)]
+    return next((why for why in unread if why != WORKER_UNREAD), NO_TORCH)
+
+
+def names_workers(version: Known[str]) -> bool:
+    """Tell whether this torch names its loader workers; an unknown version is taken for a recent one."""
+    numbers = _NUMBERS.match(version) if isinstance(version, str) else None
+    return numbers is None or tuple(map(int, numbers.groups())) >= NAMED_WORKERS_SINCE
+
+
+def read_owner(root: int, parts: Mapping[int, Part], facts: Mapping[int, Facts], proc: str = PROC) -> int:
+    """Return whose job it is: the user of its first rank that is Python with torch, else of its root.
+
+    Raises:
+        OSError: when the root is gone, and that rank with it or there is none.
+    """
+    ranks = [pid for pid, part in parts.items() if part.role is Role.RANK]
+    first = next((pid for pid in ranks if facts[pid].python and facts[pid].torch), root)
+    try:
+        return read_status(first, proc).uid
+    except OSError:
+        return read_status(root, proc).uid  # the rank ended meanwhile
+
+
+@lru_cache(maxsize=256)
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where it has none or its directory does not answer."""
+    try:
+        entry = read_within(_NAME_S, partial(pwd.getpwuid, uid))
+    except KeyError:
+        return str(uid)
+    return str(uid) if isinstance(entry, Missing) else admit_text(entry.pw_name, 64)
+
+
+def now_ticks() -> int:
+    """Return clock ticks since boot, the clock of field 22 of /proc/PID/stat."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
+
+
+def _read_version(package: str) -> str:
+    try:
+        found = _VERSION.search(
+            read_file(f"{package}/version.py", 1 << 16, os.O_NONBLOCK).decode(errors="replace")
+        )
+    except FileNotFoundError:
+        found = None
+    if found:
+        return found.group(1)
+    for name in os.listdir(os.path.dirname(package)):
+        if name.startswith("torch-") and name.endswith(".dist-info"):
+            return name[len("torch-") : -len(".dist-info")]
+    raise FileNotFoundError(2, "no version.py and no dist-info beside the mapped torch")
+
+
+def pids_of(members: Sequence[Member], *roles: Role) -> tuple[int, ...]:
+    """Return the PIDs of the members that have one of these roles, in their order."""
+    return tuple(one.identity.pid for one in members if one.role in roles)

@@ -1,0 +1,400 @@
+"""Follow the members of one job: births, deaths, exec, respawned workers, restarted ranks.
+
+Each second it reads the children of the main thread of every member through cached descriptors;
+every 5 s it looks at the processes that are new on this machine, for forks by other threads. A
+pidfd tells a death without polling and cannot be fooled by a reused PID.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+
+from tpmon.model.known import Known, is_known
+from tpmon.model.process import WORKER_NAME, Identity, Role
+from tpmon.probe.base.procread import (
+    PROC,
+    TICKS_PER_S,
+    Stat,
+    boot_time_s,
+    follow_boot_time_s,
+    has_ended,
+    list_pids,
+    read_file,
+    read_stat,
+    started_at,
+)
+from tpmon.probe.job.changes import Changes, Departure, standing_of
+from tpmon.probe.job.ending import open_pidfd, read_oom_victims, read_wait_status
+from tpmon.probe.job.facts import Facts, read_all_facts
+from tpmon.probe.job.job import (
+    Job,
+    Member,
+    make_member,
+    names_workers,
+    now_ticks,
+    read_torch_version,
+    tell_python_version,
+    tell_rank_source,
+    tell_script,
+    tell_world_size,
+)
+from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, Part, assign_parts
+from tpmon.probe.proc.files import NO_DESCRIPTOR, Shares, read_shares
+
+SCAN_EVERY_NS = 5_000_000_000
+FULL_SCAN_EVERY_NS = 60_000_000_000
+BIRTHS_PER_REFRESH = 64
+_CHILDREN_BYTES = 4096
+_FACTS_S = 0.2
+
+
+class _Watched:
+    """Hold the descriptors and the last facts of one process; shells inside the job have no part."""
+
+    __slots__ = ("children", "children_fd", "facts", "has_room", "identity", "parent", "pidfd", "told")
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.identity = Identity(facts.stat.pid, facts.stat.start_ticks)
+        self.parent = facts.stat.parent
+        self.told: tuple[Facts, Part, int, float] | None = None
+        """What the member was made from."""
+        self.children: bytes | None = None
+        self.children_fd = -1
+        self.pidfd = -1
+        self.has_room = False
+        """Whether it counts among those that may keep descriptors."""
+
+    def close(self) -> None:
+        for fd in (self.children_fd, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.children_fd = self.pidfd = -1
+
+
+class Membership:
+    """Keep the members of a job up to date; one thread owns it."""
+
+    def __init__(self, job: Job, proc: str = PROC, shares: Shares | None = None) -> None:
+        """Open descriptors for the members that ``find_job`` met; ``refresh`` does the rest.
+
+        Only as many members as ``shares`` allows have their own; the others' files are opened for
+        each look. By default it is a share of the descriptors that are free now.
+        """
+        self._proc = proc
+        self._room = (shares or read_shares()).members
+        self._job = job
+        self._boot_s = boot_time_s()
+        self._watched: dict[int, _Watched] = {}
+        self._parts: dict[int, Part] = dict(job.parts)
+        self._members: dict[int, Member] = {member.identity.pid: member for member in job.members}
+        self._departed: list[Departed] = []
+        self._ignored: set[int] = set()
+        self._seen: set[int] = set()
+        self._slow_ns = self._full_scan_ns = 0
+        self._has_children_files = True
+        self._undecided = True
+        self._root_replaced = False
+        self._poll = select.poll()
+        self._by_pidfd: dict[int, int] = {}
+        for pid, facts in job.facts.items():
+            if pid in job.parts or (facts.program.shell and facts.stat.parent in self._watched):
+                self._watch(facts)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Return the living members, oldest first."""
+        return self._job.members
+
+    @property
+    def job(self) -> Job:
+        """Return the job as it is now: its members and all that is told from them."""
+        return self._job
+
+    def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
+        """Look who was born, ended or changed since the last call; ``now_ns`` is CLOCK_MONOTONIC.
+
+        ``loops`` are the threads of training loops that are no main threads: they start the loader workers.
+        """
+        slow = not self._slow_ns or now_ns - self._slow_ns >= SCAN_EVERY_NS
+        self._slow_ns = now_ns if slow else self._slow_ns
+        ended = self._find_ended()
+        moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
+        before_s, self._boot_s = self._boot_s, follow_boot_time_s(self._boot_s)
+        if before_s != self._boot_s:
+            moved = True  # somebody set the wall clock, which tells when each of them started
+            self._job = replace(self._job, start=started_at(self._job.root.start_ticks, self._boot_s))
+        gone = [self._bury(watched) for watched in ended]
+        born = self._find_born(now_ns, loops, slow=slow)
+        if not (gone or born or moved or (slow and self._undecided)):
+            return Changes()
+        return self._recast(_find_oom_victims([departure for departure in gone if departure is not None]))
+
+    def close(self) -> None:
+        """Close every descriptor; the members stay as last seen."""
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
+        self._by_pidfd.clear()
+
+    def _watch(self, facts: Facts) -> None:
+        """Start to follow one process, with descriptors of its own while there are few enough."""
+        pid = facts.stat.pid
+        watched = self._watched[pid] = _Watched(facts)
+        if not self._room:
+            return
+        self._room -= 1
+        watched.has_room = True
+        with suppress(OSError):  # gone, or no descriptor left: it is opened anew each time
+            watched.children_fd = os.open(self._children_path(pid), os.O_RDONLY | os.O_CLOEXEC)
+        if self._proc == PROC:
+            watched.pidfd = open_pidfd(pid)
+            if watched.pidfd < 0:
+                return  # its stat line will tell
+            self._poll.register(watched.pidfd, select.POLLIN)
+            self._by_pidfd[watched.pidfd] = pid
+
+    def _find_ended(self) -> list[_Watched]:
+        """List the members that have ended; a zombie has."""
+        ended = [self._watched[self._by_pidfd[fd]] for fd, _ in self._poll.poll(0)]
+        for pid, watched in self._watched.items():
+            if watched.pidfd < 0 and self._has_ended(pid, watched.identity):
+                ended.append(watched)
+        return ended
+
+    def _has_ended(self, pid: int, identity: Identity) -> bool:
+        try:
+            stat = read_stat(pid, self._proc)
+        except OSError as error:
+            return error.errno not in NO_DESCRIPTOR
+        return has_ended(stat.state, stat.threads) or stat.start_ticks != identity.start_ticks
+
+    def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
+        """Look again at members that may have become something else; True when one has.
+
+        These are the young, the children of those that ended, and every 5 s all. One whose PID
+        turns out to be another process's is added to ``ended``. ``retry`` reads again what did not
+        answer.
+        """
+        dead = {watched.identity.pid for watched in ended}
+        now = now_ticks()
+        again: list[Stat] = []
+        moved = False
+        for pid, watched in self._watched.items():
+            before = watched.facts
+            age_s = (now - watched.identity.start_ticks) / TICKS_PER_S
+            unnamed = not before.stat.name.startswith(WORKER_NAME)
+            if pid in dead or not (slow or before.stat.parent in dead or (unnamed and age_s < YOUNG_S)):
+                continue
+            stat = self._read_stat(pid)
+            if stat is None:
+                continue  # it ends just now
+            if stat.start_ticks != watched.identity.start_ticks:
+                ended.append(watched)
+                continue
+            moved = moved or stat.parent != watched.parent
+            watched.parent = stat.parent
+            if before.is_stale(stat, age_s, retry=retry):
+                again.append(replace(stat, parent=before.stat.parent))
+        for pid, facts in self._read_facts(again).items():
+            watched = self._watched[pid]
+            replaced = watched.facts.is_replaced(facts.stat)
+            self._root_replaced |= replaced and pid == self._job.root.pid
+            moved = moved or replaced or not facts.says_the_same(watched.facts)
+            watched.facts = facts
+        return moved
+
+    def _bury(self, watched: _Watched) -> Departure | None:
+        """Stop to follow a process that ended; None when it was no member."""
+        pid = watched.identity.pid
+        wait_status = read_wait_status(watched.identity, watched.pidfd, self._proc)
+        if watched.pidfd >= 0:
+            self._poll.unregister(watched.pidfd)
+            del self._by_pidfd[watched.pidfd]
+        watched.close()
+        self._room += watched.has_room
+        del self._watched[pid]
+        self._seen.discard(pid)  # its number may be another's by now, also under the same parent
+        if (parent := self._watched.get(watched.facts.stat.parent)) is not None:
+            parent.children = None
+        part = self._parts.pop(pid, None)
+        if part is not None and is_known(part.starter):
+            self._departed.append(Departed(part.starter, watched.identity))
+        member = self._members.pop(pid, None)
+        return None if member is None else Departure(member, wait_status)
+
+    def _find_born(self, now_ns: int, loops: Mapping[Identity, int], *, slow: bool) -> bool:
+        """Start to follow the new descendants of the members; True when there are any.
+
+        At most 64 a call; the others are met at the next one if they still live.
+        """
+        born: set[int] = set()
+        for pid, watched in self._watched.items():
+            children = self._read_children(pid, watched.children_fd)
+            if watched.identity in loops:
+                children += b" " + self._read_children(pid, -1, loops[watched.identity])
+            if children != watched.children:
+                watched.children = children
+                born.update(map(int, children.split()))
+        stats = self._scan(now_ns) if slow or not self._has_children_files else {}
+        room = BIRTHS_PER_REFRESH
+        followed = False
+        while room > 0:
+            born -= self._watched.keys() | self._ignored
+            born |= {
+                pid for pid, stat in stats.items() if stat.parent in self._watched
+            } - self._watched.keys()
+            met = [stat for pid in sorted(born) if (stat := stats.pop(pid, None) or self._read_stat(pid))]
+            self._ignored.update(stat.pid for stat in met if has_ended(stat.state, stat.threads))
+            met = [stat for stat in met if stat.pid not in self._ignored]
+            for stat in met[room:]:
+                self._postpone(stat)
+            if not met:
+                break
+            born = set()
+            for pid, facts in self._read_facts(met[:room]).items():
+                if facts.program.boundary:
+                    self._ignored.add(pid)
+                    continue
+                self._watch(facts)
+                followed = True
+                watched = self._watched[pid]
+                watched.children = self._read_children(pid, watched.children_fd)
+                born.update(map(int, watched.children.split()))
+            room -= len(met)
+        return followed
+
+    def _postpone(self, stat: Stat) -> None:
+        """Meet a process again at the next call."""
+        self._seen.discard(stat.pid)
+        if stat.parent in self._watched:
+            self._watched[stat.parent].children = None
+
+    def _is_full_scan_due(self, now_ns: int) -> bool:
+        return not self._full_scan_ns or now_ns - self._full_scan_ns >= FULL_SCAN_EVERY_NS
+
+    def _scan(self, now_ns: int) -> dict[int, Stat]:
+        """Read the stat lines of processes that are new on this machine, once a minute of all."""
+        full = self._is_full_scan_due(now_ns)
+        pids = set(list_pids(self._proc))
+        fresh = pids if full else pids - self._seen
+        self._seen = pids
+        self._full_scan_ns = now_ns if full else self._full_scan_ns
+        self._ignored &= pids
+        stats = [self._read_stat(pid) for pid in sorted(fresh - self._watched.keys() - self._ignored)]
+        return {stat.pid: stat for stat in stats if stat is not None and not stat.kernel}
+
+    def _recast(self, gone: list[Departure]) -> Changes:
+        """Tell all parts anew and compare with the last ones."""
+        facts = {pid: watched.facts for pid, watched in self._watched.items()}
+        torch = self._job.torch_version
+        if not is_known(torch):
+            torch = read_torch_version(facts.values(), self._proc)
+        starters = {part.starter for part in self._parts.values()}
+        self._departed = [each for each in self._departed if each.starter in starters]
+        self._parts = assign_parts(
+            facts,
+            self._job.root.pid,
+            now_ticks=now_ticks(),
+            named_workers=names_workers(torch),
+            previous=self._parts,
+            departed=self._departed,
+        )
+        before = self._members
+        self._members = {
+            pid: self._make_member(self._watched[pid], before.get(pid))
+            for pid in sorted(self._parts, key=lambda pid: _birth(facts[pid].stat))
+        }
+        self._undecided = not is_known(torch) or any(
+            part.label == STARTING
+            or (part.role is Role.WORKER and not facts[pid].stat.name.startswith(WORKER_NAME))
+            for pid, part in self._parts.items()
+        )
+        self._tell_job(facts, torch)
+        root = self._watched.get(self._job.root.pid)
+        runs = root.facts.program.label if root is not None and self._root_replaced else ""
+        self._root_replaced = False
+        return Changes(
+            root_runs=runs,
+            born=tuple(member for pid, member in self._members.items() if pid not in before),
+            gone=tuple(gone),
+            changed=tuple(
+                member
+                for pid, member in self._members.items()
+                if pid in before and standing_of(member) != standing_of(before[pid])
+            ),
+        )
+
+    def _make_member(self, watched: _Watched, before: Member | None) -> Member:
+        """Make the member of a process, or return the one from before when nothing differs."""
+        told = (watched.facts, self._parts[watched.identity.pid], watched.parent, self._boot_s)
+        if before is not None and watched.told == told:
+            return before
+        watched.told = told
+        return replace(make_member(watched.facts, told[1], self._boot_s), parent=watched.parent)
+
+    def _tell_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
+        """Bring what is told from the members up to date; what no member tells any more stays."""
+        members = tuple(self._members.values())
+        job = replace(self._job, members=members, torch_version=torch, facts=facts)
+        if any(part.role is Role.RANK for part in self._parts.values()):
+            job = replace(
+                job,
+                script=tell_script(self._parts, job.script),
+                world_size=tell_world_size(self._parts.values()),
+                rank_source=tell_rank_source(self._parts.values()),
+            )
+        if not is_known(job.python_version):
+            job = replace(job, python_version=tell_python_version(facts.values()))
+        self._job = job
+
+    def _read_facts(self, stats: Iterable[Stat]) -> dict[int, Facts]:
+        return read_all_facts(stats, self._proc, each_s=_FACTS_S, all_s=2 * _FACTS_S)
+
+    def _read_stat(self, pid: int) -> Stat | None:
+        try:
+            return read_stat(pid, self._proc)
+        except OSError:
+            return None
+
+    def _children_path(self, pid: int, tid: int = 0) -> str:
+        return f"{self._proc}/{pid}/task/{tid or pid}/children"
+
+    def _read_children(self, pid: int, fd: int, tid: int = 0) -> bytes:
+        """Read the children of a thread, by default the main one; empty for a process that is gone.
+
+        Of a dead process the kernel reports neither an error nor children (fs/proc/array.c).
+        """
+        if not self._has_children_files:
+            return b""
+        try:
+            if fd < 0:
+                return read_file(self._children_path(pid, tid))
+            parts = [os.pread(fd, _CHILDREN_BYTES, 0)]
+            while len(parts[-1]) == _CHILDREN_BYTES:
+                parts.append(os.pread(fd, _CHILDREN_BYTES, len(parts) * _CHILDREN_BYTES))
+            return b"".join(parts)
+        except FileNotFoundError:
+            # without CONFIG_PROC_CHILDREN the file is missing while the thread is there
+            self._has_children_files = not os.path.isdir(f"{self._proc}/{pid}/task/{tid or pid}")
+        except OSError:
+            pass  # gone
+        return b""
+
+
+def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
+    """Mark those that the kernel log says were killed for memory; it is read for SIGKILL alone."""
+    if not any(each.wait_status == signal.SIGKILL and each.member.role is not Role.HELPER for each in gone):
+        return gone
+    victims = read_oom_victims()
+    return [replace(each, oom_victim=each.member.identity.pid in victims) for each in gone]
+
+
+def _birth(stat: Stat) -> tuple[int, int]:
+    return stat.start_ticks, stat.pid

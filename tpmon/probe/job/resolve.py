@@ -1,0 +1,367 @@
+"""Find the job around a PID, whichever member is named, and refuse what is no training job.
+
+A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
+Python process above it that maps torch, and its descendants. What maps torch and only started a
+launcher, or another program that trains, is above the job. The walk ends at boundaries
+(``programs.Program``): what one person typed into one shell stays as many jobs as it was. Ranks
+of one run that no launcher stands above any more are one job all the same (``strays``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from tpmon.errors import (
+    LateStartError,
+    NoTargetError,
+    NotPermittedError,
+    StartingError,
+    TpmonError,
+    UsageError,
+)
+from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.process import Identity
+from tpmon.model.results.doctor import point_to
+from tpmon.probe.base.each_process import each_process
+from tpmon.probe.base.limits import explain_limit
+from tpmon.probe.base.procread import (
+    PROC,
+    TICKS_PER_S,
+    has_ended,
+    in_first_pid_namespace,
+    list_pids,
+    read_stat,
+    read_status,
+    read_table,
+)
+from tpmon.probe.job.discovery import Sight, ancestry, choose_root, survey
+from tpmon.probe.job.facts import IMPORT_S, Facts
+from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.job.leaderless import find_left
+from tpmon.probe.job.roles import YOUNG_S
+from tpmon.probe.job.strays import LAUNCHER_GONE, read_meeting
+from tpmon.probe.proc.access import read_caller, read_group
+from tpmon.probe.proc.files import require_descriptors
+from tpmon.probe.proc.remedies import call_as_user, call_with_capability
+
+_MOST_NAMED = 8
+_SLURM_JOB = "SLURM_JOB_ID"
+_LIST_JOBS = "tpmon ps lists the training jobs of this machine"
+
+
+def find_job(pid: int, proc: str = PROC) -> Job:
+    """Find the job around ``pid``: a member of it, one of its threads, or its PID in a container.
+
+    Raises:
+        NoTargetError: when there is no such process or it belongs to no training job.
+        NotPermittedError: when this user may not read it.
+        UsageError: when tpmon may not open enough files.
+    """
+    require_descriptors()
+    try:
+        asked, remark = _resolve(pid, proc)
+        return _find_job(asked, proc, remark)
+    except OSError as error:
+        raise NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS) from error
+
+
+def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
+    """Find the job around the first of its processes that is still there.
+
+    Never by a number alone: one that is free again may by now be that of a process in a container.
+
+    Raises:
+        NoTargetError: when none of them is there any more.
+        NotPermittedError: when this user may not read it.
+        UsageError: when tpmon may not open enough files.
+    """
+    for one in processes:
+        with suppress(OSError):  # it is gone: another may be there
+            stat = read_stat(one.pid, proc)
+            if stat.start_ticks == one.start_ticks and not has_ended(stat.state, stat.threads):
+                return find_job(one.pid, proc)
+    raise NoTargetError("none of the processes that were watched is there any more", _LIST_JOBS)
+
+
+def find_only_job(proc: str = PROC) -> Job:
+    """Find the only training job that this user runs on this machine; under sudo, also who called it.
+
+    Of several the one of the Slurm job that tpmon itself runs in: two of a user may share a node.
+
+    Raises:
+        NoTargetError: when there is none, or it is not known whether it is the only one.
+        UsageError: when there are several, or tpmon may not open enough files.
+    """
+    require_descriptors()
+    jobs, unanswered = _find_own_jobs(proc)
+    slurm_job = os.environ.get(_SLURM_JOB, "")
+    jobs = [job for job in jobs if slurm_job and _is_in(slurm_job, job)] or jobs
+    if len(jobs) > 1:
+        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
+        more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
+        raise UsageError(
+            f"this user runs {len(jobs)} training jobs here: {names}{more}",
+            "tpmon ps tells them apart; then a PID in place of --job",
+        )
+    if unanswered:
+        named = ", ".join(map(str, unanswered[:_MOST_NAMED]))
+        raise NoTargetError(
+            f"not every process could be read in time, so another job may be among them: {named}",
+            "--job again, or tpmon ps and a PID in place of --job",
+        )
+    if not jobs:
+        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
+    return jobs[0]
+
+
+def _is_in(slurm_job: str, job: Job) -> bool:
+    """Tell whether a training job runs in a Slurm job, by the start environment of its processes."""
+    return any(known_or(one.environ, {}).get(_SLURM_JOB) == slurm_job for one in job.facts.values())
+
+
+def find_own_jobs(proc: str = PROC) -> list[Job]:
+    """Find the jobs that this user runs on this machine, oldest first; under sudo, also who called it."""
+    return _find_own_jobs(proc)[0]
+
+
+def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
+    """Find this user's jobs, and the processes of this user that did not answer and are in none of them."""
+    users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
+    table = read_table(proc)
+    found = survey(Sight(table, proc))
+    read = each_process(
+        found.roots, lambda tops: assemble_job(tops[0], tops[0], table, proc, strays=tops[1:])
+    )
+    jobs = [job for job in read.values() if is_known(job) and job.uid in users]
+    odd = [tops[0] for tops, job in read.items() if isinstance(job, Missing)]
+    unanswered = {*found.unanswered, *odd}.difference(*(job.facts for job in jobs))
+    return jobs, [pid for pid in sorted(unanswered) if _is_of(pid, users, proc)]
+
+
+def _is_of(pid: int, users: Container[int], proc: str) -> bool:
+    try:
+        return read_status(pid, proc).uid in users
+    except OSError:
+        return False  # it ended meanwhile
+
+
+def _find_job(pid: int, proc: str, remark: str) -> Job:
+    table = read_table(proc)
+    if pid not in table:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    sight = Sight(table, proc)
+    root = choose_root(pid, sight)
+    fact = sight.get(pid)
+    stat = table[pid]
+    if root is None and fact is not None and (below := _find_only_below(pid, sight)):
+        root = below
+        remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
+    if fact is None or stat.kernel or has_ended(stat.state, stat.threads) or root is None:
+        raise _refuse(pid, sight)
+    top = sight.get(root)
+    for each in (fact, top):
+        if each is not None and each.python and each.denied:
+            raise _deny(each, proc, _find_readable_above(pid, sight))
+    root, *strays = _find_strays(root, sight)
+    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
+    if job.torch_version == NO_TORCH:
+        raise _refuse_untrained(job)
+    # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
+    if fact.denied and not any(one.python and one.torch and not one.denied for one in job.facts.values()):
+        raise _deny(fact, proc)
+    if not remark and LAUNCHER_GONE in job.rank_source:
+        job = replace(job, remark=_say_launcher_gone((root, *strays)))
+    return job
+
+
+def _say_launcher_gone(tops: Sequence[int]) -> str:
+    """Say that ranks live on without their launcher, and which processes they are."""
+    named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
+    if len(tops) == 1:
+        return f"the launcher of this job is gone; one rank lives on here: {named}"
+    return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
+
+
+def _find_only_below(pid: int, sight: Sight) -> int | None:
+    """Return the root of the one job that a process with torch started which does not train itself."""
+    fact = sight.get(pid)
+    if fact is None or not (fact.python and fact.torch and sight.wraps(pid)):
+        return None
+    below = [roots[0] for roots in survey(sight).roots if pid in ancestry(roots[0], sight.table)]
+    return below[0] if len(below) == 1 else None
+
+
+def _find_strays(root: int, sight: Sight) -> tuple[int, ...]:
+    """Return ``root``, or all the roots of its job where no launcher stands above its ranks."""
+    fact = sight.get(root)
+    if fact is None or fact.program.launcher or read_meeting(fact, sight.proc) is None:
+        return (root,)
+    return next((group for group in survey(sight).roots if root in group), (root,))
+
+
+def _resolve(pid: int, proc: str) -> tuple[int, str]:
+    """Translate what was asked into a process of ours: a thread's process, a PID inside a container.
+
+    Raises:
+        NoTargetError: when nothing here goes by that number, or more than one process does.
+        NotPermittedError: when it is there but hidden.
+    """
+    try:
+        group = read_status(pid, proc).thread_group
+    except OSError:
+        pass
+    else:
+        return group, "" if group == pid else f"{pid} is a thread of process {group}"
+    inside = _find_inside(pid, proc)
+    if len(inside) == 1:
+        return inside[0], f"PID {pid} in its container is {inside[0]} here"
+    if inside:
+        names = ", ".join(map(str, inside[:8]))
+        raise NoTargetError(
+            f"no process {pid} here, and {len(inside)} processes go by it in their containers: {names}",
+            f"tpmon attach {inside[0]}",
+        )
+    if proc == PROC and _is_hidden(pid):
+        offer = _offer(call_with_capability(read_caller(proc), f"attach {pid}"))
+        raise NotPermittedError(
+            f"process {pid} is hidden from this user (hidepid)",
+            point_to(f"{offer}run as its user", "hidepid"),
+        )
+    if proc == PROC and not in_first_pid_namespace():
+        raise NoTargetError(
+            f"no process {pid} in this container; outside it the numbers are others", _LIST_JOBS
+        )
+    raise NoTargetError(f"no process {pid} on this machine", _LIST_JOBS)
+
+
+def _find_inside(pid: int, proc: str) -> list[int]:
+    """List the processes of ours that go by ``pid`` in a PID namespace below ours."""
+    inside = each_process(list_pids(proc), lambda at: pid in read_status(at, proc).ns_pids[1:])
+    return [at for at, goes_by_it in inside.items() if goes_by_it is True]
+
+
+def _is_hidden(pid: int) -> bool:
+    """Tell whether a process exists that /proc does not show; signal 0 is sent to nobody (kill(2))."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+def _find_readable_above(pid: int, sight: Sight) -> int:
+    """Return the nearest process above that trains and may be read, such as the rank of a worker; else 0."""
+    for at in list(ancestry(pid, sight.table))[1:]:
+        fact = sight.get(at)
+        if fact is None or fact.program.boundary:
+            break
+        if fact.python and fact.torch and not fact.denied:
+            return at
+    return 0
+
+
+def _deny(fact: Facts, proc: str, readable: int = 0) -> NotPermittedError:
+    """Refuse a process that may not be read; ``readable`` is one of the same job that may, 0 for none."""
+    pid = fact.stat.pid
+    uid = read_status(pid, proc).uid
+    if readable and readable != pid:
+        return NotPermittedError(
+            f"process {pid} may not be read by this user, but {readable} of the same job may",
+            f"tpmon attach {readable}",
+        )
+    caller = read_caller(proc)
+    if uid != caller.uid:
+        user = user_name(uid)
+        command = call_as_user(caller, uid, read_group(pid, proc), f"attach {pid}")
+        return NotPermittedError(
+            f"process {pid} belongs to user {user}; this user may not read it",
+            f"{_offer(command)}run tpmon as {user}; tpmon doctor {pid} says more",
+        )
+    command = call_with_capability(caller, f"attach {pid}")
+    mostly = f"; mostly {command}" if command else ""
+    return NotPermittedError(
+        f"process {pid} runs as this user but may not be read: it is not dumpable, or has more capabilities",
+        f"tpmon doctor {pid} says what would permit it{mostly}",
+    )
+
+
+def _offer(command: str) -> str:
+    """Return a command before another way; nothing where there is none."""
+    place, comment, where = command.partition("  # ")
+    said = f"{place} ({where})" if comment else place
+    return f"{said}, or " if said else ""
+
+
+def _refuse(pid: int, sight: Sight) -> TpmonError:
+    """Say why a process that is there belongs to no training job, and which one may be meant."""
+    stat = sight.table[pid]
+    fact = sight.get(pid)
+    try_this = _suggest(pid, sight)
+    if has_ended(stat.state, stat.threads):
+        parent = sight.table.get(stat.parent)
+        waits_for = f"{stat.parent} ({parent.name})" if parent else str(stat.parent)
+        return NoTargetError(
+            f"process {pid} ({stat.name}) has ended; its parent {waits_for} has not noticed", try_this
+        )
+    if left := find_left(pid, proc=sight.proc):
+        return NoTargetError(f"process {pid} ({stat.name}): {left.words}", try_this)
+    if stat.kernel:
+        return NoTargetError(f"process {pid} ({stat.name}) is a kernel thread", try_this)
+    if fact is None:
+        return NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS)
+    label = fact.program.label
+    age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
+    if not fact.python:
+        young = StartingError if age_s < YOUNG_S else LateStartError  # a shell before it becomes Python
+        return young(f"process {pid} ({label}) is not Python", try_this, (pid, stat.start_ticks))
+    if fact.denied:
+        return _deny(fact, sight.proc)
+    if isinstance(fact.mapped, Missing):
+        if limit := explain_limit(RuntimeError(fact.mapped.reason)):
+            return limit
+        return NoTargetError(
+            f"process {pid} ({label}) does not say whether it has torch: {fact.mapped.reason}", try_this
+        )
+    if fact.torch:
+        return NoTargetError(
+            f"process {pid} ({label}) does not train, and did not start just one job", try_this
+        )
+    if try_this == _LIST_JOBS:
+        try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
+    young = StartingError if age_s < IMPORT_S else LateStartError
+    return young(f"process {pid} ({label}) is Python without torch (yet)", try_this, (pid, stat.start_ticks))
+
+
+def _refuse_untrained(job: Job) -> NoTargetError:
+    root = job.root.pid
+    name = job.members[0].label if job.members else job.script
+    if name == "srun":
+        return NoTargetError(
+            f"process {root} (srun) only waits: its tasks run below slurmstepd on their own nodes",
+            "tpmon ps on the node of a task",
+        )
+    return StartingError(
+        f"process {root} ({name}) is a launcher, but nothing below it is Python with torch (yet)",
+        f"when its import is done, tpmon attach {root} again; {_LIST_JOBS}",
+        (root, job.root.start_ticks),
+    )
+
+
+def _suggest(pid: int, sight: Sight) -> str:
+    """Name the jobs that may be meant: above a zombie, below it, or by this number in a container."""
+    table = sight.table
+    roots = (root for group in survey(sight).roots for root in group)
+    meant = [root for root in roots if pid in ancestry(root, table)]
+    above = choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
+    if above is not None:
+        meant.append(above)
+    inside = [at for at in _find_inside(pid, sight.proc) if at in table and choose_root(at, sight)]
+    names = [f"{at} (which is {pid} in its container)" for at in inside[:4]]
+    names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
+    return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS

@@ -1,0 +1,165 @@
+"""Tell what stands around a process of a job: its children, its workers, what it merely starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tpmon.model.known import is_known
+from tpmon.model.process import WORKER_NAME
+from tpmon.probe.job.facts import Facts
+from tpmon.probe.job.places import Place
+from tpmon.probe.job.programs import FORKSERVER, parse_command
+
+COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")
+_TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
+
+
+def is_given_place(child: Place | None, own: Place | None) -> bool:
+    """Tell whether a process gave its child a place, and not merely passed on the one it has itself.
+
+    A shell in a step of Slurm (``srun --pty bash``) and the container of a pod carry a place in a
+    smaller world than that of the ranks that a program in them starts.
+    """
+    return child is not None and (own is None or (child.world_size or 0) > (own.world_size or 1))
+
+
+def starts_ranks(starter: Facts, children: Iterable[Facts]) -> bool:
+    """Tell whether a process gave at least two children different places."""
+    own = starter.place
+    places = [place for child in children if (place := child.place) and is_given_place(place, own)]
+    return len({(place.rank, place.local_rank) for place in places}) > 1
+
+
+class Family:
+    """Hold the processes of a job, or of the part of a machine below one process, by parentage."""
+
+    def __init__(self, facts: Mapping[int, Facts], *, named_workers: bool = True) -> None:
+        """Sort ``facts`` by parentage and birth; ``named_workers`` as in ``roles.assign_parts``."""
+        self.facts = facts
+        self.named_workers = named_workers
+        self.programs = {pid: fact.program for pid, fact in facts.items()}
+        self._children: dict[int, list[int]] = {}
+        for pid in sorted(facts, key=self.birth):
+            self._children.setdefault(facts[pid].stat.parent, []).append(pid)
+
+    def birth(self, pid: int) -> tuple[int, int]:
+        """Return what sorts processes by age, the oldest first."""
+        return self.facts[pid].stat.start_ticks, pid
+
+    def children(self, pid: int) -> list[int]:
+        """List the children of a process, the oldest first."""
+        return self._children.get(pid, [])
+
+    def place(self, pid: int) -> Place | None:
+        """Return the place that the start environment of a process tells."""
+        return self.facts[pid].place
+
+    def placed(self, pid: int) -> list[int]:
+        """List the Python children to which a process gave a place."""
+        own = self.place(pid)
+        return [kid for kid in self.pythons(pid) if is_given_place(self.place(kid), own)]
+
+    def starts_ranks(self, pid: int) -> bool:
+        """Tell whether a process gave at least two Python children different places."""
+        return starts_ranks(self.facts[pid], [self.facts[kid] for kid in self.pythons(pid)])
+
+    def in_group(self, pid: int) -> bool:
+        """Tell whether the process has threads of a process group (gloo, NCCL)."""
+        return any(name.startswith(COMM_THREADS) for name in self.facts[pid].thread_names)
+
+    def has_workers(self, pid: int, *, named: bool = False) -> bool:
+        """Tell whether a process has loader workers; with torch before 2.5, any forked child is one."""
+        if any(
+            self._is_worker(kid) for nurse in (pid, *self.forkservers(pid)) for kid in self.children(nurse)
+        ):
+            return True
+        return not (named or self.named_workers) and bool(self.sprung(pid))
+
+    def is_forkserver(self, pid: int) -> bool:
+        """Tell whether a process is the fork server of multiprocessing."""
+        program = self.programs.get(pid)
+        return program is not None and program.service == FORKSERVER
+
+    def forkservers(self, pid: int) -> list[int]:
+        """List the fork servers of a process."""
+        return [kid for kid in self.children(pid) if self.is_forkserver(kid)]
+
+    def sprung(self, pid: int) -> list[int]:
+        """List what multiprocessing started for a process: spawned, forked, or by its fork server."""
+        argv = self.facts[pid].argv
+        own = [
+            kid
+            for kid in self.children(pid)
+            if not self.is_forkserver(kid)
+            and (self.programs[kid].spawned or (argv and self.facts[kid].argv == argv))
+        ]
+        nursed = [kid for nurse in self.forkservers(pid) for kid in self.children(nurse)]
+        return [kid for kid in own + nursed if not self._is_worker(kid)]
+
+    def active(self, pid: int) -> list[int]:
+        """List what multiprocessing started for a process and what trains by itself."""
+        return [kid for kid in self.sprung(pid) if self.in_group(kid) or self.has_workers(kid)]
+
+    def pythons(self, pid: int) -> list[int]:
+        """List the Python children of a process, also those behind a shell; no services, no workers."""
+        found: list[int] = []
+        for kid in self.children(pid):
+            fact, program = self.facts[kid], self.programs[kid]
+            if program.boundary or program.service or self._is_worker(kid):
+                continue
+            if program.shell:
+                found += self.pythons(kid)
+            elif fact.python and not program.compiles:
+                found.append(kid)
+        return found
+
+    def wraps(self, pid: int) -> bool:
+        """Tell whether a Python process only stands above what trains.
+
+        One without torch above one with it (``conda run``), or one with torch that shows no sign of
+        training itself and started a launcher, or another program that does (``yolo train``, a sweep).
+        """
+        if not self.facts[pid].torch:
+            below = self.children(pid)
+            return not self.starts_ranks(pid) and any(
+                self.facts[kid].torch or self.wraps(kid) for kid in below
+            )
+        environ = self.facts[pid].environ
+        # Where RANK is given, the names of the threads are not read, and nothing can be told from them.
+        if (is_known(environ) and "RANK" in environ) or self._trains(pid) or self.placed(pid):
+            return False
+        return any(self._leads_to_training(kid, pid) for kid in self.children(pid))
+
+    def _leads_to_training(self, pid: int, parent: int) -> bool:
+        """Tell whether a process is a launcher or a program of its own that trains, or leads to one."""
+        fact, program = self.facts[pid], self.programs[pid]
+        if program.launcher:
+            return True
+        if program.boundary or program.service or program.compiles or self._is_worker(pid):
+            return False
+        if fact.python and fact.torch:
+            trains = self._trains(pid)
+            if self._is_program(pid, parent) and (trains or self.active(pid) or self.starts_ranks(pid)):
+                return True
+            if trains:
+                return False
+        return any(self._leads_to_training(kid, pid) for kid in self.children(pid))
+
+    def _is_program(self, pid: int, parent: int) -> bool:
+        """Tell whether a Python process was started as a program and not by multiprocessing.
+
+        Some that multiprocessing forks give themselves a title in the place of their command line.
+        """
+        fact, above = self.facts[pid], self.facts[parent]
+        forked = fact.argv == above.argv or (fact.stat.image and fact.stat.image == above.stat.image)
+        how = parse_command(fact.argv).how
+        return how in ("script", "module", "code") and not self.programs[pid].spawned and not forked
+
+    def _trains(self, pid: int) -> bool:
+        """Tell whether a process has threads or workers that only training needs."""
+        return any(
+            name.startswith(_TRAINING_THREADS) for name in self.facts[pid].thread_names
+        ) or self.has_workers(pid)
+
+    def _is_worker(self, pid: int) -> bool:
+        return self.facts[pid].stat.name.startswith(WORKER_NAME)

@@ -1,0 +1,1 @@
+"""Read the queues of DataLoaders from outside."""

@@ -1,0 +1,1 @@
+"""Read /proc: processes, threads, memory, waits, and what they wait for."""

@@ -1,0 +1,281 @@
+"""Find out why the kernel lets nobody look into a process, and say what would change it.
+
+Reading another process's memory needs PTRACE_MODE_ATTACH (ptrace(2)): the same user, CAP_SYS_PTRACE
+where Yama or a container takes that away, and a process that did not protect itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.results.doctor import NOT_PERMITTED, point_to
+from tpmon.model.text.redaction import admit_text
+from tpmon.own_command import own_program
+from tpmon.probe.base.environment import read_place
+from tpmon.probe.base.procread import read_file, read_status
+from tpmon.probe.proc.memory_trial import try_memory
+from tpmon.probe.proc.remedies import (
+    ADD_CAPABILITY,
+    USUAL,
+    Caller,
+    administer,
+    call_as_user,
+    call_with_capability,
+    pass_yama,
+    start_with,
+)
+from tpmon.probe.proc.unreadable_python import find_unreadable
+
+CAP_SYS_PTRACE = 19  # linux/capability.h
+OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of it"
+UNCONFINED = "docker run --security-opt apparmor=unconfined"
+UNLABELLED = "docker run --security-opt label=disable"
+LET_PTRACE = "setsebool deny_ptrace off"
+_FORBIDS_NOTHING = (" (unconfined)", " (complain)")
+"""Modes of an AppArmor profile (apparmor(7)); complain only writes down what it would forbid."""
+_DENY_PTRACE = "/sys/fs/selinux/booleans/deny_ptrace"
+_ALL_USERS = "0 0 4294967295"
+_NOT_READ = Missing("not read")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Hold what decides whether one process may be looked into.
+
+    ``call_works``: process_vm_readv works at all, tried on tpmon itself. ``dumpable``: the process did
+    not protect itself. ``confined``: the name of a security profile that binds tpmon, "" for none.
+    """
+
+    ptrace_scope: Known[int]
+    own_uid: int
+    uid: Known[int]
+    may_ptrace: bool
+    call_works: bool = True
+    dumpable: Known[bool] = _NOT_READ
+    confined: str = ""
+    more_capabilities: bool = False
+    """The process has capabilities that tpmon has not."""
+    all_users: bool = True
+    """tpmon is in no user namespace of its own, where its capabilities would end."""
+    gid: int = 0
+    """The group of the process, which whoever becomes its user takes on as well."""
+    caller: Caller = USUAL
+    deny_ptrace: bool = False
+    """SELinux forbids all looking into processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Say why a process may not be looked into, and the one command that would change it; "" for none."""
+
+    why: str
+    fix: str
+
+
+def parse_field(status: bytes, name: bytes) -> bytes:
+    """Return the text of one line of /proc/PID/status; b"" where there is no such line."""
+    for line in status.splitlines():
+        if line.startswith(name + b":"):
+            return line[len(name) + 1 :].strip()
+    return b""
+
+
+def parse_capabilities(status: bytes, name: bytes = b"CapEff") -> int:
+    """Return a set of capabilities of /proc/PID/status as a bit mask; 0 where it is not there."""
+    text = parse_field(status, name)
+    return int(text, 16) if text else 0
+
+
+def parse_capability(status: bytes, number: int) -> bool:
+    """Tell from /proc/PID/status whether capability ``number`` is effective."""
+    return bool(parse_capabilities(status) >> number & 1)
+
+
+def parse_tracer(status: bytes) -> int:
+    """Return TracerPid of /proc/PID/status; 0 when nobody traces the process."""
+    return int(parse_field(status, b"TracerPid") or 0)
+
+
+def parse_profile(attribute: bytes) -> str:
+    """Return the AppArmor or SELinux name of /proc/PID/attr/current; "" for one that forbids nothing."""
+    text = admit_text(attribute.rstrip(b"\0\n ").decode("utf-8", "replace"), 100)
+    harmless = text in ("unconfined", "kernel") or "unconfined_t" in text or text.endswith(_FORBIDS_NOTHING)
+    return "" if harmless else text
+
+
+def read_profile(proc: str = "/proc") -> str:
+    """Return the name of the security profile that binds tpmon; "" for none."""
+    try:
+        return parse_profile(read_file(f"{proc}/self/attr/current", 4096))
+    except OSError:
+        return ""  # a kernel without such a module
+
+
+def read_deny_ptrace(path: str = _DENY_PTRACE) -> bool:
+    """Tell whether SELinux forbids all looking; its file holds the present value and the pending one."""
+    try:
+        return read_file(path, 64).strip()[:1] == b"1"
+    except OSError:
+        return False  # no SELinux
+
+
+def read_ptrace_scope(proc: str = "/proc") -> Known[int]:
+    """Return kernel.yama.ptrace_scope."""
+    try:
+        return int(read_file(f"{proc}/sys/kernel/yama/ptrace_scope", 16))
+    except (OSError, ValueError):
+        return Missing("this kernel has no Yama")
+
+
+def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
+    """Tell whether a process lets others of its user look into it (PR_SET_DUMPABLE).
+
+    The files of one that does not belong to root in /proc (proc(5)), so of root's own nothing is told.
+    """
+    try:
+        uid = read_status(pid, proc).uid
+        owner = os.stat(f"{proc}/{pid}/environ").st_uid
+    except (OSError, ValueError, KeyError):
+        return Missing("the process is hidden")
+    return owner == uid if uid else Missing("of a process of root it cannot be told")
+
+
+def may_root_trace(status: bytes) -> bool:
+    """Tell from tpmon's own /proc/PID/status whether sudo can still give it CAP_SYS_PTRACE."""
+    bounds = parse_capabilities(status, b"CapBnd")
+    return bool(bounds >> CAP_SYS_PTRACE & 1) and parse_field(status, b"NoNewPrivs") != b"1"
+
+
+def read_caller(proc: str = "/proc") -> Caller:
+    """Read who calls tpmon, from where, and what root may do there."""
+    try:
+        root_may = may_root_trace(read_file(f"{proc}/self/status", 65536))
+    except OSError:
+        root_may = True  # not known: what is usual
+    return Caller(os.geteuid(), read_place(proc).around, own_program(), root_may)
+
+
+def read_group(pid: int, proc: str = "/proc") -> int:
+    """Return the effective group of a process; 0 where it is gone."""
+    try:
+        return int(parse_field(read_file(f"{proc}/{pid}/status", 65536), b"Gid").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def read_all_users(proc: str = "/proc") -> bool:
+    """Tell whether tpmon is in the first user namespace, or in one that has every user of it."""
+    try:
+        return " ".join(read_file(f"{proc}/self/uid_map", 4096).decode().split()) == _ALL_USERS
+    except OSError:
+        return True  # a kernel without user namespaces
+
+
+def read_standing(pid: int, proc: str = "/proc") -> Standing:
+    """Read what decides whether tpmon may look into ``pid``."""
+    try:
+        uid: Known[int] = read_status(pid, proc).uid
+    except (OSError, ValueError, KeyError):
+        uid = Missing("the process is hidden")
+    try:
+        own = read_file(f"{proc}/self/status", 65536)
+        may = parse_capability(own, CAP_SYS_PTRACE)
+        held = parse_capabilities(own, b"CapPrm")
+        wanted = parse_capabilities(read_file(f"{proc}/{pid}/status", 65536), b"CapPrm")
+    except (OSError, ValueError, IndexError):
+        may, held, wanted = False, 0, 0
+    return Standing(
+        ptrace_scope=read_ptrace_scope(proc),
+        own_uid=os.geteuid(),
+        uid=uid,
+        may_ptrace=may,
+        call_works=not isinstance(try_memory(os.getpid()), Missing),
+        dumpable=read_dumpable(pid, proc),
+        confined=read_profile(proc),
+        more_capabilities=bool(wanted & ~held),
+        all_users=read_all_users(proc),
+        gid=read_group(pid, proc),
+        caller=read_caller(proc),
+        deny_ptrace=read_deny_ptrace(),
+    )
+
+
+def judge_refusal(standing: Standing, pid: int) -> Refused:
+    """Say why a process may not be looked into and the one command that would permit it. Pure."""
+    scope = known_or(standing.ptrace_scope, 0)
+    uid = known_or(standing.uid, standing.own_uid)
+    caller = standing.caller
+    attach = f"attach {pid}"
+    capable = call_with_capability(caller, attach)
+    root = "root without CAP_SYS_PTRACE, and " if standing.own_uid == 0 else ""
+    if scope >= 3:
+        return Refused("ptrace_scope 3: nobody may look until the machine starts anew", "")
+    if not standing.call_works:
+        why = "a filter of system calls (seccomp) or a sandbox forbids it"
+        return Refused(why, start_with(caller, ADD_CAPABILITY))
+    if standing.deny_ptrace:
+        why = "SELinux forbids all looking into processes (deny_ptrace is on)"
+        return Refused(why, administer(caller, LET_PTRACE))
+    if standing.may_ptrace:
+        if not standing.all_users:
+            return Refused(OUTSIDE_USERS, "")
+        if standing.confined:
+            return _blame_profile(standing.confined, caller)
+        why = "a sandbox forbids it although tpmon has CAP_SYS_PTRACE"
+        return Refused(why, capable if standing.own_uid else "")
+    if uid != standing.own_uid:
+        # Where Yama is strict, the user of the job may not look either.
+        fix = capable if scope else call_as_user(caller, uid, standing.gid, attach)
+        return Refused(f"{root}it is a process of uid {uid}", fix)
+    if is_known(standing.dumpable) and not standing.dumpable:
+        return Refused(f"{root}the process protects itself (not dumpable)", capable)
+    if standing.more_capabilities:
+        return Refused(f"{root}the process has capabilities that tpmon has not", capable)
+    if scope:
+        return Refused(f"{root}ptrace_scope {scope} (Yama)", next(iter(pass_yama(caller, scope, attach)), ""))
+    if standing.confined:
+        return _blame_profile(standing.confined, caller)
+    return Refused(f"{root}a sandbox forbids it, or the process protects itself (not dumpable)", capable)
+
+
+def _blame_profile(profile: str, caller: Caller) -> Refused:
+    fix = free_profile(profile, caller)
+    if _is_selinux(profile):
+        return Refused(f"SELinux may forbid it ({profile})", fix)
+    return Refused(f"the security profile {profile} may forbid it", fix)
+
+
+def free_profile(profile: str, caller: Caller) -> str:
+    """Return what starts a container without its security profile; elsewhere the profile is the machine's."""
+    return start_with(caller, UNLABELLED if _is_selinux(profile) else UNCONFINED)
+
+
+def _is_selinux(profile: str) -> bool:
+    """Tell SELinux's names from AppArmor's: user:role:type:level."""
+    return profile.count(":") >= 2 and " " not in profile
+
+
+def explain_refusal(refused: Refused) -> str:
+    """Say in one line why it is not permitted, what would permit it, and who knows more. Pure."""
+    fix = f"; {refused.fix}" if refused.fix else ""
+    return point_to(f"{NOT_PERMITTED}: {refused.why}", "stacks") + fix
+
+
+def read_refusal(pid: int, proc: str = "/proc") -> Refused:
+    """Find out why a process may not be looked into, and the one command that would permit it."""
+    standing = read_standing(pid, proc)
+    if is_known(try_memory(pid)) and (path := find_unreadable(pid, proc)):
+        return judge_file(standing, path, pid)
+    return judge_refusal(standing, pid)
+
+
+def judge_file(standing: Standing, path: str, pid: int) -> Refused:
+    """Say that not the process is closed to py-spy but a file of its Python, open to the job's user. Pure."""
+    uid = known_or(standing.uid, standing.own_uid)
+    who = "root" if standing.own_uid == 0 else f"uid {standing.own_uid}"
+    why = f"py-spy may not read {path} as {who}"
+    if uid == standing.own_uid:
+        return Refused(why, "")
+    return Refused(why, call_as_user(standing.caller, uid, standing.gid, f"attach {pid}"))

@@ -1,0 +1,257 @@
+"""Look often at what each rank's main thread does: running, waiting for a batch, a lock, a disk.
+
+Sources: /proc/PID/task/PID/syscall, and where that does not decide, stat and wchan, on cached
+descriptors, in words by ``waits``. Stacks say where a thread is; these looks are cheaper, so they
+come more often, and they see what a stack does not: whether it runs, and what lock it waits for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from itertools import islice
+from types import MappingProxyType
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity, MainThreadSample, Role
+from tpmon.model.results.doctor import point_to
+from tpmon.model.text.clean import name_failure
+from tpmon.probe.base.pace import Pace
+from tpmon.probe.proc.files import ProcFile
+from tpmon.probe.proc.wchan import RUNNING, Syscall, describe_wait, parse_syscall
+
+MOST_HZ = 10.0
+LEAST_HZ = 2.5
+LOOKS_PER_S = 20.0
+"""Of all ranks together, as long as each has ``LEAST_HZ``."""
+MOST_RANKS = 16
+"""Each holds three descriptors; 16 ranks are 40 looks a second."""
+_FILES = ("stat", "wchan", "syscall")
+_GOLDEN = 0.618033988749895
+_MACHINE = os.uname().machine
+_NO_RANK = Missing("no rank to look at yet")
+_NOT_LOOKED = Missing("main threads are not looked at yet")
+_NOT_PERMITTED = Missing(
+    point_to("a wait for a batch cannot be told from another: system calls may not be read", "syscall")
+)
+_NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be told from another poll")
+
+
+class Doing(Enum):
+    """Name what a look can find, by the counter of ``MainThreadSample``."""
+
+    RUNNING = "running"
+    BATCH_WAIT = "batch_wait"
+    IO = "io"
+    TIMED_LOCK = "timed_lock"
+    LOCK = "lock"
+    OTHER = "other"
+
+
+_OF_WORDS = {
+    RUNNING: Doing.RUNNING,
+    "a batch (loader queue)": Doing.BATCH_WAIT,
+    "lock with a time-out (futex)": Doing.TIMED_LOCK,
+    "lock or queue (futex)": Doing.LOCK,
+    "FUSE file system": Doing.IO,
+    "NFS": Doing.IO,
+    "Ceph file system": Doing.IO,
+    "Lustre file system": Doing.IO,
+    "page from disk": Doing.IO,
+    "direct disk read": Doing.IO,
+    "disk": Doing.IO,
+    "file system journal": Doing.IO,
+    "unix socket": Doing.IO,
+    "socket receive": Doing.IO,
+    "socket or tty": Doing.IO,
+    "TCP socket": Doing.IO,
+    "connection": Doing.IO,
+    "socket send": Doing.IO,
+}
+
+
+_WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
+"""Kernel functions in which these system calls of x86-64 wait."""
+
+
+def classify_call(call: Known[Syscall]) -> Doing | None:
+    """Say what a look found where the system call alone decides, None where it does not. Pure.
+
+    The kernel gives no call for a thread whose state is R.
+    """
+    if not is_known(call):
+        return Doing.RUNNING
+    wchan = _WAITS_BY_CALL.get(call.number) if _MACHINE == "x86_64" else None
+    return None if wchan is None else classify_look("S", wchan, call)
+
+
+def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE) -> Doing:
+    """Say what one look found. Pure."""
+    if state == "D":
+        return Doing.IO
+    words = describe_wait(state, wchan, call, Role.RANK, machine)
+    return _OF_WORDS.get(words, Doing.OTHER) if is_known(words) else Doing.OTHER
+
+
+def pick_rate(ranks: int, pace: Pace) -> float:
+    """Return how often a second each rank is looked at."""
+    rate = min(max(LOOKS_PER_S / max(ranks, 1), LEAST_HZ), MOST_HZ)
+    return rate if pace is Pace.FULL else max(rate / 2, LEAST_HZ / 2)
+
+
+def stretch(look: int) -> float:
+    """Return how much longer or shorter than the mean the pause after look ``look`` is, 0.5 to 1.5.
+
+    Multiples of the golden ratio: spread evenly, in step with nothing.
+    """
+    return 0.5 + look * _GOLDEN % 1.0
+
+
+@dataclass(slots=True)
+class _MainThread:
+    """Hold the descriptors of one rank's main thread; () once there is nothing to look at."""
+
+    files: tuple[ProcFile, ...] = ()
+    refused: bool = False
+
+    def look(self) -> Doing | None:
+        """Look once; None when the process is gone or may not be looked at."""
+        if not self.files:
+            return None
+        stat_file, wchan_file, syscall_file = self.files
+        try:
+            call = parse_syscall(syscall_file.read())
+            doing = classify_call(call)
+            if doing is None:
+                stat = stat_file.read()
+                state = stat[stat.rindex(b")") + 2 :][:1].decode("ascii", "replace")
+                if state not in "ZX":
+                    doing = classify_look(state, wchan_file.read().decode("ascii", "replace"), call)
+        except PermissionError:
+            self.refused = True
+            doing = None
+        except (OSError, ValueError):
+            doing = None
+        if doing is None:
+            self.close()
+        return doing
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for file in self.files:
+            file.close()
+        self.files = ()
+
+
+def _meet(pid: int, tid: int, proc: str) -> _MainThread:
+    thread = _MainThread()
+    opened: list[ProcFile] = []
+    try:
+        opened.extend(ProcFile(f"{proc}/{pid}/task/{tid}/{name}", 512) for name in _FILES)
+    except OSError as error:
+        for file in opened:
+            file.close()
+        thread.refused = error.errno in (errno.EACCES, errno.EPERM)
+        return thread
+    thread.files = tuple(opened)
+    return thread
+
+
+class MainThreadProbe:
+    """Look at the main threads in one daemon thread, which alone touches files; nobody waits for it."""
+
+    def __init__(self, proc: str = "/proc", machine: str = _MACHINE) -> None:
+        """Look at nothing until ``watch`` names the ranks and ``start`` starts the thread."""
+        self._proc = proc
+        self._tells_batches = machine == "x86_64"
+        self._stopped = False
+        self._named: dict[Identity, Applicable[int]] = {}
+        self._pace = Pace.FULL
+        self._loops: Mapping[Identity, int] = {}
+        self._threads: dict[tuple[Identity, int], _MainThread] = {}
+        """By process and by thread: the one that runs its loop."""
+        # Held for moments only, never while a file is read.
+        self._lock = threading.Lock()
+        self._counts: dict[Identity, Counter[Doing]] = {}
+        self._refused: frozenset[Identity] = frozenset()
+        self._off: Known[str] = ""
+
+    def start(self) -> None:
+        """Start the daemon thread."""
+        threading.Thread(target=self._run, name="tpmon-main-threads", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread after the look it is in; never waits."""
+        self._stopped = True
+
+    def watch(
+        self,
+        ranks: Iterable[tuple[Identity, Applicable[int]]],
+        pace: Pace = Pace.FULL,
+        loops: Mapping[Identity, int] = MappingProxyType({}),
+    ) -> None:
+        """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at.
+
+        ``loops`` names the threads of training loops that are no main threads.
+        """
+        self._named, self._pace, self._loops = dict(islice(ranks, MOST_RANKS)), pace, loops
+
+    def look(self) -> None:
+        """Look at every rank's main thread once. For one thread alone."""
+        loops = self._loops
+        named = {(identity, loops.get(identity, identity.pid)) for identity in self._named}
+        for gone in self._threads.keys() - named:
+            self._threads.pop(gone).close()
+            with self._lock:
+                self._counts.pop(gone[0], None)  # of another thread
+        for identity, tid in named - self._threads.keys():
+            self._threads[identity, tid] = _meet(identity.pid, tid, self._proc)
+        found = [(identity, thread.look()) for (identity, _), thread in self._threads.items()]
+        refused = frozenset(identity for (identity, _), thread in self._threads.items() if thread.refused)
+        with self._lock:
+            self._refused = refused
+            for identity, doing in found:
+                if doing is not None:
+                    self._counts.setdefault(identity, Counter())[doing] += 1
+
+    def take(self) -> Known[tuple[MainThreadSample, ...]]:
+        """Return what was counted since the last call, one sample a rank, or why nothing can be told."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+            refused, off = self._refused, self._off
+        if not is_known(off):
+            return off
+        named = self._named
+        if not named:
+            return _NO_RANK
+        if not self._tells_batches:
+            return _NOT_TOLD
+        if refused.issuperset(named):
+            return _NOT_PERMITTED
+        ranks = [one for one in named.items() if one[0] in counts]
+        return tuple(_count(identity, rank, counts[identity]) for identity, rank in ranks) or _NOT_LOOKED
+
+    def _run(self) -> None:
+        looks = 0
+        try:
+            while not self._stopped:
+                self.look()
+                looks += 1
+                # Not Event.wait, which costs half as much again.
+                time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
+        except Exception as error:  # noqa: BLE001  # shown as the reason
+            with self._lock:
+                self._off = Missing(f"looks at main threads failed: {name_failure(error)}")
+        for thread in self._threads.values():
+            thread.close()
+
+
+def _count(identity: Identity, rank: Applicable[int], found: Counter[Doing]) -> MainThreadSample:
+    counts = {doing.value: found[doing] for doing in Doing}
+    return MainThreadSample(pid=identity.pid, rank=rank, looks=found.total(), **counts)

@@ -1,0 +1,377 @@
+"""Measure demand: how many threads of a process ran or waited for a CPU, on average.
+
+Source: /proc/PID/task/TID/schedstat. Demand = (d run + d wait)/dt summed over threads is exact
+and hardly changes with noisy neighbours, unlike CPU %, PSI and involuntary switches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
+from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.probe.proc.files import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
+
+BUSY_DEMAND = 0.25
+"""A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
+RELIST_NS = 10_000_000_000
+QUIET_RELIST_NS = 60_000_000_000
+"""A process that used no CPU has hardly swapped one thread for another."""
+QUIET_TICKS = 5
+"""A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
+RESTING_LOOKS = 3
+"""A thread unchanged this often rests: it is read with those of quiet processes, not each tick."""
+UNSEEN_S = 0.025
+"""More CPU of a process than its read threads used shows that one has stopped to rest. The two are
+counted in clock ticks of 10 ms, each cut off."""
+NAMES_PER_TICK = 250
+"""1000 in the first tick of a large job took a sixteenth of its first picture."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Bound what all processes together may keep open, and how many names a tick may read."""
+
+    descriptors: int
+    names: int = NAMES_PER_TICK
+
+
+@dataclass(slots=True)
+class _Thread:
+    tid: int
+    first_seen_ns: int
+    file: ProcFile | None = None
+    raw: bytes = b""
+    last: SchedStat | None = None
+    read_ns: int = 0
+    unchanged: int = 0
+    demand: float = 0.0
+    kind: ThreadKind = ThreadKind.UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReading:
+    """Hold the demand of one process over the last interval in which its threads were read."""
+
+    runnable: Known[float]
+    waiting: Known[float]
+    running: Known[float]
+    busy_threads: Known[int]
+    switches_s: Known[float]
+    main_switches_s: Known[float]
+    groups: tuple[ThreadGroup, ...]
+    taken_ns: int
+
+
+_UNREAD = Missing("threads are read twice before they show demand")
+_NOT_FILLED = Missing("this kernel does not fill schedstat")
+NO_SCHEDSTAT = Missing("this kernel has no schedstat")
+
+
+def _say_why(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> ThreadReading:
+    """Return a reading that knows how many threads there are, and not what they do."""
+    groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
+    return ThreadReading(*(why,) * 6, groups, taken_ns)
+
+
+def leave_unread(taken_ns: int) -> ThreadReading:
+    """Return the reading of a process whose threads are read later."""
+    return _say_why(_UNREAD, {}, taken_ns)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Add up what the threads of one process did, each over its own time since it was last read."""
+
+    read: int = 0
+    run_ns: int = 0
+    run: float = 0.0
+    wait: float = 0.0
+    switches_s: float = 0.0
+    main_switches_s: float = 0.0
+    busy: int = 0
+    filled: bool = False
+    demand_of: dict[ThreadKind, float] = field(default_factory=dict)
+
+    def add(self, thread: _Thread, old: SchedStat, new: SchedStat, elapsed_ns: int, *, is_main: bool) -> None:
+        """Add what a thread did within ``elapsed_ns``; 0: not known since when."""
+        thread.demand = 0.0
+        if elapsed_ns <= 0:
+            return
+        d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
+        thread.demand = (d_run + d_wait) / elapsed_ns
+        self.run_ns += d_run
+        self.run += d_run / elapsed_ns
+        self.wait += d_wait / elapsed_ns
+        switches_s = (new.slices - old.slices) / elapsed_ns * 1e9
+        self.switches_s += switches_s
+        if is_main:
+            self.main_switches_s = switches_s
+        self.busy += thread.demand >= BUSY_DEMAND
+        self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
+
+    def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
+        """Return the reading; ``counts`` are all threads of the process, read or not."""
+        if first or not self.filled:
+            # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
+            return _say_why(_UNREAD if self.filled else _NOT_FILLED, counts, taken_ns)
+        kinds = [kind for kind in ThreadKind if kind in counts]
+        return ThreadReading(
+            runnable=self.run + self.wait,
+            waiting=self.wait,
+            running=self.run,
+            busy_threads=self.busy,
+            switches_s=self.switches_s,
+            main_switches_s=self.main_switches_s,
+            groups=tuple(ThreadGroup(kind, counts[kind], self.demand_of.get(kind, 0.0)) for kind in kinds),
+            taken_ns=taken_ns,
+        )
+
+
+@dataclass(slots=True)
+class ThreadSet:
+    """Follow the threads of one process. Call ``read`` each tick; it decides what to look at."""
+
+    pid: int
+    kind_of: Callable[[str], ThreadKind]
+    allowance: Allowance
+    proc: str = "/proc"
+    born_after_ns: int = 0
+    """A moment at which the process did not exist yet: all its threads' time came after it."""
+    keep_folder: bool = True
+    """False where descriptors are short: the task folder is then opened for each reading."""
+    _loop_tid: int = 0
+    _threads: dict[int, _Thread] = field(default_factory=dict)
+    _task_fd: int = -1
+    _listed_ns: int = 0
+    _read_ns: int = 0
+    _ticks: int = 0
+    _was_moving: bool = True
+    _all_read_cpu_s: float = 0.0
+    """CPU time of the process when all its threads were last read."""
+    _seen_run_ns: int = 0
+    """What the threads that were read since then used of it."""
+    _all_cached: bool = True
+    """False when descriptors ran out: opening a file for each look costs three times as much."""
+    _count: int = -1
+    _has_schedstat: bool = True
+    """False once a thread was met that lives and has none: then the kernel has it for no thread."""
+    _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
+
+    def __post_init__(self) -> None:
+        """Take the moment before birth for the first reading."""
+        self._read_ns = self.born_after_ns
+        self._loop_tid = self.pid
+
+    def read(
+        self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool, cpu_s: float = -1.0
+    ) -> ThreadReading:
+        """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
+
+        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since
+        the last one. ``now`` is called right at the read. With ``cpu_s``, the CPU time that the
+        process has used, its resting threads are left out as long as the others account for it.
+
+        Raises:
+            OSError: when the process is gone.
+        """
+        quiet = not moved and not self._was_moving and threads == self._count
+        self._was_moving = moved
+        self._ticks += 1
+        # By PID, so that quiet processes are not all read in the same tick.
+        period = QUIET_TICKS if self._all_cached else 2 * QUIET_TICKS
+        due = (self._ticks + self.pid) % period == 0
+        if self._read_ns and (skip or quiet) and not due:
+            return self._latest
+        taken_ns = now()
+        relist_ns = QUIET_RELIST_NS if quiet else RELIST_NS
+        if self._task_fd < 0:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
+        everyone = due or quiet or cpu_s < 0
+        if threads != self._count or taken_ns - self._listed_ns >= relist_ns:
+            self._list(taken_ns)
+            self._count = threads
+            everyone = True
+        if self._has_schedstat:
+            self._measure(taken_ns, cpu_s, everyone=everyone)
+        else:
+            self._latest = self._say_no_schedstat(taken_ns)
+        if not self.keep_folder:
+            self._close_folder()
+        return self._latest
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for thread in self._threads.values():
+            self._drop_file(thread)
+        self._threads.clear()
+        self._close_folder()
+
+    def _close_folder(self) -> None:
+        if self._task_fd >= 0:
+            os.close(self._task_fd)
+            self._task_fd = -1
+
+    def follow(self, tid: int) -> None:
+        """Take another thread for the one of kind MAIN: it runs the training loop."""
+        for one in {self._loop_tid, tid} & self._threads.keys():
+            self._threads[one].kind = ThreadKind.UNREAD
+        self._loop_tid = tid
+        self._count = -1  # the next reading lists them again, and so names them
+
+    def busy_tids(self) -> tuple[int, ...]:
+        """Return the threads whose demand reached ``BUSY_DEMAND``, busiest first."""
+        busy = [t for t in self._threads.values() if t.demand >= BUSY_DEMAND]
+        return tuple(t.tid for t in sorted(busy, key=lambda t: (-t.demand, t.tid)))
+
+    def _list(self, taken_ns: int) -> list[_Thread]:
+        """List the threads again and return those that are new."""
+        tids = {int(name) for name in os.listdir(self._task_fd)}
+        for tid in self._threads.keys() - tids:
+            self._drop_file(self._threads.pop(tid))
+        born = [_Thread(tid, taken_ns) for tid in tids - self._threads.keys()]
+        self._threads.update((thread.tid, thread) for thread in born)
+        for thread in self._threads.values():
+            # A thread inherits its creator's name and takes its own a moment later.
+            named_early = thread.first_seen_ns >= self._listed_ns
+            if (thread.kind is ThreadKind.UNREAD or named_early) and self.allowance.names > 0:
+                self.allowance.names -= 1
+                thread.kind = self._read_kind(thread.tid)
+        self._listed_ns = taken_ns
+        return born
+
+    def _read_kind(self, tid: int) -> ThreadKind:
+        if tid == self._loop_tid:
+            return ThreadKind.MAIN
+        try:
+            name = self._read_once(f"{tid}/comm")
+        except OSError:
+            return ThreadKind.UNREAD
+        return self.kind_of(name.decode("utf-8", "replace").rstrip("\n"))
+
+    def _read_once(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._task_fd)
+        try:
+            return os.read(fd, 128)
+        finally:
+            os.close(fd)
+
+    def _read_thread(self, thread: _Thread) -> SchedStat:
+        if thread.file is None and self.allowance.descriptors > 0:
+            thread.file = ProcFile(f"{thread.tid}/schedstat", 128, dir_fd=self._task_fd)
+            self.allowance.descriptors -= 1
+        raw = thread.file.read() if thread.file else self._read_once(f"{thread.tid}/schedstat")
+        if raw == thread.raw and thread.last is not None:
+            return thread.last
+        thread.raw = raw
+        return parse_schedstat(raw)
+
+    def _drop_file(self, thread: _Thread) -> None:
+        if thread.file is not None:
+            thread.file.close()
+            thread.file = None
+            self.allowance.descriptors += 1
+
+    def _read_threads(self, threads: Iterable[_Thread]) -> tuple[list[tuple[_Thread, SchedStat]], bool]:
+        """Read each thread now; also tells whether any was gone."""
+        readings = []
+        any_gone = False
+        for thread in threads:
+            try:
+                readings.append((thread, self._read_thread(thread)))
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                    raise  # not gone: without it the sum would be too small
+                any_gone = True
+        return readings, any_gone
+
+    def _before(self, thread: _Thread, new: SchedStat, elapsed_ns: int) -> SchedStat:
+        """Return the counters from which the thread's part of the interval is counted."""
+        old = thread.last
+        if elapsed_ns <= 0:
+            return new
+        if old is None:
+            # Born within the interval: all its time belongs to it. One that has more time than
+            # that took the place of a dead thread earlier, unseen, and starts to count now.
+            born_within = thread.first_seen_ns > self._read_ns and new.run_ns + new.wait_ns <= elapsed_ns
+            return SchedStat(0, 0, 0) if born_within else new
+        # By exec another thread takes this TID over, with its own, smaller counters.
+        back = new.run_ns < old.run_ns or new.wait_ns < old.wait_ns or new.slices < old.slices
+        return new if back else old
+
+    def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
+        threads = self._threads.values()
+        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_LOOKS]
+        sums = _Sums()
+        any_gone = self._add(sums, awake, taken_ns)
+        unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
+        if not everyone and unseen_s > UNSEEN_S:
+            # They rested until the tick before, so what they used since is of this one.
+            resting = [one for one in self._threads.values() if one.read_ns != taken_ns]
+            for one in resting:
+                one.read_ns = self._read_ns
+            any_gone = self._add(sums, resting, taken_ns) or any_gone
+            everyone = True
+        if any_gone:
+            # As many may have been born in their place, which the number of threads does not show.
+            self._add(sums, self._list(taken_ns), taken_ns)
+        if not sums.read:
+            self._has_schedstat = not self._lacks_schedstat()
+            if self._has_schedstat:
+                raise ProcessLookupError(f"process {self.pid} is gone")
+            self._latest = self._say_no_schedstat(taken_ns)
+            return
+        if everyone:
+            self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
+            self._all_cached = all(thread.file is not None for thread in self._threads.values())
+        else:
+            self._seen_run_ns += sums.run_ns
+        elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
+        self._read_ns = taken_ns
+        counts = Counter(thread.kind for thread in self._threads.values())
+        self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
+
+    def _lacks_schedstat(self) -> bool:
+        """Tell whether a thread lives that has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
+        for tid in self._threads:
+            try:
+                os.close(os.open(f"{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._task_fd))
+            except FileNotFoundError:
+                try:
+                    os.stat(str(tid), dir_fd=self._task_fd)
+                except OSError:
+                    continue  # the thread ended
+                return True
+            except OSError:
+                continue
+        return False
+
+    def _say_no_schedstat(self, taken_ns: int) -> ThreadReading:
+        self._read_ns = taken_ns
+        counts = Counter(thread.kind for thread in self._threads.values())
+        return _say_why(NO_SCHEDSTAT, counts, taken_ns)
+
+    def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
+        """Read threads and add what they did to the sums; tells whether any was gone."""
+        readings, any_gone = self._read_threads(threads)
+        for thread, new in readings:
+            since_ns = thread.read_ns or self._read_ns
+            elapsed_ns = taken_ns - since_ns if since_ns else 0
+            thread.read_ns = taken_ns
+            is_main = thread.tid == self._loop_tid
+            sums.read += 1
+            sums.filled = sums.filled or new.slices > 0
+            if new is thread.last:
+                thread.unchanged += not is_main
+                thread.demand = 0.0
+                continue
+            thread.unchanged = 0
+            old = self._before(thread, new, elapsed_ns)
+            thread.last = new
+            sums.add(thread, old, new, elapsed_ns, is_main=is_main)
+        return any_gone

@@ -1,0 +1,226 @@
+"""Find out what a blocked system call waits on: the file, pipe, socket, lock or process behind its arguments.
+
+The call's arguments (/proc/PID/task/TID/syscall) name descriptors or point to a path; /proc/PID/fd,
+fdinfo and mountinfo say what they are. None of them touches the file itself: a dead mount cannot block here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.results.doctor import say_refusal
+from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.each_process import each_process
+from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.proc.file_locks import LOCK_CALLS, find_lock_holders
+from tpmon.probe.proc.peers import MOST_ENDS, OtherEnds
+from tpmon.probe.proc.syscall import (
+    MOST_WATCHED,
+    PATH_CHARS,
+    find_child,
+    find_descriptors,
+    find_holder,
+    name_call,
+    read_path,
+    translate_child,
+)
+from tpmon.probe.proc.wait_mount import parse_mount_of, read_mount
+from tpmon.probe.proc.wchan import Syscall
+
+_FIFO_WAITS = ("pipe read", "pipe write", "FIFO")
+_MOST_FOLLOWED = 16
+"""Descriptors of one call whose other end is looked for."""
+_NOUNS = {
+    WaitKind.PIPE: ("pipe", "pipes"),
+    WaitKind.SOCKET: ("socket", "sockets"),
+    WaitKind.UNIX: ("unix socket", "unix sockets"),
+    WaitKind.FILE: ("file", "files"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """Hold the thread that waits; ``waits_for`` is what its kernel function tells."""
+
+    pid: int
+    tid: int
+    call: Known[Syscall]
+    waits_for: Known[str]
+    machine: str
+    proc: str = PROC
+
+    @property
+    def name(self) -> str:
+        """Name the call."""
+        return name_call(self.call.number, self.machine) if is_known(self.call) else ""
+
+
+def read_target(waiter: Waiter, ends: OtherEnds) -> Applicable[WaitTarget]:
+    """Read what the call of a thread waits on."""
+    call, pid = waiter.call, waiter.pid
+    if not is_known(call):
+        return NOT_APPLICABLE
+    fds = find_descriptors(call, waiter.machine, pid, waiter.proc)
+    if isinstance(fds, Missing):
+        return fds
+    if fds is not None:
+        return (
+            _target_of_one(waiter, ends, fds[0]) if len(fds) == 1 else _target_of_several(waiter, ends, fds)
+        )
+    path = read_path(pid, call, waiter.machine, waiter.proc)
+    if path is not None:
+        return path if isinstance(path, Missing) else _target_of_path(waiter, path)
+    child = find_child(call, waiter.machine)
+    if child is not None:
+        return _target_of_child(waiter, ends, child)
+    return _target_of_lock(waiter, call)
+
+
+def _make_target(
+    waiter: Waiter,
+    fd: Applicable[int],
+    kind: WaitKind,
+    name: str,
+    *,
+    peer: Applicable[str] = NOT_APPLICABLE,
+    fds: Applicable[tuple[int, ...]] = NOT_APPLICABLE,
+    others: Applicable[tuple[OtherEnd, ...]] = NOT_APPLICABLE,
+) -> WaitTarget:
+    return WaitTarget(
+        call=waiter.name,
+        fd=fd,
+        kind=kind,
+        name=admit_text(name, PATH_CHARS),
+        mount=NOT_APPLICABLE,
+        file_system=NOT_APPLICABLE,
+        peer=peer,
+        fds=fds,
+        others=others,
+    )
+
+
+def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitTarget]:
+    try:
+        link = os.readlink(f"{waiter.proc}/{waiter.pid}/fd/{fd}")
+    except OSError as error:
+        return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
+    kind = _kind_of(link)
+    if kind is WaitKind.FILE:
+        mount, system = read_mount(waiter.pid, fd, waiter.proc)
+        others = _find_others_of_file(waiter, ends, fd, link)
+        name = admit_text(link, PATH_CHARS)
+        return WaitTarget(waiter.name, fd, kind, name, mount, system, NOT_APPLICABLE, others=others)
+    kind, peer, others = _follow(waiter, ends, fd, link)
+    return _make_target(waiter, fd, kind, link, peer=peer, others=others)
+
+
+def _find_others_of_file(
+    waiter: Waiter, ends: OtherEnds, fd: int, link: str
+) -> Applicable[tuple[OtherEnd, ...]]:
+    """Find who has the other end of a FIFO, or holds the lock of a file; other files have neither."""
+    if waiter.name in LOCK_CALLS:
+        holders = find_lock_holders(waiter.pid, fd, waiter.proc)
+        if isinstance(holders, Missing):
+            return holders
+        return tuple(OtherEnd(pid, NOT_APPLICABLE, ends.name(pid)) for pid in holders[:MOST_ENDS])
+    return ends.find_pipe(waiter.pid, fd, link) if _is_fifo_wait(waiter) else NOT_APPLICABLE
+
+
+def _is_fifo_wait(waiter: Waiter) -> bool:
+    """Tell whether a file is a FIFO, by the kernel function that waits on it: no file is touched for it."""
+    return is_known(waiter.waits_for) and waiter.waits_for.startswith(_FIFO_WAITS)
+
+
+def _follow(
+    waiter: Waiter, ends: OtherEnds, fd: int, link: str
+) -> tuple[WaitKind, Applicable[str], Applicable[tuple[OtherEnd, ...]]]:
+    """Find the other end of a pipe or a socket; other things have none."""
+    kind = _kind_of(link)
+    if kind is WaitKind.PIPE:
+        # Who feeds a loader queue is known by the parts of the job; looking for it costs a scan.
+        if is_known(waiter.waits_for) and waiter.waits_for.endswith("(loader queue)"):
+            return kind, NOT_APPLICABLE, NOT_APPLICABLE
+        return kind, NOT_APPLICABLE, ends.find_pipe(waiter.pid, fd, link)
+    if kind is WaitKind.SOCKET:
+        found = ends.find_connection(waiter.pid, link)
+        if isinstance(found, Missing):
+            return kind, found, found
+        return (WaitKind.UNIX if found.unix else kind), found.peer, found.others
+    return kind, NOT_APPLICABLE, NOT_APPLICABLE
+
+
+def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) -> Applicable[WaitTarget]:
+    """Say what a call watches: how many of what, and who has the other ends."""
+    kinds: Counter[WaitKind] = Counter()
+    met: list[OtherEnd] = []
+    complete = True
+    path = f"{waiter.proc}/{waiter.pid}/fd/%d"  # one that is closed while it is watched ends no wait
+    for fd, link in each_process(fds[:_MOST_FOLLOWED], lambda fd: os.readlink(path % fd)).items():
+        kind, _, others = _follow(waiter, ends, fd, known_or(link, ""))
+        kinds[kind] += 1
+        if is_known(others):
+            met += [end for end in others if end not in met and end.pid != waiter.pid]
+        else:
+            complete = complete and others is NOT_APPLICABLE
+    named = [f"{kinds[kind]} {nouns[kinds[kind] > 1]}" for kind, nouns in _NOUNS.items() if kinds[kind]]
+    rest = len(fds) - sum(count for kind, count in kinds.items() if kind in _NOUNS)
+    more = "at least " if len(fds) >= MOST_WATCHED else ""
+    others_word = f"{more}{rest} {'other descriptor' if rest == 1 else 'other descriptors'}"
+    words = [*named, others_word] if rest and named else named or [f"{more}{rest} descriptors"]
+    known: Applicable[tuple[OtherEnd, ...]] = tuple(met[:MOST_ENDS]) if met else NOT_APPLICABLE
+    if not met and not complete:
+        known = Missing("not every other end could be looked for")
+    return _make_target(
+        waiter, NOT_APPLICABLE, WaitKind.SEVERAL, " and ".join(words), fds=fds[:MOST_WATCHED], others=known
+    )
+
+
+def _target_of_path(waiter: Waiter, path: str) -> WaitTarget:
+    mount: Applicable[str]
+    system: Applicable[str]
+    mount = system = Missing("a relative path has no known mount")
+    if path.startswith("/"):
+        try:
+            found = parse_mount_of(read_file(f"{waiter.proc}/{waiter.pid}/mountinfo"), path)
+        except (OSError, ValueError) as error:
+            mount = system = Missing(f"mounts: {error}")
+        else:
+            mount, system = found or (Missing("no mount has it"), Missing("no mount has it"))
+    return WaitTarget(waiter.name, NOT_APPLICABLE, WaitKind.FILE, path, mount, system, NOT_APPLICABLE)
+
+
+def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
+    """Name the process that is waited for; where its number here is not told, by the container's."""
+    here = translate_child(waiter.pid, child, waiter.proc)
+    others: Applicable[tuple[OtherEnd, ...]] = Missing("which process of this machine it is, is not told")
+    name = f"process {child} of its container"
+    if here is not None:
+        others, name = (OtherEnd(here, NOT_APPLICABLE, ends.name(here)),), f"process {here}"
+    return _make_target(waiter, NOT_APPLICABLE, WaitKind.OTHER, name, others=others)
+
+
+def _target_of_lock(waiter: Waiter, call: Syscall) -> Applicable[WaitTarget]:
+    """Name the thread that holds a lock, or that is waited for, where the lock itself says so."""
+    holder = find_holder(call, waiter.machine, waiter.pid, waiter.tid, waiter.proc)
+    if holder is None:
+        return NOT_APPLICABLE
+    try:
+        raw = read_file(f"{waiter.proc}/{waiter.pid}/task/{holder.tid}/comm", 64)
+    except OSError:
+        return NOT_APPLICABLE  # it ended meanwhile, and with it the wait
+    name = admit_text(raw.decode("utf-8", "replace").strip(), 64)
+    kind = WaitKind.THREAD if holder.joined else WaitKind.LOCK
+    end = OtherEnd(waiter.pid, holder.tid, name)
+    return _make_target(waiter, NOT_APPLICABLE, kind, f"thread {holder.tid} ({name})", others=(end,))
+
+
+def _kind_of(link: str) -> WaitKind:
+    if link.startswith("pipe:"):
+        return WaitKind.PIPE
+    if link.startswith("socket:"):
+        return WaitKind.SOCKET
+    return WaitKind.FILE if link.startswith("/") else WaitKind.OTHER

@@ -1,0 +1,1 @@
+"""Read what the job itself recorded of its collectives."""

@@ -1,0 +1,220 @@
+"""Look at what a job itself recorded of its collectives, everywhere that it offers it.
+
+In this order for each rank: its debug server (now), else the file of its FlightRecorder (at the last
+timeout). NCCL's RAS once a host. Nothing is opened in the job, and nothing is asked that is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role
+from tpmon.model.results.collectives import (
+    CollectivesReading,
+    RankRecord,
+    RasReport,
+    RecordSource,
+    SourceNote,
+)
+from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.unpickle_shape import PlainError
+from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.procread import PROC, read_thread_names
+from tpmon.probe.host.listeners import Listener, read_all_listeners, read_listeners
+from tpmon.probe.job.job import Job, Member
+from tpmon.probe.records.debug_server import ask_records, find_door
+from tpmon.probe.records.flight_recorder import Origin, RecordError, parse_pickle
+from tpmon.probe.records.flight_recorder_files import (
+    WRITTEN_S,
+    ask_pipe,
+    read_environment,
+    read_record_file,
+    wait_for_record,
+)
+from tpmon.probe.records.ras import ANSWER_S as RAS_S
+from tpmon.probe.records.ras import find_port, read_ras
+
+PIPE_PRICE = (
+    "--fr-pipe: a byte is written into the pipe of each rank, and its NCCL watchdog writes its record into a"
+    " file of up to some MB; for the Python lines in it the watchdog waits for the GIL"
+)
+NCCL_THREAD = "pt_nccl_watchdg"
+"""What torch calls the thread of NCCL's watchdog (comm is cut at 15 characters)."""
+SERVERS_S = 6.0
+"""For all servers together; one answers within 5 ms."""
+FILES_S = 15.0
+"""For all files together; reading one of 2,000 calls takes 0.3 s of CPU."""
+MOST_AT_ONCE = 16
+_READ_S = 2.0
+_REASON_CHARS = 200
+_TOO_LATE = Missing("no answer in time")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Hold one rank with what its start says of its records."""
+
+    member: Member
+    number: int
+    environment: Known[dict[str, str]]
+
+
+def read_collectives(
+    job: Job, *, someone_waits: bool, ask_pipes: bool = False, proc: str = PROC
+) -> CollectivesReading:
+    """Read the records of every rank of this host, and NCCL's RAS report.
+
+    NCCL's recorder is asked only when ``someone_waits``: its answer queries CUDA events, which a rank that
+    captures a CUDA graph at this moment would not survive. ``ask_pipes`` writes into the pipes of the
+    ranks first: only on a person's request.
+    """
+    host = os.uname().nodename
+    ranks = _find_ranks(job, proc)
+    if not ranks:
+        return CollectivesReading((), (), ())
+    try:
+        listening: Known[tuple[Listener, ...]] = read_all_listeners()
+    except (OSError, ValueError) as error:
+        listening = Missing(f"the kernel does not tell who listens: {error}")
+    servers = _each(
+        ranks,
+        partial(_read_server, host=host, listening=listening, ask_nccl=someone_waits, proc=proc),
+        SERVERS_S,
+    )
+    rest = [one for one in ranks if not is_known(servers[one.number])]
+    files = _each(
+        rest, partial(_read_file, host=host, ask=ask_pipes, proc=proc), FILES_S + WRITTEN_S * ask_pipes
+    )
+    ras = _try(partial(_read_ras, ranks, listening, proc))
+    records = {number: answer for number, answer in (servers | files).items() if is_known(answer)}
+    by_source = (
+        (RecordSource.SERVER, list(servers.values())),
+        (RecordSource.PIPE if ask_pipes else RecordSource.FILE, list(files.values())),
+        (RecordSource.RAS, [ras]),
+    )
+    return CollectivesReading(
+        records=tuple(records[number] for number in sorted(records)),
+        ras=(ras,) if is_known(ras) else (),
+        notes=tuple(SourceNote(host, source, _say_missed(these)) for source, these in by_source if these),
+    )
+
+
+def _find_ranks(job: Job, proc: str) -> list[_Rank]:
+    """Return the ranks of this host, none where there is no other anywhere."""
+    members = [one for one in job.members if one.role is Role.RANK]
+    if len(members) < 2 and not (is_known(job.world_size) and job.world_size > 1):
+        return []  # a lone process waits for nobody
+    return [
+        _Rank(one, one.rank, read_within(_READ_S, partial(read_environment, one.identity.pid, proc)))
+        for one in members
+        if is_known(one.rank)
+    ]
+
+
+def _each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) -> dict[int, Known[T]]:
+    """Read of every rank, some at once; one that blocks costs its own answer alone."""
+    waiting: queue.SimpleQueue[_Rank] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, Known[T]]] = queue.SimpleQueue()
+    for one in ranks:
+        waiting.put(one)
+
+    def work() -> None:
+        while True:
+            try:
+                one = waiting.get_nowait()
+            except queue.Empty:
+                return
+            answers.put((one.number, _try(partial(read, one))))
+
+    for _ in range(min(MOST_AT_ONCE, len(ranks))):
+        threading.Thread(target=work, name="tpmon-records", daemon=True).start()
+    end_s = time.monotonic() + seconds
+    found: dict[int, Known[T]] = {}
+    while len(found) < len(ranks) and (left_s := end_s - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            number, answer = answers.get(timeout=left_s)
+            found[number] = answer
+    return {one.number: found.get(one.number, _TOO_LATE) for one in ranks}
+
+
+def _try(read: Callable[[], Known[T]]) -> Known[T]:
+    """Read one record; a broken one must hide neither the others nor the dump that it belongs to."""
+    try:
+        return read()
+    except (OSError, PlainError, RecordError) as error:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return Missing(admit_text(words or type(error).__name__, _REASON_CHARS))
+    except Exception as error:  # noqa: BLE001  # the reason stands where the record would be
+        return Missing(admit_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
+
+
+def _environment(one: _Rank) -> dict[str, str]:
+    if isinstance(one.environment, Missing):
+        raise OSError(f"its environment: {one.environment.reason}")
+    return one.environment
+
+
+def _read_server(
+    one: _Rank, *, host: str, listening: Known[tuple[Listener, ...]], ask_nccl: bool, proc: str
+) -> RankRecord:
+    pid = one.member.identity.pid
+    everything = listening if is_known(listening) else ()
+    door = find_door(pid, _environment(one), everything, proc)
+    if isinstance(door, Missing):
+        raise OSError(door.reason)
+    origin = Origin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
+    return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(pid, proc))
+
+
+def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
+    pid, environment = one.member.identity.pid, _environment(one)
+    if ask:
+        asked = datetime.now().astimezone()
+        ask_pipe(pid, one.number, environment, proc)
+        file = wait_for_record(pid, one.number, environment, asked, proc)
+    else:
+        file = read_record_file(pid, one.number, environment, one.member.started, proc)
+    source = RecordSource.PIPE if ask else RecordSource.FILE
+    return parse_pickle(file.data, Origin(host, pid, one.number, source, file.written))
+
+
+def _read_ras(ranks: Sequence[_Rank], listening: Known[tuple[Listener, ...]], proc: str) -> Known[RasReport]:
+    with_nccl = [one for one in ranks if NCCL_THREAD in read_thread_names(one.member.identity.pid, proc)]
+    if not with_nccl:
+        return Missing("no rank uses NCCL")
+    if isinstance(listening, Missing):
+        return listening
+    port = find_port([one.environment for one in with_nccl if is_known(one.environment)])
+    if isinstance(port, Missing):
+        return port
+    for one in with_nccl:
+        mine = read_listeners(one.member.identity.pid, listening, proc)
+        if isinstance(mine, Missing):
+            return mine
+        address = next((listener.address for listener in mine if listener.port == port), "")
+        if address:
+            return read_within(RAS_S + 1.0, partial(read_ras, port, address=address))
+    return Missing(f"no rank of this job listens on port {port}: another job has it, or NCCL is before 2.24")
+
+
+def _say_missed(answers: Sequence[Known[object]]) -> str:
+    """Say why answers are missing, the commonest reason, and of how many; "" for none."""
+    reasons = Counter(one.reason for one in answers if isinstance(one, Missing))
+    if not reasons:
+        return ""
+    reason, _ = reasons.most_common(1)[0]
+    count = reasons.total()
+    return reason if count == len(answers) else f"{count} of {len(answers)}: {reason}"

@@ -1,0 +1,240 @@
+"""Turn a dump of torch's FlightRecorder, as pickle or as JSON, into the typed record of one rank. Pure.
+
+The dumps differ by version: sizes and names are the same since 2.5; gloo (2.9) tells "retired" where
+NCCL tells a state, and names no members. Whatever does not fit is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
+from tpmon.model.results.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
+from tpmon.model.stacks import StackFrame
+from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.unpickle import load_plain
+from tpmon.model.text.unpickle_shape import Limits
+from tpmon.probe.records.flight_recorder_batches import Entry, Settled, settle_batches
+
+MOST_ENTRIES = 20_000
+MOST_GROUPS = 256
+CALLS_BEFORE, CALLS_AFTER = 4, 28
+"""Calls of a group that are kept around the first that is not done."""
+MOST_CALLS = CALLS_BEFORE + CALLS_AFTER
+_LAST_NS = 1 << 62
+"""Of the year 2116: later is no time at which a call was made."""
+_LIMITS = Limits(file_bytes=64 << 20, values=4_000_000)
+_MOST_SIZES, _MOST_DIMENSIONS, _MOST_RANKS = 16, 16, 16_384
+_NO_RANKS = Missing("the record does not name its members")
+_NO_TIMEOUT = Missing("the record tells no timeout")
+_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen ")
+
+
+class RecordError(ValueError):
+    """Say why a dump is not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Say whose record it is and when it was written."""
+
+    host: str
+    pid: int
+    rank: Applicable[int]
+    source: RecordSource
+    taken: datetime
+
+
+def parse_pickle(data: bytes, origin: Origin) -> RankRecord:
+    """Parse a dump as the FlightRecorder writes it into a file.
+
+    Raises:
+        PlainError: when it is no pickle of plain containers.
+        RecordError: when it is no dump of a FlightRecorder.
+    """
+    return parse_record(load_plain(data, _LIMITS), origin)
+
+
+def parse_json(data: bytes, origin: Origin) -> RankRecord:
+    """Parse a dump as the debug server answers.
+
+    Raises:
+        RecordError: when it is no JSON, no dump of a FlightRecorder, or too large.
+    """
+    # Each value has a comma or the begin of its container before it; those within texts count as well.
+    if sum(data.count(sign) for sign in b",[{") > _LIMITS.values:
+        raise RecordError(f"more than {_LIMITS.values} values")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON: {error}") from error
+    return parse_record(value, origin)
+
+
+def parse_record(value: object, origin: Origin) -> RankRecord:
+    """Parse a dump that was loaded already.
+
+    Raises:
+        RecordError: when it is no dump of a FlightRecorder.
+    """
+    dump = _mapping(value)
+    if "version" not in dump or not ("entries" in dump or "pg_status" in dump):
+        raise RecordError("it has no version or no entries: no dump of a FlightRecorder")
+    entries = _sequence(dump.get("entries", ()))[-MOST_ENTRIES:]
+    members = _read_members(_mapping(dump.get("pg_config")))
+    status = _mapping(dump.get("pg_status"))
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for raw in entries:
+        entry = _read_entry(raw)
+        if entry is not None and (entry.group in groups or len(groups) < MOST_GROUPS):
+            groups.setdefault(entry.group, []).append(entry)
+    # The numbers of entries begin at 0, and the buffer overwrites the oldest.
+    from_start = all(_integer(_mapping(raw).get("record_id")) == 0 for raw in entries[:1])
+    made = (
+        _make_group(settle_batches(those, renumber=from_start), members, status) for those in groups.values()
+    )
+    return RankRecord(
+        host=origin.host,
+        pid=origin.pid,
+        rank=origin.rank,
+        source=origin.source,
+        taken=origin.taken,
+        from_start=from_start,
+        groups=tuple(made),
+    )
+
+
+def _read_entry(value: object) -> Entry | None:
+    raw = _mapping(value)
+    group = _sequence(raw.get("process_group"))
+    is_transfer = raw.get("is_p2p") is True
+    sequence = _integer(raw.get("p2p_seq_id" if is_transfer else "collective_seq_id"))
+    if len(group) != 2 or sequence is None or _read_created(raw) is None:
+        return None
+    # gloo leaves the state as it was, and retires a call when it is done.
+    done = raw.get("retired") is True or raw.get("state") == CallState.COMPLETED.value
+    name, description = group
+    return Entry(
+        group=(_text(name), _text(description)),
+        name=_text(raw.get("profiling_name")),
+        sequence=sequence,
+        collective=sequence if not is_transfer else _integer(raw.get("collective_seq_id")),
+        is_transfer=is_transfer,
+        is_done=done,
+        raw=raw,
+    )
+
+
+def _read_created(raw: Mapping[object, object]) -> float | None:
+    """Return when a call was made in seconds since 1970; None for what is no time of this age."""
+    created_ns = _integer(raw.get("time_created_ns"))
+    return created_ns / 1e9 if created_ns is not None and 0 < created_ns < _LAST_NS else None
+
+
+def _make_group(
+    settled: Settled, members: Mapping[str, tuple[int, ...]], status: Mapping[object, object]
+) -> GroupRecord:
+    entries = settled.entries
+    collectives = sorted((one for one in entries if not one.is_transfer), key=lambda one: one.sequence)
+    unfinished = [one.sequence for one in collectives if not one.is_done]
+    newest = settled.newest
+    if collectives:
+        last_called = collectives[-1].sequence
+        last_done = unfinished[0] - 1 if unfinished else last_called
+    elif settled.batches:
+        last_called = last_done = 0  # its status counts the batches
+    else:
+        told = _mapping(status.get(_text(newest.raw.get("pg_id"))))
+        last_called = max(0, _integer(told.get("last_enqueued_collective")) or 0)
+        last_done = min(last_called, max(0, _integer(told.get("last_completed_collective")) or 0))
+    shown = [one for one in collectives if last_done - CALLS_BEFORE < one.sequence <= last_done + CALLS_AFTER]
+    waits = [one for one in entries if one.is_transfer and not one.is_done]
+    name, description = newest.group
+    return GroupRecord(
+        name=name,
+        description=description,
+        backend=newest.name.partition(":")[0],
+        ranks=members.get(name, _NO_RANKS),
+        last_called=last_called,
+        last_done=last_done,
+        calls=tuple(map(_make_call, (*shown[-MOST_CALLS:], *waits[:CALLS_AFTER]))),
+        batches=settled.batches,
+    )
+
+
+def _make_call(entry: Entry) -> CollectiveCall:
+    raw = entry.raw
+    started = raw.get("state") == CallState.STARTED.value
+    timeout_ms = _integer(raw.get("timeout_ms"))
+    created_s = _read_created(raw) or 0.0
+    return CollectiveCall(
+        sequence=entry.sequence,
+        name=entry.name.rpartition(":")[2],
+        is_transfer=entry.is_transfer,
+        state=CallState.COMPLETED if entry.is_done else CallState.STARTED if started else CallState.SCHEDULED,
+        input_sizes=_read_sizes(raw.get("input_sizes")),
+        output_sizes=_read_sizes(raw.get("output_sizes")),
+        input_types=_read_types(raw.get("input_dtypes")),
+        output_types=_read_types(raw.get("output_dtypes")),
+        created=datetime.fromtimestamp(created_s, tz=timezone.utc).astimezone(),
+        timeout_s=timeout_ms / 1e3 if timeout_ms is not None and timeout_ms > 0 else _NO_TIMEOUT,
+        line=_find_line(_sequence(raw.get("frames"))),
+    )
+
+
+def _read_members(config: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
+    """Read the ranks of each group, which stand there as text: "[0, 1, 2]"."""
+    members: dict[str, tuple[int, ...]] = {}
+    for name, raw in config.items():
+        words = _text(_mapping(raw).get("ranks"), _MOST_RANKS * 8).strip("[] ").split(",")
+        ranks = [int(word) for word in words if word.strip().isdecimal() and len(word) < 12]
+        if ranks:
+            members[_text(name)] = tuple(ranks)
+    return members
+
+
+def _read_sizes(raw: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(size for one in _sequence(sizes)[:_MOST_DIMENSIONS] if (size := _integer(one)) is not None)
+        for sizes in _sequence(raw)[:_MOST_SIZES]
+    )
+
+
+def _read_types(raw: object) -> tuple[str, ...]:
+    return tuple(_text(one, 40) for one in _sequence(raw)[:_MOST_SIZES])
+
+
+def _find_line(frames: Sequence[object]) -> Applicable[StackFrame]:
+    """Return the innermost frame outside of installed packages; frames come innermost first."""
+    for raw in frames:
+        frame = _mapping(raw)
+        file, line = _text(frame.get("filename"), 400), _integer(frame.get("line"))
+        if file and line is not None and not any(part in file for part in _PACKAGES):
+            return StackFrame(_text(frame.get("name")), file, line)
+    return NOT_APPLICABLE
+
+
+def _mapping(value: object) -> Mapping[object, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _integer(value: object) -> int | None:
+    """Return a number; the JSON of torch writes some as text."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else None
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+
+
+def _text(value: object, limit: int = 120) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return admit_text(value, limit) if isinstance(value, str) else ""

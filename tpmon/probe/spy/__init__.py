@@ -1,0 +1,1 @@
+"""Read Python stacks with py-spy: slices, samples and dumps."""

@@ -1,0 +1,275 @@
+"""Run py-spy once: without a stop of the target, with a deadline, a cap on its output, and on a lead.
+
+The lead is a pipe that is py-spy's stdin: when its other end closes, because this process ended in
+whatever way, the kernel kills py-spy. That needs no code between fork and exec, which a process
+with threads must not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
+from tpmon.model.results.doctor import point_to
+from tpmon.own_command import install_command
+from tpmon.probe.proc.files import parse_stat
+
+NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
+MAX_OUTPUT_BYTES = 4 << 20
+MAX_ERROR_BYTES = 16 << 10
+NICENESS = 5
+CPU_LIMIT_S = 2
+"""The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
+REAP_S = 1.0
+"""How long a py-spy may take to end once it was killed or wrote all: the kernel keeps one that reads from a
+mount that does not answer."""
+MOST_KEPT = 3
+"""Of those at a time; no further py-spy is started then."""
+_kept: list[subprocess.Popen[bytes]] = []
+_READ_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
+
+    output: bytes
+    errors: bytes
+    status: int
+    cpu_s: float
+    wall_s: float
+    late: bool
+    """It was killed at its deadline."""
+    flooded: bool
+    """It was killed because it wrote more than ``MAX_OUTPUT_BYTES``."""
+
+
+def find_spy() -> Known[str]:
+    """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
+    return found or Missing(f"{missing}: {install_spy()}")
+
+
+def say_unstarted(error: OSError) -> str:
+    """Say why a py-spy that is there does not start."""
+    return point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
+
+
+def install_spy() -> str:
+    """Return the command that installs or updates the py-spy that tpmon starts."""
+    return install_command("py-spy")
+
+
+def dump_arguments(
+    pid: int, *, nonblocking: bool = True, native: bool = False, variables: bool = False
+) -> tuple[str, ...]:
+    """Return the arguments for one sample of every thread, as JSON.
+
+    ``native`` adds the frames of C, which py-spy reads of a stopped process alone; ``variables`` adds theirs.
+    """
+    words = (
+        ("--nonblocking", nonblocking and not native),
+        ("--native", native),
+        ("--locals", variables),
+    )
+    how = (word for word, wanted in words if wanted)
+    return ("dump", *how, "--full-filenames", "--json", "--pid", str(pid))
+
+
+def record_arguments(pid: int, rate_hz: int, seconds: int) -> tuple[str, ...]:
+    """Return the arguments for folded stacks, idle threads included; rate and length are whole numbers."""
+    how = ("--nonblocking", "--full-filenames", "--idle", "--threads", "--format", "raw")
+    length = ("--rate", str(rate_hz), "--duration", str(seconds))
+    return ("record", *how, *length, "--output", "/dev/stdout", "--pid", str(pid))
+
+
+def _tie(lead: int, pid: int) -> None:
+    """Have the kernel kill ``pid`` when the writing end of its stdin closes (fcntl(2), F_SETSIG)."""
+    # A sandbox may not know it: py-spy then ends by itself at the end of its slice.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(lead, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(lead, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lead, fcntl.F_SETFL, fcntl.fcntl(lead, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a child that is not reaped yet. Not Popen.kill, which may reap it on the way."""
+    # A py-spy that was made setuid is not ours to kill; its slice ends by itself. Where SIGCHLD is
+    # ignored the kernel reaps it, and it may be gone.
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.kill(pid, number)
+
+
+class SpyChild:
+    """Run one py-spy at a time in the caller's thread; every other thread may stop it and ask its cost."""
+
+    def __init__(self) -> None:
+        """Run nothing yet."""
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._stopped = False
+        self._ended_cpu_s = 0.0
+
+    def run(
+        self,
+        command: tuple[str, ...],
+        deadline_s: float,
+        cpu_limit_s: int = CPU_LIMIT_S,
+        niceness: int = NICENESS,
+    ) -> Outcome:
+        """Run a command to its end, at the latest ``deadline_s`` after its start.
+
+        After ``cpu_limit_s`` of CPU the kernel ends it. One that stops its target is given niceness 0: the
+        longer it waits for a CPU, the longer the target stands still.
+
+        Raises:
+            OSError: when it cannot be started.
+        """
+        _kept[:] = [one for one in _kept if one.poll() is None]
+        if len(_kept) >= MOST_KEPT:
+            reason = f"process {_kept[0].pid} and others still wait for a file that does not answer"
+            raise OSError(errno.EBUSY, reason)
+        started_s = time.monotonic()
+        reader, writer = os.pipe()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=reader,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # The keys and hang-ups of our terminal are ours.
+                start_new_session=True,
+                env={**os.environ, "RUST_BACKTRACE": "0"},
+            )
+            with self._lock:
+                self._pid = process.pid
+                _tie(reader, process.pid)
+                if self._stopped:
+                    _kill(process.pid)
+            with contextlib.suppress(OSError):
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, process.pid, own + niceness)
+                resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
+            output, errors, late, flooded = self._read(process, started_s + deadline_s)
+            status, cpu_s = self._reap(process)
+        finally:
+            with self._lock:
+                self._pid = 0  # what might still run is on the lead
+            os.close(reader)
+            os.close(writer)
+        return Outcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
+
+    def stop(self) -> None:
+        """Kill the py-spy that runs, and any that is started later; never waits."""
+        with self._lock:
+            self._stopped = True
+            if self._pid:
+                _kill(self._pid)
+
+    def allow(self) -> None:
+        """Let a py-spy run again after ``stop``."""
+        with self._lock:
+            self._stopped = False
+
+    def finish(self, *, for_good: bool = False) -> None:
+        """Ask a recording py-spy to end now and print what it has; it does at its next sample.
+
+        ``for_good``: one that is started later is killed, as after ``stop``.
+        """
+        with self._lock:
+            self._stopped = self._stopped or for_good
+            if self._pid:
+                _kill(self._pid, signal.SIGINT)
+
+    def cost(self) -> tuple[float, int]:
+        """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
+        with self._lock:
+            if not self._pid:
+                return self._ended_cpu_s, 0
+            try:
+                with open(f"/proc/{self._pid}/stat", "rb") as file:
+                    stat = parse_stat(file.read())
+            except (OSError, ValueError):
+                return self._ended_cpu_s, 0
+            return self._ended_cpu_s + stat.cpu_s, stat.rss_bytes
+
+    def _read(self, process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool, bool]:
+        if process.stdout is None or process.stderr is None:
+            raise AssertionError("py-spy was started with pipes")
+        output, errors = process.stdout.fileno(), process.stderr.fileno()
+        parts: dict[int, list[bytes]] = {output: [], errors: []}
+        room = {output: MAX_OUTPUT_BYTES, errors: MAX_ERROR_BYTES}
+        late = flooded = False
+        # Not select(): tpmon itself keeps more than 1,024 descriptors open on a large job.
+        readable = select.poll()
+        for fd in parts:
+            readable.register(fd, select.POLLIN)
+        open_fds = set(parts)
+        while open_fds:
+            left_ms = (deadline_s - time.monotonic()) * 1000
+            ready = readable.poll(max(left_ms, 0))
+            if not ready:
+                late = True
+                _kill(process.pid)
+                break
+            for fd, _ in ready:
+                data = os.read(fd, _READ_BYTES)
+                if not data:
+                    readable.unregister(fd)
+                    open_fds.discard(fd)
+                    continue
+                parts[fd].append(data[: room[fd]])
+                room[fd] -= len(data)
+                if fd == output and room[fd] < 0 and not flooded:
+                    flooded = True
+                    _kill(process.pid)
+                room[fd] = max(room[fd], 0)
+        return b"".join(parts[output]), b"".join(parts[errors]), late, flooded
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> tuple[int, float]:
+        """Wait for the end outside the lock, reap inside, so that ``stop`` never hits a reused PID."""
+        # Where SIGCHLD is ignored the kernel reaps it, and its status is lost: its output then has to tell.
+        returncode, cpu_s = 0, 0.0
+        has_ended = _await_end(process.pid)
+        with self._lock:
+            self._pid = 0
+            if has_ended:
+                with contextlib.suppress(ChildProcessError):
+                    _, status, usage = os.wait4(process.pid, 0)
+                    returncode, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            self._ended_cpu_s += cpu_s
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        if has_ended:
+            process.returncode = returncode  # subprocess would otherwise wait for it again
+        else:
+            _kept.append(process)
+        return returncode, cpu_s
+
+
+def _await_end(pid: int) -> bool:
+    """Wait for the end of a child, at most ``REAP_S``, without reaping it; tell whether it came."""
+    end_s = time.monotonic() + REAP_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > end_s:
+                _kill(pid)
+                return False
+            time.sleep(0.003)
+    return True

@@ -1,0 +1,231 @@
+"""Join the Python stacks of one process with what /proc says of its threads at the same moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.doctor import say_refusal
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.stops import FROZEN
+from tpmon.probe.base.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file
+from tpmon.probe.job.loop_thread import find_loop, read_loop
+from tpmon.probe.job.roles import thread_kind
+from tpmon.probe.proc.files import parse_io, parse_schedstat
+from tpmon.probe.proc.files import parse_stat as parse_counters
+from tpmon.probe.proc.peers import OtherEnds
+from tpmon.probe.proc.syscall import name_call
+from tpmon.probe.proc.thread_numbers import number_stacks
+from tpmon.probe.proc.wait_object import Waiter, read_target
+from tpmon.probe.proc.wchan import ON_CPU, Syscall, describe_wait, parse_syscall
+from tpmon.probe.spy.dump_text import DumpedStack, is_torn
+
+MOST_NATIVE = 64
+"""Native threads of one process that are listed; the rest is counted."""
+MOST_THREADS = 4096
+_MACHINE = os.uname().machine
+_LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
+_NOT_TOLD = Missing("before Python 3.11 the kernel's number of a thread is not told")
+_ENDED = Missing("the thread ended while it was read")
+_TORN = Missing("it ran on while its stack was read")
+_NOT_READ = Missing("not read of native threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Hold the threads of one process; ``idle`` counts the native ones that are not listed."""
+
+    looks: tuple[ThreadLook, ...]
+    idle: int
+
+
+def read_threads(
+    pid: int,
+    role: Role,
+    stacks: Known[Sequence[StackCount]],
+    *,
+    loop_tid: int = 0,
+    ends: OtherEnds | None = None,
+    frozen: bool = False,
+    waits: bool = True,
+    proc: str = PROC,
+    machine: str = _MACHINE,
+) -> Threads:
+    """Read every thread of a process and give it its stack; where there are none, why.
+
+    ``loop_tid`` is the thread that runs the training loop; 0: told from the stacks.
+    ``ends`` answers who has the other end of what a thread waits on, for a whole round. ``frozen``: a
+    control group keeps the process from running, so that its threads wait for that alone. With ``waits``
+    the kernel function and the system call of native threads are read too.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
+    if loop_tid not in tids:
+        loop_tid = 0  # it ended: nobody else may take its place unseen
+    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine, frozen, waits)
+    if isinstance(stacks, Missing):
+        first = reader.loop_tid
+        native, idle = reader.read_native(tid for tid in tids if tid != first)
+        return Threads((reader.read(first, "MainThread" if first == pid else "", stacks), *native), idle)
+    here = set(tids)
+    if not loop_tid and role is Role.RANK and (found := find_loop(stacks, pid)) is not None:
+        loop = read_loop(pid, found, proc)
+        reader = replace(reader, loop_tid=loop.thread.tid if is_known(loop) else pid)
+    named = number_stacks(pid, stacks, here, proc, machine)
+    python = [
+        replace(
+            reader.read(tid, one.thread, _TORN if is_torn((one,)) else one.frames)
+            if tid in here
+            else _unplaced(one),
+            locals=one.locals if isinstance(one, DumpedStack) else NOT_APPLICABLE,
+            holds_gil=one.holds_gil,
+        )
+        for tid, one in named
+    ]
+    known = {tid for tid, _ in named}
+    native, idle = reader.read_native(tid for tid in tids if tid not in known)
+    return Threads((*python, *native), idle)
+
+
+def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
+    """Read what a process used since it began."""
+    try:
+        stat = parse_counters(read_file(f"{proc}/{pid}/stat", 4096))
+        moved = parse_io(read_file(f"{proc}/{pid}/io", 1024))
+    except (OSError, ValueError) as error:
+        return Missing(f"what the process used: {error}")
+    faults = stat.minor_faults + stat.major_faults
+    return ProcessToll(round(stat.cpu_s * 1e9), faults, moved.asked_read + moved.asked_write)
+
+
+def _unplaced(stack: StackCount) -> ThreadLook:
+    why = _NOT_TOLD
+    return ThreadLook(
+        tid=why,
+        name=stack.thread,
+        kind=ThreadKind.OTHER,
+        state="?",
+        wchan=why,
+        call=why,
+        waits_for=why,
+        waits_on=why,
+        run_ns=why,
+        delay_ns=why,
+        frames=stack.frames,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Read the threads of one process."""
+
+    pid: int
+    role: Role
+    loop_tid: int
+    ends: OtherEnds
+    proc: str
+    machine: str
+    frozen: bool
+    waits: bool
+
+    def read(self, tid: int, name: str, frames: Applicable[tuple[StackFrame, ...]]) -> ThreadLook:
+        """Read all that /proc says of one thread."""
+        folder = f"{self.proc}/{self.pid}/task/{tid}"
+        is_main = tid == self.loop_tid
+        try:
+            stat = parse_stat(read_file(f"{folder}/stat", 4096))
+        except (OSError, ValueError):
+            return ThreadLook(tid, name, thread_kind("", main=is_main), "?", *(_ENDED,) * 6, frames=frames)
+        call = _read_call(folder)
+        wchan = _read_wchan(folder)
+        run_ns, delay_ns = _read_times(folder)
+        waits_for = describe_wait(stat.state, wchan, call, self.role, self.machine)
+        if self.frozen:
+            waits_for = FROZEN
+        waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
+        if stat.state != "R":  # what runs has left its call
+            waits_on = read_target(Waiter(self.pid, tid, call, waits_for, self.machine, self.proc), self.ends)
+        return ThreadLook(
+            tid=tid,
+            name=name or stat.name,
+            kind=thread_kind(stat.name, main=is_main),
+            state=stat.state,
+            wchan=wchan,
+            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            waits_for=waits_for,
+            waits_on=waits_on,
+            run_ns=run_ns,
+            delay_ns=delay_ns,
+            frames=frames,
+            kernel_ns=round(stat.kernel_ticks * 1e9 / TICKS_PER_S),
+        )
+
+    def read_native(self, tids: Iterable[int]) -> tuple[list[ThreadLook], int]:
+        """Read the threads without a Python stack: those with a purpose and those that do not sleep."""
+        listed: list[ThreadLook] = []
+        idle = 0
+        for tid in tids:
+            folder = f"{self.proc}/{self.pid}/task/{tid}"
+            try:
+                stat = parse_stat(read_file(f"{folder}/stat", 4096))
+            except (OSError, ValueError):
+                continue  # it ended between listing and reading
+            kind = thread_kind(stat.name, main=False)
+            rests = stat.state in "SI" or (self.frozen and stat.state == "D")
+            if (rests and kind not in _LISTED) or len(listed) >= MOST_NATIVE:
+                idle += 1
+            elif stat.state in "DTt":
+                listed.append(self.read(tid, stat.name, NOT_APPLICABLE))
+            else:
+                listed.append(self._look_cheaply(tid, stat, kind, folder))
+        return listed, idle
+
+    def _look_cheaply(self, tid: int, stat: Stat, kind: ThreadKind, folder: str) -> ThreadLook:
+        """Make the look of a native thread that nothing holds: what it waits on is its own affair."""
+        run_ns, delay_ns = _read_times(folder)
+        call = _read_call(folder) if self.waits else _NOT_READ
+        return ThreadLook(
+            tid=tid,
+            name=stat.name,
+            kind=kind,
+            state=stat.state,
+            wchan=_read_wchan(folder) if self.waits else _NOT_READ,
+            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            waits_for="running" if stat.state == "R" else _NOT_READ,
+            waits_on=NOT_APPLICABLE,
+            run_ns=run_ns,
+            delay_ns=delay_ns,
+            frames=NOT_APPLICABLE,
+        )
+
+
+def _read_call(folder: str) -> Known[Syscall]:
+    try:
+        return parse_syscall(read_file(f"{folder}/syscall", 512))
+    except OSError as error:
+        return Missing(f"system call: {say_refusal(error, 'syscall')}")
+    except ValueError:
+        return ON_CPU
+
+
+def _read_wchan(folder: str) -> Known[str]:
+    try:
+        return read_file(f"{folder}/wchan", 128).decode("ascii", "replace") or "0"
+    except OSError as error:
+        return Missing(f"wchan: {say_refusal(error, 'wchan')}")
+
+
+def _read_times(folder: str) -> tuple[Known[int], Known[int]]:
+    try:
+        times = parse_schedstat(read_file(f"{folder}/schedstat", 256))
+    except (OSError, ValueError) as error:
+        why = Missing(f"schedstat: {error}")
+        return why, why
+    return times.run_ns, times.wait_ns

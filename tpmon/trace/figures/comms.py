@@ -1,0 +1,179 @@
+"""Communication: how long it ran, how much compute hid of it, and what each collective moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.results.trace import CollectiveRow, Communication
+from tpmon.trace.figures.breakdown import Activity, comm_rows
+from tpmon.trace.figures.dtypes import dtype_bytes
+from tpmon.trace.figures.inputs import parse_inputs
+from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend
+from tpmon.trace.reading.columns import Collective, Ints, distinct
+from tpmon.trace.reading.read import Trace, clean_name
+from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.spans import intersect_total
+
+_UNKNOWN = Missing("the trace does not say sizes and types")
+_NO_GROUP = Missing("the trace does not say of how many ranks the group is")
+
+
+def bus_factor(name: str, ranks: int) -> float:
+    """Return bus bytes by message byte as nccl-tests count them; 1 where a message crosses once."""
+    short = name.lower().replace("_", "")
+    if ranks < 2:
+        return 0.0
+    if "allreduce" in short:
+        return 2 * (ranks - 1) / ranks
+    if any(word in short for word in ("allgather", "reducescatter", "alltoall")):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def message_bytes(one: Collective) -> int:
+    """Return the bytes of one collective: of the larger of input and output; 0 if not known."""
+    return max(one.elements_in, one.elements_out, 0) * dtype_bytes(one.dtype)
+
+
+def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Applicable[Communication]:
+    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none.
+
+    ``launched_by`` are the calls of the kernels, as ``match_calls`` finds them.
+    """
+    if not activity.talk().total:
+        return NOT_APPLICABLE
+    compute = [one.kernel if activity.on_device else one.cpu for one in activity.each()]
+    each = list(zip((one.talk() for one in activity.each()), compute, strict=True))
+    on_device = activity.communication.total > 0 and activity.on_device
+    overlap = sum(intersect_total(mine, compute) for mine, compute in each)
+    total = sum(mine.total for mine, _compute in each)
+    rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_rows(trace, activity.on_device)
+    return Communication(
+        len(rows),
+        total / 1000,
+        sum(compute.total for _mine, compute in each) / 1000,
+        overlap / 1000,
+        (total - overlap) / 1000,
+        tuple(
+            _collectives(trace, rows, launched_by) if on_device else _host_collectives(trace, rows.tolist())
+        ),
+    )
+
+
+def _host_rows(trace: Trace, on_device: bool = False) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the communication of the host; beside a device that of gloo and its like alone."""
+    host = trace.host
+    named = flag(trace.names, is_host_backend if on_device else is_comm_host)[host.name]
+    return np.flatnonzero(
+        named & ((host.category == Category.OP) | (host.category == Category.ANNOTATION))
+    ).astype(np.int64)
+
+
+class _Sizes:
+    """Tell how many bytes host events of communication were given; a training repeats its few shapes."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._of_shape: dict[int, int] = {}
+
+    def of(self, row: int) -> int:
+        """Return the bytes of the tensors of a host event; 0 if not known."""
+        host = self._trace.host
+        shape = int(host.shape[row])
+        if (
+            shape < 0 or "barrier" in self._trace.names[host.name[row]]
+        ):  # which carries a tensor of no meaning
+            return 0
+        if shape not in self._of_shape:
+            self._of_shape[shape] = _count_bytes(self._trace.shapes[shape])
+        return self._of_shape[shape]
+
+
+def _count_bytes(shape: tuple[bytes, bytes]) -> int:
+    """Return the bytes of all tensors of recorded inputs; 0 where not all are told."""
+    inputs = parse_inputs(shape)
+    sizes = zip(inputs.dims, inputs.element_bytes, strict=True)
+    return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
+
+
+def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: bool) -> Ints:
+    """Return for each row of work the annotation of communication around its launch, -1 where none is.
+
+    ``shaped`` asks for one that tells the shapes of its tensors.
+    """
+    host, calls = trace.host, trace.calls
+    marks = _host_rows(trace)
+    marks = marks[host.category[marks] == Category.ANNOTATION]
+    if shaped:
+        marks = marks[host.shape[marks] >= 0]
+    found = np.full(len(rows), -1, dtype=np.int64)
+    launched = np.flatnonzero(launched_by[rows] >= 0)
+    if not len(marks) or not len(launched):
+        return found
+    call = launched_by[rows[launched]]
+    for track in distinct(host.track[marks]).tolist():
+        mine = marks[host.track[marks] == track]
+        mine = mine[np.argsort(host.start[mine], kind="stable")]
+        here = np.flatnonzero(calls.track[call] == track)
+        times = calls.start[call[here]]
+        at = np.searchsorted(host.start[mine], times, side="right") - 1
+        inside = (at >= 0) & (times < host.start[mine[at]] + host.duration[mine[at]])
+        found[launched[here[inside]]] = mine[at[inside]]
+    return found
+
+
+def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
+    work = trace.work
+    annotations = find_annotations(trace, rows, launched_by, shaped=True)
+    around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
+    sizes = _Sizes(trace)
+    groups: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        number = int(work.collective[row])
+        said = trace.collectives[number].name if number >= 0 else ""
+        groups.setdefault(said or trace.names[work.name[row]].split("(")[0], []).append(row)
+    found = []
+    for name, members in groups.items():
+        total = int(work.duration[members].sum())
+        moved, bus = 0, 0.0
+        for row in members:
+            number = int(work.collective[row])
+            size = message_bytes(trace.collectives[number]) if number >= 0 else 0
+            if size:
+                bus += size * bus_factor(trace.collectives[number].name, trace.collectives[number].group_size)
+            elif around[row] >= 0:
+                size = sizes.of(around[row])
+            moved += size
+        speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
+        found.append(
+            CollectiveRow(clean_name(name, 120), len(members), total / 1000, moved or _UNKNOWN, speed)
+        )
+    return sorted(found, key=lambda row: -row.total_us)
+
+
+def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
+    sizes = _Sizes(trace)
+    sums: dict[int, tuple[int, int, int]] = {}
+    for row in rows:
+        number = int(trace.host.name[row])
+        count, total, moved = sums.get(number, (0, 0, 0))
+        sums[number] = (
+            count + 1,
+            total + int(trace.host.duration[row]),
+            moved + sizes.of(row),
+        )
+    found = [
+        CollectiveRow(
+            clean_name(trace.names[number], 120),
+            count,
+            total / 1000,
+            moved or _UNKNOWN,
+            _NO_GROUP if moved else _UNKNOWN,
+        )
+        for number, (count, total, moved) in sums.items()
+    ]
+    return sorted(found, key=lambda row: -row.total_us)

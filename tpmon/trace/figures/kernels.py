@@ -1,0 +1,191 @@
+"""Kernels by name, and what each launch could occupy of its card: as reported, and computed anew."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.trace import CopyRow, KernelRow
+from tpmon.trace.figures.nesting import Nest
+from tpmon.trace.figures.peaks import find_peak
+from tpmon.trace.figures.products import DTYPES, Counted, rate, share_of_peak
+from tpmon.trace.reading.classes import uses_tensor_cores
+from tpmon.trace.reading.columns import Ints, Launch, distinct
+from tpmon.trace.reading.read import Trace, clean_name, find_device
+from tpmon.trace.reading.schema import Category, Device
+
+Reals = npt.NDArray[np.float64]
+
+BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
+"""Resident blocks a multiprocessor takes, by compute capability (CUDA programming guide); else 32."""
+_BLOCKS_ELSE = 32
+_MOST_OF_A_CARD = 1 << 31
+NEAR_PEAK_PCT = 60.0
+"""From here on a kernel is held by what the card can; the best libraries reach 70 to 90 % of a data sheet."""
+_NO_VALUE = Missing("no kernel of the trace has the value")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFigures:
+    """Hold per row of device work what its launch says; NaN where it does not."""
+
+    blocks_per_sm: Reals
+    reported_pct: Reals
+    occupancy_pct: Reals
+
+
+def occupancy(launch: Launch, card: Device) -> tuple[float, str]:
+    """Return the share of resident threads in percent that a launch can reach, and what limits it.
+
+    NaN where the trace lacks what the formula needs; the carve-out of shared memory is not known.
+    """
+    numbers = (launch.registers, launch.shared_bytes)
+    facts = (card.threads_per_sm, card.registers_per_sm, card.shared_per_sm, card.sms, card.major)
+    if len(launch.block) < 3 or len(launch.grid) < 3 or not all(map(math.isfinite, numbers)):
+        return math.nan, ""
+    if min(facts) <= 0 or max(facts) > _MOST_OF_A_CARD:
+        return math.nan, ""
+    threads = math.prod(launch.block)
+    blocks = math.prod(launch.grid)
+    if not threads or not blocks or card.warp_size != 32:
+        return math.nan, ""
+    warps = -(-threads // 32)
+    limits = {
+        "warps": card.threads_per_sm // 32 // warps,
+        "blocks": BLOCKS_PER_SM.get((card.major, card.minor), _BLOCKS_ELSE),
+    }
+    if launch.registers > 0:
+        per_warp = -(-int(launch.registers) * 32 // 256) * 256
+        limits["registers"] = card.registers_per_sm // 4 // per_warp * 4 // warps
+    reserved, grain = (1024, 128) if card.major >= 8 else (0, 256)
+    shared = -(-(int(launch.shared_bytes) + reserved) // grain) * grain
+    if shared > 0:
+        limits["shared memory"] = card.shared_per_sm // shared
+    per_card = blocks / card.sms
+    name = min(limits, key=lambda one: limits[one])
+    resident = min(limits[name], per_card)
+    limited_by = "too few blocks" if per_card < limits[name] else name
+    return min(resident * threads / card.threads_per_sm, 1.0) * 100, limited_by
+
+
+def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], str]]:
+    """Return the figures of every row of device work, and what limits each (launch, device)."""
+    work = trace.work
+    size = len(work.start)
+    blocks, reported, computed = (np.full(size, math.nan) for _ in range(3))
+    limited: dict[tuple[int, int], str] = {}
+    if trace.launches and size:
+        has = np.flatnonzero((work.launch >= 0) & (work.category == Category.KERNEL))
+        launch = work.launch[has]
+        blocks[has] = np.array([one.blocks_per_sm for one in trace.launches])[launch]
+        reported[has] = np.array([one.occupancy_pct for one in trace.launches])[launch]
+        for device in distinct(work.device[has]).tolist():
+            card = find_device(trace, device)
+            here = has[work.device[has] == device]
+            if card is None:
+                continue
+            values = np.full(len(trace.launches), math.nan)
+            for number in distinct(work.launch[here]).tolist():
+                values[number], limited[number, device] = occupancy(trace.launches[number], card)
+            computed[here] = values[work.launch[here]]
+    return LaunchFigures(blocks, reported, computed), limited
+
+
+def weigh(values: Reals, weights: npt.NDArray[np.int64]) -> Known[float]:
+    """Return the mean of the values that are there, weighted."""
+    there = np.isfinite(values) & (weights > 0)
+    if not bool(there.any()):
+        return _NO_VALUE
+    return float(np.average(values[there], weights=weights[there]))
+
+
+def sum_kernels(
+    trace: Trace,
+    figures: LaunchFigures,
+    limited: dict[tuple[int, int], str],
+    counted: Counted,
+    launched: tuple[Nest, Ints],
+) -> tuple[KernelRow, ...]:
+    """Sum the kernels by name, the longest total first; ``launched`` are operators and launchers."""
+    ops, launchers = launched
+    work = trace.work
+    rows = np.flatnonzero(work.category == Category.KERNEL)
+    order = rows[np.argsort(work.name[rows], kind="stable")]
+    names, first = np.unique(work.name[order], return_index=True)
+    parts = np.split(order, first[1:]) if len(names) else []
+    found = []
+    for number, part in zip(names.tolist(), parts, strict=True):
+        length = work.duration[part]
+        longest = part[int(np.argmax(length))]
+        why = limited.get((int(work.launch[longest]), int(work.device[longest])), "")
+        found.append(
+            KernelRow(
+                clean_name(trace.names[number], 600),
+                len(part),
+                float(length.sum()) / 1000,
+                float(length.mean()) / 1000,
+                float(length.min()) / 1000,
+                float(length.max()) / 1000,
+                weigh(figures.blocks_per_sm[part], length),
+                weigh(figures.reported_pct[part], length),
+                weigh(figures.occupancy_pct[part], length),
+                why or Missing("the trace lacks what the formula needs"),
+                uses_tensor_cores(trace.names[number]),
+                _main_operator(trace, ops, launchers[part], length),
+                *_rates(trace, counted, part, length),
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -row.total_us))
+
+
+Rates = tuple[Known[float], Known[float], Known[float], Known[float], Known[str]]
+
+
+def _rates(trace: Trace, counted: Counted, part: Ints, length: Ints) -> Rates:
+    """Return GB/s and TFLOP/s, each with its part of the card's peak, and which of both holds the kernel."""
+    devices = distinct(trace.work.device[part]).tolist()
+    peak = find_peak(find_device(trace, devices[0])) if len(devices) == 1 else None
+    dtype = DTYPES[int(np.bincount(counted.dtype[part]).argmax())]
+    gb_s, gflop_s = rate(counted.moved[part], length), rate(counted.flops[part], length)
+    tflop_s = gflop_s / 1000 if is_known(gflop_s) else gflop_s
+    memory = share_of_peak(gb_s, peak.gb_s if peak else None)
+    compute = share_of_peak(tflop_s, peak.tflop_s.get(dtype) if peak else None)
+    return gb_s, memory, tflop_s, compute, _name_bound(memory, compute, is_product=bool(dtype))
+
+
+def _name_bound(memory: Known[float], compute: Known[float], is_product: bool) -> Known[str]:
+    """Tell what holds a kernel: the memory or the arithmetic of the card, or neither."""
+    for name, pct in (("compute", compute), ("memory", memory)):
+        if is_known(pct) and pct >= NEAR_PEAK_PCT:
+            return name
+    if is_known(memory) and (is_known(compute) or not is_product):
+        return "neither"
+    return compute if is_product and not is_known(compute) else Missing("no shapes that tell it")
+
+
+def _main_operator(trace: Trace, ops: Nest, places: Ints, length: Ints) -> Known[str]:
+    known = places >= 0
+    if not bool(known.any()):
+        return Missing("launched before the capture, or outside of every operator")
+    names = trace.host.name[ops.row[places[known]]]
+    numbers, at = np.unique(names, return_inverse=True)
+    return clean_name(trace.names[numbers[int(np.argmax(np.bincount(at, weights=length[known])))]])
+
+
+def sum_copies(trace: Trace) -> tuple[CopyRow, ...]:
+    """Sum copies and sets of memory by name, the longest first."""
+    work = trace.work
+    rows = np.flatnonzero(work.category != Category.KERNEL)
+    found = []
+    for number in distinct(work.name[rows]).tolist():
+        part = rows[work.name[rows] == number]
+        total = int(work.duration[part].sum())
+        moved = int(work.moved_bytes[part].sum())
+        speed: Known[float] = moved / total if total and moved else Missing("no bytes or no time")
+        name = trace.names[number]
+        found.append(CopyRow(clean_name(name), len(part), total / 1000, moved, speed, "Pageable" in name))
+    return tuple(sorted(found, key=lambda row: -row.total_us))

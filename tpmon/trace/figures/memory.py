@@ -1,0 +1,122 @@
+"""What the trace recorded of allocations: peaks and sums of each device, and its memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing
+from tpmon.model.results.trace import MemoryPeak
+from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
+from tpmon.trace.figures.steps import Steps
+from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.read import Trace
+
+_KINDS = {0: "cpu", 1: "cuda", 6: "hip", 9: "vulkan", 12: "xpu", 13: "mps", 17: "hpu"}
+MOST_POINTS = 200
+"""Points of a curve: more than columns of a wide terminal."""
+
+MOST_DEVICES = 256
+"""No machine has more; a damaged file may name thousands."""
+_NOT_RESERVED = Missing("memory of the host has no cache that reserves it")
+_NO_TOTALS = Missing("the trace has no totals")
+
+
+def name_kind(kind: int) -> str:
+    """Name a type of devices as torch numbers them."""
+    return _KINDS.get(kind, f"device type {kind}")
+
+
+def each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
+    """Give type, number and rows of each device that allocated, at most ``MOST_DEVICES``."""
+    return islice(_each_device(trace), MOST_DEVICES)
+
+
+def _each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
+    memory = trace.memory
+    for kind in distinct(memory.device_type).tolist():
+        for device in distinct(memory.device[memory.device_type == kind]).tolist():
+            yield kind, device, np.flatnonzero((memory.device_type == kind) & (memory.device == device))
+
+
+def sum_memory(trace: Trace, steps: Steps) -> tuple[MemoryPeak, ...]:
+    """Return peaks and sums by device; the peaks are missing in traces before torch 1.10."""
+    memory = trace.memory
+    found = []
+    for kind, device, rows in each_device(trace):
+        changed = memory.changed_bytes[rows]
+        found.append(
+            MemoryPeak(
+                name_kind(kind),
+                device,
+                len(rows),
+                _peak(memory.allocated[rows]),
+                _peak(memory.reserved[rows]) if kind else _NOT_RESERVED,
+                int(changed[changed > 0].sum()),
+                -int(changed[changed < 0].sum()),
+                _growth(memory.time[rows], memory.allocated[rows], steps),
+                _unused(memory.allocated[rows], memory.reserved[rows]) if kind else _NOT_RESERVED,
+            )
+        )
+    return tuple(found)
+
+
+def _peak(values: Ints) -> Known[int]:
+    highest = int(values.max())
+    return highest if highest >= 0 else _NO_TOTALS
+
+
+def _growth(times: Ints, allocated: Ints, steps: Steps) -> Known[int]:
+    """Return by how much the total rose from the end of the first step to the end of the last."""
+    if not steps.marked or len(steps.names) < 2:
+        return Missing("fewer than two marked steps")
+    at = np.searchsorted(times, [int(steps.host_end[0]), int(steps.host_end[-1])], side="right") - 1
+    if int(at[0]) < 0 or int(allocated[at].min()) < 0:
+        return _NO_TOTALS
+    return int(allocated[at[1]] - allocated[at[0]])
+
+
+def _unused(allocated: Ints, reserved: Ints) -> Known[float]:
+    """Return what of the reserved memory was not allocated when most was, in percent."""
+    at = int(np.argmax(allocated))
+    if int(allocated[at]) < 0 or int(reserved[at]) <= 0:
+        return _NO_TOTALS
+    return 100 * max(int(reserved[at] - allocated[at]), 0) / int(reserved[at])
+
+
+def draw_memory(trace: Trace, origin: int) -> tuple[MemoryCurve, ...]:
+    """Return the highest totals of each part of the trace by device; ``origin`` is where its time begins."""
+    memory = trace.memory
+    found = []
+    for kind, device, every in each_device(trace):
+        rows = every[memory.allocated[every] >= 0]
+        if not len(rows):
+            continue
+        times, allocated, reserved = memory.time[rows], memory.allocated[rows], memory.reserved[rows]
+        span = max(int(times[-1] - times[0]), 1)
+        part = (
+            (times - times[0]) * (MOST_POINTS - 1) // span
+            if span < 1 << 55
+            else np.zeros(len(rows), np.int64)
+        )
+        order = np.lexsort((allocated, part))
+        last = np.append(np.flatnonzero(np.diff(part[order])), len(order) - 1)
+        highest = order[last]
+        found.append(
+            MemoryCurve(
+                name_kind(kind),
+                device,
+                tuple(
+                    CurvePoint((time - origin) / 1e6, total, kept if kind and kept >= 0 else NOT_APPLICABLE)
+                    for time, total, kept in zip(
+                        times[highest].tolist(),
+                        allocated[highest].tolist(),
+                        reserved[highest].tolist(),
+                        strict=True,
+                    )
+                ),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,38 @@
+"""What several analyses of one trace share, computed once."""
+
+from __future__ import annotations
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.results.trace import MemoryPeak
+from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.results.trace_tables import ProductRow
+from tpmon.trace.figures.breakdown import Activity
+from tpmon.trace.figures.gaps import HostCauses
+from tpmon.trace.figures.nesting import Nest
+from tpmon.trace.figures.operators import OperatorTimes
+from tpmon.trace.figures.products import Counted
+from tpmon.trace.figures.steps import Steps
+from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.read import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Hold a trace with its steps, nested operators, and what each piece of device work belongs to.
+
+    ``launched_by`` is the call, ``launchers`` the operator of each row of device work, -1 without one.
+    ``gaps`` are those of the devices that count.
+    """
+
+    trace: Trace
+    steps: Steps
+    ops: Nest
+    times: OperatorTimes
+    launched_by: Ints
+    launchers: Ints
+    activity: Activity
+    causes: HostCauses
+    counted: Counted
+    gaps: tuple[DeviceGaps, ...]
+    products: tuple[ProductRow, ...]
+    peaks: tuple[MemoryPeak, ...]

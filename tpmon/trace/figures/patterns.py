@@ -1,0 +1,354 @@
+"""Habits of a program that cost time, as a trace shows them. Each has a condition; none is a guess.
+
+The thresholds keep out what is not worth a line: below them the gain drowns in the noise of a step. They are
+chosen, not measured; shares are percent of the window of the steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, sum_known
+from tpmon.trace.figures.inputs import measure_product, parse_inputs
+from tpmon.trace.figures.modules import BACKWARD, find_roots
+from tpmon.trace.figures.parts import Parts
+from tpmon.trace.figures.products import DTYPES, KINDS
+from tpmon.trace.reading.classes import CallClass, flag, is_optimizer
+from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.read import clean_name, find_device
+from tpmon.trace.reading.schema import Category, Device
+from tpmon.trace.reading.spans import Spans, intersect_total, unite
+from tpmon.trace.verdict import TINY_KERNEL_US
+
+COPIES_PCT = 10.0
+"""Of the window in copies that no kernel hides."""
+LAUNCH_PCT = 20.0
+"""Of the window in which a device waits for launches and operators."""
+TINY_OP_US = 20.0
+"""An operator of one small kernel takes 5 to 15 us on the host: shorter ones are all overhead."""
+TINY_CALLS = 100
+"""Calls of one operator in a step from which a fused or batched one is worth the work: chosen."""
+TINY_PCT = 10.0
+"""Of the window that those calls take on the host, and that the device waits for the host."""
+OPTIMIZER_KERNELS = 100
+"""Kernels in one optimizer step; a fused one starts a few for each group of parameters."""
+SYNC_STEPS = 0.8
+"""Share (0-1) of the steps in which the host waits for the device: a log line now and then is no habit."""
+SYNC_PCT = 2.0
+"""Of the window in which the device is idle for it."""
+FP32_PCT = 10.0
+"""Of the window in fp32 products."""
+MISALIGNED_PCT = 5.0
+"""Of the window in products whose sizes fit no tensor core."""
+ATTENTION_PCT = 1.0
+"""Of the window in attention without a fused kernel: it takes memory of the square of the length, too."""
+RECOMPUTE_PCT = 2.0
+"""Of the window in forward work that is done again in the backward."""
+FREE_MEMORY = 0.7
+"""Of the card's memory reserved at most where activations would fit instead of being computed twice."""
+
+_FORWARD = re.compile(
+    r"^aten::(?:linear|conv[123]d|scaled_dot_product_attention|layer_norm|batch_norm|gelu)$"
+)
+_MATH = "aten::_scaled_dot_product_attention_math"
+_COMPILES = "_compile.compile_inner (dynamo_timed)"
+_ROUNDED = ("matmul", "convolution")
+"""What torch may round to TF32; attention has switches of its own."""
+_FP32 = DTYPES.index("fp32")
+_REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold one pattern: its name, what was seen, and what of the window it holds, in percent.
+
+    ``also`` says what was seen beside it that an advice depends on.
+    """
+
+    name: str
+    words: str
+    share_pct: Known[float]
+    also: frozenset[str] = frozenset()
+
+
+def find_patterns(parts: Parts) -> tuple[Seen, ...]:
+    """Find the patterns that a trace shows, the largest share first."""
+    finders = (
+        _copies,
+        _launches,
+        _tiny_operators,
+        _optimizer,
+        _syncs,
+        _attention,
+        _plain_products,
+        _recompiles,
+        _recomputes,
+        _misaligned,
+    )
+    found = [seen for find in finders for seen in find(parts)]
+    return tuple(sorted(found, key=lambda seen: -(seen.share_pct if is_known(seen.share_pct) else 0.0)))
+
+
+def _idle_pct(parts: Parts, us: float) -> float:
+    """Return idle time in percent of the window of the steps, of all devices together."""
+    return 100 * us / max(sum(gap.window for gap in parts.gaps), 1.0)
+
+
+def _waits_for_host_pct(parts: Parts) -> float:
+    """Return the idle time in which devices wait for launches and operators of the host."""
+    return _idle_pct(parts, sum_known(us for gap in parts.gaps for us in (gap.launch, gap.cpu_op)))
+
+
+def _busy_pct(parts: Parts, ns: float) -> float:
+    """Return device work in percent of the window of the steps, of all devices together.
+
+    Without device work it is time of the host, in the window of the marks.
+    """
+    start, end = parts.steps.window if parts.gaps else parts.steps.host_window
+    return min(100 * ns / max((end - start) * max(len(parts.gaps), 1), 1), 100.0)
+
+
+def _inside(parts: Parts, rows: Ints) -> Ints:
+    """Return the rows of device work that start in the window of the steps."""
+    start, end = parts.steps.window
+    begins = parts.trace.work.start[rows]
+    return rows[(begins >= start) & (begins < end)]
+
+
+def _count_steps(parts: Parts) -> int:
+    return len(parts.steps.names) if parts.steps.marked else 1
+
+
+def _say_step(parts: Parts) -> str:
+    """Say what counts are of: nothing where no steps are marked, and they are of the whole trace."""
+    return " a step" if parts.steps.marked else ""
+
+
+def _copies(parts: Parts) -> Iterator[Seen]:
+    work = parts.trace.work
+    rows = _inside(parts, np.flatnonzero(work.category == Category.MEMCPY))
+    if not len(rows):
+        return
+    exposed = 0
+    for device in distinct(work.device[rows]).tolist():
+        own = rows[work.device[rows] == device]
+        kernels = np.flatnonzero((work.category == Category.KERNEL) & (work.device == device))
+        copies = unite(work.start[own], work.duration[own])
+        exposed += copies.total - intersect_total(copies, unite(work.start[kernels], work.duration[kernels]))
+    share = _busy_pct(parts, exposed)
+    if share < COPIES_PCT:
+        return
+    names = work.name[rows]
+    numbers, place = np.unique(names, return_inverse=True)
+    spent = np.bincount(place, weights=work.duration[rows])
+    largest = parts.trace.names[numbers[int(np.argmax(spent))]]
+    count = len(rows) / _count_steps(parts)
+    words = f"{count:,.0f} copies{_say_step(parts)} that kernels do not hide, most of the time: {largest}"
+    also = frozenset({"pageable"} if "Pageable" in largest else ())
+    yield Seen("copy-heavy", clean_name(words), share, also)
+
+
+def _launches(parts: Parts) -> Iterator[Seen]:
+    work = parts.trace.work
+    rows = _inside(parts, np.flatnonzero(work.category == Category.KERNEL))
+    if not len(rows):
+        return
+    median = float(np.median(work.duration[rows])) / 1000
+    share = _waits_for_host_pct(parts)
+    if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
+        count = len(rows) / _count_steps(parts)
+        words = f"{count:,.0f} kernels{_say_step(parts)}, half of them below {median:.1f} us"
+        yield Seen("launch-heavy", words, share)
+
+
+def _tiny_operators(parts: Parts) -> Iterator[Seen]:
+    """Find one operator that is called over and over for little: a loop over elements or parameters."""
+    if not parts.steps.marked:
+        return  # calls of a whole trace say nothing of a step
+    if parts.gaps and _waits_for_host_pct(parts) < TINY_PCT:
+        return  # the host is ahead of the device: its operators cost nothing
+    ops, host = parts.ops, parts.trace.host
+    start, end = parts.steps.host_window
+    nodes = flag(parts.trace.names, lambda name: name.startswith(BACKWARD))[host.name[ops.row]]
+    outer = np.flatnonzero((ops.depth == 0) & ~nodes & (ops.start >= start) & (ops.start < end))
+    if not len(outer):
+        return
+    names = host.name[ops.row[outer]].astype(np.int64)
+    numbers, place = np.unique(names, return_inverse=True)
+    counts = np.bincount(place)
+    spent = np.bincount(place, weights=parts.times.own[outer]) / 1000
+    few = counts / _count_steps(parts) < TINY_CALLS
+    spent[few | (spent / counts >= TINY_OP_US)] = 0
+    at = int(np.argmax(spent))
+    share = 100 * float(spent[at]) / ((end - start) / 1000 or 1)
+    if share >= TINY_PCT:
+        name, count = parts.trace.names[numbers[at]], counts[at] / _count_steps(parts)
+        words = f"{name} is called {count:,.0f} times a step, {spent[at] / counts[at]:.1f} us each"
+        yield Seen("tiny-operators", clean_name(words), share)
+
+
+def _optimizer(parts: Parts) -> Iterator[Seen]:
+    host, work = parts.trace.host, parts.trace.work
+    marks = flag(parts.trace.names, is_optimizer)[host.name] & (host.category != Category.GPU_ANNOTATION)
+    rows = np.flatnonzero(marks)
+    launched = np.flatnonzero((work.category == Category.KERNEL) & (parts.launched_by >= 0))
+    if not len(rows) or not len(launched):
+        return
+    begins = parts.trace.calls.start[parts.launched_by[launched]]
+    at = np.searchsorted(host.start[rows], begins, side="right") - 1
+    inside = (at >= 0) & (begins < host.start[rows[at]] + host.duration[rows[at]])
+    each = int(inside.sum()) / len(rows)
+    if each >= OPTIMIZER_KERNELS:
+        spent = float(host.duration[rows].sum()) / 1000
+        start, end = parts.steps.host_window
+        share = 100 * spent / max((end - start) / 1000, 1.0)
+        yield Seen(
+            "unfused-optimizer", f"{each:,.0f} kernels in one step of the optimizer", min(share, 100.0)
+        )
+
+
+def _syncs(parts: Parts) -> Iterator[Seen]:
+    calls, steps = parts.trace.calls, parts.steps
+    share = _idle_pct(
+        parts, sum_known(us for gap in parts.gaps for us in (gap.sync_explicit, gap.sync_implicit))
+    )
+    if not steps.marked or not parts.gaps or share < SYNC_PCT:
+        return
+    copies = flag(parts.trace.names, lambda name: "Memcpy" in name)[calls.name]
+    classes = parts.causes.call_class
+    rows = np.flatnonzero((classes == CallClass.EXPLICIT) | ((classes == CallClass.IMPLICIT) & copies))
+    at = np.searchsorted(steps.host_start, calls.start[rows], side="right") - 1
+    good = (at >= 0) & (calls.start[rows] < steps.host_end[at])
+    rows, at = rows[good], at[good]
+    if len(distinct(at)) < SYNC_STEPS * len(steps.names):
+        return
+    most = _main_root(parts, rows)
+    by = f", most of the time in {parts.trace.names[most]}" if most >= 0 else ""
+    count = len(rows) / len(steps.names)
+    words = f"the host waits for the device {count:,.0f} times a step{by}"
+    also = frozenset({"item"} if most >= 0 and "item" in parts.trace.names[most] else ())
+    yield Seen("sync-per-step", clean_name(words), share, also)
+
+
+def _main_root(parts: Parts, calls: Ints) -> int:
+    """Return the name of the outermost operator around most of the time of the calls, -1 for none."""
+    table = parts.trace.calls
+    place = parts.ops.find(table.track[calls], table.start[calls])
+    inside = place >= 0
+    if not bool(inside.any()):
+        return -1
+    owner = parts.ops.row[find_roots(parts.ops)[place[inside]]]
+    numbers, of = np.unique(parts.trace.host.name[owner], return_inverse=True)
+    return int(numbers[int(np.argmax(np.bincount(of, weights=table.duration[calls[inside]])))])
+
+
+def _attention(parts: Parts) -> Iterator[Seen]:
+    ops = parts.ops
+    rows = np.flatnonzero(flag(parts.trace.names, lambda name: name == _MATH)[parts.trace.host.name[ops.row]])
+    share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
+    if share >= ATTENTION_PCT:
+        count = len(rows) / _count_steps(parts)
+        times = f"{count:,.0f} times{_say_step(parts)}"
+        words = f"scaled_dot_product_attention computes {times} without a fused kernel"
+        yield Seen("math-attention", words, share)
+
+
+def _plain_products(parts: Parts) -> Iterator[Seen]:
+    trace = parts.trace
+    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
+    if not cards or not all(card is not None and has_tensor_cores(card) for card in cards):
+        return
+    older = any(card is not None and card.major < 8 for card in cards)
+    named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
+    counted = parts.counted
+    wanted = np.isin(counted.kind, [KINDS.index(kind) for kind in named]) & (counted.dtype == _FP32)
+    share = _busy_pct(parts, float(trace.work.duration[_inside(parts, np.flatnonzero(wanted))].sum()))
+    if share >= FP32_PCT:
+        kinds = " and ".join(named)
+        cores = "tensor cores for fp16" if older else "TF32"
+        also = frozenset({"fp16 alone"} if older else ())
+        words = f"{kinds} in fp32 on ordinary cores, though the card has {cores}"
+        yield Seen("fp32-products", words, share, also)
+
+
+def has_tensor_cores(card: Device) -> bool:
+    """Tell whether a card of NVIDIA has tensor cores: from Volta on, but for the small ones of Turing."""
+    return card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name
+
+
+def _recompiles(parts: Parts) -> Iterator[Seen]:
+    host = parts.trace.host
+    start, end = parts.steps.host_window
+    compiles = np.flatnonzero(
+        flag(parts.trace.names, lambda name: name == _COMPILES)[host.name]
+        & (host.start >= start)
+        & (host.start < end)
+    )
+    steps = distinct(np.searchsorted(parts.steps.host_start, host.start[compiles], side="right"))
+    again = max((int(found[1]) for found in map(_REGION.match, parts.trace.names) if found), default=0)
+    if len(steps) < 2 and not (len(compiles) and again):
+        return
+    spans: Spans = unite(host.start[compiles], host.duration[compiles])
+    share = 100 * spans.within_one(start, end) / max(end - start, 1)
+    words = f"the compiler runs in {len(steps)} of {_count_steps(parts)} steps"
+    if not parts.steps.marked:
+        words = f"the compiler runs {len(compiles)} times"
+    if again:
+        words += f"; a function is in its version {again + 1}"
+    yield Seen("recompiles", words, share)
+
+
+def _recomputes(parts: Parts) -> Iterator[Seen]:
+    """Find forward operators inside of nodes of the backward pass, while the card has memory to spare."""
+    ops, names = parts.ops, parts.trace.names
+    if not len(ops.row):
+        return
+    roots = find_roots(ops)
+    is_node = flag(names, lambda name: name.startswith(BACKWARD))[parts.trace.host.name[ops.row]]
+    forward = flag(names, lambda name: _FORWARD.match(name) is not None)[parts.trace.host.name[ops.row]]
+    rows = np.flatnonzero(is_node[roots] & forward)
+    if not len(rows):
+        return
+    used = _share_of_memory(parts)
+    if is_known(used) and used > FREE_MEMORY:
+        return
+    times = parts.times.device_total if parts.gaps else parts.times.own
+    share = _busy_pct(parts, float(times[rows].sum()))
+    if share < RECOMPUTE_PCT:
+        return
+    count = len(rows) / _count_steps(parts)
+    words = f"{count:,.0f} forward operators{_say_step(parts)} run again in the backward pass"
+    if is_known(used):
+        words += f", with {100 - 100 * used:.0f} % of the card's memory never reserved"
+    yield Seen("recompute", words, share, frozenset({"memory free"} if is_known(used) else ()))
+
+
+def _share_of_memory(parts: Parts) -> Known[float]:
+    """Return the largest share (0-1) of a card's memory that was reserved."""
+    found = []
+    for peak in parts.peaks:
+        card = find_device(parts.trace, peak.device) if peak.kind != "cpu" else None
+        if card is not None and card.memory_bytes > 0 and is_known(peak.reserved_bytes):
+            found.append(peak.reserved_bytes / card.memory_bytes)
+    return max(found) if found else Missing("memory was not recorded (profile_memory=True)")
+
+
+def _misaligned(parts: Parts) -> Iterator[Seen]:
+    work = parts.trace.work
+    rows = _inside(parts, np.flatnonzero(parts.counted.misaligned == 1))
+    share = _busy_pct(parts, float(work.duration[rows].sum()))
+    if not len(rows) or share < MISALIGNED_PCT:
+        return
+    shapes = parts.trace.host.shape[parts.ops.row[parts.launchers[rows]]]
+    numbers, place = np.unique(shapes, return_inverse=True)
+    most = int(numbers[int(np.argmax(np.bincount(place, weights=work.duration[rows])))])
+    row = int(rows[shapes == most][0])
+    name = parts.trace.names[parts.trace.host.name[parts.ops.row[parts.launchers[row]]]]
+    product = measure_product(name, parse_inputs(parts.trace.shapes[most]))
+    sizes = f" ({product.m} x {product.k} by {product.k} x {product.n})" if product else ""
+    words = f"products whose sizes tensor cores do not take in full, most: {name}{sizes}"
+    yield Seen("misaligned-products", clean_name(words), share)

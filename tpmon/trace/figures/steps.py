@@ -1,0 +1,176 @@
+"""The steps of a trace: as the host marked them, and with the device work that each one launched."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tpmon.model.frozen import dataclass
+from tpmon.trace.reading.classes import flag, is_step
+from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.slice_parts import find_parts
+
+NEVER = int(np.iinfo(np.int64).min)
+"""The end of work that is not there: 0 is a time like others, and some clocks are negative."""
+INCOMPLETE = 0.8
+"""A last step with less than this part of the device events before it was not captured whole (as in tb)."""
+UNMARKED = "torch marks none without profiler.step(), or without a schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Hold the steps in order, in nanoseconds; one step that is the whole trace where none are marked.
+
+    ``host_start`` and ``host_end`` are the marks; ``start`` and ``end`` wait for device work.
+    """
+
+    names: tuple[str, ...]
+    host_start: Ints
+    host_end: Ints
+    start: Ints
+    end: Ints
+    marked: bool
+    notes: tuple[str, ...]
+
+    @property
+    def host_window(self) -> tuple[int, int]:
+        """Return the start of the first and the end of the last mark."""
+        return int(self.host_start[0]), int(self.host_end[-1])
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Return the start of the first and the end of the last step, with its device work."""
+        return int(self.start[0]), int(self.end[-1])
+
+
+def match_calls(trace: Trace) -> Ints:
+    """Return for each row of device work the row of the call that launched it, -1 where it is not there."""
+    calls, work = trace.calls, trace.work
+    rows = np.flatnonzero(calls.correlation > 0)
+    keys = calls.correlation[rows]
+    order = np.argsort(keys, kind="stable")
+    rows, keys = rows[order], keys[order]
+    found = np.full(len(work.start), -1, dtype=np.int64)
+    if len(keys):
+        at = np.minimum(np.searchsorted(keys, work.correlation), len(keys) - 1)
+        good = (keys[at] == work.correlation) & (work.correlation > 0)
+        found[good] = rows[at[good]]
+    return found
+
+
+def find_steps(trace: Trace, launched_by: Ints) -> Steps:
+    """Find the steps. ``launched_by`` is what ``match_calls`` returned."""
+    parts = _parts_of_slice(trace)
+    if parts is not None:
+        return parts
+    host = trace.host
+    marks = flag(trace.names, is_step)[host.name] if len(host.name) else np.zeros(0, np.bool_)
+    kinds = (host.category == Category.ANNOTATION) | (host.category == Category.OP)
+    rows = np.flatnonzero(marks & kinds)
+    if not len(rows):
+        return _whole(trace)
+    start = host.start[rows]
+    end = start + host.duration[rows]
+    names = tuple(trace.names[number] for number in host.name[rows].tolist())
+    notes: list[str] = []
+    device_end, counts, before = _device_ends(trace, launched_by, start, end)
+    keep = len(rows)
+    if len(counts) and counts.sum() > 0:
+        while keep > 1 and counts[keep - 1] == 0:
+            keep -= 1
+        if keep > 1 and counts[keep - 1] < INCOMPLETE * counts[keep - 2]:
+            keep -= 1
+    if keep < len(rows):
+        left = ", ".join(names[keep:])
+        notes.append(f"left out, as its device work was not captured whole: {left}")
+    start, end, names = start[:keep], end[:keep], names[:keep]
+    real_start = start.copy()
+    real_start[0] = max(int(start[0]), before)
+    real_end = np.maximum(np.maximum(end, device_end[:keep]), real_start[0])
+    if keep > 1:
+        real_start[1:] = np.maximum(start[1:], real_end[:-1])
+    real_end = np.maximum(real_end, real_start)
+    return Steps(names, start, end, real_start, real_end, marked=True, notes=tuple(notes))
+
+
+def _parts_of_slice(trace: Trace) -> Steps | None:
+    """Return the parts of a slice around gaps, in place of steps of which only a part is there."""
+    parts = find_parts(trace.header)
+    if not len(parts.start):
+        return None
+    names = tuple(f"around gap {number}" for number in range(1, len(parts.start) + 1))
+    return Steps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
+
+
+def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
+    """Return per step the last end and the count of its device work, and the last end of earlier work."""
+    ends = np.full(len(start), NEVER, dtype=np.int64)
+    counts = np.zeros(len(start), dtype=np.int64)
+    matched = np.flatnonzero(launched_by >= 0)
+    if not len(matched):
+        return ends, counts, NEVER
+    call = launched_by[matched]
+    call_start = trace.calls.start[call]
+    call_end = call_start + trace.calls.duration[call]
+    work_end = trace.work.start[matched] + trace.work.duration[matched]
+    step = np.searchsorted(start, call_start, side="right") - 1
+    inside = (step >= 0) & (call_end <= end[step])
+    np.maximum.at(ends, step[inside], work_end[inside])
+    np.add.at(counts, step[inside], 1)
+    earlier = call_start < start[0]
+    before = int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
+    left = _find_leftover(trace, launched_by, int(end[0]))
+    if len(left):
+        before = max(before, int((trace.work.start[left] + trace.work.duration[left]).max()))
+    return ends, counts, before
+
+
+def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
+    """Return the work without a call that runs, on its stream, before the first work launched by ``until``.
+
+    kineto drops the calls of its warm-up, whose work runs on into the first step.
+    """
+    work = trace.work
+    lanes = (work.device.astype(np.int64) << 32) | (work.stream.astype(np.int64) & 0xFFFFFFFF)
+    numbers, lane = np.unique(lanes, return_inverse=True)
+    matched = np.flatnonzero(launched_by >= 0)
+    matched = matched[trace.calls.start[launched_by[matched]] < until]
+    # Work is in the order of its start: of each stream the first row counts.
+    there, at = np.unique(lane[matched], return_index=True)
+    first = np.full(len(numbers), NEVER, dtype=np.int64)
+    first[there] = work.start[matched[at]]
+    untold = launched_by < 0
+    if bool((untold & (first[lane] > NEVER) & (work.start >= first[lane])).any()):
+        return np.zeros(0, dtype=np.int64)  # calls are lost all along: that one is tells nothing
+    found: Ints = np.flatnonzero(untold & (work.start < first[lane]))
+    return found
+
+
+def _whole(trace: Trace) -> Steps:
+    tables = [(table.start, table.duration) for table in (trace.host, trace.calls, trace.work)]
+    first = [int(start.min()) for start, _length in tables if len(start)]
+    last = [int((start + length).max()) for start, length in tables if len(start)]
+    start = np.array([min(first, default=0)], dtype=np.int64)
+    end = np.array([max(last, default=0)], dtype=np.int64)
+    notes = [f"no steps are marked ({UNMARKED}): the whole trace counts as one"]
+    repeated = _most_repeated(trace)
+    if repeated:
+        notes.append(f"what repeats: {repeated}")
+    return Steps(("whole trace",), start, end, start, end, marked=False, notes=tuple(notes))
+
+
+def _most_repeated(trace: Trace) -> str:
+    """Name the annotation that takes the longest of those that come more than once, and how often."""
+    rows = np.flatnonzero(trace.host.category == Category.ANNOTATION)
+    totals: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
+    for name, length in zip(trace.host.name[rows].tolist(), trace.host.duration[rows].tolist(), strict=True):
+        totals[name] += length
+        counts[name] += 1
+    for name, _total in totals.most_common():
+        if counts[name] > 1:
+            return f"{trace.names[name]}, {counts[name]} times"
+    return ""

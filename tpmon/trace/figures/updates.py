@@ -1,0 +1,193 @@
+"""Mark the steps of a trace that kineto recorded on demand, from one update of the optimizer to the next.
+
+Such a trace has the optimizer's updates and no ``ProfilerStep#``, without which no viewer shows steps. The
+events stay as they stand in the file, byte for byte; the marks go before them and say who made them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import shutil
+import sys
+
+import numpy as np
+
+from tpmon.errors import TpmonError
+from tpmon.model.codec import to_plain
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.trace.figures.modules import BACKWARD
+from tpmon.trace.figures.step_numbers import UNCOUNTED, Counted, number_first
+from tpmon.trace.reading.classes import STEP, flag, is_optimizer, is_step
+from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.read import Trace, read_trace
+from tpmon.trace.reading.schema import Category, Id
+from tpmon.trace.reading.spans import unite
+from tpmon.trace.summary_child import begin_child
+
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_HEAD_BYTES = 4 << 20
+_LEVEL = 5
+_CONDITIONS = "tpmon"
+_MADE_BY = "tpmon: from one update of the optimizer to the next"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Hold one step on the clock of the trace, in ns."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Hold the thread that updates, and the steps from update to update; ``why`` there is none."""
+
+    thread: tuple[Id, Id]
+    steps: tuple[Mark, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Hold how many steps were marked, which step of the loop the first is, and why there is none."""
+
+    marks: int
+    first: Known[int]
+    why: str
+
+
+def find_updates(trace: Trace, most: int) -> Marks:
+    """Find the thread that updates, and its first ``most`` steps; none where the trace has marks already.
+
+    The first step begins with the recording, which begins with the end of an update. A step ends with one
+    update: of several optimizers with that of the last one.
+    """
+    host = trace.host
+    kinds = host.category != Category.GPU_ANNOTATION
+    nothing: tuple[Id, Id] = (0, 0)
+    if not len(host.name) or (flag(trace.names, is_step)[host.name] & kinds).any():
+        return Marks(nothing, (), "it has marks, or no events of the host")
+    rows = np.flatnonzero(flag(trace.names, is_optimizer)[host.name] & kinds)
+    if not len(rows):
+        return Marks(nothing, (), "no update of an optimizer is in it")
+    tracks, counts = np.unique(host.track[rows], return_counts=True)
+    track = tracks[counts.argmax()]
+    rows = rows[host.track[rows] == track]
+    nodes = np.flatnonzero(flag(trace.names, lambda name: name.startswith(BACKWARD))[host.name] & kinds)
+    own = nodes[host.track[nodes] == track]
+    inside = unite(host.start[own], host.duration[own]).within(host.start[rows], host.start[rows] + 1) > 0
+    if 2 * int(inside.sum()) > len(rows):
+        return Marks(nothing, (), "the optimizer updates within the backward pass, many times in a step")
+    rows = _choose_last(trace, rows, nodes)
+    begin = int(host.start[host.track == track].min())
+    first = int(host.start[rows[0]] + host.duration[rows[0]])
+    if len(rows) > 1 and len(nodes) and int(host.start[nodes].min()) >= first:
+        begin, rows = first, rows[1:]  # the recording began between two updates of a step of before
+    rows = rows[:most]
+    ends = (host.start[rows] + host.duration[rows]).tolist()
+    starts = [begin, *ends[:-1]]
+    return Marks(trace.tracks[int(track)], tuple(Mark(*pair) for pair in zip(starts, ends, strict=True)))
+
+
+def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
+    """Return of updates those that end a step: before the next backward pass, and of one name.
+
+    The name is that with the fewest updates, of several such the one with most time after it.
+    """
+    host = trace.host
+    ends = host.start[rows] + host.duration[rows]
+    if len(nodes):
+        passed = np.searchsorted(host.start[nodes], ends, side="right")
+        rows = rows[np.append(passed[1:] > passed[:-1], True)]
+        ends = host.start[rows] + host.duration[rows]
+    after = host.start[rows][1:] - ends[:-1]
+    names, counts = np.unique(host.name[rows], return_counts=True)
+    often = counts >= min(2, int(counts.max()))  # once beside others that come again: cut off, or rare
+    fewest = int(counts[often].min())
+    # The window cuts a cycle anywhere: one of its names may be there once more than the others.
+    likely = names[often & (counts <= fewest + 1)].tolist()
+    rest = {name: after[host.name[rows[:-1]] == name] for name in likely}
+    last = max(likely, key=lambda name: float(np.median(rest[name])) if len(rest[name]) else 0.0)
+    found: Ints = rows[host.name[rows] == last]
+    return found
+
+
+def write_marked(
+    source: str, target: str, most: int, told: str = "", counted: Counted | Missing = UNCOUNTED
+) -> Marked:
+    """Write the trace at ``source``, its steps marked, to the file ``target`` (packed).
+
+    ``told`` are its conditions as JSON, which go before the events. Where the loop counted its steps the
+    marks have its numbers, else they begin at 0.
+
+    Raises:
+        TpmonError: where ``source`` is no trace.
+        OSError: where ``target`` cannot be written.
+    """
+    trace = read_trace(source)
+    updates = find_updates(trace, most)
+    marks, why = updates.steps, updates.why
+    first = number_first([(one.start, one.end) for one in marks], trace.header.base_time_ns, counted)
+    if told and is_known(first):
+        told = json.dumps({**json.loads(told), "first_step": first})
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with (
+        open(source, "rb") as events,
+        os.fdopen(descriptor, "wb") as packed,
+        gzip.GzipFile(os.path.basename(target), "wb", _LEVEL, packed) as stream,
+    ):
+        head = events.read(_HEAD_BYTES)
+        found = _LIST.search(head)
+        if found is None:
+            marks, why = (), "its list of events was not found"
+        begin, cut = found.span() if found is not None else (0, 0)
+        stream.write(head[:begin])
+        if told and found is not None:
+            stream.write(f'"{_CONDITIONS}": {told},\n'.encode())
+        stream.write(head[begin:cut])
+        for number, mark in enumerate(marks, known_or(first, 0)):
+            stream.write(b"\n" + _write_mark(number, mark, updates.thread, opens=mark is marks[0]) + b",")
+        stream.write(head[cut:])
+        shutil.copyfileobj(events, stream, 1 << 20)
+    return Marked(len(marks), first, why)
+
+
+def _round(time_ns: int, towards: float) -> float:
+    """Return the double of microseconds beside the one that is nearest to a time."""
+    return math.nextafter(time_ns / 1000, towards)
+
+
+def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id], *, opens: bool) -> bytes:
+    process, tid = thread
+    # Readers add these as doubles, which at this size are 1 ns apart: a step may not end in the next one, nor
+    # before the update that ends it, nor the first begin after its first event. A difference is exact.
+    start = _round(mark.start, -math.inf if opens else math.inf)
+    end = _round(mark.end, math.inf)
+    event = {
+        "ph": "X", "cat": "user_annotation", "name": f"{STEP}{number}", "pid": process, "tid": tid,
+        "ts": start, "dur": end - start, "args": {"made by": _MADE_BY},
+    }  # fmt: skip
+    return json.dumps(event).encode()
+
+
+def main(source: str, target: str, most: str, told: str = "", counted: str = "") -> int:
+    """Do so in a process of its own, niced; write what came of it to standard output.
+
+    A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
+    """
+    begin_child()
+    try:
+        loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
+        done = write_marked(source, target, int(most), told, loop)
+        first = done.first if is_known(done.first) else to_plain(done.first)
+        sys.stdout.write(json.dumps({"marks": done.marks, "first": first, "why": done.why}) + "\n")
+    except (TpmonError, OSError, MemoryError) as error:
+        sys.stdout.write(f"{error or type(error).__name__}\n")
+        return 1
+    return 0

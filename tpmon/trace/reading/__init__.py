@@ -1,0 +1,1 @@
+"""Read trace files into columns, and write slices of them."""

@@ -1,0 +1,264 @@
+"""Read a trace of torch.profiler into columns: the one parser of traces.
+
+Events are decoded in pieces, so that a file of a gigabyte takes a fraction of it in memory. What
+cannot be read is counted in ``Lost``; only what is no trace at all is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+import msgspec
+
+from tpmon.errors import UsageError
+from tpmon.model.frozen import dataclass
+from tpmon.model.results.trace import Lost
+from tpmon.model.units import clean_text
+from tpmon.trace.reading.chunks import BESIDE_BYTES, Pieces, Source, find_ends
+from tpmon.trace.reading.columns import (
+    CallTable,
+    Collective,
+    HostTable,
+    Launch,
+    MemoryTable,
+    PythonTable,
+    WorkTable,
+)
+from tpmon.trace.reading.repair import Tally, read_pieces
+from tpmon.trace.reading.schema import Device, Distributed, Event, Header, Id
+from tpmon.trace.reading.sources import Readable, open_bytes
+from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
+
+Progress = Callable[[int, int], None]
+"""Is told how many bytes of the file are read, and how many it has."""
+
+_EVENTS = msgspec.json.Decoder(list[Event])
+_HEADER = msgspec.json.Decoder(Header, strict=False)
+_HEADER_FIELDS = msgspec.structs.fields(Header)
+_RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_WORKER = re.compile(r"worker[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
+_UNREAD = ("B", "E")
+"""Phases of events that begin and end apart, which torch does not write: counted, not paired."""
+MOST_EVENTS = 60_000_000
+"""Beyond this the columns alone would take gigabytes; what follows is counted as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Hold a trace: tables in nanoseconds, and the lists that their numbers stand for.
+
+    ``names`` are of events; ``tracks`` are (process, thread); ``shapes`` are the raw texts of
+    "Input Dims" and "Input type". ``rank`` is -1 where neither trace nor file name tells it.
+    """
+
+    path: str
+    header: Header
+    rank: int
+    host: HostTable
+    calls: CallTable
+    work: WorkTable
+    python: PythonTable
+    memory: MemoryTable
+    names: list[str]
+    tracks: list[tuple[Id, Id]]
+    shapes: list[tuple[bytes, bytes]]
+    launches: list[Launch]
+    collectives: list[Collective]
+    phases: Mapping[str, int]
+    categories: Mapping[str, int]
+    events: int
+    file_bytes: int
+    json_bytes: int
+    lost: Lost
+
+
+def read_trace(path: str, progress: Progress | None = None) -> Trace:
+    """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``places``).
+
+    Raises:
+        UsageError: where there is no file, or it is no trace.
+        NotPermittedError: where it may not be read.
+    """
+    with open_bytes(path) as (file, size):
+        try:
+            return _read(path, file, size, progress)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}", "tpmon trace FILE...") from error
+
+
+def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Trace:
+    source = Source(file)
+    try:
+        pieces = Pieces(source)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.try_this) from error
+    tally = Tally()
+    tables = Tables()
+    tail = b""
+    closed = False
+    events = 0
+    for piece in pieces:
+        decoded, end = decode_piece(piece, tally)
+        if events + len(decoded) > MOST_EVENTS:
+            tally.events += len(decoded)
+            tally.bytes += len(piece)
+            continue
+        events += len(decoded)
+        tables.add(decoded)
+        del decoded
+        if progress is not None:
+            progress(min(source.read_bytes, size), size)
+        if end is not None:
+            tail = piece[end + 1 :] + pieces.drain()
+            closed = True
+            break
+    header = _read_header(pieces, tail, tally)
+    rank = _find_rank(path, header, tables.rank)
+    if not events and not tables.phases and not closed and tally.events:
+        raise UsageError(
+            f"{path}: none of its events could be read", "tpmon trace FILE, with a file that is whole"
+        )
+    return Trace(
+        path=path,
+        header=header,
+        rank=rank,
+        host=tables.finish_host(),
+        calls=tables.finish_calls(),
+        work=tables.finish_work(),
+        python=tables.finish_python(),
+        memory=tables.finish_memory(),
+        names=tables.names.kept,
+        tracks=tables.tracks.kept,
+        shapes=tables.shapes.kept,
+        launches=[parse_launch(key) for key in tables.launches.kept],
+        collectives=[parse_collective(key) for key in tables.collectives.kept],
+        phases=dict(tables.phases),
+        categories=dict(tables.categories),
+        events=events,
+        file_bytes=size,
+        json_bytes=source.unpacked_bytes,
+        lost=Lost(
+            events=tally.events + tables.odd_times + sum(tables.phases[one] for one in _UNREAD),
+            values=tally.values + tables.odd_values,
+            bytes=tally.bytes + pieces.dropped_bytes,
+            broken_off=bool(source.broken) or not closed,
+            reason=source.broken or ("" if closed else "the list of events is not closed"),
+        ),
+    )
+
+
+def decode_piece(piece: bytes, tally: Tally) -> tuple[list[Event], int | None]:
+    """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
+    ends = find_ends(piece)
+    closes = _looks_like_the_end(piece)
+    # The list is closed in the last piece alone: the others are not searched for its end.
+    for end in chain(ends, (None,)) if closes else chain((None,), ends):
+        try:
+            text = piece + b"]" if end is None else piece[: end + 1]
+            return _EVENTS.decode(b"[" + text), end
+        except _FAILURES:
+            continue
+    return read_pieces(piece, tally)
+
+
+def _looks_like_the_end(piece: bytes) -> bool:
+    return next(find_ends(piece[-4096:], 1), None) is not None
+
+
+def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
+    """Read what stands before and after the events; the later one wins where both say it."""
+    header = Header()
+    before = pieces.head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
+    after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
+    for text in (before, after):
+        if not text.strip() or len(text) > BESIDE_BYTES:
+            continue
+        read = _read_part(text, tally)
+        for field in _HEADER_FIELDS:
+            value = getattr(read, field.name)
+            if isinstance(value, msgspec.Raw):
+                if not value:
+                    continue
+                value = value.copy()  # it would hold all that stands beside the events
+            if value is not None:
+                setattr(header, field.name, value)
+    return header
+
+
+def _read_part(text: bytes, tally: Tally) -> Header:
+    try:
+        return _HEADER.decode(b"{" + text + b"}")
+    except _FAILURES:
+        pass
+    header = Header()
+    for field in _HEADER_FIELDS:  # one bad value does not cost the others
+        found = re.search(rb'"' + field.encode_name.encode() + rb'"\s*:\s*', text)
+        if found is None:
+            continue
+        try:
+            decoder = msgspec.json.Decoder(field.type, strict=False)
+            setattr(header, field.name, decoder.decode(_first_value(text[found.end() :])))
+        except _FAILURES:
+            tally.values += 1
+    return header
+
+
+def _first_value(text: bytes) -> bytes:
+    """Return the text of the JSON value that ``text`` begins with."""
+    depth, quoted, skip = 0, False, False
+    for at, char in enumerate(text):
+        if skip:
+            skip = False
+        elif quoted:
+            skip = char == 0x5C
+            quoted = char != 0x22
+        elif char == 0x22:
+            quoted = True
+        elif char in b"{[":
+            depth += 1
+        elif char in b"}],":
+            if char != 0x2C:
+                depth -= 1
+            if depth < 0 or (depth == 0 and char == 0x2C):
+                return text[:at]
+            if depth == 0 and char != 0x2C:
+                return text[: at + 1]
+    return text
+
+
+def _find_rank(path: str, header: Header, said: int) -> int:
+    """Find the rank: what the trace says, else the name of the file, else its communication calls.
+
+    A worker in the name comes last: of a pod that is called so all ranks have the same.
+    """
+    if header.distributed is not None and header.distributed.rank >= 0:
+        return header.distributed.rank
+    name = os.path.basename(path)
+    if found := _RANK.findall(name):
+        return int(found[-1])
+    if said >= 0:
+        return said
+    return int(found[-1]) if (found := _WORKER.findall(name)) else -1
+
+
+def find_device(trace: Trace, device: int) -> Device | None:
+    """Return what the trace says of a card; the only one described where numbers do not match."""
+    known = trace.header.devices or []
+    for one in known:
+        if one.id == device:
+            return one
+    return known[0] if len(known) == 1 else None
+
+
+def read_distributed(trace: Trace) -> Distributed:
+    """Return what the trace says of its job; empty where it says nothing."""
+    return trace.header.distributed or Distributed()
+
+
+def clean_name(text: str, limit: int = 400) -> str:
+    """Make a name of a trace fit for a terminal."""
+    return clean_text(text, limit)

@@ -1,0 +1,91 @@
+"""Sets of time as sorted spans that do not touch: union, difference, and how much of it lies in windows.
+
+Whole nanoseconds, so that parts add up exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpmon.model.frozen import dataclass
+from tpmon.trace.reading.columns import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Hold spans in order; none is empty, and no two touch. ``before`` is the length before each one."""
+
+    start: Ints
+    end: Ints
+    before: Ints
+
+    @property
+    def total(self) -> int:
+        """Return the length of all spans together, in nanoseconds."""
+        return int(self.before[-1]) if len(self.before) else 0
+
+    def until(self, time: npt.NDArray[Any]) -> Ints:
+        """Return how much of the set lies before each of ``time``."""
+        at = np.searchsorted(self.start, time, side="right")
+        over = np.maximum(self.end[at - 1] - time, 0) if len(self.end) else np.zeros(len(at), np.int64)
+        return np.where(at > 0, self.before[at] - over, 0)
+
+    def within(self, start: npt.NDArray[Any], end: npt.NDArray[Any]) -> Ints:
+        """Return how much of the set lies in each window from ``start`` to ``end``."""
+        return self.until(end) - self.until(start)
+
+    def within_one(self, start: int, end: int) -> int:
+        """Return how much of the set lies in one window."""
+        return int(self.within(np.array([start]), np.array([end]))[0])
+
+
+def _make(start: Ints, end: Ints) -> Spans:
+    before = np.zeros(len(start) + 1, dtype=np.int64)
+    np.cumsum(end - start, out=before[1:])
+    return Spans(start, end, before)
+
+
+def unite(start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> Spans:
+    """Unite intervals, in any order, that may overlap; empty ones count for nothing."""
+    filled = duration > 0
+    start, duration = start[filled], duration[filled]
+    if len(start) == 0:
+        return _make(np.empty(0, np.int64), np.empty(0, np.int64))
+    if not bool(np.all(start[1:] >= start[:-1])):
+        order = np.argsort(start, kind="stable")
+        start, duration = start[order], duration[order]
+    reach = np.maximum.accumulate(start + duration)
+    first = np.empty(len(start), dtype=np.bool_)
+    first[0] = True
+    np.greater(start[1:], reach[:-1], out=first[1:])
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
+    return _make(start[first].astype(np.int64), reach[last].astype(np.int64))
+
+
+def unite_all(sets: Sequence[Spans]) -> Spans:
+    """Unite sets of spans."""
+    filled = [one for one in sets if len(one.start)]
+    if len(filled) == 1:
+        return filled[0]
+    if not filled:
+        return _make(np.empty(0, np.int64), np.empty(0, np.int64))
+    start = np.concatenate([one.start for one in filled])
+    return unite(start, np.concatenate([one.end for one in filled]) - start)
+
+
+def invert(spans: Spans, start: int, end: int) -> Spans:
+    """Return what of the window from ``start`` to ``end`` is not in ``spans``."""
+    inside = (spans.end > start) & (spans.start < end)
+    begins = np.append(start, spans.end[inside])
+    ends = np.append(spans.start[inside], end)
+    filled = ends > begins
+    return _make(begins[filled].astype(np.int64), ends[filled].astype(np.int64))
+
+
+def intersect_total(one: Spans, other: Spans) -> int:
+    """Return the length of what is in both sets."""
+    return int(other.within(one.start, one.end).sum())

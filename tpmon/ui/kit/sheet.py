@@ -1,0 +1,286 @@
+"""The parts that a tab is made of: paragraphs, and tables whose rows a cursor walks.
+
+A table is columns and rows as the analysis gives them; nothing of a row is written before it is
+painted. ``plain_sheet`` makes one of any dataclass, so that no result of the analysis is without one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, Union
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Missing, NotApplicable, is_known
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.ui.kit.lines import Ink, Line
+from tpmon.ui.kit.table import MEASURED_ROWS, Column, fit_column, list_columns
+from tpmon.view.table import Figures
+from tpmon.view.trace_words import NA, ms_of_us
+
+Row = TypeVar("Row")
+MOST_ROWS = 2000
+_NAME_WIDTH = 16
+_FACT_CHARS = 4000
+_WORDS = {
+    "gb_s": ("memory rate", "GB/s"),
+    "gb_s_peak_pct": ("memory, of peak", "%"),
+    "tflop_s": ("compute rate", "TFLOP/s"),
+    "tflop_s_peak_pct": ("compute, of peak", "%"),
+    "peak_pct": ("of the peak", "%"),
+    "misaligned_pct": ("misaligned sizes", "%"),
+    "bus_gb_s": ("bus", "GB/s"),
+    "limited_by": ("occupancy limit", ""),
+    "bound_by": ("held by", ""),
+    "dtype": ("number type", ""),
+    "forward_total_us": ("gpu forward", "us"),
+    "forward_self_us": ("gpu forward self", "us"),
+    "device_total_us": ("gpu total", "us"),
+    "device_self_us": ("gpu self", "us"),
+    "at_peak_bytes": ("alive at peak", "bytes"),
+    "allocations_bytes": ("allocated in all", "bytes"),
+    "frees_bytes": ("freed in all", "bytes"),
+    "unused_pct": ("unused at peak", "%"),
+    "growth_bytes": ("growth", "bytes"),
+    "blocks_per_sm": ("blocks per SM", ""),
+}
+"""Fields whose names are no words, each with its words and its unit."""
+_UNITS = (("_us", "us"), ("_ms", "ms"), ("_pct", "%"), ("_bytes", "bytes"), ("_gb_s", "GB/s"), ("_s", "s"))
+_NAMES = ("name", "operator", "module", "source", "function", "pattern", "part", "kind", "path", "stack")
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Hold a piece of text with a label before it."""
+
+    label: str
+    text: str
+    ink: Ink = Ink.PLAIN
+    draw: Callable[[int], tuple[Line, ...]] = lambda _width: ()
+    """Draw what stands below the text, in lines of this width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet(Generic[Row]):
+    """Hold one table; ``name`` writes what is copied of a row, and what its line is looked up by.
+
+    ``orders`` are the columns that it can be sorted by, largest first; ``hidden`` are rows left out.
+    """
+
+    title: str
+    columns: tuple[Column[Row], ...]
+    rows: tuple[Row, ...]
+    name: Callable[[Row], str]
+    orders: tuple[tuple[str, Callable[[Row], float]], ...] = ()
+    hidden: int = 0
+    source: Callable[[Row], str] = lambda _row: ""
+    """Return the Python function that a row names itself; "" for none."""
+    place_ms: Callable[[Row], tuple[float, float] | None] = lambda _row: None
+    """Return when a row was, for the timeline."""
+    findable: bool = False
+    """Whether ``name`` is that of events in the trace."""
+    inside: Callable[[Row], tuple[Block, ...]] = lambda _row: ()
+    """Return what opens over the tab for a row, where that is more than its fields: its stack."""
+    begin: int = 0
+    """The row that the cursor begins on, where this opens over a tab."""
+
+
+Block = Union[Paragraph, Sheet[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Name one place of the cursor: a paragraph, or row ``row`` of a table."""
+
+    block: int
+    row: int = -1
+
+
+def list_units(blocks: Sequence[Block]) -> list[Unit]:
+    """Return the places of the cursor from top to bottom."""
+    units = []
+    for number, block in enumerate(blocks):
+        if isinstance(block, Paragraph):
+            units.append(Unit(number))
+        else:
+            units += [Unit(number, row) for row in range(len(block.rows))]
+    return units
+
+
+def cap(sheet: Sheet[Row], most: int = MOST_ROWS) -> Sheet[Row]:
+    """Leave out rows beyond the ones that a person looks at."""
+    if len(sheet.rows) <= most:
+        return sheet
+    return dataclasses.replace(sheet, rows=sheet.rows[:most], hidden=sheet.hidden + len(sheet.rows) - most)
+
+
+def choose_rows(sheet: Sheet[Row], filter_text: str, sort: int, reverse: bool) -> Sheet[Row]:
+    """Keep the rows with a text in them, or without it after a "!", in the order that was asked for."""
+    rows: Iterable[Row] = sheet.rows
+    columns = sheet.columns
+    if filter_text.strip("!"):
+        without = filter_text.startswith("!")
+        wanted = filter_text.lstrip("!").lower()
+        rows = [row for row in rows if (wanted in _text_of(sheet, row)) is not without]
+    if sort and sheet.orders:
+        head, order = sheet.orders[min(sort, len(sheet.orders)) - 1]
+        rows = sorted(rows, key=order, reverse=not reverse)
+        columns = tuple(_mark(one, "^" if reverse else "v") if one.head == head else one for one in columns)
+    elif reverse:
+        rows = list(rows)[::-1]
+    return dataclasses.replace(sheet, rows=tuple(rows), columns=columns)
+
+
+def _mark(column: Column[Row], sign: str) -> Column[Row]:
+    head = column.head + sign
+    return dataclasses.replace(column, head=head, width=max(column.width, len(head)), keep=-1)
+
+
+def _text_of(sheet: Sheet[Row], row: Row) -> str:
+    cells = (column.read(row) for column in sheet.columns)
+    return " ".join(cell if isinstance(cell, str) else cell[0] for cell in cells).lower()
+
+
+# What is written
+
+
+def bar(share_pct: float, width: int) -> str:
+    """Draw a share as a bar."""
+    return "█" * round(max(0.0, min(share_pct, 100.0)) * width / 100)
+
+
+def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:
+    """Return what the rows of a table can be sorted by."""
+    return tuple((one.head, _order_by(one.read)) for one in figures if one.sorts)
+
+
+def _order_by(read: Callable[[Row], object]) -> Callable[[Row], float]:
+    return lambda row: as_number(read(row))
+
+
+def lay_sheet(
+    title: str,
+    figures: Figures[Row],
+    rows: tuple[Row, ...],
+    name: Callable[[Row], str],
+    *,
+    unknown: str = "",
+    findable: bool = True,
+    source: Callable[[Row], str] = lambda _row: "",
+) -> Sheet[Row]:
+    """Make a table of rows; mostly their names are those of events in the trace."""
+    columns = list_columns(figures, rows, unknown)
+    return Sheet(title, columns, rows, name, list_orders(figures), source=source, findable=findable)
+
+
+def as_number(value: object) -> float:
+    """Return what rows are sorted by: what is not known comes last."""
+    return float(value) if isinstance(value, (int, float)) else float("-inf")
+
+
+# Any dataclass
+
+
+def list_facts(row: object) -> list[tuple[str, str]]:
+    """Write every field of a dataclass with its unit, and why one is missing."""
+    return [
+        (_label(field.name), _explain(field.name, getattr(row, field.name)))
+        for field in dataclasses.fields(row)  # type: ignore[arg-type]  # rows are dataclasses
+    ]
+
+
+def _unit(name: str) -> str:
+    if name in ("us", "ms", "bytes"):
+        return name
+    if name in _WORDS:
+        return _WORDS[name][1]
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
+
+
+def _label(name: str) -> str:
+    if name in ("us", "ms"):
+        return "time"
+    if name in _WORDS:
+        return _WORDS[name][0]
+    for ending, _unit_of in _UNITS:
+        name = name.removesuffix(ending)
+    return name.rstrip("_").replace("_", " ")
+
+
+def _explain(name: str, value: object) -> str:
+    if isinstance(value, Missing):
+        return f"{NA}: {value.reason}"
+    if isinstance(value, NotApplicable):
+        return "-"
+    return _write(name, value)
+
+
+def _write(name: str, value: object) -> str:
+    unit = _unit(name)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if unit == "bytes":
+            return format_bytes(value)
+        if unit == "us":
+            return f"{value / 1000:,.3f} ms"
+        text = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+        return f"{text} {unit}".rstrip()
+    if isinstance(value, tuple):
+        return ", ".join(_write("", one) for one in value[:20]) + (" ..." if len(value) > 20 else "")
+    if dataclasses.is_dataclass(value):
+        return ", ".join(f"{label} {text}" for label, text in list_facts(value))
+    return NA if not is_known(value) else clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
+
+
+def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:
+    """Make a table of rows of one dataclass: numbers first, the name last and as wide as there is room."""
+    fields = dataclasses.fields(rows[0])
+    flat = [field for field in fields if not _is_nested(getattr(rows[0], field.name))]
+    texts = [field.name for field in flat if any(isinstance(getattr(row, field.name), str) for row in rows)]
+    name = next((one for one in _NAMES if one in texts), texts[0] if texts else fields[0].name)
+    shown = [field.name for field in flat if field.name != name]
+    columns = [_plain_column(field, place, rows) for place, field in enumerate(shown)]
+    columns.append(Column(_head(name), _NAME_WIDTH, 0, lambda row: _cell(name, row), right=False, grows=True))
+    source = next((one for one in texts if one in ("source", "place", "line")), "")
+    return Sheet(
+        title,
+        tuple(columns),
+        tuple(rows),
+        lambda row: _cell(name, row),
+        tuple((_head(one), _order_by(attrgetter(one))) for one in shown if one not in texts),
+        source=(lambda row: _cell(source, row)) if source else (lambda row: _cell(name, row)),
+        findable=name in ("name", "operator"),
+    )
+
+
+def _plain_column(name: str, place: int, rows: Sequence[Any]) -> Column[Any]:
+    is_text = any(isinstance(getattr(row, name), str) for row in rows[:MEASURED_ROWS])
+    most = 40 if is_text else 14
+    head, keep = _head(name), place + 1
+    return fit_column(head, keep, lambda row: _cell(name, row), rows, right=not is_text, most=most)
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, Missing))
+
+
+def _head(name: str) -> str:
+    unit = {"us": "ms", "bytes": ""}.get(_unit(name), _unit(name))
+    return f"{_label(name)} {unit}".rstrip()
+
+
+def _cell(name: str, row: Any) -> str:
+    """Write a field without its unit, which stands in the head."""
+    value = getattr(row, name)
+    unit = _unit(name)
+    if isinstance(value, (Missing, NotApplicable)):
+        return "-" if isinstance(value, NotApplicable) else NA
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return _write(name, value)
+    if unit == "us":
+        return ms_of_us(float(value))
+    if unit == "bytes":
+        return format_bytes(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

@@ -1,0 +1,241 @@
+"""What every screen of tpmon is: one canvas, keys in, lines out, copies, the editor, the end.
+
+The screens beside each other (``app.py`` of a job, ``trace_app.py`` of a trace) say what a key means
+and what is painted. Only these, ``driver.py``, ``canvas.py`` and ``messages.py`` import textual.
+"""
+
+from __future__ import annotations
+
+import tpmon.ui.terminal_io.before_textual  # noqa: F401  # isort: skip
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from textual import events
+from textual.app import App, ComposeResult
+
+from tpmon.errors import ExitCode
+from tpmon.model.known import Known, is_known
+from tpmon.ui.kit.canvas import Canvas
+from tpmon.ui.kit.lines import Size
+from tpmon.ui.kit.moves import Effect
+from tpmon.ui.terminal_io import clipboard, editor
+from tpmon.ui.terminal_io.driver import ScreenDriver
+from tpmon.ui.terminal_io.messages import Planned, Told
+from tpmon.ui.terminal_io.terminal import (
+    LEAVE_SECONDS,
+    ScreenResult,
+    TerminalGuard,
+    lend_terminal,
+    report_crash,
+)
+
+MESSAGE_SECONDS = 6.0
+LINE_CHARS = 4000
+"""Of a line that is said; paths and command lines of others come with it, and are cleaned there."""
+_PLAN_SECONDS = 3.0
+"""A file that answers later opens no editor by itself."""
+_JOINED_SECONDS = 0.5
+"""Resizes this close may have been joined."""
+_SETTLE_SECONDS = 0.05
+"""Textual joins resizes within 1/120 s."""
+
+
+class Shell(App[None]):
+    """Show lines until a key, a signal or a crash ends it; a screen says what they are."""
+
+    CSS = "Screen { overflow: hidden; }"
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
+        super().__init__(driver_class=ScreenDriver, ansi_color=True)
+        self._clock = clock
+        self._canvas = Canvas(not self.no_color, self.repaint)
+        self.opened = False
+        """Whether textual has the terminal, or had it."""
+        self._resized: tuple[object, int] = (None, 0)
+        self.crash: Exception | None = None
+        self.copied = ""
+        self._planning = False
+        self.guard: TerminalGuard | None = None
+
+    # What a screen says
+
+    def repaint(self) -> None:
+        """Paint what is shown now."""
+        raise NotImplementedError
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        raise NotImplementedError
+
+    def paste(self, text: str) -> None:
+        """Take text that was pasted."""
+
+    def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
+        """Show one line for some seconds."""
+        raise NotImplementedError
+
+    # Lines out
+
+    def compose(self) -> ComposeResult:
+        """Yield the one widget."""
+        yield self._canvas
+
+    def on_mount(self) -> None:
+        """Know that textual has the terminal, and how it was found."""
+        self.opened = True
+        found = self.guard.release_line() if self.guard is not None else None
+        if found is not None and isinstance(self._driver, ScreenDriver):
+            self._driver.attrs_before = found
+
+    def _extent(self) -> Size:
+        return Size(self._canvas.size.width, self._canvas.size.height)
+
+    def redraw(self) -> None:
+        """Send every cell again: the terminal no longer shows what was sent."""
+        self.screen.refresh(layout=True)
+        self.repaint()
+
+    # Keys in
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keep keys and pastes for the table of keys; mouse reports were never asked for."""
+        if isinstance(event, events.Key):
+            typed = event.character is not None and event.is_printable and "alt+" not in event.key
+            self.press(event.character if typed and event.character else event.key)
+        elif isinstance(event, events.Paste):
+            self.paste(event.text)
+        elif not isinstance(event, events.InputEvent):
+            if isinstance(event, events.Resize) and self.opened:
+                # Smaller and back within a frame is no change to textual, which joins the two, and
+                # after fg there is none at all; the terminal has lost cells each time.
+                before, before_ns = self._resized
+                self._resized = (event.size, self._clock())
+                joined = before != event.size and self._resized[1] - before_ns < _JOINED_SECONDS * 1e9
+                if event.size == self.size:
+                    self.redraw()
+                elif joined and before is not None:
+                    self.set_timer(_SETTLE_SECONDS, self.redraw)
+            await super().on_event(event)
+
+    # Copies and the editor
+
+    def copy_text(self, what: str, text: str) -> None:
+        """Give ``text`` to the terminal and to tmux, and say where it went."""
+        self.copied = text
+        sequence = clipboard.osc_52(text)
+        if sequence and self._driver is not None:
+            self._driver.write(sequence)
+
+        def tell(line: str) -> None:
+            self.post_message(Told(line, MESSAGE_SECONDS))
+
+        clipboard.tell_tmux(what, text, sequence, tell)
+
+    def on_told(self, message: Told) -> None:
+        """Say what a thread has found."""
+        self.say(message.text, message.seconds)
+
+    def plan_edit(self, plan: Callable[[], Known[editor.EditorCall]]) -> None:
+        """Look at the file in a thread: on a dead mount that never ends."""
+        if self._planning:
+            self.say("the file of the line before has not answered yet")
+            return
+        self._planning = True
+        began_s = time.monotonic()
+
+        def run() -> None:
+            try:
+                call = plan()
+            finally:
+                self._planning = False
+            with suppress(RuntimeError):  # the screen has ended meanwhile
+                self.post_message(Planned(call, late=time.monotonic() - began_s > _PLAN_SECONDS))
+
+        threading.Thread(target=run, name="tpmon-editor", daemon=True).start()
+
+    def on_planned(self, message: Planned) -> None:
+        """Give the terminal to the editor until it ends, or say why not."""
+        call = message.call
+        if not is_known(call):
+            self.say(call.reason)
+            return
+        if message.late:  # who pressed the key may be typing something else by now
+            self.say(f"{call.place} answers now: o opens it")
+            return
+        failure = self.lend(call.command)
+        self.say(failure or f"was at {call.place}")
+
+    def lend(self, command: Sequence[str]) -> str:
+        """Give the terminal to another program until it ends; return what went wrong, "" for nothing."""
+        with self.suspend(), lend_terminal():
+            failure = editor.run_editor(command)
+        self.redraw()
+        return failure
+
+    # What keys do beyond the picture
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key means on every screen; a screen does what is its own."""
+        if effect is Effect.QUIT:
+            self.leave(ExitCode.OK)
+        elif effect is Effect.REDRAW:
+            self.redraw()
+        elif effect is Effect.SUSPEND:
+            self.action_suspend_process()
+        elif effect is Effect.COPY_SCREEN:
+            self.copy_text("the screen", self._canvas.text())
+
+    # The end
+
+    @property
+    def text_left(self) -> str:
+        """Return what stays when the screen is gone: the last copy."""
+        return self.copied
+
+    def leave(self, code: int) -> None:
+        """End the screen with ``code``; safe in a signal handler, at any time."""
+        if self.guard is not None:
+            if isinstance(self._driver, ScreenDriver) and self._driver.away:
+                self.guard.end_now(code, drawn=False)
+            self.guard.leave_within(LEAVE_SECONDS, code)
+        if self._loop is None:
+            raise SystemExit(code)
+        self._loop.call_soon_threadsafe(self.exit, None, code)
+
+    def _handle_exception(self, error: Exception) -> None:
+        self.crash = self.crash or error
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        # textual would print a traceback with all locals, and exit with 0
+        self._close_messages_no_wait()
+
+    def _print_error_renderables(self) -> None:
+        self._exit_renderables.clear()
+
+    def _set_pointer_shape(self, shape: str) -> None:
+        pass  # the mouse is off, and textual would write this after it left the screen
+
+
+def draw(shell: Shell, guard: TerminalGuard) -> ScreenResult:
+    """Draw a screen on a guarded terminal until it ends and say how it ended.
+
+    After an end was asked for, the process is gone within about a second whatever the caller still does.
+    """
+    shell.guard = guard
+    gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
+    try:
+        shell.run(mouse=False)
+    except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
+        shell.crash = shell.crash or error
+    if shell.crash is not None:
+        guard.restore()
+        return ScreenResult(ExitCode.BUG, shell.text_left, report_crash(shell.crash))
+    code = shell.return_code
+    return ScreenResult(ExitCode.BUG if code is None else code, shell.text_left, "")

@@ -1,0 +1,157 @@
+"""Say which readings deserve a mark on the screen. Marks draw the eye; they conclude nothing.
+
+The limits are those at which a reading is worth a look (sources at each); every mark is also a
+sign or a word in the text, never colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.model.card_use import list_used
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault
+from tpmon.model.host import CpuSample, MemorySample
+from tpmon.model.known import is_known
+from tpmon.model.text.stop_words import say_job_stop
+from tpmon.model.units import format_bytes, format_pct
+from tpmon.ui.monitor.state import Ink, ViewState
+
+OLD_INTERVALS = 3
+"""A reading older than three intervals missed two turns."""
+QUIET_INTERVALS = {"threads": 4, "stacks": 12}
+"""Intervals that a group may be late: threads of quiet processes are read every fifth interval only
+(docs/metrics.md, "runnable"), and the ranks take turns in being sampled."""
+POOL_RATIO = 1.5
+WAITING_RATIO = 0.35
+"""Pool demand and waiting share from which more threads cost speed (measured sweep, docs/metrics.md)."""
+THROTTLED_RATIO = 0.25
+"""Share of quota periods from which throttling was felt in every measured run."""
+MEMORY_RATIO = 0.95
+SHM_RATIO = 0.5
+"""A 64 MB mount failed at 75 %, when the next batch did not fit."""
+SHM_SMALL_BYTES = 1 << 30
+STEAL_PCT = 5.0
+UNCHANGED_S = 10.0
+"""A main thread that waits in one place this long waits for more than one batch."""
+
+
+def age_of(view: ViewState, age_s: float) -> float:
+    """Return how old a reading is at painting, given its age when its Frame was closed."""
+    if not is_known(view.frame):
+        return age_s
+    now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
+    return age_s + max(0.0, (now_ns - view.frame.taken_ns) / 1e9)
+
+
+def is_old(view: ViewState, age_s: float, group: str = "") -> bool:
+    """Tell whether a reading of this age at painting missed its turns."""
+    turns = OLD_INTERVALS + QUIET_INTERVALS.get(group, 0)
+    return age_s > turns * view.interval_s
+
+
+def is_oversubscribed(cpu: CpuSample) -> bool:
+    """Tell whether thread pools want more CPUs than there are and their threads wait for it."""
+    return (
+        is_known(cpu.oversubscription)
+        and cpu.oversubscription >= POOL_RATIO
+        and is_known(cpu.run_delay_ratio)
+        and cpu.run_delay_ratio >= WAITING_RATIO
+    )
+
+
+def is_throttled(cpu: CpuSample) -> bool:
+    """Tell whether the CPU quota held the job back."""
+    return is_known(cpu.throttled_ratio) and cpu.throttled_ratio >= THROTTLED_RATIO
+
+
+def memory_ratio(memory: MemorySample) -> float | None:
+    """Return used memory over its limit, None where either is not known."""
+    if not is_known(memory.used_bytes) or not is_known(memory.limit_bytes) or not memory.limit_bytes:
+        return None
+    return memory.used_bytes / memory.limit_bytes
+
+
+def is_memory_full(memory: MemorySample) -> bool:
+    """Tell whether memory is near its limit or the kernel has killed for it."""
+    ratio = memory_ratio(memory)
+    killed = is_known(memory.oom_kills) and memory.oom_kills > 0
+    return killed or (ratio is not None and ratio >= MEMORY_RATIO)
+
+
+def is_shm_full(memory: MemorySample) -> bool:
+    """Tell whether a small /dev/shm is so full that the next batch may not fit."""
+    shm = memory.shm
+    return (
+        is_known(shm)
+        and 0 < shm.total_bytes < SHM_SMALL_BYTES
+        and shm.used_bytes / shm.total_bytes >= SHM_RATIO
+    )
+
+
+def card_ink(card: GpuSample) -> Ink:
+    """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
+    failed = any(map(is_card_fault, card.xids)) or _is_true(card.remapped_rows_failed)
+    if card.state is GpuState.LOST or failed:
+        return Ink.BAD
+    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or _is_true(card.remapped_rows_pending)
+    if card.state is GpuState.STALE or list_held(card) or told:
+        return Ink.WARN
+    return Ink.PLAIN
+
+
+def list_held(card: GpuSample) -> tuple[str, ...]:
+    """Return the reasons that hold the clocks down now, without those of a card that is well."""
+    return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
+
+
+def _is_true(value: object) -> bool:
+    return value is True
+
+
+def tell_most(frame: Frame) -> tuple[str, Ink]:
+    """Return the one fact that tells most, for a screen that has room for no other."""
+    target, cpu, memory = frame.target, frame.cpu, frame.memory
+    if target.state is TargetState.ENDED:
+        how = target.ended if is_known(target.ended) else "how it ended is not known"
+        return how, Ink.GOOD if how.startswith("exit 0") else Ink.BAD
+    if target.state is TargetState.STOPPED:
+        return say_job_stop(frame) or "stopped by a signal or a debugger", Ink.WARN
+    if is_known(memory.oom_kills) and memory.oom_kills:
+        return f"{memory.oom_kills} processes killed: out of memory", Ink.BAD
+    cards = frame.gpus if is_known(frame.gpus) else ()
+    for card in cards:
+        # A lost card lists nobody; the fault of one that others use is not what tells most of this job.
+        ours = not is_known(card.pids) or card.pids or card.state is GpuState.LOST
+        if ours and card_ink(card) is Ink.BAD:
+            what = "lost" if card.state is GpuState.LOST else "reports a fault"
+            return f"GPU {card.index} {what}", Ink.BAD
+    if is_throttled(cpu) and is_known(cpu.throttled_ratio):
+        return f"CPU quota throttles {100 * cpu.throttled_ratio:.0f} % of periods", Ink.WARN
+    if is_oversubscribed(cpu) and is_known(cpu.oversubscription) and is_known(cpu.run_delay_ratio):
+        wait = 100 * cpu.run_delay_ratio
+        return f"thread pools {cpu.oversubscription:.1f}x the CPUs, waiting {wait:.0f} %", Ink.WARN
+    ratio = memory_ratio(memory)
+    if is_memory_full(memory) and ratio is not None:
+        return f"memory {100 * ratio:.0f} % of its limit", Ink.WARN
+    if is_shm_full(memory) and is_known(memory.shm):
+        used, total = memory.shm.used_bytes, memory.shm.total_bytes
+        return f"{memory.shm.path} {format_bytes(used)} of {format_bytes(total)}", Ink.WARN
+    return _busy_fact(frame, cards)
+
+
+def _busy_fact(frame: Frame, cards: Sequence[GpuSample]) -> tuple[str, Ink]:
+    ours = list_used(cards)
+    for card in ours:
+        if held := list_held(card):
+            return f"GPU {card.index} held down: {held[0]}", Ink.WARN
+    busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
+    if busy:
+        low, high = format_pct(min(busy)), format_pct(max(busy))
+        return f"GPU {low} % busy" if low == high else f"GPUs {low} to {high} % busy", Ink.STRONG
+    cpu = frame.cpu
+    if is_known(cpu.used_cores) and is_known(cpu.budget_cores) and cpu.budget_cores > 0:
+        return f"{100 * cpu.used_cores / cpu.budget_cores:.0f} % of {cpu.budget_cores:g} CPUs", Ink.STRONG
+    if is_known(cpu.used_cores):
+        return f"{cpu.used_cores:.1f} CPUs used", Ink.STRONG
+    return f"CPU use ? {cpu.used_cores.reason}", Ink.WARN

@@ -1,0 +1,285 @@
+"""The Textual application around the painters: Updates and keys in, lines out.
+
+It holds one ViewState, changes it by the pure functions of ``actions.py`` and draws what
+``panes.py`` paints of it. It reads nothing of the target and starts no probe. What it has in common
+with other screens is in ``shell.py``; textual is imported by them alone, so that ``--json`` and
+``--help`` never pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+# before textual: the shell sets what textual reads while it is imported
+from tpmon.ui.kit.shell import LINE_CHARS, MESSAGE_SECONDS, Shell  # isort: skip
+
+from textual.message import Message
+from textual.timer import Timer
+
+from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.frame import Event
+from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
+from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUpdate
+from tpmon.model.results.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.sample import SampleRequest
+from tpmon.model.units import clean_text
+from tpmon.ui.kit.keys import ByDigit
+from tpmon.ui.kit.moves import Effect, Move
+from tpmon.ui.monitor import actions, paste
+from tpmon.ui.monitor import layout as panes
+from tpmon.ui.monitor.ask_capture import say_toast
+from tpmon.ui.monitor.ask_dump import forget_price, keep_own_price
+from tpmon.ui.monitor.controls import Controls, Notice, Result, ScreenOptions
+from tpmon.ui.monitor.first_view import first_view
+from tpmon.ui.monitor.inbox import Inbox, keep_newest, turns_bad
+from tpmon.ui.monitor.key_row import Ask, OpenRow
+from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
+from tpmon.ui.monitor.opening import Paint
+from tpmon.ui.monitor.panes import stack_rows
+from tpmon.ui.monitor.state import Overlay, ViewState
+from tpmon.ui.terminal_io import editor
+from tpmon.ui.terminal_io.driver import ScreenDriver
+from tpmon.ui.terminal_io.messages import Captured, Told
+
+STALLED_SECONDS = 1.3
+"""No Update for this long: repaint all the same, so that ages grow on the screen."""
+REPAINT_SECONDS = 1.0
+RESULT_SECONDS = 20.0
+"""What was asked for and came later, mostly a path: until a key is pressed, or so long."""
+_BEHIND_SECONDS = 0.2
+_BEHIND_WRITES = 3
+_MOST_NOTICES = 20
+
+
+class MonitorApp(Shell):
+    """Show one job until a key, a signal or a crash ends it."""
+
+    class Arrived(Message):
+        """Say that the inbox is no longer empty."""
+
+    def __init__(
+        self,
+        options: ScreenOptions,
+        controls: Controls,
+        paint: Paint = panes.paint_screen,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
+        super().__init__(clock)
+        self._controls = controls
+        self._rings = options.bell
+        self._paint = paint
+        self._inbox = Inbox()
+        self._listening = False
+        self._timer: Timer | None = None
+        self._newest: Update | None = None
+        self._dump: DumpUpdate | None = None
+        self._sample: SampleUpdate | None = None
+        self._capture: CaptureUpdate | None = None
+        self._events: tuple[Event, ...] = ()
+        self._rows: tuple[int, ...] = ()
+        self._message_until_ns = 0
+        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)
+        self.view = first_view(options, clock())
+
+    # Updates in
+
+    def receive(self, update: Update) -> None:
+        """Take an Update from any thread; never blocks and never raises."""
+        if self._inbox.put(update):
+            self._tell_arrival()
+
+    def receive_result(self, result: Result) -> None:
+        """Take what came of an order from any thread; never blocks and never raises."""
+        if isinstance(result, Notice):
+            text = clean_text(result.text, LINE_CHARS)
+            if not result.passing:
+                self.notices.append(text)
+            with suppress(RuntimeError):  # the screen has ended; the line is printed
+                if result.trace:
+                    self.post_message(Captured(result.trace))
+                offer = "  (o opens it)" if result.trace else ""
+                self.post_message(Told(text + offer, RESULT_SECONDS))
+        elif self._inbox.put_reading(result):
+            self._tell_arrival()
+
+    def _tell_arrival(self) -> None:
+        if self._listening:
+            try:
+                self.post_message(self.Arrived())
+            except RuntimeError:
+                self._listening = False  # the loop is closed: the screen has ended
+
+    def on_mount(self) -> None:
+        """Start to listen and paint what has come so far."""
+        self._listening = True
+        self._take_updates()
+
+    def on_monitor_app_arrived(self, _message: Arrived) -> None:
+        """Show what the inbox holds."""
+        self._take_updates()
+
+    def _take_updates(self) -> None:
+        update, events_since = self._inbox.take()
+        self._events = keep_newest((*self._events, *events_since))
+        if update is not None:
+            self._newest = update
+            if self._rings and turns_bad(update, events_since):
+                self.bell()
+        view = self.view
+        for reading in self._inbox.take_readings():
+            if isinstance(reading, DumpUpdate):
+                self._dump = reading
+            elif isinstance(reading, SampleUpdate):
+                self._sample = reading
+            else:
+                self._capture = reading
+                if toast := say_toast(view, reading):
+                    self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
+                    view = replace(view, message=clean_text(toast, LINE_CHARS))
+        self._show(view, STALLED_SECONDS)
+
+    # Lines out
+
+    def _show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
+        """Bring ``view`` up to date and paint it; paint again in ``next_seconds`` at the latest."""
+        now_ns = self._clock()
+        if view.message and now_ns > self._message_until_ns:
+            view = replace(view, message="")
+        if self._newest is not None and not is_known(view.paused_ns):
+            newest = self._newest
+            view = replace(view, frame=newest.frame, pulses=newest.pulses, events=self._events, now_ns=now_ns)
+        else:
+            view = replace(view, now_ns=now_ns)
+        dump = self._dump
+        if dump is not None and (not is_known(view.paused_ns) or dump.state.request.asker is Asker.KEY):
+            view = replace(view, dump=dump)
+        if self._sample is not None:
+            view = replace(view, sample=self._sample)
+        if self._capture is not None:
+            view = replace(view, capture=self._capture)
+        view = stack_rows.note_seen(view)
+        rows = panes.rows_of(view)
+        self.view = actions.keep_cursor(view, rows, self._rows)
+        self._rows = rows
+        if self._timer is not None:
+            self._timer.stop()
+        driver = self._driver
+        if isinstance(driver, ScreenDriver):
+            driver.check_size()
+        if isinstance(driver, ScreenDriver) and driver.waiting_writes > _BEHIND_WRITES:
+            # the terminal takes no more bytes: writing would block the loop, and the keys with it
+            self._timer = self.set_timer(_BEHIND_SECONDS, self.repaint)
+            return
+        self._timer = self.set_timer(next_seconds, self.repaint)
+        self._canvas.set_lines(self._paint(self.view, self._extent(), keys_shown(self.view)))
+
+    def repaint(self) -> None:
+        """Paint what is known now."""
+        self._show(self.view)
+
+    # Keys in
+
+    def paste(self, text: str) -> None:
+        """Add what was pasted to the filter that is typed."""
+        if self.view.overlay is Overlay.FILTER:
+            self._show(actions.action_filter_type(self.view, text))
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        view = replace(self.view, message="", now_ns=self._clock())
+        key = find_key(name, view)
+        if key is None or not isinstance(key.deed, Ask):
+            view = forget_price(view)
+        if key is None:
+            if view.overlay is Overlay.FILTER and len(name) == 1:
+                view = actions.action_filter_type(view, name)
+            elif view.overlay is Overlay.HELP:
+                view = actions.action_close(view)
+            else:
+                view = replace(view, message=say_unused(name, view))
+        elif isinstance(key.deed, Effect):
+            self._show(view)
+            self.carry_out(key.deed)
+            return
+        elif isinstance(key.deed, Ask):
+            before = view
+            view, order = key.deed.make(view, self._rows)
+            view = keep_own_price(before, view)
+            if not isinstance(order, (Missing, NotApplicable)):
+                self._dump = None if isinstance(order, DumpRequest) else self._dump
+                self._sample = None if isinstance(order, SampleRequest) else self._sample
+                anew = isinstance(order, (CaptureRequest, CaptureChoice))
+                self._capture = None if anew else self._capture
+                self._controls.ask(order)
+        elif isinstance(key.deed, Move):
+            page, limit = panes.page_of(view, self._extent(), keys_shown(view))
+            if view.overlay is Overlay.STACKS:
+                view = stack_rows.action_walk(view, key.deed, page)
+            else:
+                view = actions.action_move(view, key.deed, self._rows, page, limit)
+        elif isinstance(key.deed, OpenRow):
+            view = actions.action_row_overlay(view, key.deed.overlay, self._rows)
+        elif isinstance(key.deed, ByDigit):
+            view = key.deed.act(view, int(name))
+        else:
+            view = key.deed(view)
+        if view.interval_s != self.view.interval_s:
+            self._controls.set_interval(view.interval_s)
+            view = replace(view, message=f"reads every {view.interval_s:g} s")
+        self._message_until_ns = self._clock() + int(MESSAGE_SECONDS * 1e9)
+        self._show(view)
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key does beyond the picture."""
+        if effect is Effect.COPY_RESULT:
+            shown = {Overlay.SAMPLE: self.view.sample, Overlay.CAPTURE: self.view.capture}
+            result = shown.get(self.view.overlay, self.view.dump)
+            if not isinstance(result, (Missing, NotApplicable)):
+                self.copy_text("all of it", self._controls.write(result))
+        elif effect is Effect.EDIT:
+            self._plan_edit()
+        elif effect is Effect.OPEN_TRACE:
+            self._open_trace()
+        elif effect in (Effect.COPY_TRY, Effect.COPY_FACTS) and is_known(self.view.frame):
+            finding = self.view.frame.verdict
+            if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
+                self.copy_text("what to try", finding.try_)
+            else:
+                self.copy_text("the facts", paste.facts_text(self.view.frame))
+        else:
+            super().carry_out(effect)
+
+    def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
+        """Show one line for some seconds, or until a key is pressed."""
+        self._message_until_ns = self._clock() + int(seconds * 1e9)
+        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
+
+    def _plan_edit(self) -> None:
+        shown = stack_rows.frame_under_cursor(self.view)
+        if is_known(shown):
+            frame = shown.frame
+            job = self.view.frame
+            pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
+            self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
+
+    def on_captured(self, message: Captured) -> None:
+        """Offer the trace that was written."""
+        self.view = replace(self.view, captured=message.path)
+
+    def _open_trace(self) -> None:
+        """Give the terminal to the screen of the trace until it is left; reading goes on meanwhile."""
+        path = self.view.captured
+        if is_known(path):
+            failure = self.lend(self._controls.trace_command(path))
+            self.say(f"{clean_text(path)} could not be shown: {failure}" if failure else "")
+
+    @property
+    def text_left(self) -> str:
+        """Return what stays when the screen is gone: the last copy, and what became of errands."""
+        return "\n".join(filter(None, (self.copied, *self.notices)))

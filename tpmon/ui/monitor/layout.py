@@ -1,0 +1,374 @@
+"""Decide which panes a screen of a given size holds, how high each is, and put them together.
+
+The layout depends on the size and on what there is to show, never on the values shown, so that
+panes keep their places from one second to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.model.frame import TargetState
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known
+from tpmon.model.text.job_words import JOIN
+from tpmon.model.text.pace_words import say_steps_fact
+from tpmon.model.verdict import Finding, pick_code
+from tpmon.ui.kit.cells import cut, fit_line, wrap, wrap_words
+from tpmon.ui.kit.help import paint_help
+from tpmon.ui.kit.ink import DOT, to_ascii
+from tpmon.ui.kit.table import Item, justify, paint_rule
+from tpmon.ui.monitor.alerts import tell_most
+from tpmon.ui.monitor.panes.cpu import paint_cpu
+from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
+from tpmon.ui.monitor.panes.gpus import count_cards, paint_gpus
+from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_footer, paint_header, paint_notes
+from tpmon.ui.monitor.panes.job import paint_cpu_in_full
+from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
+from tpmon.ui.monitor.panes.paint_cards import paint_gpus_in_full
+from tpmon.ui.monitor.panes.paint_sample import paint_sample
+from tpmon.ui.monitor.panes.paint_verdict_full import paint_verdict_in_full
+from tpmon.ui.monitor.panes.ranks import count_ranks, order_ranks, paint_ranks
+from tpmon.ui.monitor.panes.requests import paint_capture
+from tpmon.ui.monitor.panes.stacks import paint_hint, paint_stacks, paint_stacks_tiny
+from tpmon.ui.monitor.panes.steps import paint_steps
+from tpmon.ui.monitor.panes.verdict import (
+    kind_ink,
+    paint_headline,
+    paint_last_verdict,
+    paint_verdict,
+    paint_verdict_briefly,
+)
+from tpmon.ui.monitor.panes.workers import count_workers, paint_workers, select_workers
+from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState
+
+TINY_WIDTH = 30
+_STEP_LINES = 4
+"""How many lines the steps take at most, where a hook tells them."""
+TINY_HEIGHT = 10
+LOW_HEIGHT = 20
+"""Below this height what to try comes before the notes and most panes."""
+SHORT_LINES_WIDTH = 60
+WIDE_WIDTH = 150
+"""From this width on the CPU and the GPU pane stand beside each other."""
+
+_PAINTERS = {
+    Pane.RANKS: paint_ranks,
+    Pane.CPU: paint_cpu,
+    Pane.WORKERS: paint_workers,
+    Pane.GPUS: paint_gpus,
+    Pane.EVENTS: paint_events,
+}
+_IN_FULL = {
+    Pane.CPU: paint_cpu_in_full,
+    Pane.GPUS: paint_gpus_in_full,
+    Pane.EVENTS: paint_events_in_full,
+}
+_OVERLAYS = {
+    Overlay.VERDICT: paint_verdict_in_full,
+    Overlay.DETAILS: paint_details,
+    Overlay.SAMPLE: paint_sample,
+    Overlay.CAPTURE: paint_capture,
+    Overlay.ENVIRONMENT: paint_environment,
+}
+_TITLES = {
+    Pane.CPU: "CPU and memory in full",
+    Pane.GPUS: "GPUs in full",
+    Pane.EVENTS: "events and logs in full",
+}
+_OVERLAY_TITLES = {
+    Overlay.VERDICT: "verdict in full",
+    Overlay.HELP: "help",
+    Overlay.DETAILS: "details",
+    Overlay.SAMPLE: "7 hot functions",
+    Overlay.CAPTURE: "8 capture",
+    Overlay.ENVIRONMENT: "environment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Hold how many rows a pane needs to be of use, soon wants, and can fill."""
+
+    pane: Pane
+    least: int
+    soon: int
+    most: int
+
+
+def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
+    """Paint the whole screen: exactly ``size.height`` lines, none wider than ``size.width`` cells.
+
+    ``keys`` are those that work now, for the footer and the help overlay.
+    """
+    paint = _paint_tiny if _is_tiny(size) else _paint_full
+    lines = paint(view, size, keys)
+    lines = [fit_line(line, size.width) for line in lines[: size.height]]
+    if view.ascii_only:
+        lines = [to_ascii(line) for line in lines]
+    return lines + [()] * (size.height - len(lines))
+
+
+def _is_tiny(size: Size) -> bool:
+    return size.width < TINY_WIDTH or size.height < TINY_HEIGHT
+
+
+def rows_of(view: ViewState) -> tuple[int, ...]:
+    """Return the PIDs that the cursor walks in the focused pane, in the order shown."""
+    if not is_known(view.frame):
+        return ()
+    pane = view.zoom if is_known(view.zoom) else view.focus
+    if pane is Pane.RANKS:
+        return tuple(rank.row.pid for rank in order_ranks(view.frame))
+    if pane is Pane.WORKERS:
+        return tuple(process.pid for process in select_workers(view))
+    return ()
+
+
+def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[int, int]:
+    """Return the lines of one page and the greatest ``view.scroll``, for the page keys.
+
+    Only overlays and panes that are shown in full scroll; rows follow their cursor.
+    """
+    taken = 1 if _is_tiny(size) else len(_paint_top(view, size)) + 2
+    height = max(1, size.height - taken)
+    if view.overlay is Overlay.STACKS:
+        return max(1, height // 2), 0
+    text = _text_in_full(view, size, keys)
+    if text is None:
+        return max(1, height // 2), 0
+    return height, max(0, len(text) - height)
+
+
+def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    frame = view.frame
+    state = name_state(view)
+    if view.message or view.overlay is Overlay.FILTER:
+        state = Item(0, view.message or f"/{view.filter_text}_", Ink.STRONG)
+    first: Line = ((cut(f" {state.text}", size.width), state.ink),)
+    word = _verdict_word(view)
+    if word is not None and not view.message and view.overlay is not Overlay.FILTER:
+        says_word = view.overlay is Overlay.VERDICT  # in its first line
+        first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
+    if view.overlay is Overlay.STACKS:
+        return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
+    text = _text_in_full(view, size, keys)
+    if text is not None:
+        return [first, *_scrolled(view, text, size.height - 1)]
+    if is_known(frame) and is_known(view.zoom):
+        return [first, *_PAINTERS[view.zoom](view, Size(size.width, size.height - 1), focused=True)]
+    if not is_known(frame):
+        texts = wrap_words(f"no reading yet: {frame.reason}", max(1, size.width - 1))
+        return [first, *(((f" {text}", Ink.PLAIN),) for text in texts)]
+    who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
+    lines = [justify([state], [who], size.width)]
+    if is_known(frame.verdict) and frame.target.state is not TargetState.ENDED:
+        lines += paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
+    else:
+        fact, ink = tell_most(frame)
+        sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
+        lines += [((f" {text}", ink),) for text in wrap_words(sign + fact, max(1, size.width - 1))]
+    facts = wrap(frame.facts.split(f" {DOT} "), max(1, size.width - 2), f" {DOT} ")
+    if size.width >= TINY_WIDTH:
+        lines += [((f" {text}", Ink.PLAIN),) for text in facts]
+    return lines
+
+
+def _verdict_word(view: ViewState) -> Item | None:
+    """Return the word of the verdict for where nothing else says it; None where there is none to say."""
+    frame = view.frame
+    if not is_known(frame) or not is_known(frame.verdict) or frame.target.state is TargetState.ENDED:
+        return None
+    return Item(0, frame.verdict.kind.value.upper(), kind_ink(frame.verdict))
+
+
+def _paint_top(view: ViewState, size: Size) -> list[Line]:
+    top = [paint_header(view, size.width)]
+    if view.overlay in (Overlay.HELP, Overlay.VERDICT):
+        return top
+    frame = view.frame
+    shows_steps = size.height >= LOW_HEIGHT and view.overlay is Overlay.NONE and not is_known(view.zoom)
+    top += _paint_judged(_without_steps(view) if shows_steps else view, size)
+    if shows_steps:
+        top += paint_steps(view, size.width, _STEP_LINES)
+    if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
+        top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
+    return top if view.overlay is Overlay.STACKS else [*top, *paint_hint(view, size.width)]
+
+
+def _without_steps(view: ViewState) -> ViewState:
+    """Leave out of the facts what the lines of the steps below say again."""
+    frame = view.frame
+    if not is_known(frame) or not is_known(frame.steps):
+        return view
+    said = say_steps_fact(frame.steps)
+    facts = JOIN.join(fact for fact in frame.facts.split(JOIN) if fact not in said)
+    return replace(view, frame=replace(frame, facts=facts))
+
+
+def _paint_judged(view: ViewState, size: Size) -> list[Line]:
+    """Paint the verdict; where there is none, or the job has ended, the facts in its place."""
+    frame = view.frame
+    room = min(2 if size.width >= 120 else 3 if size.width >= 60 else 6, size.height // 5)
+    if not is_known(frame) or not is_known(frame.verdict):
+        return paint_facts(view, size.width, room)
+    finding = frame.verdict
+    if frame.target.state is TargetState.ENDED:
+        return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
+    if is_known(view.zoom) or view.overlay in _OVERLAYS or view.overlay is Overlay.STACKS:
+        return paint_headline(frame, finding, size.width)[:2]
+    return paint_verdict(view, frame, finding, size.width, _verdict_height(finding, size))
+
+
+_SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
+"""Share of the screen's height that a verdict may take, by exit code: little when all is well."""
+
+
+def _verdict_height(finding: Finding, size: Size) -> int:
+    """Return how many lines the verdict may take, more of them where they are short."""
+    share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    if size.height < LOW_HEIGHT:
+        share = 0.6
+    return max(3, int(size.height * share))
+
+
+def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    top = _paint_top(view, size)
+    body = Size(size.width, size.height - len(top) - 1)
+    footer = paint_footer(view, keys, size.width)[: size.height // 2]
+    room = size.height - len(footer)
+    lines = [*top, *_paint_body(view, body, size, keys)][:room]
+    return [*lines, *([()] * (room - len(lines))), *footer]
+
+
+def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
+    if view.overlay is Overlay.HELP:
+        return paint_help(keys, size, HELP_WORDS)
+    if view.overlay in _OVERLAYS:
+        return _OVERLAYS[view.overlay](view, size.width)
+    if is_known(view.zoom) and view.zoom in _IN_FULL:
+        return _IN_FULL[view.zoom](view, size.width)
+    return None
+
+
+def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
+    frame = view.frame
+    if view.overlay is Overlay.STACKS:
+        return paint_stacks(view, body)
+    text = _text_in_full(view, size, keys)
+    if text is not None:
+        return _paint_scrolled(view, text, body)
+    if not is_known(frame):
+        return []
+    if is_known(view.zoom):
+        return _PAINTERS[view.zoom](view, body, focused=True)
+    if size.width >= WIDE_WIDTH:
+        return _paint_wide(view, body)
+    heights = share_height(list_wishes(view, body), body.height)
+    lines: list[Line] = []
+    for pane in Pane:
+        if heights.get(pane, 0):
+            lines += _paint_pane(view, pane, Size(body.width, heights[pane]))
+    return lines
+
+
+def _scrolled(view: ViewState, text: list[Line], height: int) -> list[Line]:
+    first = max(0, min(view.scroll, len(text) - height))
+    return text[first : first + max(0, height)]
+
+
+def _paint_scrolled(view: ViewState, text: list[Line], body: Size) -> list[Line]:
+    height = max(0, body.height - 1)
+    shown = _scrolled(view, text, height)
+    first = max(0, min(view.scroll, len(text) - height))
+    overlaid = view.overlay in _OVERLAY_TITLES
+    title = _OVERLAY_TITLES[view.overlay] if overlaid else ""
+    if not overlaid and is_known(view.zoom):
+        title = f"{view.zoom.value} {_TITLES[view.zoom]}"
+    details = []
+    if len(text) > height:
+        details.append(Item(0, f"lines {first + 1} to {first + len(shown)} of {len(text)}", Ink.WARN))
+    return [paint_rule(title, details, body.width, focused=True), *shown]
+
+
+def _paint_pane(view: ViewState, pane: Pane, size: Size) -> list[Line]:
+    lines = _PAINTERS[pane](view, size, focused=view.focus is pane)[: size.height]
+    return lines + [()] * (size.height - len(lines))
+
+
+def list_wishes(view: ViewState, body: Size) -> list[Wish]:
+    """Return the wishes of the panes, the most needed first."""
+    third = max(3, body.height // 3)
+    ranks, workers, cards = count_ranks(view), count_workers(view), count_cards(view)
+    events = 1 + count_events(view)
+    wishes = [
+        Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),
+        Wish(Pane.CPU, 2, 7, 10),
+        Wish(Pane.WORKERS, min(3, 2 + workers), min(6, 2 + workers), 2 + workers),
+        Wish(Pane.EVENTS, 2, min(4, events), max(2, events)),
+        Wish(Pane.GPUS, 1, 1, 2 + cards if cards else 1),
+    ]
+    frame = view.frame
+    accused = is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.card)
+    return [*wishes[-1:], *wishes[:-1]] if accused else wishes
+
+
+def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
+    """Share rows among panes: first what each needs, then what each soon wants, then the rest.
+
+    Cards come in one step, for half a table of cards says less than their summary; what is left
+    over goes to the workers and the events.
+    """
+    heights: dict[Pane, int] = {}
+    left = height
+    for wish in wishes:
+        if wish.least <= left:
+            heights[wish.pane] = wish.least
+            left -= wish.least
+    left = _grow(heights, {wish.pane: wish.soon for wish in wishes}, left)
+    most = {wish.pane: wish.most for wish in wishes}
+    if Pane.GPUS in heights:
+        step = min(most[Pane.GPUS] - heights[Pane.GPUS], left)
+        if step >= 2:
+            heights[Pane.GPUS] += step
+            left -= step
+    _grow(heights, most, left)
+    return heights
+
+
+def _grow(heights: dict[Pane, int], wanted: dict[Pane, int], left: int) -> int:
+    growing = True
+    while left > 0 and growing:
+        growing = False
+        for pane, height in heights.items():
+            if left > 0 and height < wanted[pane] and pane is not Pane.GPUS:
+                heights[pane] += 1
+                left -= 1
+                growing = True
+    return left
+
+
+def _paint_wide(view: ViewState, body: Size) -> list[Line]:
+    cards = count_cards(view)
+    beside = cards > 0
+    wishes = [wish for wish in list_wishes(view, body) if wish.pane is not Pane.GPUS]
+    if not beside:
+        wishes.append(Wish(Pane.GPUS, 1, 1, 1))
+    else:
+        middle = max(9, min(2 + cards, max(9, body.height // 3)))
+        wishes = [Wish(w.pane, middle, middle, middle) if w.pane is Pane.CPU else w for w in wishes]
+    heights = share_height(wishes, body.height)
+    lines: list[Line] = []
+    for pane in Pane:
+        height = heights.get(pane, 0)
+        if not height:
+            continue
+        if pane is Pane.CPU and beside:
+            left = body.width // 2 - 1
+            cpu = _paint_pane(view, Pane.CPU, Size(left, height))
+            gpus = _paint_pane(view, Pane.GPUS, Size(body.width - left - 2, height))
+            lines += [join_columns(a, b, left) for a, b in zip(cpu, gpus, strict=True)]
+        else:
+            lines += _paint_pane(view, pane, Size(body.width, height))
+    return lines

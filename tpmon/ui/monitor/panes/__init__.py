@@ -1,0 +1,1 @@
+"""The painters of the live screen: a file a pane. Pure."""

@@ -1,0 +1,167 @@
+"""Paint what happened, newest first, and the last lines of the job's own log."""
+
+from __future__ import annotations
+
+from tpmon.model.frame import Event, EventKind, Frame
+from tpmon.model.host import OutputSample
+from tpmon.model.known import is_known, known_or
+from tpmon.model.units import format_bytes, format_seconds
+from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad_line, wrap_words
+from tpmon.ui.kit.table import Item, explain, paint_rule
+from tpmon.ui.monitor.alerts import age_of
+from tpmon.ui.monitor.moments import say_moments
+from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+
+SPLIT_WIDTH = 150
+"""From this width on events and log stand beside each other."""
+_KIND_INK = {EventKind.ENDED: Ink.BAD, EventKind.PROBE: Ink.WARN, EventKind.VERDICT: Ink.STRONG}
+
+
+def newest_log(frame: Frame) -> OutputSample | None:
+    """Return the output file written last, None when the job writes to no regular file."""
+    return min(
+        frame.output,
+        key=lambda one: (known_or(one.last_write_age_s, float("inf")), one.pid, one.fd),
+        default=None,
+    )
+
+
+def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
+    if is_known(log.last_write_age_s):
+        when = f"{format_seconds(age_of(view, log.last_write_age_s))} ago"
+    else:
+        when = f"last write ? {log.last_write_age_s.reason}"
+    return f"{when}  {cut_front(log.path, max(8, room - len(when) - 2))}"
+
+
+def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
+    """Paint at most so many events, newest first, a line each."""
+    events = view.events[::-1][: max(0, most)]
+    clocks = say_moments(view, (event.time for event in events))
+    return [_paint_event(event, clock, width) for event, clock in zip(events, clocks, strict=True)]
+
+
+def _paint_event(event: Event, clock: str, width: int) -> Line:
+    ink = _KIND_INK.get(event.kind, Ink.PLAIN)
+    if width < 60:
+        return fit_line(((f" {clock} ", Ink.DIM), (event.text, ink)), width)
+    return fit_line(((f" {clock} {event.kind.value:<8} ", Ink.DIM), (_text_of(event), ink)), width)
+
+
+def _text_of(event: Event) -> str:
+    """Return what happened without the name of its kind, which stands before it."""
+    return event.text.removeprefix(f"{event.kind.value}: ")
+
+
+def _paint_log(log: OutputSample, width: int, most: int) -> list[Line]:
+    lines = log.lines[-most:] if most > 0 else ()
+    return [fit_line(((" | ", Ink.DIM), (line, Ink.PLAIN)), width) for line in lines]
+
+
+def _details(
+    view: ViewState, frame: Frame, log: OutputSample | None, width: int, *, split: bool
+) -> list[Item]:
+    if split:
+        return []
+    if log is None:
+        return [Item(5, "log: the job writes to no file", Ink.DIM)]
+    more = len({one.path for one in frame.output}) - 1
+    verb = "log written" if width >= 60 else "log"
+    told = f"{verb} {_log_title(view, log, width - len(verb) - 20)}"
+    items = [Item(1, told, Ink.DIM)]
+    if more > 0:
+        items.append(Item(6, f"+{more} more", Ink.DIM))
+    return items
+
+
+def count_events(view: ViewState) -> int:
+    """Count the lines that the pane would like to show, a few events and the log's last lines."""
+    log = newest_log(view.frame) if is_known(view.frame) else None
+    return min(12, len(view.events)) + (len(log.lines) if log is not None else 0)
+
+
+def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
+    """Paint the pane: events newest first, and below or beside them the log."""
+    frame = view.frame
+    if not is_known(frame) or size.height <= 0:
+        return []
+    log = newest_log(frame)
+    split = size.width >= SPLIT_WIDTH
+    title = f"{Pane.EVENTS.value} events"
+    rows = size.height - 1
+    if split:
+        return _paint_beside(view, log, size, focused=focused)
+    lines = [
+        paint_rule(title, _details(view, frame, log, size.width, split=split), size.width, focused=focused)
+    ]
+    logged = _paint_log(log, size.width, min(len(log.lines), (rows + 1) // 2)) if log is not None else []
+    happened = _paint_newest(view, size.width, rows - len(logged))
+    if log is not None and len(happened) + len(logged) < rows:
+        logged = _paint_log(log, size.width, rows - len(happened))
+    return [*lines, *happened, *logged][: size.height]
+
+
+def _paint_beside(view: ViewState, log: OutputSample | None, size: Size, *, focused: bool) -> list[Line]:
+    left = size.width // 2 - 1
+    right = size.width - left - 2
+    title = f"{Pane.EVENTS.value} events"
+    rows = size.height - 1
+    logged: list[Line] = []
+    if log is None:
+        about = "the job writes to no regular file"
+    else:
+        about = f"written {_log_title(view, log, right - 20)}"
+        logged = _paint_log(log, right, rows)
+    happened = _paint_newest(view, left, rows)
+    lines = [
+        join_columns(
+            paint_rule(title, [], left, focused=focused),
+            paint_rule("log", [Item(0, about, Ink.DIM)], right, focused=focused),
+            left,
+        )
+    ]
+    for row in range(max(len(happened), len(logged))):
+        first: Line = happened[row] if row < len(happened) else ()
+        second: Line = logged[row] if row < len(logged) else ()
+        lines.append(join_columns(first, second, left))
+    return lines[: size.height]
+
+
+def join_columns(first: Line, second: Line, left: int) -> Line:
+    """Put two lines beside each other, the second two cells after column ``left``."""
+    return (*pad_line(first, left), ("  ", Ink.PLAIN), *second)
+
+
+def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
+    """Paint the notes, every log and every event, newest first."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    lines: list[Line] = []
+    for note in frame.notes:
+        wrapped = wrap_words(note, max(8, width - 4))
+        lines += [((f" {'!' if not n else ' '} {text}"[:width], Ink.WARN),) for n, text in enumerate(wrapped)]
+    for path in dict.fromkeys(one.path for one in frame.output):
+        log = next(one for one in frame.output if one.path == path)
+        size = explain(log.size_bytes, format_bytes)
+        about = f" log {size}, written {_log_title(view, log, max(20, width - 24))}"
+        lines.append(((cut(about, width), Ink.STRONG),))
+        lines += _paint_log(log, width, len(log.lines))
+    if not frame.output:
+        lines.append(((cut(" log: the job writes its output to no regular file", width), Ink.DIM),))
+    lines.append(((cut(f" {len(view.events)} events, newest first", width), Ink.STRONG),))
+    events = view.events[::-1]
+    clocks = say_moments(view, (event.time for event in events))
+    for event, clock in zip(events, clocks, strict=True):
+        lines += _paint_whole_event(event, clock, width)
+    return lines
+
+
+def _paint_whole_event(event: Event, clock: str, width: int) -> list[Line]:
+    head = f" {clock} {event.kind.value:<8} "
+    texts = wrap_words(_text_of(event), max(8, width - len(head))) or [""]
+    ink = _KIND_INK.get(event.kind, Ink.PLAIN)
+    heads = [head] + [" " * len(head)] * (len(texts) - 1)
+    return [
+        fit_line(((first, Ink.DIM), (text, ink)), width) for first, text in zip(heads, texts, strict=True)
+    ]

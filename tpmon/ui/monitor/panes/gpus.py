@@ -1,0 +1,183 @@
+"""Paint the cards: a table with the one to look at first at the top; zoomed, everything known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.model.window import Pulse
+from tpmon.ui.kit.ink import spark
+from tpmon.ui.kit.table import Cell, Column, Item, Table, paint_rule, show, show_pair
+from tpmon.ui.monitor.alerts import age_of, card_ink, is_old
+from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+
+NEVER = Missing("no history")
+
+
+def order_cards(cards: Sequence[GpuSample]) -> list[GpuSample]:
+    """Return the cards, worst first: the job's before others, failed, held down, then by index."""
+    urgency = {Ink.BAD: 0, Ink.WARN: 1}
+    return sorted(cards, key=lambda card: (_is_foreign(card), urgency.get(card_ink(card), 2), card.index))
+
+
+def _is_foreign(card: GpuSample) -> bool:
+    return is_known(card.pids) and not card.pids
+
+
+def write_throttle(card: GpuSample) -> str:
+    """Say what holds the clocks down, with the share of the window: "power cap 34 %, thermal"."""
+    if isinstance(card.throttle_known, Missing):
+        return "?"
+    shares = {share.reason: share.pct for share in card.throttle_shares if share.pct > 0}
+    now = dict.fromkeys(card.throttle)
+    told = [f"{reason} {format_pct(pct)} %" for reason, pct in shares.items()]
+    told += [f"{reason} now" for reason in now if reason not in shares]
+    return ", ".join(told)
+
+
+def _troubles(card: GpuSample) -> str:
+    told = []
+    if card.state is not GpuState.OK:
+        told.append(f"{card.state.value.upper()}: last answer {format_seconds(card.age_s)} ago")
+    if card.xids:
+        told.append("Xid " + " ".join(str(code) for code in card.xids[-3:]))
+    if is_known(card.remapped_rows_failed) and card.remapped_rows_failed:
+        told.append("row remapping failed")
+    if is_known(card.remapped_rows_pending) and card.remapped_rows_pending:
+        told.append("row remap pending")
+    throttle = write_throttle(card)
+    if throttle:
+        told.append(throttle)
+    return "; ".join(told) or "-"
+
+
+def write_pids(card: GpuSample) -> str:
+    """Write the job's PIDs on a card; "visible" where they may only hold it open."""
+    if not is_known(card.pids):
+        return "?"
+    told = " ".join(str(pid) for pid in card.pids)
+    return (f"{told} (visible)" if card.pids_are_visible_only else told) if told else "-"
+
+
+def _memory(card: GpuSample) -> str:
+    return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
+
+
+def _over(used: Known[float], limit: Known[float]) -> str:
+    return show_pair(used, limit, lambda value: f"{value:.0f}")
+
+
+def _why(card: GpuSample) -> Cell:
+    ink = card_ink(card)
+    text = _troubles(card)
+    return (f"! {text}", ink) if ink is not Ink.PLAIN else text
+
+
+def _memory_pct(card: GpuSample) -> str:
+    used, total = card.memory_used_bytes, card.memory_total_bytes
+    if not is_known(used) or not is_known(total) or not total:
+        return "?"
+    return f"{100 * used / total:.0f}"
+
+
+def _columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
+    def history(card: GpuSample) -> str:
+        return spark(histories.get(card.index, (NEVER,)), 12, 100.0)
+
+    short = width < 72
+    columns: list[Column[GpuSample]] = [
+        Column("GPU", 3, 0, lambda c: str(c.index)),
+        Column("SM %", 4, 1, lambda c: show(c.sm_pct, format_pct)),
+    ]
+    if width >= 90 and histories:
+        columns.append(Column("history", 12, 12, history, right=False))
+    columns.append(Column("act %", 5, 11, lambda c: show(c.sm_active_pct, format_pct)))
+    columns.append(Column("mem %", 5, 6, _memory_pct) if short else Column("memory", 11, 6, _memory))
+    columns += [
+        Column("W/limit", 8, 3, lambda c: _over(c.power_w, c.power_limit_w)),
+        Column("MHz/max", 9, 9 if short else 4, lambda c: _over(c.sm_clock_mhz, c.sm_clock_max_mhz)),
+        Column("C", 3, 5, lambda c: show(c.temperature_c, lambda v: f"{v:.0f}")),
+        Column("PIDs", 8, 10, write_pids, right=False),
+        Column("held down by", 8, 2, _why, right=False, grows=True),
+    ]
+    return columns
+
+
+def summarize_cards(cards: Sequence[GpuSample]) -> str:
+    """Say the ranges of some cards in one line: "SM 94 to 97 %, 598 to 640 W, 58 to 63 C"."""
+    told = [f"! GPU {card.index} {_troubles(card)}" for card in cards if card_ink(card) is not Ink.PLAIN]
+    for before, read, after in _RANGES:
+        values = [value for card in cards if is_known(value := read(card))]
+        if values:
+            low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+            told.append(f"{before}{low if low == high else f'{low} to {high}'}{after}")
+        elif before:
+            told.append(f"{before}?")
+    if all(card_ink(card) is Ink.PLAIN and is_known(card.throttle_known) for card in cards):
+        told.append("none held down")
+    return ", ".join(told)
+
+
+_RANGES: tuple[tuple[str, Callable[[GpuSample], Known[float]], str], ...] = (
+    ("SM ", lambda card: card.sm_pct, " %"),
+    ("", lambda card: card.power_w, " W"),
+    ("", lambda card: card.sm_clock_mhz, " MHz"),
+    ("", lambda card: card.temperature_c, " C"),
+)
+
+
+def _histories(pulses: Sequence[Pulse], cards: Sequence[GpuSample]) -> dict[int, Sequence[Known[float]]]:
+    recent = pulses[-12:]
+    return {
+        card.index: [pulse.gpu_pct[place] if place < len(pulse.gpu_pct) else NEVER for pulse in recent]
+        for place, card in enumerate(cards)
+    }
+
+
+def count_cards(view: ViewState) -> int:
+    """Count the rows that the pane would like to show; 0 where there are no readings."""
+    if not is_known(view.frame) or not is_known(view.frame.gpus):
+        return 0
+    return len(view.frame.gpus)
+
+
+def paint_gpus(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
+    """Paint the pane: one line that says why there are no cards, a summary, or the table."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    title = f"{Pane.GPUS.value} GPUs"
+    if not is_known(frame.gpus):
+        reason = Item(0, f"? {frame.gpus.reason}", Ink.DIM)
+        return [paint_rule(title, [reason], size.width, focused=focused)]
+    cards = order_cards(frame.gpus)
+    if not cards:
+        return [paint_rule(title, [Item(0, "no card on this machine", Ink.DIM)], size.width, focused=focused)]
+    rows = max(0, size.height - 2)
+    shown, hidden = cards[:rows], cards[rows:]
+    names = dict.fromkeys(card.name for card in cards)
+    named = next(iter(names)) if len(names) == 1 else f"{len(names)} kinds"
+    details = [Item(3, f"{len(cards)} x {named}" if len(cards) > 1 else named)]
+    late = [card for card in cards if is_old(view, age_of(view, card.age_s))]
+    if late:
+        oldest = max(age_of(view, card.age_s) for card in late)
+        details.append(Item(1, f"! {len(late)} late, {format_seconds(oldest)} old", Ink.WARN))
+    if hidden:
+        worst = card_ink(hidden[0])
+        ink = worst if worst is not Ink.PLAIN else Ink.DIM
+        if shown:
+            details.append(Item(0, f"{len(hidden)} more: {summarize_cards(hidden)}", ink))
+        else:
+            count = "1 card" if len(hidden) == 1 else f"{len(hidden)} cards"
+            details = [Item(0, f"{count}: {summarize_cards(hidden)}", ink), *details]
+    lines = [paint_rule(title, details, size.width, focused=focused)]
+    if not shown:
+        return lines
+    table = Table(_columns(size.width, _histories(view.pulses, frame.gpus)), size.width)
+    lines.append(table.paint_head())
+    for card in shown:
+        foreign = _is_foreign(card) and card_ink(card) is Ink.PLAIN
+        lines.append(table.paint_row(card, Ink.DIM if foreign else Ink.PLAIN))
+    return lines[: size.height]

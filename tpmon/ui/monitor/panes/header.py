@@ -1,0 +1,203 @@
+"""Paint the lines that never leave the screen: who is watched, the facts, the notes, the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.known import Missing, NotApplicable, is_known, map_known
+from tpmon.model.process import RankRow
+from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.ui.kit.cells import cut, fit_line, width_of, wrap, wrap_words
+from tpmon.ui.kit.ink import DOT
+from tpmon.ui.kit.paint_keys import paint_key_line
+from tpmon.ui.kit.table import Item, justify, show
+from tpmon.ui.monitor.alerts import age_of, is_old
+from tpmon.ui.monitor.moments import say_moment, say_moment_and_age
+from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, ViewState
+
+GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
+HOST_GROUPS = GROUPS[:4]
+"""Groups that are read in one go and share one age on the first line while they are fresh."""
+AGE_WIDTH = 60
+"""From this width on there is room for how long ago the job ended."""
+
+
+def name_state(view: ViewState) -> Item:
+    """Return the state word of the picture: LIVE, PAUSED, LATE, STOPPED or ENDED."""
+    frame = view.frame
+    if not is_known(frame):
+        return Item(0, "WAITING", Ink.WARN)
+    if frame.target.state is TargetState.ENDED:
+        return Item(0, "ENDED", Ink.BAD)
+    if is_known(view.paused_ns):
+        return Item(0, f"PAUSED {format_seconds((view.now_ns - view.paused_ns) / 1e9)}", Ink.WARN)
+    age_s = age_of(view, 0.0)
+    if is_old(view, age_s):
+        return Item(0, f"LATE {format_seconds(age_s)}", Ink.BAD)
+    if frame.target.state is TargetState.STOPPED:
+        return Item(0, "STOPPED", Ink.WARN)
+    return Item(0, f"LIVE {view.interval_s:g} s", Ink.GOOD)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    pieces: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1] = (pieces[-1][0], number)
+        else:
+            pieces.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
+
+
+def name_ranks(frame: Frame) -> str:
+    """Say which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
+
+    "" for ranks that have no numbers, and for a run of one process.
+    """
+    rows: Sequence[RankRow] = frame.ranks
+    numbers = [row.rank for row in rows if is_known(row.rank)]
+    if not rows:
+        return "none seen"
+    if len(numbers) < len(rows):
+        unread = any(isinstance(row.rank, Missing) for row in rows)
+        return f"{len(rows)}, numbers not known" if unread else ""
+    world = frame.target.world_size
+    if not is_known(world):
+        return _ranges(numbers)
+    if world == len(rows) == 1:
+        return ""
+    away = world - len(set(numbers))
+    elsewhere = f", {away} not on this host" if away > 0 else ""
+    return f"{_ranges(numbers)} of {world}{elsewhere}"
+
+
+def _describe_ranks(frame: Frame) -> str:
+    named = name_ranks(frame)
+    if named:
+        return f"ranks {named}"
+    return "one process" if len(frame.ranks) == 1 else f"{len(frame.ranks)} ranks"
+
+
+def _ages(view: ViewState, frame: Frame) -> list[Item]:
+    if frame.target.state is TargetState.ENDED:
+        return []
+    items: list[Item] = []
+    fresh: dict[str, float] = {}
+    frame_is_late = is_old(view, age_of(view, 0.0))  # the state word says so for all groups at once
+    for group in GROUPS:
+        age = getattr(frame.ages_s, group)
+        if not is_known(age):
+            continue
+        age_s = age_of(view, age)
+        if is_old(view, age if frame_is_late else age_s, group):
+            items.append(Item(3, f"! {group} {format_seconds(age_s)} old", Ink.WARN))
+        elif not frame_is_late:
+            place = "read" if group in HOST_GROUPS else group
+            fresh[place] = max(fresh.get(place, 0.0), age_s)
+    items += [Item(10, f"{place} {format_seconds(age_s)} ago", Ink.DIM) for place, age_s in fresh.items()]
+    return items
+
+
+def _own_cost(frame: Frame) -> list[Item]:
+    own = frame.self_
+    items = []
+    if is_known(own.cpu_pct):
+        memory = show(map_known(lambda rss: rss + own.children_rss_bytes, own.rss_bytes), format_bytes)
+        text = f"tpmon {format_pct(own.cpu_pct)} % {memory}"
+        items.append(Item(12, text, Ink.DIM))
+    if own.shedding:
+        items.append(Item(4, "! tpmon at half rate", Ink.WARN))
+    if own.target_paused_ms > 0:
+        items.append(Item(4, f"! paused the job {own.target_paused_ms:.0f} ms", Ink.WARN))
+    return items
+
+
+def paint_header(view: ViewState, width: int) -> Line:
+    """Paint the first line: the job at the left, ages, own cost and the state word at the right."""
+    frame = view.frame
+    if not is_known(frame):
+        return justify([Item(1, "tpmon", Ink.TITLE)], [name_state(view)], width)
+    target = frame.target
+    asked = f" (asked {target.asked_pid})" if target.asked_pid != target.pid and width >= 120 else ""
+    pid = f"pid {target.pid}{asked}" if width >= 100 else str(target.pid)
+    left = [
+        Item(6, "tpmon", Ink.TITLE),
+        Item(2, pid, Ink.STRONG),
+        Item(4, cut(target.script, max(8, width // 5)), Ink.STRONG),
+        Item(7, _describe_ranks(frame)),
+        Item(8, cut(target.host, max(8, width // 8))),
+        Item(15, cut(target.user, 16)),
+        Item(14, f"torch {target.torch_version}" if is_known(target.torch_version) else "torch ?"),
+        Item(16, f"py {target.python_version}" if is_known(target.python_version) else "py ?"),
+        Item(9, f"up {format_seconds((frame.taken - target.start).total_seconds())}"),
+    ]
+    right = [
+        *_ages(view, frame),
+        *_own_cost(frame),
+        name_state(view),
+        Item(5, say_moment(view, frame.taken), Ink.DIM),
+    ]
+    return justify(left, right, width)
+
+
+def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
+    """Paint the verdict's place: how the job ended, else its facts, in at most ``most`` lines."""
+    frame = view.frame
+    if not is_known(frame):
+        return _paint_reason("waiting for the first reading", frame.reason, width, most)
+    lines: list[Line] = []
+    facts_ink = Ink.STRONG
+    if frame.target.state is TargetState.ENDED:
+        how, ink = describe_end(view, frame, with_age=width >= AGE_WIDTH)
+        lines += [((f" {text}", ink),) for text in wrap([how], width - 2, " ")]
+        facts_ink = Ink.DIM
+    facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
+    if facts_ink is Ink.DIM and facts:
+        facts[0] = f"last seen: {facts[0]}"
+    lines += [((f" {text}", facts_ink),) for text in wrap(facts, width - 2, f" {DOT} ")]
+    return [fit_line(line, width) for line in lines[:most]]
+
+
+def describe_end(view: ViewState, frame: Frame, *, with_age: bool = True) -> tuple[str, Ink]:
+    """Say when and how the job ended: "ENDED 03:09:12  exit 137 (SIGKILL; OOM killer)"."""
+    ends = [event.time for event in view.events if event.kind is EventKind.ENDED]
+    when = (say_moment_and_age if with_age else say_moment)(view, ends[-1] if ends else frame.taken)
+    how = frame.target.ended
+    if isinstance(how, Missing):
+        return f"ENDED {when}  how is not known: {how.reason}", Ink.WARN
+    if isinstance(how, NotApplicable):
+        return f"ENDED {when}", Ink.WARN
+    return f"ENDED {when}  {how}", Ink.GOOD if how.startswith("exit 0") else Ink.BAD
+
+
+def _paint_reason(what: str, reason: str, width: int, most: int) -> list[Line]:
+    texts = wrap([what + ":", *reason.split()], width - 2, " ")
+    return [fit_line(((f" {text}", Ink.STRONG),), width) for text in texts[:most]]
+
+
+def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
+    """Paint the notes, a sign before each; says how many more there are, and where."""
+    texts: list[str] = []
+    shown = 0
+    for note in frame.notes:
+        wrapped = wrap_words(note, max(1, width - 4))
+        if len(texts) + len(wrapped) > most:
+            break
+        texts += [f" {' ' if line else '!'} {text}" for line, text in enumerate(wrapped)]
+        shown += 1
+    hidden = len(frame.notes) - shown
+    if hidden and most > 0:
+        more = f"  (+{hidden} more, 5)" if texts else f"  ({hidden} to read, 5)"
+        last = texts.pop() if texts else f" ! {frame.notes[0]}"
+        texts.append(cut(last, max(0, width - width_of(more))) + more)
+    return [fit_line(((text, Ink.WARN),), width) for text in texts]
+
+
+def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    """Paint the last line: the filter being typed, else the answer to the last key and the keys.
+
+    An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
+    """
+    typed = f"/{view.filter_text}_" if view.overlay is Overlay.FILTER else ""
+    return paint_key_line(view.message, typed, keys, width)

@@ -1,0 +1,316 @@
+"""Paint the rank table: one row a rank, the one to look at first at the top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+
+from tpmon.model.card_use import name_several
+from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
+from tpmon.model.gpu import GpuSample
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.pace import StepPace
+from tpmon.model.process import ProcessSample, RankRow
+from tpmon.model.text.job_words import NO_RANK_LEFT, WAITING_FROM
+from tpmon.model.text.pace_words import format_ms, format_samples, format_step_rate
+from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.ui.kit.cells import cut
+from tpmon.ui.kit.table import (
+    Cell,
+    Column,
+    Item,
+    Table,
+    paint_rule,
+    shared_reason,
+    show,
+    show_pair,
+    window_of,
+)
+from tpmon.ui.monitor.alerts import UNCHANGED_S, card_ink
+from tpmon.ui.monitor.panes.header import name_ranks
+from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+
+STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "blocked",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "X": "dead",
+    "I": "idle",
+}
+"""Kernel state letters in words (proc(5)); D is an uninterruptible wait, mostly for a disk or a driver."""
+LATE_RATIO = 1.3
+"""Data and forward of a rank over the median, from which it stands out."""
+LOW_CPU_RATIO = 0.5
+"""A rank below half of the median rank stands out whatever the job does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """Join what is known of one rank: its row, its process, its card and how its steps go."""
+
+    row: RankRow
+    process: Applicable[ProcessSample]
+    card: Applicable[GpuSample]
+    pace: Known[StepPace]
+
+
+def write_state(process: ProcessSample) -> str:
+    """Write a kernel state letter and its word: "D blocked", "D frozen"."""
+    word = "frozen" if is_known(process.frozen) else STATES.get(process.state, "")
+    return f"{process.state} {word}".rstrip()
+
+
+def state_ink(process: ProcessSample) -> Ink:
+    """Return the ink of a process state: ended, stopped or frozen processes stand out."""
+    if process.state in ("Z", "X"):
+        return Ink.BAD
+    return Ink.WARN if process.state in ("T", "t", "D") or is_known(process.frozen) else Ink.PLAIN
+
+
+def join_ranks(frame: Frame) -> list[RankView]:
+    """Join each rank row with its process, its card and the pace that its hook tells."""
+    processes = {process.pid: process for process in frame.processes}
+    cards = {card.index: card for card in frame.gpus} if is_known(frame.gpus) else {}
+    paces = {hook.pid: hook.pace for hook in known_or(frame.hook, ())}
+    gone: Applicable[ProcessSample] = Missing("process gone")
+    joined = []
+    for row in frame.ranks:
+        card: Applicable[GpuSample] = Missing("no card known")
+        if is_known(row.gpu) and row.gpu in cards:
+            card = cards[row.gpu]
+        pace = paces.get(row.pid, Missing("this rank has no hook"))
+        joined.append(RankView(row, processes.get(row.pid, gone), card, pace))
+    return joined
+
+
+def order_ranks(frame: Frame) -> list[RankView]:
+    """Return the ranks, worst first: stopped, longest unchanged wait, card in trouble, low CPU; then by rank.
+
+    Waits are compared in steps of four times the last and CPU only against half of the median,
+    so that rows of healthy ranks stay where they are from one second to the next.
+    """
+    joined = join_ranks(frame)
+    cpu = [_cpu(rank) for rank in joined]
+    middle = median(cpu) if cpu else 0.0
+
+    def key(rank: RankView) -> tuple[int, ...]:
+        number = rank.row.rank if is_known(rank.row.rank) else 1 << 30
+        low = 0 if _cpu(rank) < LOW_CPU_RATIO * middle else 1
+        return (_state_class(rank), -_wait_class(rank), _card_class(rank), low, number, rank.row.pid)
+
+    return sorted(joined, key=key)
+
+
+def _cpu(rank: RankView) -> float:
+    return known_or(rank.process.cpu_pct, 0.0) if is_known(rank.process) else 0.0
+
+
+def _state_class(rank: RankView) -> int:
+    if not is_known(rank.process):
+        return 0
+    if is_known(rank.process.frozen):
+        return 1
+    return {"Z": 0, "X": 0, "T": 1, "t": 1}.get(rank.process.state, 2)
+
+
+def _card_class(rank: RankView) -> int:
+    ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
+    return {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
+
+
+def _wait_class(rank: RankView) -> int:
+    if not is_known(rank.process) or rank.process.state == "R":
+        return 0
+    waited = known_or(rank.row.where_unchanged_s, 0.0)
+    return 0 if waited < UNCHANGED_S else 1 + int(math.log(waited / UNCHANGED_S, 4))
+
+
+def _of_process(rank: RankView, read: str) -> Applicable[float]:
+    return getattr(rank.process, read) if is_known(rank.process) else Missing("process gone")
+
+
+def _waiting_pct(rank: RankView) -> Applicable[float]:
+    return waiting_pct(rank.process) if is_known(rank.process) else Missing("process gone")
+
+
+def waiting_pct(process: ProcessSample) -> Applicable[float]:
+    """Return the share of a process's thread demand that waits for a CPU, in percent.
+
+    Of less than half a thread there is no share worth telling.
+    """
+    if not is_known(process.waiting):
+        return process.waiting
+    if not is_known(process.runnable):
+        return process.runnable
+    if process.runnable < WAITING_FROM:
+        return NOT_APPLICABLE
+    return 100 * process.waiting / process.runnable
+
+
+def write_waiting(pct: Applicable[float], runnable: Applicable[float]) -> Cell:
+    """Write the waiting share; marked where much demand waits."""
+    text = show(pct, lambda value: f"{value:.0f}")
+    much = is_known(pct) and pct >= 35 and is_known(runnable) and runnable >= 1.5
+    return (text + "!", Ink.WARN) if much else text
+
+
+def _of_card(rank: RankView, read: str) -> Applicable[float]:
+    return getattr(rank.card, read) if is_known(rank.card) else Missing("no card known")
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _watts(rank: RankView) -> Cell:
+    return show_pair(_of_card(rank, "power_w"), _of_card(rank, "power_limit_w"), _whole)
+
+
+def _clock(rank: RankView) -> Cell:
+    text = show_pair(_of_card(rank, "sm_clock_mhz"), _of_card(rank, "sm_clock_max_mhz"), _whole)
+    held = is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN
+    return (text + "!", Ink.WARN) if held else text
+
+
+def _state(rank: RankView) -> Cell:
+    if not is_known(rank.process):
+        return ("gone", Ink.BAD)
+    return (write_state(rank.process), state_ink(rank.process))
+
+
+def _letter(rank: RankView) -> Cell:
+    if not is_known(rank.process):
+        return ("X", Ink.BAD)
+    return (rank.process.state, state_ink(rank.process))
+
+
+def _unchanged(rank: RankView) -> Cell:
+    text = show(rank.row.where_unchanged_s, format_seconds)
+    return (text + "!", Ink.WARN) if _wait_class(rank) else text
+
+
+def _has_steps(ranks: Sequence[RankView]) -> bool:
+    return any(not isinstance(rank.row.step, Missing) for rank in ranks)
+
+
+def _typical_own_ms(ranks: Sequence[RankView]) -> float:
+    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
+    return median(known) if len(known) > 1 else math.inf
+
+
+def _own(rank: RankView, typical_ms: float) -> Cell:
+    """Write data and forward of a step; marked where far above the median: others wait for such a rank."""
+    own = rank.row.step_own_ms
+    text = show(own, format_ms)
+    return (text + "!", Ink.WARN) if is_known(own) and own >= LATE_RATIO * typical_ms else text
+
+
+def _of_pace(rank: RankView, read: str) -> Known[float]:
+    return getattr(rank.pace, read) if is_known(rank.pace) else Missing("this rank has no hook")
+
+
+def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
+    letters = width < 72
+    steps = _has_steps(ranks)
+    where = 15 if letters else 26 if width < 110 else 30 if steps else 33
+    own = partial(_own, typical_ms=_typical_own_ms(ranks))
+    columns: list[Column[RankView]] = [
+        Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
+        Column("PID", 7, 6, lambda r: str(r.row.pid)),
+    ]
+    if is_known(frame.gpus) and frame.gpus:
+        several = {rank.row.pid: name_several(rank.row.pid, frame.gpus) for rank in ranks}
+        wide = min(15, max([3, *map(len, several.values())]))
+        columns += [
+            Column("GPU", wide, 8, lambda r: several.get(r.row.pid) or show(r.row.gpu, str)),
+            Column("SM %", 4, 3, lambda r: show(_of_card(r, "sm_pct"), format_pct)),
+            Column("W/limit", 8, 11, _watts),
+            Column("MHz/max", 10, 14, _clock),
+        ]
+    letter: Column[RankView] = Column("S", 1, 5, _letter, right=False)
+    state = letter if letters else Column("state", 9, 7, _state, right=False)
+    columns += [
+        state,
+        Column("CPU %", 5, 2, lambda r: show(_of_process(r, "cpu_pct"), format_pct)),
+        Column("thr", 4, 19, lambda r: show(_of_process(r, "threads"), str)),
+        Column("run", 5, 13, lambda r: show(_of_process(r, "runnable"), lambda v: f"{v:.1f}")),
+        Column("wait %", 6, 18, lambda r: write_waiting(_waiting_pct(r), _of_process(r, "runnable"))),
+        Column("RSS", 6, 20, lambda r: show(_of_process(r, "rss_bytes"), format_bytes)),
+    ]
+    if steps:
+        columns += [
+            Column("step", 7, 9, lambda r: show(r.row.step, str)),
+            Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
+            Column("steps/s", 7, 12, lambda r: show(_of_pace(r, "rate_hz"), format_step_rate)),
+            Column("p50", 7, 9, lambda r: show(r.row.step_ms, format_ms)),
+            Column("p95", 7, 15, lambda r: show(_of_pace(r, "p95_ms"), format_ms)),
+            Column("p99", 7, 16, lambda r: show(_of_pace(r, "p99_ms"), format_ms)),
+            Column("own", 8, 9, own),
+            Column("samples/s", 9, 17, lambda r: show(_of_pace(r, "samples_hz"), format_samples)),
+        ]
+    if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
+        columns.append(Column("for", 7, 4, _unchanged))
+    columns += [
+        Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True),
+    ]
+    return columns
+
+
+_USUAL_SOURCES = ("environment", "single process")
+
+
+def count_ranks(view: ViewState) -> int:
+    """Count the rows that the pane would like to show."""
+    return len(view.frame.ranks) if is_known(view.frame) else 0
+
+
+def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
+    """Paint the pane: its rule, the heads, and the rows around the cursor."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    ranks = order_ranks(frame)
+    table = Table(_columns(frame, ranks, size.width), size.width)
+    cursor = view.cursor_pid if focused else Missing("elsewhere")
+    pids = [rank.row.pid for rank in ranks]
+    first, last = window_of(pids, cursor, size.height - 2)
+    details = [Item(0, "no rank left", Ink.BAD)] if _none_left(frame, ranks) else []
+    hidden = len(ranks) - (last - first)
+    if hidden > 0:
+        details.append(Item(0, f"{hidden} more", Ink.WARN))
+    step = ranks[0].row.step if ranks else Missing("")
+    if isinstance(step, Missing) and not _has_steps(ranks) and ranks:
+        details.append(Item(5, f"step ? {step.reason}", Ink.DIM))
+    unread = shared_reason([rank.row.where for rank in ranks])
+    if unread:
+        details.append(Item(3, f"where ? {unread}", Ink.DIM))
+    if frame.target.rank_source not in _USUAL_SOURCES:
+        details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
+    named = name_ranks(frame)
+    title = f"{Pane.RANKS.value} ranks: {named}" if named else f"{Pane.RANKS.value} ranks"
+    lines = [paint_rule(title, details, size.width, focused=focused)]
+    if not ranks:
+        nothing = "no rank process is left" if _none_left(frame, ranks) else "no rank process seen yet"
+        return [*lines, ((cut(f" {nothing}", size.width), Ink.DIM),)][: size.height]
+    lines.append(table.paint_head())
+    for rank in ranks[first:last]:
+        ink = _row_ink(rank)
+        lines.append(table.paint_row(rank, ink, cursor=is_known(cursor) and cursor == rank.row.pid))
+    return lines[: size.height]
+
+
+def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
+    """Tell whether the job had ranks on this machine and none of them lives."""
+    if not ranks:
+        return frame.facts.startswith(NO_RANK_LEFT)
+    return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
+
+
+def _row_ink(rank: RankView) -> Ink:
+    return Ink.BAD if not is_known(rank.process) else Ink.PLAIN

@@ -1,0 +1,219 @@
+"""Paint how the steps go, by the hooks: rates, percentiles, history with stalls, and the split of a step.
+
+Without a hook nothing is painted: the lines below take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.model.frame import EventKind
+from tpmon.model.hook import LoopPhase
+from tpmon.model.known import is_known, known_or
+from tpmon.model.pace import StepPace, list_shares
+from tpmon.model.text.pace_words import (
+    RULE_WORDS,
+    format_ms,
+    is_stalled,
+    say_rate,
+    say_samples,
+    say_split,
+    say_times,
+    say_times_short,
+)
+from tpmon.model.units import format_pct, format_seconds
+from tpmon.model.window import PULSE_SPAN_S, Pulse
+from tpmon.ui.kit.cells import fit_line, width_of
+from tpmon.ui.kit.ink import RULE, spark
+from tpmon.ui.kit.table import explain
+from tpmon.ui.monitor.panes.cpu import mean_of, thin
+from tpmon.ui.monitor.panes.verdict import flow
+from tpmon.ui.monitor.state import Ink, Line, Span, ViewState
+
+STALL_RATIO = 4.0
+"""A second whose longest step takes so many times the median is marked as a stall."""
+LABEL = "steps"
+_HEAD = f" {LABEL} "
+HOST = "host"
+NARROW_WIDTH = 60
+WIDE_WIDTH = 100
+LEAST_SPARK = 12
+MOST_SPARK = 60
+BAR_WIDTH = 24
+LEAST_BAR = 8
+MUCH_PCT = 20.0
+"""Share of the time in data from which it is written strongly: what a balanced run stays below."""
+
+_FILLS = {
+    LoopPhase.DATA: "█",
+    LoopPhase.FORWARD: "▓",
+    LoopPhase.BACKWARD: "▒",
+    LoopPhase.OPTIMIZER: "░",
+    LoopPhase.OTHER: RULE,
+}
+"""How the part of each phase is filled in the bar; the texts beside it carry the same sign."""
+_SHORT = {
+    LoopPhase.DATA: "data",
+    LoopPhase.FORWARD: "fwd",
+    LoopPhase.BACKWARD: "bwd",
+    LoopPhase.OPTIMIZER: "opt",
+    LoopPhase.OTHER: "other",
+}
+
+
+def find_stalls(pulses: Sequence[Pulse], pace: StepPace) -> list[Pulse]:
+    """Return the seconds whose longest step took far longer than the median, oldest first."""
+    if not is_known(pace.p50_ms):
+        return []
+    least = STALL_RATIO * pace.p50_ms
+    return [pulse for pulse in pulses if is_known(pulse.step_ms) and pulse.step_ms >= least]
+
+
+def _say_stall(view: ViewState, pace: StepPace) -> str:
+    """Say when the last stall was: "stall 4.1 s, 12 s ago"; "" for none, and while one goes on."""
+    stalls = find_stalls(view.pulses, pace)
+    if not stalls or is_stalled(pace) or not is_known(view.frame):
+        return ""
+    last = stalls[-1]
+    ago_s = max(0.0, (view.frame.taken_ns - last.taken_ns) / 1e9)
+    more = f", {len(stalls)} in 10 min" if len(stalls) > 1 else ""
+    return f"stall {format_ms(known_or(last.step_ms, 0.0))}, {format_seconds(ago_s)} ago{more}"
+
+
+def _say_compiled(view: ViewState) -> str:
+    """Say that ranks compiled again lately: "compiled again 12 s ago"; "" where none did."""
+    last = next((one for one in reversed(view.events) if one.kind is EventKind.COMPILE), None)
+    if last is None or not is_known(view.frame):
+        return ""
+    ago_s = max(0.0, (view.frame.taken - last.time).total_seconds())
+    return f"compiled again {format_seconds(ago_s)} ago" if ago_s <= PULSE_SPAN_S else ""
+
+
+def split_bar(pace: StepPace, width: int) -> str:
+    """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are not known."""
+    if width < LEAST_BAR:
+        return ""
+    bar, total, drawn = "", 0.0, 0
+    for phase, share in list_shares(pace):
+        if not is_known(share):
+            return ""
+        total += share
+        end = min(width, round(width * total / 100))
+        bar += _FILLS[phase] * (end - drawn)
+        drawn = max(drawn, end)
+    return bar.ljust(width, _FILLS[LoopPhase.OTHER])
+
+
+def _split_spans(pace: StepPace, width: int) -> list[Span]:
+    """Return the shares with their signs: whole words and a percent sign each where there is room."""
+    spans: list[Span] = []
+    wide = width >= WIDE_WIDTH
+    for phase, share in list_shares(pace):
+        if is_known(share):
+            name = phase.value if wide else _SHORT[phase]
+            sign = f"{_FILLS[phase]} " if width >= NARROW_WIDTH else ""
+            ink = Ink.STRONG if phase is LoopPhase.DATA and share >= MUCH_PCT else Ink.PLAIN
+            percent = " %" if wide or phase is LoopPhase.OTHER else ""
+            spans.append((f"{sign}{name} {format_pct(share)}{percent}", ink))
+    return spans
+
+
+def _paint_split(pace: StepPace, width: int) -> list[Line]:
+    spans = _split_spans(pace, width)
+    if not spans:
+        return []
+    if width < NARROW_WIDTH:
+        return flow([(HOST, Ink.DIM), *spans], width, 2)[:2]
+    gap = "   " if width >= WIDE_WIDTH else "  "
+    head = f" {HOST}  "
+    room = width - width_of(head) - sum(width_of(text) + len(gap) for text, _ in spans)
+    bar = split_bar(pace, min(BAR_WIDTH, room))
+    line: list[Span] = [(head, Ink.DIM), (bar, Ink.PLAIN)]
+    for at, span in enumerate(spans):
+        line += [(gap if at or bar else "", Ink.PLAIN), span]
+    rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
+    whose = f"{gap}of the host's time of a step, {rank}"
+    if room - width_of(bar) >= width_of(whose):
+        line.append((whose, Ink.DIM))
+    return [fit_line(tuple(line), width)]
+
+
+def _say_figures(pace: StepPace, rate: str, width: int) -> tuple[str, str]:
+    """Say samples and percentiles in as many words as leave room for both beside the rate."""
+    samples, times = "" if is_stalled(pace) else say_samples(pace), say_times(pace)
+    short = samples.partition(" of ")[0]  # whose sum it is; "sum" stays
+    if width < NARROW_WIDTH:
+        return short, times  # they flow over several lines
+    ways = [(samples, times)] if width >= WIDE_WIDTH else []
+    ways += [(short, times), (short, say_times_short(pace))]
+    room = width - width_of(_HEAD) - _gap_of(width) - width_of(rate)
+    return next(
+        (way for way in ways if sum(_gap_of(width) + width_of(text) for text in way) <= room), ways[-1]
+    )
+
+
+def _gap_of(width: int) -> int:
+    return 3 if width >= WIDE_WIDTH else 2
+
+
+def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
+    stalled = is_stalled(pace)
+    rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
+    samples, times = _say_figures(pace, rate, width)
+    stall = _say_stall(view, pace)
+    compiled = _say_compiled(view) if width >= NARROW_WIDTH else ""
+    spans: list[Span] = [
+        (rate, Ink.WARN if stalled else Ink.STRONG),
+        (samples, Ink.PLAIN),
+        (times, Ink.PLAIN),
+        (f"! {stall}" if stall else "", Ink.WARN),
+        (f"! {compiled}" if compiled else "", Ink.WARN),
+        (f"step {pace.count:,}", Ink.DIM),
+    ]
+    return [span for span in spans if span[0]]
+
+
+def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
+    spans = _rates(view, pace, width)
+    if width < NARROW_WIDTH:
+        return flow(spans, width, 2)[:3]
+    gap = _gap_of(width)
+    line: list[Span] = [(_HEAD, Ink.DIM)]
+    used = width_of(_HEAD)
+    for text, ink in spans:
+        if used + gap + width_of(text) > width:
+            continue
+        line += [(" " * (gap if len(line) > 1 else 1), Ink.PLAIN), (text, ink)]
+        used += gap + width_of(text)
+    room = min(MOST_SPARK, width - used - gap - 1)
+    if room >= LEAST_SPARK:
+        groups = thin(view.pulses, room)
+        means = [mean_of([pulse.step_ms for pulse in group]) for group in groups]
+        top = max([value for value in means if is_known(value)], default=0.0)
+        line += [(" " * gap, Ink.PLAIN), (spark(means, min(room, len(means)), top), Ink.PLAIN)]
+    return [fit_line(tuple(line), width)]
+
+
+def paint_steps(view: ViewState, width: int, most: int) -> list[Line]:
+    """Paint rates and the split in at most ``most`` lines; none without a hook."""
+    frame = view.frame
+    if not is_known(frame) or not is_known(frame.steps):
+        return []
+    pace = frame.steps
+    return [*_paint_rates(view, pace, width), *_paint_split(pace, width)][:most]
+
+
+def describe_steps(pace: StepPace) -> list[tuple[str, str]]:
+    """Return every figure of the steps with its label, for the pane that shows all."""
+    rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
+    return [
+        ("steps", f"{pace.count:,} by {rank}, {say_rate(pace)}"),
+        ("  a step ends", RULE_WORDS[pace.rule]),
+        ("samples", say_samples(pace) or explain(pace.samples_hz, lambda rate: f"{rate:.0f}/s")),
+        ("step times", f"{say_times(pace) or '?'}  longest {explain(pace.longest_ms, format_ms)}"),
+        ("  of", f"{pace.timed} steps of the last minute"),
+        ("last step", f"{format_seconds(pace.step_age_s)} ago"),
+        ("host split", say_split(pace) or "? no training step lately"),
+        ("data and forward", explain(pace.own_ms, lambda ms: f"{format_ms(ms)} a step")),
+        ("evaluation", f"{pace.eval_count:,} batches, {format_pct(pace.eval_pct)} % of the time"),
+    ]

@@ -1,0 +1,269 @@
+"""Paint the verdict: word, cause, confidence and since; what to try; evidence; what was ruled out.
+
+The block above the panes takes as many lines as it is given, the most needed first; ``v`` shows all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known, known_or
+from tpmon.model.text.verdict_words import (
+    list_try,
+    name_cause,
+    name_kind,
+    say_ceiling,
+    say_confidence,
+    say_share,
+    say_since,
+    say_since_in_full,
+    shorten,
+)
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Finding, SinceIs, pick_code
+from tpmon.ui.kit.cells import (
+    CUT_MARK,
+    cut,
+    fit_line,
+    line_width,
+    pad_line,
+    width_of,
+    wrap,
+    wrap_all,
+    wrap_indented,
+)
+from tpmon.ui.kit.ink import DOT
+from tpmon.ui.monitor.panes.evidence import AGE_WIDTH, NARROW, Widths, cut_value, fit_widths, paint_evidence
+from tpmon.ui.monitor.state import Ink, Line, Size, Span, ViewState
+
+_INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
+TRY = "Try: "
+
+
+def kind_ink(finding: Finding) -> Ink:
+    """Return the ink of a verdict word: calm, a warning, an alarm, or undecided."""
+    return _INKS[pick_code(finding.kind, finding.cause)]
+
+
+def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
+    """Lay pieces out in lines and break between them; a piece wider than a line is broken at spaces."""
+    lines: list[list[Span]] = []
+    left = 0
+    for text, ink in items:
+        if not text:
+            continue
+        if lines and width_of(text) + gap <= left:
+            lines[-1] += [(" " * gap, Ink.PLAIN), (text, ink)]
+            left -= width_of(text) + gap
+            continue
+        for piece in wrap_all(text, max(1, width - 1)):
+            lines.append([(" ", Ink.PLAIN), (piece, ink)])
+            left = width - 1 - width_of(piece)
+    return [tuple(line) for line in lines]
+
+
+def list_head(finding: Finding, since: str, share: str) -> list[Span]:
+    """Return the pieces of the first lines: word, cause, confidence, since when, what it costs."""
+    return [
+        (name_kind(finding), kind_ink(finding)),
+        (name_cause(finding), Ink.STRONG),
+        (say_confidence(finding), Ink.PLAIN),
+        (since, Ink.PLAIN),
+        (share, Ink.PLAIN),
+    ]
+
+
+def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
+    """Paint word, cause, confidence, since when and, where it takes no further line, what it costs.
+
+    A lower bound always says what tells it; an onset only where there is room.
+    """
+    gap = 3 if width >= 100 else 2
+    whole, short = say_since_in_full(finding, frame.taken), say_since(finding, frame.taken)
+    if finding.since_is is SinceIs.LOWER_BOUND:
+        short = whole
+    share = say_share(finding)
+
+    def lay(since: str, share: str) -> list[Line]:
+        return flow(list_head(finding, since, share), width, gap)
+
+    least = lay(short, "")
+    richer = (lay(whole, share), lay(short, share))
+    return next((lines for lines in richer if len(lines) <= len(least)), least)
+
+
+def paint_try(finding: Finding, width: int) -> list[Line]:
+    """Paint what to try, as it is pasted but wrapped, and its ceiling."""
+    tried = list_try(finding)
+    if not tried:
+        return []
+    ceiling = say_ceiling(finding) if is_known(finding.ceiling) else ""
+    room = max(8, width - 2 - len(TRY))
+    texts = [text for line in tried for text in wrap_indented(line, room)]
+    lines: list[list[Span]] = [
+        [(f" {' ' * len(TRY) if n else TRY}", Ink.TITLE), (text, Ink.STRONG)] for n, text in enumerate(texts)
+    ]
+    if ceiling and width_of(texts[-1]) + 3 + width_of(ceiling) <= room:
+        lines[-1].append((f"   {ceiling}", Ink.PLAIN))
+    elif ceiling:
+        lines += [[(f" {' ' * len(TRY)}{text}", Ink.PLAIN)] for text in wrap_all(ceiling, room)]
+    return [tuple(line) for line in lines]
+
+
+def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> list[Line]:
+    """Paint readings that speak for the Finding, then those against it; the last row counts the rest."""
+    rows = (*finding.evidence, *finding.against)[:most]
+    hidden = len(finding.evidence) + len(finding.against) - len(rows)
+    widths = fit_widths(rows, width)
+    signs = "+" * len(finding.evidence) + "-" * len(finding.against)
+    lines = [paint_evidence(view, row, sign, widths, width) for row, sign in zip(rows, signs, strict=False)]
+    if not lines or not hidden:
+        return lines
+    more = f"  +{hidden} more, v" if width >= NARROW else f"  +{hidden}, v"
+    last, room = rows[-1], width - width_of(more)
+    fitted = fit_widths(rows, room)
+    if room < NARROW <= width:  # without history, and below the values above it
+        fitted = Widths(min(widths.name, room - AGE_WIDTH - 7 - widths.value), widths.value, 0)
+    if cut_value(last, fitted) == cut_value(last, widths):
+        short = paint_evidence(view, last, signs[len(rows) - 1], fitted, room)
+        lines[-1] = (*short, (more, Ink.DIM))
+    elif len(lines) > 1:  # a figure that is cut reads as another one: the count takes a line of its own
+        lines[-1] = fit_line(((f"   +{hidden + 1} more, v", Ink.DIM),), width)
+    return lines
+
+
+def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> list[Line]:
+    """Paint a list in one line: with its reasons where they fit, else the bare names."""
+    if not texts:
+        return []
+    head = f" {sign} {label}: "
+    room = max(1, width - len(head))
+    told = ", ".join(texts)
+    if width_of(told) > room:
+        told = shorten(tuple(text.partition(" (")[0] for text in texts), room)
+    return [fit_line(((head, Ink.DIM), (cut(told, room), Ink.PLAIN)), width)]
+
+
+def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
+    """Paint what was ruled out and what is unknown in one line, half of it each at most.
+
+    In a narrow pane, where a name of one is cut, they are counted: the rests of names say nothing.
+    """
+    if not finding.unknown or not finding.ruled_out:
+        return []
+    unknown = _paint_list("?", "unknown", finding.unknown, width // 2)[0]
+    left = width - line_width(unknown) - 1
+    ruled_out = _paint_list("-", "not", finding.ruled_out, left)[0]
+    if width < NARROW and any(CUT_MARK in text for text, _ in (*ruled_out, *unknown)):
+        told = f" - {len(finding.ruled_out)} ruled out  ? {len(finding.unknown)} unknown, v"
+        return [fit_line(((told, Ink.DIM),), width)]
+    return [(*pad_line(ruled_out, left), *unknown)]
+
+
+def paint_verdict(view: ViewState, frame: Frame, finding: Finding, width: int, most: int) -> list[Line]:
+    """Paint the block in at most ``most`` lines, one at least.
+
+    When lines are few, evidence goes first, then the ends of the texts; never the word.
+    """
+    facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
+    room = max(1, width - 2)
+    texts: dict[str, list[Line]] = {
+        "head": paint_headline(frame, finding, width),
+        "summary": [((f" {text}", Ink.PLAIN),) for text in wrap_all(finding.summary, room)],
+        "try": paint_try(finding, width),
+        "evidence": [],
+        "both": _paint_both_lists(finding, width),
+        "ruled out": _paint_list("-", "ruled out", finding.ruled_out, width),
+        "unknown": _paint_list("?", "unknown", finding.unknown, width),
+        "facts": [((f" {text}", Ink.DIM),) for text in wrap(facts, room, f" {DOT} ")],
+    }
+    wanted = {name: len(lines) for name, lines in texts.items()}
+    wanted["evidence"] = len(finding.evidence) + len(finding.against)
+    shares = share_lines(wanted, most)
+    texts["evidence"] = _paint_rows(view, finding, width, shares["evidence"])
+    return [line for name, lines in texts.items() for line in _cut_text(lines, shares[name], width)]
+
+
+_ORDER = (
+    ("head", 4),
+    ("summary", 1),
+    ("try", 2),
+    ("try", 6),
+    ("summary", 3),
+    ("evidence", 1),
+    ("both", 1),
+    ("evidence", 2),
+    ("ruled out", 1),
+    ("unknown", 1),
+    ("evidence", 4),
+    ("facts", 99),
+    ("evidence", 99),
+    ("try", 99),
+)
+"""In which order parts are given lines, and how many of them they may have by then."""
+
+
+def share_lines(wanted: dict[str, int], most: int) -> dict[str, int]:
+    """Share ``most`` lines among the parts, in the order of need; facts come whole or not at all.
+
+    The two lists share one line until there is a line for each.
+    """
+    given = dict.fromkeys(wanted, 0)
+    left = max(1, most)
+    for name, up_to in _ORDER:
+        if name in ("ruled out", "unknown") and given["both"]:
+            if left < 1 or name == "unknown":
+                continue
+            given |= {"both": 0, "ruled out": 1, "unknown": 1}
+            left -= 1
+            continue
+        share = min(wanted[name] - given[name], up_to - given[name])
+        if name == "facts" and share > left:
+            continue
+        given[name] += max(0, min(share, left))
+        left = most - sum(given.values())
+    return given
+
+
+def _cut_text(lines: Sequence[Line], count: int, width: int) -> list[Line]:
+    """Return the first ``count`` lines; where there are more, the last ends in a mark."""
+    shown = list(lines[:count])
+    if shown and len(lines) > count:
+        shown[-1] = (*fit_line(shown[-1], width - 2), (f" {CUT_MARK}", Ink.PLAIN))
+    return shown
+
+
+def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
+    """Paint in one line what the verdict was before the job ended."""
+    before = next((row.text for row in finding.evidence if row.name == BEFORE_THE_END), "")
+    if before:
+        return fit_line(((f" last verdict: {before}", Ink.PLAIN),), width)
+    if known_or(finding.cause, "") in END_CAUSES.values():  # how it ended stands above
+        last = next((row for row in finding.evidence if row.value == IN_WORDS), None)
+        said = f"{last.name}: {last.text}" if last is not None else finding.summary
+        return fit_line(((f" {said}", Ink.PLAIN),), width)
+    pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding))
+    told = "  ".join(piece for piece in pieces if piece)
+    since = say_since(finding, frame.taken)
+    return fit_line(((f" last verdict: {told}  {since}".rstrip(), Ink.PLAIN),), width)
+
+
+def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
+    """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
+    width = size.width
+    word = name_kind(finding)
+    if width_of(word) > width - 1:
+        word = finding.kind.value.upper()
+    lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding)),), width)]
+    since = say_since(finding, frame.taken)
+    if width_of(since) >= width:
+        since = since.partition(" (")[0]
+    told: list[Span] = [(name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
+    lines += flow(told, width, 2)
+    lines += [
+        ((f" {text}", Ink.STRONG),)
+        for line in list_try(finding)[:1]
+        for text in wrap_all(TRY + line, max(1, width - 1))
+    ]
+    lines += flow([(finding.summary, Ink.PLAIN), (say_confidence(finding), Ink.PLAIN)], width, 2)
+    return _cut_text(lines, size.height, width) if size.height > 1 else lines[:1]

@@ -1,0 +1,1 @@
+"""The terminal itself: keys in, pictures out, signals, clipboard, editor."""

@@ -1,0 +1,115 @@
+"""Open a line of the job's code in the editor of the person who looks. Knows nothing of textual.
+
+The path comes from another process, so it is checked before the screen is given away; the check may
+hang on a dead mount and belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from tpmon.foreign_file import open_foreign, own
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.results.timeline import CodePlace
+from tpmon.model.stacks import StackFrame
+from tpmon.model.units import clean_text
+
+VARIABLES = ("VISUAL", "EDITOR")
+_NOT_THEIRS = (
+    "ESCDELAY",
+    "TEXTUAL_ANIMATIONS",
+    "TEXTUAL_DISABLE_KITTY_KEY",
+    "TEXTUAL_SMOOTH_SCROLL",
+    "OPENBLAS_NUM_THREADS",
+)
+"""What the screen sets for itself: an editor on a slow line needs its own ESCDELAY."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditorCall:
+    """Hold the command that shows one line, and what to call that line."""
+
+    command: tuple[str, ...]
+    place: str
+
+
+def plan_edit(
+    frame: StackFrame, environ: Mapping[str, str], pid: Applicable[int] = NOT_APPLICABLE, proc: str = "/proc"
+) -> Known[EditorCall]:
+    """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened.
+
+    The path is one of process ``pid``, which may be in a container; not applicable for one of ours.
+    """
+    place = clean_text(f"{frame.file}:{frame.line}")
+    command = find_editor(environ)
+    if not is_known(command):
+        return Missing(f"{command.reason}; the line is {place}")
+    if not os.path.isabs(frame.file):
+        return Missing(f"{place} is no file: its code came from somewhere else")
+    path = f"{_find_root(pid, proc)}{frame.file}" if is_known(pid) else frame.file
+    try:
+        os.close(open_foreign(path, own(), follows=True))
+    except OSError as error:
+        return Missing(f"cannot open {place} here: {error.strerror or error}")
+    return EditorCall((*command, f"+{max(1, frame.line)}", path), place)
+
+
+def _find_root(pid: int, proc: str) -> str:
+    """Return the folder that is "/" to a process in another mount namespace (proc(5)), "" in ours."""
+    try:
+        apart = os.readlink(f"{proc}/{pid}/ns/mnt") != os.readlink(f"{proc}/self/ns/mnt")
+    except OSError:
+        return ""  # not permitted, or it ended
+    return f"{proc}/{pid}/root" if apart else ""
+
+
+def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:
+    """Return the command that opens a line as a trace names it: its file is cut at an entry of sys.path.
+
+    Looked for are the folders of the run where the trace has them, else where tpmon was started and
+    ``beside``, the folder of the trace.
+    """
+    if os.path.isabs(place.file):
+        return plan_edit(StackFrame(place.function, place.file, place.line), environ)
+    folders = place.folders or tuple(dict.fromkeys((os.getcwd(), beside)))
+    for folder in folders:
+        path = os.path.join(folder, place.file)
+        if os.path.isfile(path):
+            return plan_edit(StackFrame(place.function, path, place.line), environ)
+    said = clean_text(f"{place.file}:{place.line}")
+    if place.folders:
+        return Missing(
+            f"{said} is in none of the {len(folders)} folders of the run's sys.path on this machine"
+        )
+    return Missing(
+        f"{said} is not below {clean_text(folders[0], 80)}: start tpmon trace where the run was started"
+    )
+
+
+def find_editor(environ: Mapping[str, str]) -> Known[tuple[str, ...]]:
+    """Return the command of $VISUAL, else of $EDITOR, without a shell."""
+    name = next((name for name in VARIABLES if environ.get(name, "").strip()), "")
+    if not name:
+        return Missing("$EDITOR is not set: try export EDITOR=vim before tpmon")
+    try:
+        command = tuple(shlex.split(environ[name]))
+    except ValueError as error:
+        return Missing(f"${name} cannot be read: {error}")
+    if not command or shutil.which(command[0]) is None:
+        return Missing(f"${name} names no program that is here: {clean_text(environ[name], 60)}")
+    return command
+
+
+def run_editor(command: Sequence[str]) -> str:
+    """Run an editor on the terminal until it ends; return what went wrong, "" for nothing."""
+    theirs = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+    try:
+        status = subprocess.run(command, env=theirs, check=False).returncode
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror or error}"
+    return f"{command[0]} ended with {status}" if status else ""

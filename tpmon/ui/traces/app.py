@@ -1,0 +1,155 @@
+"""The screen of traces and snapshots: keys in, lines out. It reads no file; what is behind it asks for.
+
+Beside it is ``app.py``, the screen of a job; what both have in common is in ``shell.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+# before textual: the shell sets what textual reads while it is imported
+from tpmon.ui.kit.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: skip
+
+from textual.timer import Timer
+
+from tpmon.model.known import NOT_APPLICABLE, Known, is_known
+from tpmon.model.units import clean_text
+from tpmon.ui.kit.keys import ByDigit
+from tpmon.ui.kit.moves import Effect, Move
+from tpmon.ui.terminal_io import editor
+from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
+from tpmon.ui.traces import trace_actions as actions
+from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
+from tpmon.ui.traces.layout import page_of_trace, paint_trace
+from tpmon.ui.traces.state import WHOLE, Grouping, Subject, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.traces.timeline import count_cells
+from tpmon.ui.traces.trace_sheets import find_paragraph, find_row, list_blocks
+
+
+class TraceApp(Shell):
+    """Show one analysis until a key or a signal ends it."""
+
+    def __init__(self, subject: Subject, controls: TraceControls, *, ascii_only: bool) -> None:
+        """Prepare an empty screen."""
+        super().__init__()
+        self._controls = controls
+        self._timer: Timer | None = None
+        self._drawn: tuple[object, ...] = ()
+        self._grouped: tuple[int, Grouping] = (0, Grouping.NAMES)
+        timeline = controls.look(0, 0, WHOLE, count_cells(80))
+        self.view = TraceView(subject, timeline, ascii_only, tab=subject.first_tab)
+
+    def on_mount(self) -> None:
+        """Paint for the first time."""
+        self.repaint()
+
+    def repaint(self) -> None:
+        """Paint what is known now."""
+        self._show(self.view)
+
+    def _show(self, view: TraceView) -> None:
+        size = self._extent()
+        asked = (view.file, view.lane, view.stretch, count_cells(size.width))
+        if asked != self._drawn and size.width:
+            self._drawn = asked
+            view = replace(view, timeline=self._controls.look(*asked))
+        self.view = view = self._regroup(view)
+        if size.width:
+            self._canvas.set_lines(paint_trace(view, size, trace_keys_shown(view)))
+
+    def _regroup(self, view: TraceView) -> TraceView:
+        """Ask for the operators as they are put together, once for each file and kind."""
+        asked = (view.file, view.grouping)
+        if view.tab is Tab.OPS and asked != self._grouped:
+            self._grouped = asked
+            by_name = view.grouping is Grouping.NAMES
+            return replace(view, groups=NOT_APPLICABLE if by_name else self._controls.group(*asked))
+        return view
+
+    def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
+        """Show one line for some seconds, or until a key is pressed."""
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_timer(seconds, self._forget_message) if text else None
+        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
+
+    def _forget_message(self) -> None:
+        self._show(replace(self.view, message=""))
+
+    def paste(self, text: str) -> None:
+        """Add what was pasted to the filter that is typed."""
+        if self.view.overlay is TraceOverlay.FILTER:
+            self._show(actions.action_filter_type(self.view, text))
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        view = replace(self.view, message="")
+        key = find_trace_key(name, view)
+        if key is None:
+            if view.overlay is TraceOverlay.FILTER and len(name) == 1:
+                view = actions.action_filter_type(view, name)
+            elif view.overlay is TraceOverlay.HELP:
+                view = actions.action_close(view)
+            else:
+                view = replace(view, message=say_trace_unused(name, view))
+        elif isinstance(key.deed, Effect):
+            self._show(view)
+            self.carry_out(key.deed)
+            return
+        elif isinstance(key.deed, Move):
+            page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
+            view = actions.action_move(view, key.deed, page, limit)
+        elif isinstance(key.deed, ByDigit):
+            view = key.deed.act(view, int(name))
+        else:
+            view = key.deed(view)
+        if view.message:
+            self.view = view
+            self.say(view.message)
+        else:
+            self._show(view)
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what a key does beyond the picture."""
+        if effect is Effect.COPY_RESULT:
+            self._copy_chosen()
+        elif effect is Effect.EDIT:
+            self._open_line()
+        else:
+            super().carry_out(effect)
+
+    def _copy_chosen(self) -> None:
+        paragraph = find_paragraph(self.view, list_blocks(self.view))
+        if paragraph is not None:
+            self.copy_text(paragraph.label or "the text", paragraph.text)
+            return
+        found = find_row(self.view)
+        if found is not None:
+            self.copy_text("the row", found.sheet.name(found.row))
+
+    def _open_line(self) -> None:
+        found = find_row(self.view)
+        if found is None:
+            return
+        name = found.sheet.source(found.row) or found.sheet.name(found.row)
+        number, find = self.view.file, self._controls.find_line
+        beside = os.path.dirname(os.path.abspath(self.view.path))
+
+        def plan() -> Known[editor.EditorCall]:
+            place = find(number, name)
+            return editor.plan_place(place, beside, os.environ) if is_known(place) else place
+
+        self.plan_edit(plan)
+
+
+def run_trace_screen(subject: Subject, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
+    """Draw an analysis until it ends and say how it ended.
+
+    Raises:
+        NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
+    """
+    require_terminal()
+    app = TraceApp(subject, controls, ascii_only=ascii_only)
+    with TerminalGuard(app.leave, lambda: None) as guard:
+        return draw(app, guard)

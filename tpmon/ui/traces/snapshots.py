@@ -1,0 +1,133 @@
+"""What the screen of memory snapshots is of: their tabs, which file this is, and what holds its memory."""
+
+from __future__ import annotations
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known
+from tpmon.model.results.snapshot import DeviceSnapshot, SnapshotFile, SnapshotReport
+from tpmon.model.units import format_bytes
+from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.sheet import Block
+from tpmon.ui.kit.table import Item
+from tpmon.ui.traces.snapshot_tables import list_failed, list_live, list_overview, list_peak, shorten_place
+from tpmon.ui.traces.state import Answer, AnyTab, Head, SnapshotTab
+from tpmon.view.snapshot_words import NOTHING_HELD, say_line, say_lost
+
+_WORDS = (
+    ("stuck", "free, in a segment beside blocks in use: no empty_cache() gives it back", "free beside used"),
+    (
+        "releasable",
+        "free, in a segment without blocks in use: empty_cache() gives it back",
+        "in empty segments",
+    ),
+    (
+        "private",
+        "free in the pool of a CUDA graph: empty_cache() gives it back once the graph is gone",
+        "of graphs",
+    ),
+    ("pending", "freed by the program, waiting for a stream", "freed, waits for a stream"),
+    ("n/a", "the snapshot does not hold what this needs", "not in the snapshot"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSubject:
+    """Hold the analysis of memory snapshots."""
+
+    report: SnapshotReport
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the files."""
+        return tuple(file.path for file in self.report.files)
+
+    @property
+    def tabs(self) -> tuple[AnyTab, ...]:
+        """Return the tabs."""
+        return tuple(SnapshotTab)
+
+    @property
+    def first_tab(self) -> AnyTab:
+        """Return the overview."""
+        return SnapshotTab.OVERVIEW
+
+    @property
+    def words(self) -> tuple[tuple[str, str, str], ...]:
+        """Return what the short words of this screen mean."""
+        return _WORDS
+
+    def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
+        """Return what a tab holds of a snapshot."""
+        shown = self.report.files[file]
+        if tab is SnapshotTab.LIVE:
+            return list_live(shown)
+        if tab is SnapshotTab.PEAK:
+            return list_peak(shown)
+        return list_failed(shown) if tab is SnapshotTab.OOM else list_overview(shown)
+
+    def has_data(self, file: int, tab: AnyTab) -> bool:
+        """Tell whether a snapshot holds anything for a tab."""
+        devices = self.report.files[file].devices
+        if tab is SnapshotTab.LIVE:
+            return any(device.live for device in devices)
+        if tab is SnapshotTab.PEAK:
+            return any(is_known(device.peak) for device in devices)
+        return any(device.out_of_memory for device in devices) if tab is SnapshotTab.OOM else bool(devices)
+
+    def head(self, file: int) -> Head:
+        """Return which snapshot this is, and how much of the device it holds."""
+        shown = self.report.files[file]
+        main = _find_main(shown)
+        reserved = f"{format_bytes(main.pieces.reserved_bytes)} reserved" if main else "nothing reserved"
+        count = len(shown.devices)
+        left = (
+            Item(6, "tpmon snapshot", Ink.TITLE),
+            Item(3, f"GPU {main.device}{f' and {count - 1} more' if count > 1 else ''}" if main else ""),
+            Item(8, format_bytes(shown.file_bytes)),
+        )
+        right = [Item(2, reserved, Ink.STRONG)]
+        if say_lost(shown.lost):
+            right.append(Item(2, "! not whole", Ink.WARN))
+        brief = f"GPU {main.device}" if main else "snapshot"
+        return Head(
+            left, tuple(right), brief, format_bytes(main.pieces.reserved_bytes) if main else "nothing"
+        )
+
+    def answer(self, file: int, tab: AnyTab) -> Answer:
+        """Return what holds the memory of the device that holds most, or what was asked for in vain."""
+        main = _find_main(self.report.files[file])
+        if main is None:
+            return Answer((Item(0, NOTHING_HELD, Ink.STRONG),), "NOTHING HELD", Ink.STRONG, (NOTHING_HELD,))
+        return _answer_device(main, tab)
+
+
+def _find_main(file: SnapshotFile) -> DeviceSnapshot | None:
+    """Return the device that failed a request, else the one that holds most; None without any."""
+    return max(
+        file.devices,
+        key=lambda one: (bool(one.out_of_memory), one.pieces.reserved_bytes),
+        default=None,
+    )
+
+
+def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> Answer:
+    pieces = device.pieces
+    allocated = f"{format_bytes(pieces.allocated_bytes)} allocated"
+    most = ""
+    if device.live:
+        first = device.live[0]
+        most = f"{format_bytes(first.bytes)} by {shorten_place(say_line(first.line))}"
+    items = [Item(1, allocated, Ink.STRONG)]
+    word, ink = allocated, Ink.STRONG
+    if device.out_of_memory:
+        asked = format_bytes(device.out_of_memory[-1].asked_bytes)
+        word, ink = f"! OOM, {asked} asked", Ink.WARN
+        items = [Item(0, f"! OUT OF MEMORY: {asked} were asked for", ink), *items]
+    if is_known(device.peak):
+        items.append(Item(2, f"peak {format_bytes(device.peak.requested_bytes)}"))
+    if is_known(pieces.fragmentation_pct):
+        items.append(Item(4, f"fragmentation {pieces.fragmentation_pct:.0f} %"))
+    if most:
+        items.append(Item(3, f"most: {most}", Ink.DIM))
+    texts = (f"{allocated}, most: {most}" if most else allocated,)
+    return Answer(tuple(items), word, ink, texts if tab is SnapshotTab.OVERVIEW else ())

@@ -1,0 +1,182 @@
+"""What the screen of a trace shows, as data: the analysis, where one is in it, what keys have changed.
+
+What it is of is a Subject: traces (``trace_subject.py``), or memory snapshots (``snapshot_subject.py``),
+each with tabs and first lines of its own. Knows nothing of textual, and nothing of how a file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol, Union
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
+from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.sheet import Block
+from tpmon.ui.kit.table import Item
+
+WHOLE = Stretch(0, 1 << 30)
+"""All steps of a trace, however many there are."""
+
+
+class Tab(Enum):
+    """Name the tabs of a trace by the digit that opens them."""
+
+    OVERVIEW = 1
+    GAPS = 2
+    OPS = 3
+    KERNELS = 4
+    MEMORY = 5
+    RANKS = 6
+    AGAINST = 7
+    """What changed since another trace, where there is one to compare to."""
+
+
+class SnapshotTab(Enum):
+    """Name the tabs of a memory snapshot by the digit that opens them."""
+
+    OVERVIEW = 1
+    LIVE = 2
+    PEAK = 3
+    OOM = 4
+
+
+AnyTab = Union[Tab, SnapshotTab]
+
+
+class TraceOverlay(Enum):
+    """Name what may lie over the tabs."""
+
+    NONE = "none"
+    HELP = "help"
+    DETAILS = "details"
+    """Everything about the row under the cursor."""
+    STACK = "stack"
+    """The frames of the row under the cursor, with a cursor of their own."""
+    FILTER = "filter"
+    """The filter line is being typed."""
+
+
+class Grouping(Enum):
+    """Name what the calls of operators are put together by."""
+
+    NAMES = "name"
+    SHAPES = "shapes"
+    LINES = "lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Hold the first line: which file this is, at the left, and its measure at the right.
+
+    ``brief`` and ``measure`` are the one thing of each that the smallest screens show.
+    """
+
+    left: tuple[Item, ...]
+    right: tuple[Item, ...]
+    brief: str
+    measure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Hold the line below: what this file, or its comparison, comes to.
+
+    ``word`` is the one thing that the smallest screens show of it; ``texts`` stand below it there, and
+    are empty on tabs that are about something else.
+    """
+
+    items: tuple[Item, ...]
+    word: str
+    ink: Ink
+    texts: tuple[str, ...] = ()
+
+
+class Subject(Protocol):
+    """Say what a screen is of: its files, its tabs with what they hold, and the lines above them."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the files."""
+
+    @property
+    def tabs(self) -> tuple[AnyTab, ...]:
+        """Return the tabs; each one stands at the place of its digit."""
+
+    @property
+    def first_tab(self) -> AnyTab:
+        """Return the tab that is open at first."""
+
+    @property
+    def words(self) -> tuple[tuple[str, str, str], ...]:
+        """Return what the short words of this screen mean, in full and in brief."""
+
+    def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
+        """Return what a tab holds of a file, before anything is filtered or sorted."""
+
+    def has_data(self, file: int, tab: AnyTab) -> bool:
+        """Tell whether a file holds anything for a tab."""
+
+    def head(self, file: int) -> Head:
+        """Return the first line of a file."""
+
+    def answer(self, file: int, tab: AnyTab) -> Answer:
+        """Return what a file comes to, as a tab puts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """Hold everything that the picture of a trace depends on.
+
+    ``timeline`` does not apply to what has none. ``cursors`` has one place for each tab: the paragraph
+    or row under its cursor, counted from 0; ``scroll`` is the place in what lies over the tabs. ``sort``
+    is the column that rows are sorted by, 0 for the order in which the analysis gives them.
+    """
+
+    subject: Subject
+    timeline: Applicable[Timeline]
+    ascii_only: bool
+    file: int = 0
+    tab: AnyTab = Tab.OVERVIEW
+    cursors: tuple[int, ...] = (0,) * len(Tab)
+    stretch: Stretch = WHOLE
+    lane: int = 0
+    """Which device of the trace the timeline is of."""
+    overlay: TraceOverlay = TraceOverlay.NONE
+    scroll: int = 0
+    sort: int = 0
+    sort_reversed: bool = False
+    filter_text: str = ""
+    message: str = ""
+    grouping: Grouping = Grouping.NAMES
+    groups: Applicable[tuple[OperatorGroupRow, ...]] = NOT_APPLICABLE
+    """The operators as ``grouping`` puts them together, where that is not by name."""
+
+    @property
+    def path(self) -> str:
+        """Return the file that is looked at."""
+        return self.subject.paths[self.file]
+
+    @property
+    def cursor(self) -> int:
+        """Return the place of the cursor in the tab that is open, or in the stack over it."""
+        return self.scroll if self.overlay is TraceOverlay.STACK else self.cursors[self.tab.value - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceControls:
+    """Hold what the screen may ask of what is behind the analysis; none of it reads a file.
+
+    ``look`` takes the number of the file and of the device, the stretch and how many columns;
+    ``find_line`` the number of the file and the name of an operator, a kernel, a Python function or a frame.
+    """
+
+    look: Callable[[int, int, Stretch, int], Applicable[Timeline]]
+    find_line: Callable[[int, str], Known[CodePlace]]
+    group: Callable[[int, Grouping], Applicable[tuple[OperatorGroupRow, ...]]] = lambda _file, _grouping: (
+        NOT_APPLICABLE
+    )
+    """Put the operators of a file together anew; slow in a large trace, so only where it is asked for."""

@@ -1,0 +1,121 @@
+"""What the screen of traces is of: their tabs, which file this is, its verdict or what a change did to it."""
+
+from __future__ import annotations
+
+import os
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.results.trace import TraceFile, TraceReport
+from tpmon.model.results.trace_change import TraceComparison
+from tpmon.model.units import clean_text
+from tpmon.model.verdict import EXIT_CODES
+from tpmon.ui.kit.cells import cut
+from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.sheet import Block
+from tpmon.ui.kit.table import Item
+from tpmon.ui.traces.state import Answer, AnyTab, Head, Tab
+from tpmon.ui.traces.tabs import has_data, list_tab
+from tpmon.view.trace_words import name_rank, name_verdict
+
+TRACE_TABS: tuple[Tab, ...] = tuple(tab for tab in Tab if tab is not Tab.AGAINST)
+_WORDS = (
+    ("self", "without the operators right inside of it", "without what is inside"),
+    ("occ.", "est. achieved occupancy as kineto wrote it; recomp.: computed anew", "occupancy as written"),
+    ("est. SM", "est. SM efficiency: blocks per SM of what runs, at most 1", "blocks per SM, at most 1"),
+    ("n/a", "the trace does not hold what this needs", "not in the trace"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSubject:
+    """Hold the analysis of traces, and what the first one is compared to another."""
+
+    report: TraceReport
+    comparison: Applicable[TraceComparison] = NOT_APPLICABLE
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the files."""
+        return tuple(file.path for file in self.report.files)
+
+    @property
+    def tabs(self) -> tuple[AnyTab, ...]:
+        """Return the tabs; the comparison is the last one."""
+        return (*TRACE_TABS, Tab.AGAINST) if is_known(self.comparison) else TRACE_TABS
+
+    @property
+    def first_tab(self) -> AnyTab:
+        """Return what was asked for: the comparison, several ranks, or one trace."""
+        if is_known(self.comparison):
+            return Tab.AGAINST
+        return Tab.RANKS if is_known(self.report.ranks) else Tab.OVERVIEW
+
+    @property
+    def words(self) -> tuple[tuple[str, str, str], ...]:
+        """Return what the short words of this screen mean."""
+        return _WORDS
+
+    def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
+        """Return what a tab holds of a trace."""
+        if tab is Tab.AGAINST and is_known(self.comparison):
+            from tpmon.ui.traces.comparison import list_changes  # noqa: PLC0415  # a trace alone does without it
+
+            return list_changes(self.comparison)
+        return list_tab(self.report.files[file], self.report.ranks, tab) if isinstance(tab, Tab) else []
+
+    def has_data(self, file: int, tab: AnyTab) -> bool:
+        """Tell whether a trace holds anything for a tab."""
+        if tab is Tab.AGAINST:
+            return is_known(self.comparison)
+        return isinstance(tab, Tab) and has_data(self.report.files[file], self.report.ranks, tab)
+
+    def head(self, file: int) -> Head:
+        """Return which trace this is, and how long its steps are."""
+        shown = self.report.files[file]
+        overview = shown.overview
+        cards = [card.name for card in overview.gpus if is_known(card.name)]
+        noun = "step" if overview.steps == 1 else "steps"
+        steps = (
+            f"{overview.steps} {noun} of {overview.step_ms:,.1f} ms" if overview.steps else "no steps marked"
+        )
+        left = (
+            Item(6, "tpmon trace", Ink.TITLE),
+            Item(3, name_rank(shown)),
+            Item(5, cut(cards[0], 30) if cards else "CPU only"),
+            Item(8, f"on {shown.host}" if is_known(shown.host) else ""),
+            Item(9, shown.versions),
+        )
+        right = [Item(2, steps, Ink.STRONG)]
+        if is_known(self.comparison):
+            before = cut(clean_text(os.path.basename(self.comparison.before)), 30)
+            right.append(Item(7, f"against {before}"))
+        lost = shown.lost
+        if lost.events or lost.bytes or lost.broken_off:
+            right.append(Item(2, "! not whole", Ink.WARN))
+        rank = f"rank {shown.rank}" if is_known(shown.rank) else "trace"
+        return Head(left, tuple(right), rank, f"{overview.step_ms:,.1f} ms" if overview.steps else "no steps")
+
+    def answer(self, file: int, tab: AnyTab) -> Answer:
+        """Return what holds the run; on the tab of the comparison whether the change helped."""
+        if tab is Tab.AGAINST and is_known(self.comparison):
+            from tpmon.ui.traces.comparison import answer_change  # noqa: PLC0415
+
+            return answer_change(self.comparison)
+        return _answer_run(self.report.files[file], tab)
+
+
+def _answer_run(file: TraceFile, tab: AnyTab) -> Answer:
+    verdict = file.verdict
+    code = EXIT_CODES.get(verdict.kind, 0)
+    sign, ink = ("! ", Ink.WARN) if code == 10 else ("!! ", Ink.BAD) if code == 12 else ("", Ink.GOOD)
+    items = [
+        Item(0, f"{sign}{name_verdict(verdict)}", ink),
+        Item(1, f"{verdict.share_pct:.1f} % of the window", Ink.STRONG),
+    ]
+    if is_known(verdict.second):
+        items.append(Item(2, f"second: {verdict.second}", Ink.DIM))
+    texts = (verdict.summary, *(f"Try: {one}" for one in verdict.advice[:1]))
+    return Answer(
+        tuple(items), f"{sign}{verdict.kind.value.upper()}", ink, texts if tab is Tab.OVERVIEW else ()
+    )
