@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tpmon.probe.host.cgroup import CgroupReader
-from tpmon.probe.host.cgroup_budget import read_cpu_budget
+from tpmon.probe.host.cgroup import CgroupReader, read_cpu_budget
 
 SECOND = 1_000_000_000
 LEFT = "36 31 0:29 {root} {point} rw,relatime - {kind} {kind} rw,{controllers}\n"

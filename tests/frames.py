@@ -19,8 +19,10 @@ from tpmon.model.frame import (
     Frame,
     GroupTexts,
     OwnCost,
+    Pulse,
     Target,
     TargetState,
+    pulse_of,
 )
 from tpmon.model.gpu import Driver, GpuSample, GpuState
 from tpmon.model.host import (
@@ -35,9 +37,8 @@ from tpmon.model.host import (
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
-from tpmon.model.window import Pulse, pulse_of
 from tpmon.ui.monitor.controls import ScreenOptions
-from tpmon.ui.monitor.first_view import first_view
+from tpmon.ui.monitor.start import first_view
 from tpmon.ui.monitor.state import ViewState
 
 NOW = datetime(2026, 3, 14, 3, 7, 41, tzinfo=timezone.utc)

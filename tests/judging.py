@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tpmon.judge.features.snapshot import Scene, see
-from tpmon.judge.stacks.phase_shares import share_of
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
 from tpmon.model.frame import Frame
 from tpmon.model.process import MainThreadSample
 

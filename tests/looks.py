@@ -8,11 +8,10 @@ from dataclasses import replace
 from tests.collectives import make_group, make_record
 from tests.frames import NOW, NOW_NS, make_frame
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
-from tpmon.model.frame import Frame
+from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.collectives import CollectivesReading
-from tpmon.model.results.results import DumpUpdate
-from tpmon.model.window import Pulse, pulse_of
+from tpmon.model.results.doctor import DumpUpdate
 
 RECORDS = CollectivesReading((make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))), (), ())
 

@@ -9,7 +9,7 @@ from typing import Any
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Identity, Role
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.job.changes import Changes, describe_by_role
+from tpmon.probe.job.events import Changes, describe_by_role
 from tpmon.probe.job.job import Member
 
 

@@ -6,9 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from tpmon.model.frame import Frame
-from tpmon.model.hook import HookPatch, HookState, LoopPhase, StepCounts, StepRule
+from tpmon.model.hook import (
+    HookPatch,
+    HookSample,
+    HookState,
+    LoopPhase,
+    StepCounts,
+    StepPace,
+    StepRule,
+    join_paces,
+)
 from tpmon.model.known import Known, is_known
-from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import RankRow
 
 

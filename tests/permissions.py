@@ -6,7 +6,7 @@ from tpmon.model.known import is_known
 from tpmon.model.results.doctor import Access, Check
 from tpmon.probe.base.environment import Around
 from tpmon.probe.doctor.rules import Own
-from tpmon.probe.proc.remedies import Caller
+from tpmon.probe.proc.access import Caller
 
 ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
 STATUS = (

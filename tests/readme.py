@@ -16,7 +16,7 @@ from tests.goldens.pictures import write_text
 from tests.goldens.states import shape_history
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import is_known
-from tpmon.report.collectives import write_collectives
+from tpmon.report.dump import write_collectives
 from tpmon.report.verdict import write_verdict
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen

@@ -11,7 +11,7 @@ from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RankRecord
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.sample import SampleRequest, SampleState
 
 

@@ -49,7 +49,7 @@ import json
 sys.path[:0] = sys.argv[2:]
 from tpmon.errors import NotPermittedError
 from tpmon.model.codec import to_plain
-from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.resolve import find_job
 os.setgroups([])
 os.setgid(65534)

@@ -22,7 +22,7 @@ from tpmon.commands.demo import bottlenecks
 from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.results.results import JobList
+from tpmon.model.results.doctor import JobList
 from tpmon.settings import (
     BELL_SETTING,
     BUNDLE_SETTINGS,

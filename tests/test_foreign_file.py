@@ -20,8 +20,7 @@ from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
 from tpmon.capture.files import Place, look_at_snapshot, look_at_trace, make_anew
 from tpmon.capture.kineto_capture import Told
-from tpmon.capture.kineto_daemon_rest import Daemon
-from tpmon.capture.kineto_target import KinetoClient
+from tpmon.capture.kineto_daemon import Daemon, KinetoClient
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.errors import UsageError
 from tpmon.foreign_file import Owner, open_foreign, read_owner
@@ -31,10 +30,10 @@ from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureState
 from tpmon.model.stacks import StackFrame
 from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import read_file, read_stat
-from tpmon.probe.host.listeners import Listener, read_listeners
 from tpmon.probe.host.output import OutputReader
-from tpmon.probe.job.restart import is_armed, write_restart
-from tpmon.probe.proc.unreadable_python import _is_refused
+from tpmon.probe.host.sockets import Listener, read_listeners
+from tpmon.probe.job.wrappers import is_armed, write_restart
+from tpmon.probe.proc.access import _is_refused
 from tpmon.probe.records.debug_server import Door, ask_server
 from tpmon.probe.records.flight_recorder_files import ask_pipe, read_record_file
 from tpmon.trace.figures.updates import STEP

@@ -15,12 +15,10 @@ import pytest
 from tests.frames import make_frame
 from tpmon.model.codec import encode
 from tpmon.model.dump import Dump
-from tpmon.model.frame import Frame
+from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Missing, NotApplicable
-from tpmon.model.results.doctor import Checkup
-from tpmon.model.results.results import JobList
+from tpmon.model.results.doctor import Checkup, JobList
 from tpmon.model.sample import HotSample
-from tpmon.model.window import Pulse
 
 TEXT = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
 

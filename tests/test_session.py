@@ -18,7 +18,7 @@ from tpmon.judge.judge import Judgement, judge
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import Kind
 from tpmon.session import Session
 
@@ -285,7 +285,7 @@ def test_the_history_of_the_loop_is_bounded_in_time():
 
 def test_tpmon_steps_aside_for_the_training():
     code = (
-        "import os, threading; from tpmon.probe.base.scheduling import step_aside\n"
+        "import os, threading; from tpmon.probe.base.limits import step_aside\n"
         "step_aside()\n"
         "seen = []\n"
         "one = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))\n"

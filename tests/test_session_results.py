@@ -9,10 +9,10 @@ from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.samples import make_reading, make_sampled
 from tests.sessions import Sink, Source, dump_state
 from tests.waiting import wait_until
-from tpmon.judge.dumps.dump_update import whole_rounds
+from tpmon.judge.dumps.hot import whole_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.results.results import DumpUpdate, SampleUpdate
+from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.probe.spy.sample_service import NOTHING_YET
 from tpmon.session import Session

@@ -26,12 +26,12 @@ from tpmon.commands.arguments import (
     parse_pid,
 )
 from tpmon.errors import ExitCode, TpmonError
-from tpmon.report.write import Output, ReaderGone, complain
+from tpmon.report.text import Output, ReaderGone, complain
 
 if TYPE_CHECKING:
     from tpmon.config import Options
     from tpmon.model.frame import Frame
-    from tpmon.model.results.results import Update
+    from tpmon.model.results.doctor import Update
     from tpmon.probe.job.job import Job
     from tpmon.session import DumpSink, SampleSink, Session, Sink
 
@@ -80,8 +80,8 @@ def _signals_end() -> Iterator[None]:
 def _list_jobs(options: Options) -> int:
     from tpmon.model.codec import encode
     from tpmon.own_command import call_as_root
-    from tpmon.probe.job.jobs import list_jobs
-    from tpmon.report.jobs import write_jobs
+    from tpmon.probe.job.discovery import list_jobs
+    from tpmon.report.doctor import write_jobs
 
     jobs, output = list_jobs(), _stdout(options.ascii_only)
     if options.json:
@@ -93,9 +93,8 @@ def _list_jobs(options: Options) -> int:
 
 def _find_job(asked: str | None, await_s: float = 0.0) -> Job:
     """Find the job that was asked for, and say what is odd about it; wait for one that is just starting."""
-    from tpmon.probe.base.scheduling import step_aside
-    from tpmon.probe.job.awaiting import await_job
-    from tpmon.probe.job.resolve import find_job, find_only_job
+    from tpmon.probe.base.limits import step_aside
+    from tpmon.probe.job.resolve import await_job, find_job, find_only_job
 
     def find() -> Job:
         return find_only_job() if asked is None else find_job(int(asked))
@@ -125,7 +124,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.commands.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
     from tpmon.model.codec import encode
-    from tpmon.probe.job.awaiting import AWAIT_S
+    from tpmon.probe.job.resolve import AWAIT_S
     from tpmon.report.verdict import write_check, write_verdict
 
     check_target(options.job, asked, job_was_asked)
@@ -177,7 +176,7 @@ def _dump(options: Options, given: Mapping[str, Any]) -> int:
 def _doctor(options: Options, asked: str | None) -> int:
     """Print what may be read and what not."""
     from tpmon.commands.doctor import run_doctor
-    from tpmon.probe.base.scheduling import step_aside
+    from tpmon.probe.base.limits import step_aside
 
     step_aside()
     return run_doctor(parse_pid(asked) if asked is not None else None, options, _stdout(options.ascii_only))
@@ -212,7 +211,7 @@ def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tup
 
 def _trace(options: Options, given: Mapping[str, Any]) -> int:
     """Analyse traces: on the screen where there is a terminal and no text was asked for."""
-    from tpmon.probe.base.scheduling import step_aside
+    from tpmon.probe.base.limits import step_aside
 
     step_aside()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
@@ -249,7 +248,7 @@ def _demo(options: Options) -> int:
 
 def _watch_as_text(job: Job, options: Options) -> None:
     """Write Frames as JSON, lines of words or one text until the job ends or a signal comes."""
-    from tpmon.report.stream import pick_form
+    from tpmon.report.plain import pick_form
 
     output = _stdout(options.ascii_only)
     write = pick_form(output, options)

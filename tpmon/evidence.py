@@ -12,11 +12,10 @@ from typing import Protocol
 
 from tpmon.config import Options
 from tpmon.model.dump import Asker, DumpRequest, DumpRound
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import Frame, Pulse, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
-from tpmon.model.results.results import DumpUpdate, Update
-from tpmon.model.window import Pulse
+from tpmon.model.results.doctor import DumpUpdate, Update
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.job import Job
 from tpmon.session import Session, collect_rarely

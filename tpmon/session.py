@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tpmon.model.dump import DumpRequest, DumpState
-from tpmon.model.frame import Frame, TargetState, awaits_sources
+from tpmon.model.frame import Frame, Pulse, TargetState, Window, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results.collectives import DumpRecords
-from tpmon.model.results.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
-from tpmon.model.window import Pulse, Window
 
 if TYPE_CHECKING:
     from tpmon.judge.hysteresis import Standing
@@ -306,7 +305,7 @@ class Session:
         """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
         state = self._source.dumps.state
         if state is not self._dump_state and is_known(state):
-            from tpmon.judge.dumps.dump_update import fold_state
+            from tpmon.judge.dumps.hot import fold_state
 
             self._dump_state = state
             # Where nobody looks on, the end alone counts: the hang watch hears of the job's own records.
@@ -319,7 +318,7 @@ class Session:
 
     def _add_records(self, bare: DumpUpdate) -> None:
         """Have the records of a finished dump read, and hand it out again once they are there."""
-        from tpmon.judge.dumps.dump_update import add_records
+        from tpmon.judge.dumps.hot import add_records
 
         dump_ns = bare.state.rounds[-1].taken_ns
         records = self._source.records.newest

@@ -18,7 +18,7 @@ from tests.dumps import (
     make_worker,
 )
 from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.stack_tree import build_tree
+from tpmon.judge.dumps.hot import build_tree
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpRound, ProcessLook
 from tpmon.model.known import is_known

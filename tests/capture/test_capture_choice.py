@@ -12,17 +12,20 @@ import pytest
 from tests.goldens import capture_views
 from tests.members import member
 from tpmon import config
+from tpmon.capture.dialog import COUNT_APART, NO_CUDA, RankHook, advise_on_slot, judge_offers
 from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
-from tpmon.capture.offers import COUNT_APART, NO_CUDA, RankHook, advise_on_slot, judge_offers
 from tpmon.capture.plan import Pace
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import MOST_STEPS, STEPS, parse_asked
-from tpmon.commands.capture_asked import find_shown
+from tpmon.commands.screen import find_shown
 from tpmon.errors import UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.results.capture import CaptureChoice, CaptureKind, CaptureOffers, CaptureState
-from tpmon.model.results.capture_choice import (
+from tpmon.model.results.capture import (
     STEP_CHOICES,
+    CaptureChoice,
+    CaptureKind,
+    CaptureOffers,
+    CaptureState,
     can_be,
     fewer_steps,
     more_steps,

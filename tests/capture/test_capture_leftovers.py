@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.capture import leftovers
-from tpmon.capture.leftovers import hold, name_part, sweep
+from tpmon.capture import files as leftovers
+from tpmon.capture.files import hold, name_part, sweep
 
 HOLDS = """
 import os, sys
-from tpmon.capture.leftovers import hold
+from tpmon.capture.files import hold
 folder = os.open(sys.argv[1], os.O_RDONLY)
 hold(folder)
 print("held", flush=True)

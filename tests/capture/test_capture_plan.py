@@ -16,7 +16,7 @@ from tests.children import child
 from tpmon import config
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.files import Place, clear_parts, hold_folder, pack
-from tpmon.capture.kineto_target import KinetoClient
+from tpmon.capture.kineto_daemon import KinetoClient
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
     MOST_EVENTS,
@@ -40,14 +40,14 @@ from tpmon.commands.hook import write_export
 from tpmon.commands.run import BOOT
 from tpmon.errors import UsageError
 from tpmon.foreign_file import own
-from tpmon.hook import models
+from tpmon.hook import tensors as models
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import read_memory_left
 from tpmon.hook.capture.conditions import read_conditions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind
-from tpmon.probe.job.restart import can_start_again, is_armed, write_restart
+from tpmon.probe.job.wrappers import can_start_again, is_armed, write_restart
 
 TWELVE = Identity(12, 1)
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.capture.test_capture_plan import record
-from tpmon.capture import ranks
-from tpmon.capture.ranks import EndedWindow, await_steps_after
+from tpmon.capture import outcome as ranks
+from tpmon.capture.outcome import EndedWindow, await_steps_after
 from tpmon.model.known import Known, Missing, is_known
 
 BEGAN_S = 1000.0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.capture.dialog import ChosenAnewError, Talk
-from tpmon.capture.plan_words import STAYS_SLOWER, say_plan, say_plan_of_kineto
+from tpmon.capture.dialog import STAYS_SLOWER, ChosenAnewError, Talk, say_plan, say_plan_of_kineto
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.capture import (
     UNKNOWN,

@@ -18,20 +18,18 @@ from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
 from tpmon.capture.conditions import find_block
-from tpmon.capture.ends import Outcome
 from tpmon.capture.files import Place, look_at_trace, pack
-from tpmon.capture.ranks import describe_rank
+from tpmon.capture.outcome import Outcome, describe_rank
 from tpmon.capture.summary import read_summary
 from tpmon.foreign_file import Owner
-from tpmon.hook.batch import describe_batch
 from tpmon.hook.bus import wire, wire_capture, wire_settings
-from tpmon.hook.capture.capture_end import note_rank
+from tpmon.hook.capture.bounds import note_rank
 from tpmon.hook.capture.conditions import read_conditions
+from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
-from tpmon.probe.gpu.clocks import NO_GPU, ClockWatch
-from tpmon.probe.gpu.watch import GpuReading
+from tpmon.probe.gpu.watch import NO_GPU, ClockWatch, GpuReading
 from tpmon.report.capture import write_capture, write_capture_line
 
 

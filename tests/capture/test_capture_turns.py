@@ -16,19 +16,18 @@ from tests.capture.test_capture_plan import ASKED
 from tests.children import child
 from tests.hooks import list_pages
 from tpmon import config
-from tpmon.capture import kineto_capture, ranks, window
+from tpmon.capture import kineto_capture, window
+from tpmon.capture import outcome as ranks
 from tpmon.capture.bus import Bus, open_bus
-from tpmon.capture.dialog import NO_ANSWER, Agreed, agree_always
-from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
-from tpmon.capture.first_step import FirstStep
+from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, Agreed, agree_always
 from tpmon.capture.kineto_window import Recorded
+from tpmon.capture.outcome import Outcome, Turn, find_end, judge_turn
 from tpmon.capture.plan import make_cancel
-from tpmon.capture.plan_words import STAYS_SLOWER
-from tpmon.capture.window import Window
+from tpmon.capture.window import FirstStep, Window
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import parse_asked
 from tpmon.errors import UsageError
-from tpmon.hook import ends
+from tpmon.hook import steps as ends
 from tpmon.hook.bus import wire, wire_settings
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.pages import Pages

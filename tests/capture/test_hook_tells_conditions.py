@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tpmon.capture import within
-from tpmon.capture.within import ask_conditions
+from tpmon.capture import outcome as within
+from tpmon.capture.outcome import ask_conditions
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.capture import conditions
 from tpmon.hook.capture.mailbox import Mailbox

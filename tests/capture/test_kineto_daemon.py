@@ -15,24 +15,30 @@ import pytest
 
 from tests.traces import TraceBuilder
 from tpmon.capture import files, kineto_window
-from tpmon.capture.kineto_daemon import DAEMON, Ask, Order, is_sayable, parse_ask, write_answer
-from tpmon.capture.kineto_daemon_rest import Daemon, TakenError
-from tpmon.capture.kineto_target import (
+from tpmon.capture.dialog import STAYS_SLOWER
+from tpmon.capture.kineto_daemon import (
+    DAEMON,
+    Ask,
+    Daemon,
     KinetoClient,
+    Order,
     Socket,
+    TakenError,
     find_client,
     find_holder,
+    is_sayable,
+    parse_ask,
     parse_folder,
     parse_sockets,
+    write_answer,
 )
 from tpmon.capture.kineto_window import KinetoWindow
-from tpmon.capture.plan_words import STAYS_SLOWER
 from tpmon.foreign_file import Owner
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.probe.base.procread import read_stat
-from tpmon.trace.figures.step_numbers import UNCOUNTED
+from tpmon.trace.figures.steps import UNCOUNTED
 from tpmon.trace.figures.updates import Marked, write_marked
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.capture import kineto_run
+from tpmon.capture import kineto_window as kineto_run
 from tpmon.capture.kineto_daemon import LONGEST_FOLDER
 from tpmon.errors import UsageError
 

@@ -21,6 +21,7 @@ from tpmon.capture.kineto_capture import (
     Around,
     Kept,
     Told,
+    describe_from_bus,
     fit_updates,
     judge_recorded,
     list_ends,
@@ -28,7 +29,6 @@ from tpmon.capture.kineto_capture import (
     name_file,
     try_kineto,
 )
-from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_window import Recorded
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_settings

@@ -35,7 +35,7 @@ from tpmon.model.results.doctor import Checkup, list_checks
 from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.spy.other_spies import find_spies
+from tpmon.probe.spy.failure import find_spies
 from tpmon.report.bundle import README, FolderSink
 
 pytestmark = pytest.mark.usefixtures("small_environment")

@@ -11,8 +11,8 @@ from tests.looks import Look
 from tpmon.commands import bundle
 from tpmon.commands.bundle import Bundler
 from tpmon.model.codec import decode, encode
+from tpmon.model.frame import Pulse, pulse_of
 from tpmon.model.known import Missing
-from tpmon.model.window import Pulse, pulse_of
 from tpmon.probe.job.job import Job
 from tpmon.report.bundle import FolderSink
 

@@ -20,9 +20,9 @@ from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.process import Outcome
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import EXIT_CODES, Kind
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 

@@ -29,7 +29,7 @@ from tpmon.model.results.doctor import (
     list_obstacles,
 )
 from tpmon.probe.doctor.checks import settle_machine
-from tpmon.probe.spy.other_spies import find_spies
+from tpmon.probe.spy.failure import find_spies
 from tpmon.report.doctor import ALL_WELL, write_checkup
 
 pytestmark = pytest.mark.usefixtures("small_environment")

@@ -16,7 +16,7 @@ from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, Motion
 from tpmon.model.known import is_known
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.spy.other_spies import find_spies
+from tpmon.probe.spy.failure import find_spies
 from tpmon.settings import STACK_FORMATS
 
 pytestmark = pytest.mark.usefixtures("small_environment")

@@ -36,7 +36,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
 from tpmon.report.dump import MOST_FRAMES, write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 
 
 def make_options(**flags: str | bool) -> Options:

@@ -21,7 +21,7 @@ PIECE_BYTES = 1024
 CULPRIT = 5
 WRITER = """
 import sys
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 lines = open(sys.argv[1], encoding="utf-8").read().split("\\n")
 sys.stdin.read()
 for line in lines:

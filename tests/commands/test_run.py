@@ -25,7 +25,7 @@ from tpmon.commands import run
 from tpmon.errors import NoTerminalError, UsageError
 from tpmon.hook import __main__ as hook_main
 from tpmon.probe.job import resolve as target
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 
 __all__ = ["python", "torch_like"]
 

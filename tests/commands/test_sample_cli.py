@@ -22,7 +22,7 @@ from tpmon.model.sample import Counted, HotSample, SampleRequest
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.child import find_spy
-from tpmon.probe.spy.other_spies import find_spies
+from tpmon.probe.spy.failure import find_spies
 from tpmon.probe.spy.sample_service import OFF
 from tpmon.settings import STACK_FORMATS
 

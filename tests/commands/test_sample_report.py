@@ -33,10 +33,9 @@ from tpmon.model.sample import (
 )
 from tpmon.model.stacks import StackFrame
 from tpmon.probe.spy.child import install_spy
-from tpmon.report import sample_live
-from tpmon.report.sample import write_progress, write_sample
-from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
-from tpmon.report.sample_live import Live
+from tpmon.report import sample as sample_live
+from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
+from tpmon.report.sample import Live, write_progress, write_sample
 from tpmon.report.text import WIDTH
 from tpmon.view.sample import say_group
 

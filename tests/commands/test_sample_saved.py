@@ -15,7 +15,7 @@ from tpmon.commands.sample import save_samples
 from tpmon.commands.screen import Wiring
 from tpmon.config import resolve, settle
 from tpmon.model.known import Missing
-from tpmon.model.results.results import SampleUpdate
+from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.ui.monitor.controls import Errand, Notice
 

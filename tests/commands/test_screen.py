@@ -11,7 +11,8 @@ import pytest
 from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
 from tests.waiting import wait_until
-from tpmon.commands import bundle, capture_asked, sample, screen
+from tpmon.commands import bundle, sample, screen
+from tpmon.commands import screen as capture_asked
 from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
 from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError, UsageError
@@ -20,7 +21,7 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.sample import SampleRequest
 from tpmon.ui.monitor.controls import Errand, Notice
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.capture.offers import COUNT_APART, NO_CUDA
+from tpmon.capture.dialog import COUNT_APART, NO_CUDA
 from tpmon.capture.plan import say_dear, say_price
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.capture import (

@@ -18,15 +18,13 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import NOW, NOW_NS
-from tpmon.judge.dumps.dump_update import add_records
 from tpmon.judge.dumps.groups import Origin, fold_rounds
-from tpmon.judge.dumps.stack_tree import build_tree, show_stacks
+from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results.collectives import CollectivesReading
-from tpmon.model.results.doctor import point_to
-from tpmon.model.results.results import DumpUpdate
+from tpmon.model.results.doctor import DumpUpdate, point_to
 from tpmon.model.stacks import StackFrame
 
 RANKS = range(8, 16)

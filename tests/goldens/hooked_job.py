@@ -11,11 +11,10 @@ from tests.goldens.judged_jobs import STARVES, starved
 from tests.goldens.playing import Played, hold, play
 from tests.paces import make_hook, make_pace
 from tests.paces import with_hooks as put_hooks
-from tpmon.model.frame import Event, EventKind, Frame
+from tpmon.model.frame import Event, EventKind, Frame, Pulse
+from tpmon.model.hook import HookSample
 from tpmon.model.known import is_known
-from tpmon.model.pace import HookSample
 from tpmon.model.text.job_words import state_facts
-from tpmon.model.window import Pulse
 
 STALLED_S = 31
 STALL_MS = 4_120.0

@@ -13,7 +13,7 @@ from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.model.results.results import SampleUpdate
+from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import SampleReading, SampleState
 from tpmon.model.stacks import StackFrame
 

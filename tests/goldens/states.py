@@ -34,9 +34,8 @@ from tests.goldens.small_jobs import (
     two_ranks_events,
 )
 from tests.goldens.unreadable_job import other_user
-from tpmon.model.frame import Event, Frame
+from tpmon.model.frame import Event, Frame, Pulse
 from tpmon.model.known import Missing
-from tpmon.model.window import Pulse
 
 STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] = {
     "two-ranks": (two_ranks, two_ranks_events),

@@ -12,7 +12,7 @@ import pytest
 from tests.hook.test_hook_memory import GIB, Allocator, card, loop, read
 from tests.hook_loop import Loop
 from tpmon.hook.bus import wire_settings as wire
-from tpmon.model.hook_settings import StateSizes
+from tpmon.model.hook import StateSizes
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.hooked.settings import parse_settings
 

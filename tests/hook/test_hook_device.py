@@ -21,7 +21,7 @@ from tpmon.hook.capture import conditions
 from tpmon.hook.capture.guard import Guard
 from tpmon.hook.patches import DDP, LATER, PLACES, SCALER_BEFORE, Patches
 from tpmon.hook.settings import Settings
-from tpmon.model.hook_settings import NO_DEVICE, TOO_LONG, DeviceTimes
+from tpmon.model.hook import NO_DEVICE, TOO_LONG, DeviceTimes
 from tpmon.model.known import is_known
 from tpmon.probe.hooked.settings import parse_device, parse_settings
 

@@ -12,7 +12,7 @@ from tests.hook.test_hook_device import Card
 from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import step_sample as watch
 from tpmon.hook.bus import wire_settings as wire
-from tpmon.model.hook_settings import AllocatorFigures, PhaseMemory
+from tpmon.model.hook import AllocatorFigures, PhaseMemory
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.hooked.settings import parse_settings
 

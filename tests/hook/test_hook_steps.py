@@ -71,7 +71,7 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Hold whether gradients are on; they are until the test says otherwise."""
     on = [True]
     monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
-    monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: on[0])
+    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
     return on
 
 

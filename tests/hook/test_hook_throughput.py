@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.hook import throughput
-from tpmon.hook.throughput import ThroughputMeter
+from tpmon.hook import profiling as throughput
+from tpmon.hook.profiling import ThroughputMeter
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000

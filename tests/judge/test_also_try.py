@@ -22,7 +22,7 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.verdict import Finding, Kind
 from tpmon.report.verdict import write_check, write_verdict
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.paint_verdict_full import paint_verdict_in_full
+from tpmon.ui.monitor.panes.verdict import paint_verdict_in_full
 from tpmon.ui.monitor.state import Line, Size
 
 ONLY_ON_THE_PAGE = {"pin-the-batch"}

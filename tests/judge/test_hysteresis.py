@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 
 from tpmon.judge.answers.result import Cleared, Key, Suspicion
-from tpmon.judge.damping import CALM_S, DAMPED_S, damp
 from tpmon.judge.hysteresis import (
+    CALM_S,
+    DAMPED_S,
     FALL_S,
     LINGER_S,
     RISE_S,
     SETTLED_S,
     SWITCH_S,
     Standing,
+    damp,
     drop,
     follow,
     is_settled,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second
-from tpmon.judge.shaken import is_shaken
+from tpmon.judge.hysteresis import is_shaken
 from tpmon.model.known import Missing
 
 LIGHT = {**IDLES, "runnable": 0.18}

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "thresholds.md"
 JUDGES = sorted((ROOT / "tpmon" / "judge").rglob("*.py"))
-SHARED = ROOT / "tpmon" / "model" / "card_use.py"
+SHARED = ROOT / "tpmon" / "model" / "gpu.py"
 """What a Frame says of its cards is decided as the judge decides it."""
 MODULES = {
     str(path.relative_to(ROOT / "tpmon"))[:-3].replace("/", "."): path
@@ -39,8 +39,12 @@ SCALES: dict[str, Number] = {
     "MiB/s": 1 << 20,
     "GiB": 1 << 30,
 }
-NO_THRESHOLDS = {"judge.advice.facts._GIB", "judge.dumps.stack_tree.TOP"}
-"""Constants that only name a unit or a mark."""
+NO_THRESHOLDS = {
+    "judge.advice.facts._GIB",
+    "judge.dumps.hot.TOP",
+    *(f"model.gpu.{kind}_XIDS" for kind in ("HARMLESS", "RESTART", "APPLICATION")),
+}
+"""Constants that only name a unit, a mark, or errors of a card by their number."""
 
 
 def is_number(value: object) -> TypeGuard[Number]:

@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame
-from tpmon.model import dump, frame, gpu, host, known, process, units, window
+from tpmon.model import dump, frame, gpu, host, known, process, units
+from tpmon.model import frame as window
 from tpmon.model.codec import DECIMALS, CodecError, decode, encode, from_plain, to_plain
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known, known_or, map_known
-from tpmon.model.results import results
+from tpmon.model.results import doctor as results
 
 WORDS = [
     kind

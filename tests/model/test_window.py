@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_memory, make_process
+from tpmon.model.frame import Window, pulse_of
 from tpmon.model.host import ShmSample
 from tpmon.model.known import Missing
-from tpmon.model.window import Window, pulse_of
 
 SECOND = 1_000_000_000
 REFUSED = Missing("permission denied")

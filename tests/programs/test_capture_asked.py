@@ -20,13 +20,13 @@ from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.capture.dialog import Talk
-from tpmon.commands.capture_asked import start_capture
+from tpmon.commands.screen import start_capture
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.resolve import find_job
-from tpmon.ui.monitor.key_row import Ask
+from tpmon.ui.monitor.key_conditions import Ask
 from tpmon.ui.monitor.keys import find_key
 from tpmon.ui.monitor.state import Overlay
 

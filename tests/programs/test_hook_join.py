@@ -20,12 +20,10 @@ from tests.waiting import wait_until
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
 from tpmon.model.codec import decode, encode
-from tpmon.model.frame import Frame
-from tpmon.model.hook import HookState, StepRule
+from tpmon.model.frame import Frame, Window
+from tpmon.model.hook import HookState, StepRule, list_shares
 from tpmon.model.known import is_known
-from tpmon.model.pace import list_shares
 from tpmon.model.verdict import Kind
-from tpmon.model.window import Window
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 

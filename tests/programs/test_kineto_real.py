@@ -22,7 +22,7 @@ from tests.captures import read_told
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import read_torch_version
 from tests.waiting import wait_until
-from tpmon.capture.leftovers import name_part
+from tpmon.capture.files import name_part
 
 pytestmark = [
     pytest.mark.torch,

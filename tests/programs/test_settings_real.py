@@ -14,7 +14,7 @@ import pytest
 from tests.programs.capturing import ENVIRONMENT, HERE
 from tests.programs.conftest import READY_S
 from tpmon.hook.bus import wire_capture, wire_settings
-from tpmon.model.hook_settings import DdpSettings, TrainSettings
+from tpmon.model.hook import DdpSettings, TrainSettings
 from tpmon.model.known import is_known
 from tpmon.probe.hooked.settings import parse_settings
 

@@ -14,11 +14,11 @@ import pytest
 from tests.programs.conftest import TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.model.process import Role
-from tpmon.model.results.results import JobState
-from tpmon.probe.job.jobs import list_jobs
+from tpmon.model.results.doctor import JobState
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.job.strays import LAUNCHER_GONE
+from tpmon.probe.job.tree import LAUNCHER_GONE
 
 pytestmark = [
     pytest.mark.torch,

@@ -30,10 +30,9 @@ from tests.frames import (
 )
 from tests.goldens.dump_views import hung_running, hung_three_looks
 from tpmon.errors import ExitCode, NoTargetError, TpmonError
-from tpmon.model.frame import EventKind, Frame
-from tpmon.model.results.results import DumpUpdate, Update
+from tpmon.model.frame import EventKind, Frame, Window
+from tpmon.model.results.doctor import DumpUpdate, Update
 from tpmon.model.verdict import Kind
-from tpmon.model.window import Window
 
 
 def script_frame(number: int, processes: int = 3, gpus: int = 0) -> Frame:

@@ -23,7 +23,7 @@ from tpmon.judge.dumps.groups import Origin, fold_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
-from tpmon.model.results.results import DumpUpdate
+from tpmon.model.results.doctor import DumpUpdate
 from tpmon.probe.collect import bundle as bundle_sources
 from tpmon.probe.collect.bundle import read_cards, read_logs
 from tpmon.report import bundle as report

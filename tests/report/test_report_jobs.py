@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 
 from tpmon.model.known import Missing
-from tpmon.model.results.results import JobList, JobState, JobSummary
-from tpmon.report.jobs import write_jobs
+from tpmon.model.results.doctor import JobList, JobState, JobSummary
+from tpmon.report.doctor import write_jobs
 from tpmon.report.text import wrap_cells
 
 

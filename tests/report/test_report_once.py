@@ -15,8 +15,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.process import Setting
 from tpmon.report.once import write_once
-from tpmon.report.text import WIDTH, Reading, lay_columns, lay_phrases
-from tpmon.report.write import to_ascii
+from tpmon.report.text import WIDTH, Reading, lay_columns, lay_phrases, to_ascii
 
 
 def without_readings(value: Any, reason: str) -> Any:

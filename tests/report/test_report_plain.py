@@ -22,7 +22,7 @@ from tests.reports import at, full_frame
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
-from tpmon.model.stops import Freezer, Tracer
+from tpmon.model.process import Freezer, Tracer
 from tpmon.model.verdict import Kind
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
 

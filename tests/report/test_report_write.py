@@ -10,7 +10,7 @@ import termios
 import pytest
 
 from tpmon.errors import UsageError
-from tpmon.report.write import Output, ReaderGone, complain
+from tpmon.report.text import Output, ReaderGone, complain
 
 
 def test_output_writes_whole_lines():

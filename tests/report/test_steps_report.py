@@ -11,8 +11,15 @@ from tests.frames import make_frame
 from tests.paces import make_hook, make_pace, with_hooks
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing
-from tpmon.model.text.job_words import state_facts
-from tpmon.model.text.pace_words import format_ms, is_evaluating, is_stalled, say_rate, say_samples, say_split
+from tpmon.model.text.job_words import (
+    format_ms,
+    is_evaluating,
+    is_stalled,
+    say_rate,
+    say_samples,
+    say_split,
+    state_facts,
+)
 from tpmon.report.once import write_once
 from tpmon.report.plain import FIGURES, PlainReport
 

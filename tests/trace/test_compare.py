@@ -14,11 +14,10 @@ from tpmon.commands.trace import Asked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.trace import TraceFile
-from tpmon.model.results.trace_change import TraceComparison
-from tpmon.report.trace_against import write_comparison
+from tpmon.model.results.trace import TraceComparison, TraceFile
+from tpmon.report.text import Output
+from tpmon.report.trace import write_comparison
 from tpmon.report.trace_csv import write_changes_csv
-from tpmon.report.write import Output
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
 

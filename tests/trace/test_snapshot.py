@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.snapshots import MB, SnapshotBuilder, frame, stack, training
-from tpmon.commands.analyse_memory import are_snapshots
+from tpmon.commands.trace import are_snapshots
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
 from tpmon.model.known import is_known
 from tpmon.model.results import snapshot as model
 from tpmon.model.results.snapshot import DeviceSnapshot
 from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
-from tpmon.trace import snapshot_read
-from tpmon.trace.snapshot import analyze_snapshots, own_line
-from tpmon.trace.snapshot_read import parse_snapshot
-from tpmon.view.snapshot_words import say_free
+from tpmon.trace import snapshot as snapshot_read
+from tpmon.trace.snapshot import analyze_snapshots, own_line, parse_snapshot
+from tpmon.view.trace import say_free
 
 
 def analyse(built: SnapshotBuilder, tmp_path: Path) -> DeviceSnapshot:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model.results import trace, trace_change, trace_gaps, trace_tables
+from tpmon.model.results import trace, trace_tables
+from tpmon.model.results import trace as trace_change
+from tpmon.model.results import trace as trace_gaps
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))

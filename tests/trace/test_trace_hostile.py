@@ -227,11 +227,11 @@ MAKERS: tuple[Maker, ...] = (
 CHILD = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
-import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.analyse_memory, tpmon.commands.trace
+import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.trace, tpmon.commands.trace
 from tpmon.commands.trace import Asked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import TpmonError
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 NEVER = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "socket.connect")
 def watch(event, given):

@@ -19,7 +19,7 @@ from tpmon.errors import UsageError
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.inputs import MOST_INPUTS, MOST_SIZES, parse_inputs
-from tpmon.trace.figures.lines import read_folders
+from tpmon.trace.figures.python import read_folders
 from tpmon.trace.figures.steps import find_steps, match_calls
 from tpmon.trace.reading import chunks, columns, repair
 from tpmon.trace.reading.read import Trace, read_trace

@@ -10,7 +10,7 @@ from tests.frames import make_frame, make_view
 from tests.paces import make_hook, with_hooks
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import Frame
-from tpmon.model.hook_settings import (
+from tpmon.model.hook import (
     AllocatorFigures,
     CompileCounts,
     DdpSettings,

@@ -7,7 +7,7 @@ from tpmon.model.known import Missing
 from tpmon.model.results.trace import RankRow
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.view.trace_words import name_files, name_ranks
+from tpmon.view.trace import name_files, name_ranks
 
 UNKNOWN = Missing("not told")
 

@@ -1,4 +1,4 @@
-"""Open the hook's two pages in a training process: telemetry to read, the mailbox to write.
+"""Open the hook's two pages in a training process that still runs: telemetry and mailbox.
 
 A page is believed where its PID is the process's own and its start time is that of the process; the
 mailbox is taken from the same process, and is what tpmon writes. Nothing else is.
@@ -11,7 +11,6 @@ import mmap
 import os
 import signal
 
-from tpmon.capture.running import is_running, name_end, read_image
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
@@ -21,6 +20,36 @@ from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureState
 from tpmon.model.text.redaction import admit_text
 from tpmon.own_command import call_as_owner, call_as_root
+
+
+def is_running(process: Identity) -> bool:
+    """Tell by the state and the start time in proc(5), stat: a zombie has ended, its PID may be another's."""
+    words = _read_stat(process.pid)
+    return bool(words) and words[0] not in (b"Z", b"X") and int(words[19]) == process.start_ticks
+
+
+def read_image(pid: int) -> list[bytes]:
+    """Return where code and stack of a process begin: elsewhere after an exec, by which the rest stays."""
+    return _read_stat(pid)[23:26]
+
+
+def name_end(process: Identity, image: list[bytes]) -> str:
+    """Say how a process ended whose image was read before, "" while it goes on."""
+    now = read_image(process.pid)
+    if not now or not is_running(process):
+        return "the process ended"
+    return "" if now == image else "the process became another program"
+
+
+def _read_stat(pid: int) -> list[bytes]:
+    """Return the words of /proc/PID/stat from the state on; none where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            data = file.read()
+    except OSError:
+        return []
+    return data[data.rindex(b")") + 2 :].split()
+
 
 _SEALS = 1034
 _SEAL_SHRINK = 0x2

@@ -1,4 +1,4 @@
-"""Talk with whoever asked for a capture on a screen: its price, yes or no, how far it is, what came of it.
+"""Ask on a screen for a capture: what can be chosen, its price in words, yes or no, how far it is.
 
 A capture that nobody answers for asks nothing of the run: it goes on only after a yes to the very
 question that stands, and ends by itself where none comes.
@@ -6,21 +6,46 @@ question that stands, and ends by itself where none comes.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.capture.bus import open_bus
+from tpmon.capture.files import locate, read_free_bytes
+from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
+from tpmon.capture.plan import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    MOST_EVENTS,
+    Pace,
+    count_alike,
+    known_paces,
+    parse_pace,
+    say_count,
+    say_length,
+)
+from tpmon.errors import TpmonError
+from tpmon.hook.bus import wire_capture
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity
 from tpmon.model.results.capture import (
     CAPTURE_WAITS,
+    UNKNOWN,
     CaptureAnswer,
+    CaptureAsked,
     CaptureChoice,
     CaptureKind,
     CaptureOffers,
     CaptureStage,
     CaptureUpdate,
+    can_be,
+    plan_anew,
+    refuse,
 )
-from tpmon.model.results.capture_choice import can_be, plan_anew, refuse
+from tpmon.model.units import clean_text, format_bytes, format_seconds
+from tpmon.own_command import call_as_owner
 
 YES_S = 600.0
 """So long a price waits for its answer."""
@@ -157,3 +182,201 @@ class Talk:
     def _show(self, update: CaptureUpdate) -> None:
         self._now = update
         self._told(update)
+
+
+NO_CUDA = "this process does not use CUDA"
+COUNT_APART = "the ranks do not count the same steps: they were hooked at different times"
+_NSYS = "run --nsys -- COMMAND"
+
+
+@dataclass(frozen=True, slots=True)
+class RankHook:
+    """Hold what the hook of a rank tells; ``lacks`` says why there is none to be asked, "" where there is."""
+
+    pid: int
+    rank: Applicable[int]
+    lacks: str
+    pace: Known[Pace]
+
+    @property
+    def who(self) -> str:
+        """Name it as a person does."""
+        return f"rank {self.rank}" if is_known(self.rank) else f"process {self.pid}"
+
+
+def read_hook(process: Identity, rank: Applicable[int]) -> RankHook:
+    """Look at the pages of a rank's hook, and close them again."""
+    try:
+        bus = open_bus(process)
+    except TpmonError as error:
+        return RankHook(process.pid, rank, error.what, Missing(error.what))
+    try:
+        return RankHook(process.pid, rank, "", parse_pace(bus.read_records()))
+    finally:
+        bus.close()
+
+
+def judge_offers(
+    meant: RankHook, ranks: Sequence[RankHook], above: Sequence[Sequence[str]], *, uses_cuda: bool
+) -> CaptureOffers:
+    """Say what can be chosen for one of the ``ranks``; the command lines ``above`` it, nearest first."""
+    traced = HOLDS_SLOT if uses_cuda and traces_cuda(above) else ""
+    kept = meant.lacks or ("" if uses_cuda else NO_CUDA)
+    ranged = judge_range(meant.lacks, above) or ("" if uses_cuda else NO_CUDA)
+    reasons = {CaptureKind.TRACE: traced, CaptureKind.SNAPSHOT: kept, CaptureKind.NSYS_RANGE: ranged}
+    refused = tuple((kind, why) for kind, why in reasons.items() if why)
+    return CaptureOffers(meant.who, len(ranks), refused, _judge_every(ranks))
+
+
+def judge_range(lacks: str, above: Sequence[Sequence[str]]) -> str:
+    """Say why no range can be opened for nsys, "" where one can: the first reason is that of nsys itself."""
+    return judge_nsys(above) or lacks
+
+
+def advise_on_slot(pid: int, lacks: str, above: Sequence[Sequence[str]]) -> str:
+    """Say what to try where nsys records the GPU: its range where one can be, else how to start again."""
+    if refusal := judge_range(lacks, above):
+        again = f"by {call_as_owner(pid, _NSYS)}, whose nsys can be asked for ranges"
+        return f"start the run again without nsys, or {again} ({refusal})"
+    return f"tpmon capture {pid} --cuda-profiler has nsys record"
+
+
+def _judge_every(ranks: Sequence[RankHook]) -> str:
+    if len(ranks) < 2:
+        return "it is the only rank on this machine"
+    for one in ranks:
+        if one.lacks:
+            return one.lacks
+    known = known_paces([one.pace for one in ranks])
+    return COUNT_APART if len(known) > 1 and not count_alike(known) else ""
+
+
+_FIRST_START = (
+    "the first profile of a process on CUDA takes seconds to begin, in which Python stands still; the other"
+    " ranks wait in their collectives, and NCCL ends the run where that exceeds the timeout of their group"
+)
+_ALONE = Missing("no other rank waits")
+_NO_PROBE = f"{UNKNOWN}how long the loop stands still"
+
+STAYS_SLOWER = (
+    "on CUDA launches may stay slower after it until the process ends, also where only one step was profiled:"
+    " torch's profiler stays attached (docs/capture.md, The price, says what TEARDOWN_CUPTI=1 at the start of"
+    " a run does about it, and at what risk)"
+)
+
+
+def say_plan(
+    asked: CaptureAsked,
+    pid: int,
+    rank: int,
+    step_ms: Known[float],
+    ranks: int = 1,
+    *,
+    stays_slower: bool = False,
+    timeout_s: Known[int] = _ALONE,
+) -> tuple[str, ...]:
+    """Say which steps the hook would record and where to, before anything is asked of the run.
+
+    ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: a profile leaves launches
+    so. ``timeout_s``: so long the other ranks wait, 0 where that is not known.
+    """
+    who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
+    who = f"all {ranks} ranks here" if ranks > 1 else who
+    each = " of each" if ranks > 1 else ""
+    steps = say_length(asked, asked.steps)
+    pace = _say_pace(asked, step_ms)
+    if asked.kind is CaptureKind.SNAPSHOT:
+        what = f"the CUDA allocator's history over {steps} of {who}"
+        room = f"{_say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
+        unknown = f"{_NO_PROBE} while that is written; what keeps the stacks makes each allocation slower"
+        return what, pace, room, unknown
+    if asked.kind is CaptureKind.NSYS_RANGE:
+        what = f"{steps} of {who}, as a range for the nsys in front of the run"
+        room = "nsys writes the report, into the folder in which it was started; how large is not known"
+        unknown = f"{_NO_PROBE} while nsys begins and ends: the loop waits for the GPU at both ends"
+        return what, pace, room, unknown
+    what = f"{steps} of {who}, by torch.profiler from {'their' if ranks > 1 else 'its'} step hook"
+    if asked.timed:
+        what = f"{asked.seconds:g} s of {who}, which ends no step that the hook sees: woken by SIGURG"
+        pace = "how long a step takes is not known"
+    unknown = (
+        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step"
+        f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
+        " longer the first time, on a GPU up to seconds"
+    )
+    return what, pace, _say_room(asked, pid, each), *say_of_cuda(stays_slower, timeout_s), unknown
+
+
+def say_of_cuda(stays_slower: bool, timeout_s: Known[int] = _ALONE) -> tuple[str, ...]:
+    """Say what a profile costs on CUDA beside what is measured; ``timeout_s`` as in ``say_plan``."""
+    stays = (STAYS_SLOWER,) if stays_slower else ()
+    if not is_known(timeout_s):
+        return stays
+    limit = format_seconds(timeout_s) if timeout_s else "10 min, unless the program sets another one"
+    return *stays, f"{_FIRST_START}: {limit}"
+
+
+def say_plan_of_kineto(
+    asked: CaptureAsked, pid: int, *, hooked: bool, stays_slower: bool = False
+) -> tuple[str, ...]:
+    """Say the same of kineto, which records updates and does not stop the loop to write.
+
+    A run that is ``hooked`` is asked for its conditions afterwards.
+    """
+    what = (
+        f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the"
+        " loop goes on while it writes"
+    )
+    ends = (
+        "once ordered it ends with its last update alone: a validation between two of them is recorded too,"
+        " and no limit of time or size ends it before"
+    )
+    unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
+    asks = (
+        "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
+        " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
+    )
+    stays = say_of_cuda(stays_slower)
+    return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
+
+
+def say_cut(asked: CaptureAsked, step_ms: Known[float]) -> str:
+    """Say that the seconds hold fewer steps than were asked for, "" where they hold them."""
+    if asked.by_seconds or not is_known(step_ms) or step_ms * asked.steps <= asked.seconds * 1e3:
+        return ""
+    held = max(math.ceil(asked.seconds * 1e3 / step_ms), 1)
+    return f"some {held} of {say_count(asked.steps, 'step')}: {asked.seconds:g} s hold no more"
+
+
+def _say_pace(asked: CaptureAsked, step_ms: Known[float]) -> str:
+    if not is_known(step_ms):
+        return f"how long a step takes is not known: {step_ms.reason}"
+    recorded_ms = min(step_ms * asked.steps, asked.seconds * 1e3)
+    cut = say_cut(asked, step_ms)
+    return (
+        f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
+        f"{f', {cut}' if cut else ''}"
+    )
+
+
+def _say_most_of_snapshot() -> str:
+    """Say what a snapshot has at most, which no probe sizes."""
+    most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
+    return f"the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
+
+
+def _say_room(asked: CaptureAsked, pid: int, each: str = "") -> str:
+    return (
+        f"a trace of at most {MOST_EVENTS:,} events and {format_bytes(MOST_BYTES)}{each}, packed afterwards,"
+        f" into {_say_folder(asked, pid)}"
+    )
+
+
+def _say_folder(asked: CaptureAsked, pid: int) -> str:
+    free = read_free_bytes(locate(pid, asked.folder).here)
+    left = f"{format_bytes(free)} free there" if is_known(free) else f"free room not read: {free.reason}"
+    return f"{clean_text(asked.folder, 400)}: {left}"
+
+
+def _say_ms(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"

@@ -1,4 +1,4 @@
-"""Speak with libkineto in a training as the daemon that it asks for profiles: datagrams both ways. Pure.
+"""Speak with libkineto in a training as the daemon that it asks for profiles.
 
 A message is its body's size (u64), its kind (32 bytes, zero-padded), and the body. libkineto sends
 
@@ -8,13 +8,31 @@ A message is its body's size (u64), its kind (32 bytes, zero-padded), and the bo
 every few seconds, and waits 50 ms for the answer. The PIDs are those that it sees itself; the kernel
 tells the sender's. Bit 2 is there while no profile is under way. An answer that is not understood
 ends the process that asked, so nothing is answered but what stands here.
+
+The socket is there while a capture is under way and no longer. Every process that asks is answered at
+once, with nothing; only the one that is meant gets an order, once.
+
+libkineto binds a datagram socket of its own, in the abstract namespace or in a folder, and sends to one
+named "dynolog" beside it. Both stand in /proc/net/unix with their inodes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import socket
+import stat
 import struct
+from collections.abc import Iterator
 
+from tpmon.errors import UsageError
+from tpmon.foreign_file import open_foreign, read_owner
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Missing
+from tpmon.model.process import Identity
+from tpmon.model.text.redaction import admit_text
+from tpmon.own_command import call_as_owner
 
 DAEMON = "dynolog"
 CLIENT = "dynoconfigclient"
@@ -103,3 +121,234 @@ def is_sayable(path: str) -> bool:
 
 def _word(on: bool) -> str:
     return "true" if on else "false"
+
+
+OURS = "tpmon-kineto-"
+"""How the folders begin that ``tpmon run --kineto`` makes."""
+
+_MOST_PROCESSES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """Hold a bound socket: abstract names begin with "@", as the kernel writes them."""
+
+    inode: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KinetoClient:
+    """Hold where a process asks for profiles: in ``folder``, or in the abstract namespace where it is ""."""
+
+    process: Identity
+    folder: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Tell whether the run was started by ``tpmon run --kineto``."""
+        return os.path.basename(self.folder).startswith(OURS)
+
+    @property
+    def daemon(self) -> str:
+        """Return the name of the socket that it sends to, as the kernel lists it."""
+        return f"{self.folder}/{DAEMON}" if self.folder else f"@{DAEMON}@"
+
+
+def parse_sockets(text: str) -> list[Socket]:
+    """Parse /proc/net/unix: the sockets that have a name."""
+    found = []
+    for line in text.splitlines()[1:]:
+        words = line.split(" ", 6)
+        inode, _, name = words[6].lstrip().partition(" ") if len(words) == 7 else ("", "", "")
+        if inode.isdecimal() and name:
+            found.append(Socket(int(inode), name))
+    return found
+
+
+def parse_folder(name: str) -> str | None:
+    """Return the folder of a client's socket, "" for an abstract one; None where it is no client's."""
+    if name.startswith("@"):
+        return "" if name.startswith(f"@{CLIENT}") else None
+    folder, _, last = name.rpartition("/")
+    return folder if folder and last.startswith(CLIENT) else None
+
+
+def find_client(process: Identity, proc: str = "/proc") -> KinetoClient | Missing:
+    """Find the libkineto of a process that asks for profiles; Missing says why there is none to be used."""
+    pid = process.pid
+    try:
+        inodes = set(_list_inodes(f"{proc}/{pid}/fd"))
+        with open(f"{proc}/{pid}/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            sockets = parse_sockets(file.read())
+    except PermissionError:
+        return Missing(f"process {pid} belongs to somebody else")
+    except OSError:
+        return Missing(f"process {pid} ended")
+    for one in sockets:
+        folder = parse_folder(one.name) if one.inode in inodes else None
+        if folder is None:
+            continue
+        # An answer from a socket whose name libkineto does not expect ends the process that asked.
+        for kind in ("net", "mnt", "pid"):
+            if not _is_same_namespace(pid, kind, proc):
+                return Missing(f"kineto asks in a container: tpmon can answer it from inside alone ({kind})")
+        return KinetoClient(process, folder)
+    return Missing("no thread of kineto asks for profiles: it was not started with KINETO_USE_DAEMON=1")
+
+
+def find_holder(name: str, proc: str = "/proc") -> str:
+    """Say who has a socket of that name, "" when nobody has."""
+    try:
+        with open(f"{proc}/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            inodes = {socket.inode for socket in parse_sockets(file.read()) if socket.name == name}
+    except OSError:
+        return ""
+    if not inodes:
+        return ""
+    pids = sorted(int(one) for one in os.listdir(proc) if one.isdecimal())[:_MOST_PROCESSES]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if inodes.intersection(_list_inodes(f"{proc}/{pid}/fd")):
+                return f"process {pid} ({_read_name(pid, proc)})"
+    return "a process of another user"
+
+
+def _list_inodes(folder: str) -> Iterator[int]:
+    """List the inodes of the sockets that are open."""
+    for number in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{number}")
+        except FileNotFoundError:
+            continue  # closed between listing and reading
+        if target.startswith("socket:["):
+            yield int(target[8:-1])
+
+
+def _read_name(pid: int, proc: str) -> str:
+    try:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return admit_text(file.read().strip(), 40)
+    except OSError:
+        return "ended"
+
+
+def _is_same_namespace(pid: int, kind: str, proc: str) -> bool:
+    try:
+        return os.readlink(f"{proc}/{pid}/ns/{kind}") == os.readlink(f"{proc}/self/ns/{kind}")
+    except OSError:
+        return False
+
+
+_CREDENTIALS = struct.Struct("iII")
+
+
+class TakenError(UsageError):
+    """Say that somebody else answers kineto already, or that nobody may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Hold a question, who asked it, and whether an order went back."""
+
+    pid: int
+    ask: Ask
+    ordered: bool
+
+
+class Daemon:
+    """Hold the socket that kineto asks; ``orders`` are what is to go to which process next."""
+
+    def __init__(self, client: KinetoClient) -> None:
+        """Take the place of the daemon.
+
+        Raises:
+            TakenError: when somebody has it, saying who.
+        """
+        self.orders: dict[int, Order] = {}
+        self._path = f"{client.folder}/{DAEMON}" if client.folder else ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._bind(client)
+        except OSError as error:
+            self._socket.close()
+            holder = find_holder(client.daemon)
+            why = f"{holder} answers it already" if holder else f"its socket: {error.strerror or error}"
+            raise TakenError(
+                f"kineto cannot be asked: {why}",
+                f"{call_as_owner(client.process.pid)} records with the hook instead",
+            ) from error
+
+    def close(self) -> None:
+        """Give the place back: a socket that nobody reads would hold up the end of the training."""
+        self._socket.close()
+        if self._path:
+            try:
+                os.unlink(self._path)
+            except OSError:
+                return  # the folder went before
+
+    def listen(self, seconds: float) -> Heard | None:
+        """Wait for one question and answer it; None where none came in time, or nonsense."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if not waiting.poll(round(1e3 * seconds)):
+            return None
+        try:
+            data, extra, _, sender = self._socket.recvmsg(
+                MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_DONTWAIT
+            )
+        except OSError:
+            return None
+        ask = parse_ask(data)
+        pid = next(
+            (
+                int(_CREDENTIALS.unpack(value)[0])
+                for level, kind, value in extra
+                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS
+            ),
+            0,
+        )
+        if ask is None or not pid or not self._is_beside(sender):
+            return None
+        order = self.orders.get(pid) if ask.free else None
+        try:
+            self._socket.sendto(write_answer(ask, order), socket.MSG_DONTWAIT, sender)
+        except OSError:
+            return None  # it has ended, or its own folder is gone
+        if order is not None:
+            del self.orders[pid]
+        return Heard(pid, ask, order is not None)
+
+    def _is_beside(self, sender: str | bytes) -> bool:
+        """Tell whether a socket has its name where kineto makes them: an answer goes nowhere else."""
+        if isinstance(sender, bytes):
+            return not self._path
+        return bool(sender) and os.path.dirname(sender) == os.path.dirname(self._path)
+
+    def _bind(self, client: KinetoClient) -> None:
+        if not self._path:
+            self._socket.bind(f"\0{DAEMON}\0".encode())
+            return
+        owner = read_owner(client.process.pid)
+        # Where others decide what the name leads to, root would make and remove files for them.
+        os.close(open_foreign(client.folder, owner, is_kind=stat.S_ISDIR))
+        self._clear(client)
+        # No chmod afterwards: it would follow a link that somebody put there meanwhile.
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(self._path)
+        finally:
+            os.umask(before)
+        if owner.uid != os.geteuid():
+            os.chown(self._path, owner.uid, owner.gid, follow_symlinks=False)
+
+    def _clear(self, client: KinetoClient) -> None:
+        """Remove the socket of a daemon that was killed."""
+        try:
+            found = os.lstat(self._path)
+        except FileNotFoundError:
+            return
+        if stat.S_ISSOCK(found.st_mode) and not find_holder(client.daemon):
+            os.unlink(self._path)

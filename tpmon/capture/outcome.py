@@ -1,12 +1,25 @@
-"""Put together what came of a window: files that were looked at, conditions, how it ended."""
+"""Put together what came of a window, on one rank and on all.
+
+A mailbox holds one request. Whoever writes over one that the hook has not read takes it away, and whoever
+writes over a cancel lets the cancelled recording go on: so what was not answered yet is waited for, and a
+request that was taken away all the same is told from one that waits.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
+from tpmon.capture.bus import Bus, Progress
 from tpmon.capture.files import Place, clear_parts, look_at_snapshot, look_at_trace
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.capture.plan import draw_number, mean_step, mean_step_of, parse_pace
+from tpmon.hook.bus import wire_capture
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
@@ -150,3 +163,249 @@ def _judge(asked: CaptureAsked, rank: RankCapture, summary: TraceSummary) -> lis
     if summary.lost.events or summary.lost.broken_off:
         found.append(f"not all of the trace could be read: {summary.lost.reason}")
     return found
+
+
+STATES = {
+    wire_capture.STATE_REGISTERED: CaptureState.REGISTERED,
+    wire_capture.STATE_ARMED: CaptureState.ARMED,
+    wire_capture.STATE_WARMING: CaptureState.WARMING,
+    wire_capture.STATE_RECORDING: CaptureState.RECORDING,
+    wire_capture.STATE_WRITING: CaptureState.WRITING,
+    wire_capture.STATE_VERIFIED: CaptureState.VERIFIED,
+    wire_capture.STATE_REFUSED: CaptureState.REFUSED,
+    wire_capture.STATE_MISSED: CaptureState.MISSED,
+    wire_capture.STATE_CANCELLED: CaptureState.CANCELLED,
+    wire_capture.STATE_EXPIRED: CaptureState.EXPIRED,
+    wire_capture.STATE_FAILED: CaptureState.FAILED,
+    wire_capture.STATE_YIELDED: CaptureState.YIELDED,
+}
+
+NOTHING = (0,) * wire_capture.CAPTURE_WORDS
+ANOTHER_RANK = "another rank could not be captured"
+_NOT_HEARD = "it was taken back before the hook heard of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Hold how a request ended on one rank."""
+
+    state: CaptureState
+    reason: str
+    words: tuple[int, ...]
+
+    @property
+    def size(self) -> tuple[int, int, float]:
+        """Return the events and bytes that were written, and how many ms that took."""
+        words = self.words
+        spent_ns = words[wire_capture.CAP_CHANGED_NS] - words[wire_capture.CAP_ENDED_NS]
+        return words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES], spent_ns / 1e6
+
+
+class Turn(Enum):
+    """Say whether a request may be written into a mailbox."""
+
+    FREE = "free"
+    ENDING = "a cancel was not heard yet"
+    TAKEN = "another request was not heard yet"
+
+
+def judge_turn(bus: Bus, now_ns: int) -> Turn:
+    """Tell whether a request may be written: nothing is lost that somebody waits for."""
+    asked = bus.read_asked()
+    if asked is None or bus.read_answer()[0] == asked.words[wire_capture.ASK_NUMBER]:
+        return Turn.FREE
+    kind = asked.words[wire_capture.ASK_KIND]
+    if kind == wire_capture.KIND_CANCEL:
+        progress = bus.read_progress(asked.words[wire_capture.ASK_SUBJECT])
+        under_way = progress is not None and progress.state not in wire_capture.FINAL_STATES
+        return Turn.ENDING if under_way else Turn.FREE
+    # Who waits gives up then; the request of a tpmon that was killed is in nobody's way.
+    if bus.is_left(asked):
+        return Turn.FREE
+    return Turn.TAKEN if asked.words[wire_capture.ASK_EXPIRES_NS] > now_ns else Turn.FREE
+
+
+def find_end(
+    bus: Bus, number: int, progress: Progress | None, *, cancel: int = 0, seen: bool = False
+) -> Outcome | None:
+    """Return how a request ended, None while it may go on.
+
+    ``cancel`` is the number of what took it back, 0 where nothing did; ``seen``: the hook told of it before.
+    """
+    if progress is not None and progress.state in wire_capture.FINAL_STATES:
+        return Outcome(STATES[progress.state], progress.reason, progress.words)
+    words = progress.words if progress is not None else NOTHING
+    if end := bus.find_end():
+        return Outcome(*end, words)
+    answered, answer = bus.read_answer()
+    if answered == number and answer == wire_capture.ANSWER_BUSY:
+        return Outcome(CaptureState.BUSY, "another capture is under way there", words)
+    if answered == number and answer == wire_capture.ANSWER_UNKNOWN:
+        return Outcome(CaptureState.REFUSED, "the hook does not understand this request", words)
+    if progress is not None or not _is_lost(bus, number, answered):
+        return None
+    if cancel:
+        return Outcome(CaptureState.CANCELLED, _NOT_HEARD, words)
+    if seen:
+        return Outcome(CaptureState.FAILED, "another capture began before tpmon heard of its end", words)
+    return Outcome(CaptureState.BUSY, "another capture was asked for at the same time", words)
+
+
+def has_lost_cancel(bus: Bus, cancel: int) -> bool:
+    """Tell whether another request took the place of a cancel, and was answered."""
+    number = bus.read_asked_number()
+    return number not in (0, cancel) and number == bus.read_answer()[0]
+
+
+def _is_lost(bus: Bus, number: int, answered: int) -> bool:
+    """Tell whether another request lies where ours lay and was answered, and the hook never took ours.
+
+    In this order: what the hook says of a request it says before it answers the next.
+    """
+    asked = bus.read_asked_number()
+    return asked not in (0, number) and asked == answered and bus.tells_of_another(number)
+
+
+def unfinish(probe: Outcome) -> Outcome:
+    """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
+    if probe.state is not CaptureState.VERIFIED:
+        return probe
+    return Outcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
+
+
+_EVERY_S = 0.02
+
+_LEAST_AFTER_S = 2.0
+_MOST_AFTER_S = 60.0
+"""So long the steps after a window are waited for, at least and at most."""
+
+_STEPS_AFTER = 3
+"""In between as long as so many took before: two that end tell a mean, and they vary."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWindow:
+    """Hold when a window ended on a rank, and how long its steps took before."""
+
+    bus: Bus
+    at_ns: int
+    before_ms: Known[float]
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long the steps after it are waited for."""
+        if not is_known(self.before_ms):
+            return _LEAST_AFTER_S
+        return min(_MOST_AFTER_S, max(_LEAST_AFTER_S, _STEPS_AFTER * self.before_ms / 1000))
+
+    def is_told(self) -> bool:
+        """Tell whether the steps after it are known, or will never be."""
+        return not self.bus.is_alive() or is_known(self.measure_after())
+
+    def measure_after(self) -> Known[float]:
+        """Return the mean step in ms since."""
+        return mean_step(self.bus.read_records(), self.at_ns, time.monotonic_ns())
+
+
+def await_steps_after(
+    windows: Sequence[EndedWindow], tell: Callable[[str], None], stopped: Callable[[], bool]
+) -> None:
+    """Wait until each rank ended two steps after its window: as long as the slowest needs, within bounds."""
+    wait_s = max((window.patience_s for window in windows), default=0.0)
+    if wait_s > _LEAST_AFTER_S:
+        tell(f"the window is over; waits for two steps after it, {wait_s:.0f} s at most")
+    limit = time.monotonic() + wait_s
+    while time.monotonic() < limit and not stopped() and not all(window.is_told() for window in windows):
+        time.sleep(_EVERY_S)
+
+
+def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: float) -> RankCapture:
+    """Return the end of a request on one rank, with its steps before, during and after."""
+    words = outcome.words
+    began, ended = words[wire_capture.CAP_BEGAN_NS], words[wire_capture.CAP_ENDED_NS]
+    steps = words[wire_capture.CAP_STEPS_DONE]
+    records = bus.read_records()
+    nothing = Missing("nothing was recorded")
+    done = outcome.state is CaptureState.VERIFIED
+    during: Known[float] = nothing
+    if done and steps:
+        during = mean_step_of(records, words[wire_capture.CAP_FIRST_STEP], steps)
+    if done and steps and not is_known(during):
+        during = (ended - began) / 1e6 / steps  # too short for records of their own
+    after = words[wire_capture.CAP_CHANGED_NS]
+    return RankCapture(
+        pid=bus.process.pid,
+        rank=_find_rank(bus.header.rank, words[wire_capture.CAP_RANK]),
+        state=outcome.state,
+        reason=outcome.reason,
+        first_step=words[wire_capture.CAP_FIRST_STEP] if done else nothing,
+        steps=steps,
+        paused_ms=words[wire_capture.CAP_PAUSED_NS] / 1e6 + probed_ms,
+        step_before_ms=before,
+        step_during_ms=during,
+        step_after_ms=mean_step(records, after, time.monotonic_ns()) if done else nothing,
+    )
+
+
+def read_steps(bus: Bus) -> int:
+    """Return how many steps of a loop ended by now."""
+    pace = parse_pace(bus.read_records())
+    return pace.steps if is_known(pace) else 0
+
+
+def _find_rank(at_first: int, told: int) -> Applicable[int]:
+    """Return the rank that names the file: the pages' is older, and may be from before the process group."""
+    rank = told - 1 if told else at_first
+    return rank if rank >= 0 else NOT_APPLICABLE
+
+
+ANSWERS_S = 3.0
+"""So long the end of a step is waited for, at which the hook looks at its mailbox."""
+
+_NOT_YET = Missing(f"no step ended within {ANSWERS_S:.0f} s, at whose end the hook tells it")
+_GONE = Missing("the process ended before its hook told it")
+_BUSY = Missing("the hook had another capture to do, and did not tell it")
+_OLDER = Missing("the hook of this run does not tell it: it is of an older tpmon")
+_NO_ROOM = Missing("the hook told more than there is room for")
+_ODD = Missing("what the hook told could not be read")
+
+
+def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]]:
+    """Return the conditions by the names that the hook writes into a trace of its own.
+
+    The loop stands still while the hook looks for the model among the objects of Python, the first time:
+    20 to 50 ms for each 100,000 of them.
+    """
+    limit = time.monotonic() + limit_s
+    if judge_turn(bus, time.monotonic_ns()) is not Turn.FREE:
+        return _BUSY
+    number = draw_number()
+    words = [0] * wire_capture.REQUEST_WORDS
+    words[wire_capture.ASK_NUMBER] = number
+    words[wire_capture.ASK_KIND] = wire_capture.KIND_DESCRIBE
+    words[wire_capture.ASK_EXPIRES_NS] = time.monotonic_ns() + round(limit_s * 1e9)
+    bus.post(wire_capture.Request(tuple(words), "", ""))
+    while True:
+        answered, answer = bus.read_answer()
+        if answered == number:
+            return _parse(bus, number) if answer == wire_capture.ANSWER_DONE else _say_why(answer)
+        if not bus.is_alive():
+            return _GONE
+        if time.monotonic() > limit:
+            return _NOT_YET
+        time.sleep(_EVERY_S)
+
+
+def _say_why(answer: int) -> Missing:
+    return _BUSY if answer == wire_capture.ANSWER_BUSY else _OLDER
+
+
+def _parse(bus: Bus, number: int) -> Known[dict[str, Any]]:
+    text = wire_capture.parse_told(bus.page, number)
+    if not text:
+        return _NO_ROOM
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return _ODD
+    return told if isinstance(told, dict) else _ODD

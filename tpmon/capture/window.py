@@ -1,4 +1,4 @@
-"""Lead one window from request to verified files: probe, plan, trigger, progress, end; on one rank or all.
+"""Lead one window from request to verified files.
 
 The hooks do the work and bound it themselves: when tpmon is killed in the middle, they cancel it. When a
 training ends in the middle, what is half written is removed.
@@ -10,21 +10,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.capture.bus import Bus
-from tpmon.capture.dialog import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
-from tpmon.capture.ends import (
+from tpmon.capture.bus import Bus, Progress
+from tpmon.capture.dialog import (
+    COUNT_APART,
+    NO_ANSWER,
+    YES_EVERY_S,
+    YES_S,
+    Agreed,
+    agree_always,
+    say_cut,
+    say_of_cuda,
+    say_plan,
+)
+from tpmon.capture.files import make_anew
+from tpmon.capture.outcome import (
     ANOTHER_RANK,
     NOTHING,
+    STATES,
+    EndedWindow,
     Outcome,
     Turn,
+    await_steps_after,
+    describe_rank,
     find_end,
     has_lost_cancel,
     judge_turn,
+    read_steps,
     unfinish,
 )
-from tpmon.capture.files import make_anew
-from tpmon.capture.first_step import FirstStep
-from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
     Pace,
     check_wait,
@@ -44,11 +57,8 @@ from tpmon.capture.plan import (
     size_window,
     stretch_seconds,
 )
-from tpmon.capture.plan_words import say_cut, say_of_cuda, say_plan
-from tpmon.capture.progress_words import say_progress
-from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.errors import UsageError
-from tpmon.hook.bus import wire_capture
+from tpmon.hook.bus import wire, wire_capture
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.capture import (
     CaptureAsked,
@@ -58,6 +68,62 @@ from tpmon.model.results.capture import (
     CaptureState,
     RankCapture,
 )
+
+_LEAST_BACKWARDS = 3
+"""A loop ends no step where so many backwards were seen; else it compiles or loads within its first one."""
+
+
+class FirstStep:
+    """Hold what was seen of one loop until its first step ended."""
+
+    def __init__(self, bus: Bus) -> None:
+        """See nothing yet."""
+        self._bus = bus
+        self._backwards: set[int] = set()
+
+    def look(self) -> None:
+        """Note the backward that ended last."""
+        self._backwards.add(wire.parse_live(self._bus.page)[wire.LIVE_BACKWARD_ENDED])
+
+    def has_ended(self) -> bool:
+        """Tell whether a step ended."""
+        return is_known(parse_pace(self._bus.read_records()))
+
+    def ends_none(self) -> bool:
+        """Tell whether backwards follow each other that are no parts of a step.
+
+        Those of a DataLoader's batches may be, as long as the hook ends no step by them alone. Of other loops
+        no batch is seen, so that parts of a step look as steps that nothing ends.
+        """
+        records = self._bus.read_records(1)
+        most = wire.BACKWARDS_WITHOUT_UPDATE
+        adds_up = bool(records and records[-1][wire.REC_BATCHES] and records[-1][wire.REC_BACKWARDS] < most)
+        return len(self._backwards - {0}) >= _LEAST_BACKWARDS and not adds_up
+
+
+def say_progress(told: Sequence[Progress | None], pace: Callable[[], Known[Pace]], *, timed: bool) -> str:
+    """Say where the slowest rank is; "" where there is nothing new to say; ``pace`` reads its loop."""
+    heard = [one for one in told if one is not None]
+    if not heard:
+        return "waiting for the end of a step"
+    slowest = min(heard, key=_list_done)
+    words = slowest.words
+    state = STATES.get(slowest.state)
+    if state is CaptureState.ARMED:
+        waits = "armed" if timed else f"armed, begins with step {words[wire_capture.CAP_FIRST_STEP]}"
+        now = pace()
+        if is_known(now) and now.evaluates:
+            waits += ": waits for the next training step, the loop evaluates now"
+        return waits
+    if state is CaptureState.RECORDING:
+        done, all_steps = words[wire_capture.CAP_STEPS_DONE], words[wire_capture.CAP_STEPS_ASKED]
+        return "recording" if timed else f"recording step {done + 1} of {all_steps}"
+    return state.value if state in (CaptureState.WARMING, CaptureState.WRITING) else ""
+
+
+def _list_done(one: Progress) -> tuple[int, int, int]:
+    return one.state, one.words[wire_capture.CAP_STEPS_DONE], one.words[wire_capture.CAP_STEP_NOW]
+
 
 _EVERY_S = 0.02
 """How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""

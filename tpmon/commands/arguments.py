@@ -1,15 +1,74 @@
-"""What can be typed after ``tpmon``: commands, flags, help. The flags of settings come from ``config``."""
+"""What can be typed after ``tpmon``: commands, flags, help."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from tpmon import settings
-from tpmon.commands.arguments_capture import add_capture
 from tpmon.errors import UsageError
-from tpmon.report.write import Output
+from tpmon.report.text import Output
+
+Parser = TypeVar("Parser", bound=argparse.ArgumentParser)
+
+
+def add_capture(
+    commands: argparse._SubParsersAction[Parser],
+    add_setting: Callable[[argparse.ArgumentParser, settings.Setting], None],
+    epilog: str,
+) -> Parser:
+    """Add the command with its flags, and return its parser; ``add_setting`` adds one of the table."""
+    capture = commands.add_parser(
+        "capture",
+        usage="tpmon capture PID | --job [options]",
+        description=(
+            "Have torch.profiler record some steps inside a run that has the hook (tpmon run, or\n"
+            "import tpmon.hook). One step is profiled first to size the rest; the price is said before the\n"
+            "window begins, and steps, seconds, events, bytes, disk and memory are bounded. The files are\n"
+            "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1, kineto\n"
+            "records instead where it can: it does not stop the loop. With neither: says what is\n"
+            "possible, and touches nothing."
+        ),
+        epilog=epilog,
+    )
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    switch: dict[str, Any] = {"action": "store_true", **own}
+    capture.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    rank_help = "that rank (default: the rank that PID belongs to, else the lowest here)"
+    capture.add_argument("--rank", metavar="K", help=rank_help, **own)
+    capture.add_argument("--all-ranks", help="the same steps of every rank on this machine", **switch)
+    steps_help = "steps to record (default: 5; with --seconds alone as many as end in it, 1000 at most)"
+    capture.add_argument("--steps", metavar="N", help=steps_help, **own)
+    seconds_help = "end the window after so long (default: 60, or more where the steps need it)"
+    capture.add_argument("--seconds", metavar="S", help=seconds_help, **own)
+    at_help = (
+        "begin when this step begins, counted since this process began, as tpmon shows: within ten minutes"
+    )
+    capture.add_argument("--at", metavar="STEP", help=at_help, **own)
+    capture.add_argument("--stacks", dest="with_stacks", help="with Python stacks: larger, slower", **switch)
+    capture.add_argument(
+        "--shapes", dest="with_shapes", help="with the shapes of tensors: larger, slower", **switch
+    )
+    capture.add_argument("--memory", dest="with_memory", help="with allocations: larger, slower", **switch)
+    capture.add_argument("--snapshot", help="the CUDA allocator's history over the steps instead", **switch)
+    capture.add_argument(
+        "--cuda-profiler", help="open a range for the nsys in front of the run instead", **switch
+    )
+    capture.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder for the files (default: a new one here, named after the job)",
+        **own,
+    )
+    capture.add_argument("--yes", help="also where the loop stands still for more than 2 s", **switch)
+    for setting in (settings.JOB_SETTING, settings.READONLY_SETTING):
+        add_setting(capture, setting)
+    for setting in settings.OUTPUT_SETTINGS:
+        if setting.key in ("json", "ascii"):
+            add_setting(capture, setting)
+    return capture
+
 
 DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing of it."
 
@@ -55,7 +114,7 @@ _UNTIMED = tuple(setting for setting in settings.LOOK_SETTINGS if setting.key !=
 OWN_PARSERS = ("run", "hook")  # what follows is a program's, or nearly nothing (``starting``)
 
 
-class Parser(argparse.ArgumentParser):
+class MainParser(argparse.ArgumentParser):
     """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
 
     command_names: tuple[str, ...] = ()
@@ -113,7 +172,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
+def _add_trace(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
     """Add ``tpmon trace`` with its flags, and return its parser."""
     trace = commands.add_parser(
         "trace",
@@ -160,10 +219,10 @@ def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
     return trace
 
 
-def build_parser(demo_epilog: str = "") -> Parser:
+def build_parser(demo_epilog: str = "") -> MainParser:
     """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
     json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")
-    parser = Parser(
+    parser = MainParser(
         prog="tpmon",
         usage="tpmon [COMMAND] [PID | FILE...] [options]",
         description=f"{DESCRIPTION}\n\n{COMMANDS}",
@@ -291,7 +350,7 @@ def build_parser(demo_epilog: str = "") -> Parser:
     return parser
 
 
-def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
+def _add_sample(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
     sample = commands.add_parser(
         "sample",
         usage="tpmon sample PID | --job [options]",
@@ -313,7 +372,7 @@ def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
     return sample
 
 
-def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:
+def _add_bundle(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
     bundle = commands.add_parser(
         "bundle",
         usage="tpmon bundle PID | --job [options]",

@@ -19,17 +19,16 @@ from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.evidence import ROUNDS, Looking, OwnLook, SharedLook
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.dump_update import date_log
 from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.hot import date_log
 from tpmon.model.codec import encode
 from tpmon.model.dump import Dump, DumpRound, ShownFrame, StackGroup
-from tpmon.model.frame import Frame
+from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import Checkup
 from tpmon.model.text.verdict_words import name_verdict
 from tpmon.model.units import format_seconds
-from tpmon.model.window import Pulse
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.collect.bundle import (
     describe_processes,
@@ -54,8 +53,8 @@ from tpmon.report.bundle import (
 from tpmon.report.doctor import write_checkup
 from tpmon.report.dump import write_dump
 from tpmon.report.once import write_once
+from tpmon.report.text import Output, complain
 from tpmon.report.verdict import write_verdict
-from tpmon.report.write import Output, complain
 
 PART_S = 10.0
 OPEN_S = 10.0

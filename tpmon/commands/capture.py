@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
-from tpmon.capture.dialog import Agreed, agree_always
-from tpmon.capture.files import Place, locate
+from tpmon.capture.dialog import Agreed, advise_on_slot, agree_always, read_hook
+from tpmon.capture.files import NEW_FOLDER, Place, locate, sweep, write_host
 from tpmon.capture.kineto_capture import Around, try_kineto
-from tpmon.capture.kineto_target import find_client
-from tpmon.capture.leftovers import NEW_FOLDER, sweep, write_host
+from tpmon.capture.kineto_daemon import find_client
 from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
-from tpmon.capture.offers import advise_on_slot, read_hook
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
 from tpmon.capture.plan import LONGEST_S
 from tpmon.capture.window import Window
@@ -32,14 +30,20 @@ from tpmon.model.process import Identity, Role
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage, CaptureState
 from tpmon.model.results.trace import TraceSummary
 from tpmon.own_command import call_as_owner
-from tpmon.probe.gpu.clocks import NO_GPU, watch_clocks
+from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
 from tpmon.probe.hooked.page import explain_absence
-from tpmon.probe.host.memory_left import read_memory_left
+from tpmon.probe.host.machine import read_memory_left
 from tpmon.probe.job.job import Job, Member
-from tpmon.probe.job.restart import is_armed, write_restart
-from tpmon.probe.job.wrappers import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
+from tpmon.probe.job.wrappers import (
+    is_armed,
+    read_ancestors,
+    runs_cuda_11,
+    stays_slower,
+    uses_cuda,
+    write_restart,
+)
 from tpmon.report.capture import write_capture
-from tpmon.report.write import Output, complain
+from tpmon.report.text import Output, complain
 
 STEPS = 5
 MOST_STEPS = 1_000

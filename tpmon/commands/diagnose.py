@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tpmon.errors import UsageError
-from tpmon.model.card_use import list_missed
 from tpmon.model.codec import encode
 from tpmon.model.frame import Frame, TargetState
+from tpmon.model.gpu import list_missed
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Outcome
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
-from tpmon.report.write import ReaderGone, complain
+from tpmon.report.text import ReaderGone, complain
 from tpmon.settings import UNTIL_SETTING, parse_names, split_command
 
 LOOK_S = 15.0

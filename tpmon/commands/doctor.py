@@ -15,7 +15,7 @@ from tpmon.probe.doctor.checks import Patient, make_patient, read_checkup
 from tpmon.probe.job.job import Member, user_name
 from tpmon.probe.job.resolve import find_job, find_own_jobs
 from tpmon.report.doctor import write_checkup
-from tpmon.report.write import Output, complain
+from tpmon.report.text import Output, complain
 
 MOST_JOBS = 4
 

@@ -14,19 +14,17 @@ from datetime import datetime
 from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
+from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives, fold_collectives
-from tpmon.judge.dumps.collectives_stacks import may_wait
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.dump_update import date_log
-from tpmon.judge.dumps.fold_hosts import find_clash
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.stack_tree import build_tree
+from tpmon.judge.dumps.groups import Origin, find_clash, fold_dumps, fold_rounds
+from tpmon.judge.dumps.hot import build_tree, date_log
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
-from tpmon.model.results.results import DumpUpdate
+from tpmon.model.results.doctor import DumpUpdate
 from tpmon.model.text.clean import clean_value
 from tpmon.model.text.dump_words import TO_FILES, list_numbers, write_step
 from tpmon.model.units import clean_text
@@ -37,7 +35,7 @@ from tpmon.probe.records.collectives import PIPE_PRICE, read_collectives
 from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
 from tpmon.report.dump import write_dump, write_dump_tree
 from tpmon.report.formats import write_collapsed, write_speedscope
-from tpmon.report.write import Output, complain
+from tpmon.report.text import Output, complain
 
 MOST_BYTES = 256 << 20
 """Of all files together; the dump of a job of 72 processes has 0.2 MB."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from tpmon.errors import ExitCode, UsageError
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 
 HELP = """\
 usage: tpmon hook export FILE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from tpmon.probe.job.job import Job
-    from tpmon.report.write import Output
+    from tpmon.report.text import Output
 
 HELP = """\
 usage: tpmon run [options] [--] PROGRAM [ARGUMENT...]
@@ -165,7 +165,7 @@ def _prepare(request: Request) -> dict[str, str]:
 
         request.command = write_nsys_command(nsys, request.command)
         return environment
-    from tpmon.capture.kineto_run import prepare  # noqa: PLC0415
+    from tpmon.capture.kineto_window import prepare  # noqa: PLC0415
 
     return prepare(environment)
 
@@ -173,7 +173,7 @@ def _prepare(request: Request) -> dict[str, str]:
 def _take_back(request: Request, environment: dict[str, str]) -> None:
     """Remove what was made for a program that did not start."""
     if request.kineto:
-        from tpmon.capture.kineto_run import take_back  # noqa: PLC0415
+        from tpmon.capture.kineto_window import take_back  # noqa: PLC0415
 
         take_back(environment)
 
@@ -242,7 +242,7 @@ def run_program(
 
 
 def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
-    from tpmon.report.write import complain  # noqa: PLC0415 a plain start needs none of it
+    from tpmon.report.text import complain  # noqa: PLC0415 a plain start needs none of it
 
     environment = _prepare(request)
     try:

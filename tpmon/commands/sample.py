@@ -19,7 +19,7 @@ from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
-from tpmon.model.results.results import SampleUpdate
+from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import (
     Counted,
     HotSample,
@@ -36,10 +36,9 @@ from tpmon.probe.spy.child import install_spy
 from tpmon.probe.spy.dump import dumpable
 from tpmon.probe.spy.sample import choose_members, fix_request
 from tpmon.probe.spy.sample_service import SampleService
-from tpmon.report.sample import AGAIN, write_sample
-from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
-from tpmon.report.sample_live import Live
-from tpmon.report.write import Output, complain
+from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
+from tpmon.report.sample import AGAIN, Live, write_sample
+from tpmon.report.text import Output, complain
 from tpmon.view.dump import suggest
 
 SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))

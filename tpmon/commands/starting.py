@@ -15,7 +15,7 @@ from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
 from tpmon.probe.base.deadline import UNGUARDED, find_silent, read_within
 from tpmon.probe.base.limits import explain_limit
-from tpmon.report.write import Output, complain
+from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
     from tpmon.probe.job.job import Job

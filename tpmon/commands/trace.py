@@ -9,21 +9,96 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpmon.commands.analyse_memory import are_snapshots, run_snapshots
-from tpmon.commands.analyse_slice import AskedSlice, run_slice
 from tpmon.config import Options, Source
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
-from tpmon.model.units import format_bytes
-from tpmon.report.trace import TOP, write_report
-from tpmon.report.trace_against import write_comparison
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.text import Output, complain
+from tpmon.report.trace import TEXT_TABLES, TOP, write_comparison, write_report, write_tables
 from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
-from tpmon.report.trace_tables import TEXT_TABLES, write_tables
-from tpmon.report.write import Output, complain
 from tpmon.trace.analysis import ON_REQUEST, analyze
 from tpmon.trace.compare import compare_traces
-from tpmon.trace.reading.sources import SNAPSHOT_ENDINGS, find_remote, is_remote
+from tpmon.trace.reading.read import Progress, read_trace
+from tpmon.trace.reading.slice import choose_gaps, choose_steps
+from tpmon.trace.reading.sources import SNAPSHOT_ENDINGS, find_remote, is_remote, is_snapshot
+
+
+def are_snapshots(files: Sequence[str]) -> bool:
+    """Tell whether the files are memory snapshots.
+
+    Raises:
+        UsageError: where only some are.
+    """
+    found = [path for path in files if is_snapshot(path)]
+    if found and len(found) < len(files):
+        raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
+    return bool(found)
+
+
+def run_snapshots(files: Sequence[str], options: Options, table: str, top: int, output: Output) -> int:
+    """Analyse memory snapshots; ``table`` is the one wanted as CSV, "" for all as text."""
+    from tpmon.report.snapshot import (  # noqa: PLC0415  # 30 ms that a trace does not need
+        SNAPSHOT_TABLES,
+        write_snapshot_csv,
+        write_snapshots,
+    )
+    from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415
+
+    if table and table not in SNAPSHOT_TABLES:
+        raise UsageError(
+            f"a memory snapshot has no table {table!r}", f"--csv with one of {', '.join(SNAPSHOT_TABLES)}"
+        )
+    report = analyze_snapshots(files)
+    if options.json:
+        output.write_json(encode(report))
+    elif table:
+        output.write_lines(*write_snapshot_csv(report, table))
+    else:
+        output.write_lines(*write_snapshots(report, top))
+    return ExitCode.OK
+
+
+MOST_GAPS = 1000
+_TRY = "tpmon trace FILE --slice small.json.gz --steps 3-5"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSlice:
+    """Hold what was typed for a slice: the new file, and steps ("3-5") or how many gaps; "" for none."""
+
+    out: str
+    steps: str
+    gaps: str
+
+
+def run_slice(files: Sequence[str], asked: AskedSlice, progress: Progress, output: Output) -> int:
+    """Write the slice of one trace that was asked for, and say how much it is."""
+    from tpmon.trace.reading.slice import write_slice  # noqa: PLC0415  # not needed by an analysis
+
+    out, steps, gaps = asked.out, asked.steps, asked.gaps
+    if not out:
+        raise UsageError("--steps and --top-gaps say what a slice holds: it needs --slice OUT", _TRY)
+    if bool(steps) == bool(gaps):
+        raise UsageError("--slice takes one of --steps and --top-gaps", _TRY)
+    if len(files) != 1:
+        raise UsageError(f"--slice takes one trace, found {len(files)}", "name one FILE")
+    if not out.endswith((".json", ".json.gz")):
+        raise UsageError(f"--slice: {out} ends in neither .json nor .json.gz", _TRY)
+    if gaps and not (gaps.isascii() and gaps.isdecimal() and 0 < int(gaps[:9]) <= MOST_GAPS):
+        raise UsageError(f"--top-gaps takes a number from 1 to {MOST_GAPS}, found {gaps!r}", "--top-gaps 3")
+    trace = read_trace(files[0], progress)
+    choice = choose_steps(trace, steps) if steps else choose_gaps(trace, int(gaps))
+    del trace
+    written = write_slice(files[0], out, choice, progress)
+    size = format_bytes(written.bytes)
+    said = f"{out}: {choice.what}, {written.kept:,} of {written.events:,} events, {size}"
+    lines = [clean_text(said, 400)]
+    if written.left_out:
+        lines.append(f"{written.left_out:,} events that are no clean JSON are left out")
+    output.write_lines(*lines)
+    return ExitCode.OK
+
 
 _ENDINGS = (".json", ".json.gz")
 MOST_FILES = 4096

@@ -13,19 +13,25 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpmon.commands.analyse_memory import are_snapshots
-from tpmon.commands.trace import PROGRESS_AFTER_S, Asked, check_pair, find_files, refuse_empty, run_trace
+from tpmon.commands.trace import (
+    PROGRESS_AFTER_S,
+    Asked,
+    are_snapshots,
+    check_pair,
+    find_files,
+    refuse_empty,
+    run_trace,
+)
 from tpmon.config import Options
 from tpmon.errors import TpmonError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
-from tpmon.model.results.trace_change import TraceComparison
-from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.model.results.trace import TraceComparison
+from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.write import Output, complain
+from tpmon.report.text import Output, complain
 from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
-from tpmon.trace.figures.lines import find_line
+from tpmon.trace.figures.python import find_line
 from tpmon.trace.reading.sources import is_remote
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal_io.terminal import has_terminal
@@ -153,7 +159,7 @@ def show_snapshots(files: Sequence[str], options: Options, output: Output) -> in
         progress.end()
     from tpmon.ui.traces.snapshots import SnapshotSubject  # noqa: PLC0415
     from tpmon.ui.traces.state import TraceControls  # noqa: PLC0415
-    from tpmon.view.snapshot_words import find_frame  # noqa: PLC0415
+    from tpmon.view.trace import find_frame  # noqa: PLC0415
 
     controls = TraceControls(lambda *_stretch: NOT_APPLICABLE, lambda _file, frame: find_frame(frame))
     return _draw(SnapshotSubject(report), controls, options, output)

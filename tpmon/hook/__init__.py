@@ -20,10 +20,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tpmon.hook.installation import allow_stacks
     from tpmon.hook.marks import mark
-    from tpmon.hook.profiling import export_trace, make_profiler, top_tables
-    from tpmon.hook.ptracer import allow_stacks
-    from tpmon.hook.throughput import Throughput, ThroughputMeter
+    from tpmon.hook.profiling import Throughput, ThroughputMeter, export_trace, make_profiler, top_tables
 
 __all__ = [
     "Throughput",
@@ -41,9 +40,9 @@ __all__ = [
 
 _LAZY = {
     "mark": "marks",
-    "allow_stacks": "ptracer",
-    "Throughput": "throughput",
-    "ThroughputMeter": "throughput",
+    "allow_stacks": "installation",
+    "Throughput": "profiling",
+    "ThroughputMeter": "profiling",
     "make_profiler": "profiling",
     "top_tables": "profiling",
     "export_trace": "profiling",

@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from tpmon import __version__
 from tpmon.hook.bus import wire
-from tpmon.hook.bus.kept import leave_word
+from tpmon.hook.bus.pages import leave_word
 from tpmon.hook.context import (
     GRAPHS,
     describe,
@@ -400,7 +400,7 @@ class Counts:
 
     def _note_wrapper(self, made: list[Any], module: object) -> list[Any]:
         try:
-            from tpmon.hook.models import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
+            from tpmon.hook.tensors import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
 
             return note_wrapper(made, module)
         except Exception as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 
 from tpmon.hook.bus import wire_settings as wire
-from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.bus.pages import keep_for_ever
 from tpmon.hook.context import GRAPHS, is_ours, torch_folder
 
 TYPE_CHECKING = False

@@ -10,10 +10,9 @@ import sys
 from weakref import ref
 
 from tpmon.hook import device
-from tpmon.hook.batch import describe_batch
 from tpmon.hook.bus import wire_settings
 from tpmon.hook.context import is_ours, torch_folder
-from tpmon.hook.settings import Settings
+from tpmon.hook.settings import Settings, describe_batch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from tpmon.judge.advice.advice_entry import Chosen, Risk
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.advice.entry import Chosen, Risk
 from tpmon.judge.advice.facts import Facts, fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
-from tpmon.judge.features.silent_cards import find_silences, say_open
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.features.unmoved import STILL_S, say_longer, say_still, still_s
-from tpmon.judge.hang.detection import find_need_s, logs_here
-from tpmon.judge.hang.hang_calls import CAUSES, find_waited_s
-from tpmon.judge.hang.hang_signs import (
+from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
+from tpmon.judge.features.standstill import find_silences, say_longer, say_open, say_still, still_s
+from tpmon.judge.hang.activity import (
     LAST_DATA,
     LAST_START,
     LAST_WRITE,
@@ -24,6 +22,8 @@ from tpmon.judge.hang.hang_signs import (
     find_youngest_s,
     keeps_journal,
 )
+from tpmon.judge.hang.detection import find_need_s, logs_here
+from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
 from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or

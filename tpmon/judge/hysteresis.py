@@ -1,20 +1,30 @@
-"""Keep a verdict from flickering: a cause must stay to be stated, and must be gone to be dropped. Pure.
+"""Keep a verdict from flickering: a cause must last to be stated, and must be gone to be dropped.
 
 Every cause has a score between 0 and 1 that rises while its rule suspects it and falls while it
 does not; a reading at the threshold, suspected half of the time, so drifts and does not toggle.
+
+A run at a threshold crosses it again and again, and each crossing may last longer than any cause needs to be
+stated. What never was part of the flicker is stated as ever.
+
+A settled verdict is looked at seldom. What its rules judge moves a median of 10 s only after half of it,
+and stacks only with the next slice: a change of what threads do is seen within seconds.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion
-from tpmon.judge.watch.tracker import NO_WATCH, Watch
-from tpmon.judge.watch.watched_time import longest_reading_s
+from tpmon.judge.stacks.profile import differs
+from tpmon.judge.watch.tracker import NO_WATCH, Watch, longest_reading_s
+from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
+from tpmon.model.process import Role
 from tpmon.model.verdict import Finding, Kind
 
 RISE_S = 4.0
@@ -220,3 +230,115 @@ def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float
     if now_ns - standing.challenged_ns < SWITCH_S * 1e9:
         return standing
     return replace(standing, stated=best, challenger=None)
+
+
+FLICKER_S = 30.0
+"""A verdict that took the place of another one, and gave it back sooner, was flicker."""
+DAMPED_S = 60.0
+"""How long what flickered must be ahead all the time before it is stated again."""
+CALM_S = 300.0
+"""How long after the last flicker changes are damped."""
+
+
+def damp(before: Standing, after: Standing, now_ns: int) -> Standing:
+    """Return ``after``, with the verdict of ``before`` where the new one only flickers."""
+    old, new = before.stated, after.stated
+    if old == new:
+        return replace(after, pending=None)
+    if _is_urgent(old) or _is_urgent(new):
+        return replace(after, pending=None, stated_ns=now_ns, previous=None)
+    flickers = after.flickers if now_ns < after.damped_ns else frozenset()
+    if new in flickers and old is not None:
+        begun_ns = before.pending_ns if before.pending == (new,) else now_ns
+        if now_ns - begun_ns < DAMPED_S * 1e9:
+            return replace(
+                after,
+                stated=old,
+                lost_ns=before.lost_ns,
+                pending=(new,),
+                pending_ns=begun_ns,
+                flickers=flickers,
+            )
+    damped_ns = after.damped_ns
+    short = now_ns - after.stated_ns < FLICKER_S * 1e9
+    if short and after.previous == (new,):
+        damped_ns = now_ns + round(CALM_S * 1e9)
+    if short and now_ns < damped_ns:
+        flickers |= {old, new}
+    return replace(
+        after, pending=None, stated_ns=now_ns, previous=(old,), damped_ns=damped_ns, flickers=flickers
+    )
+
+
+def _is_urgent(key: Key | None) -> bool:
+    return key is not None and key[0] in AT_ONCE
+
+
+RECENT = 3
+"""Readings that all must differ: one or two are a step of another kind."""
+BEFORE = 10
+"""Readings before them that they are compared with."""
+MANY = 3
+"""Ranks from which their looks are also compared together: they share the looks of a second."""
+LEAST_DEMAND = 0.15
+"""By how much the demand of all ranks, or of all their workers, must move, in threads."""
+
+_Look = tuple[int, str]
+
+
+def _count_looks(frames: Sequence[Frame]) -> Counter[_Look]:
+    """Count by rank what the looks found its main thread at."""
+    counts: Counter[_Look] = Counter()
+    for frame in frames:
+        for one in frame.main_threads if is_known(frame.main_threads) else ():
+            found = {"running": one.running, "batch": one.batch_wait, "io": one.io, "lock": one.lock}
+            rest = one.looks - sum(found.values())
+            counts.update({(one.pid, name): count for name, count in {**found, "": max(rest, 0)}.items()})
+    return counts
+
+
+def _differ_by_rank(one: Counter[_Look], other: Counter[_Look]) -> bool:
+    ranks = {pid for pid, _ in one} & {pid for pid, _ in other}
+    return any(
+        differs(
+            {look: count for look, count in one.items() if look[0] == pid},
+            {look: count for look, count in other.items() if look[0] == pid},
+        )
+        for pid in ranks
+    )
+
+
+def _pool(counts: Counter[_Look]) -> Counter[_Look]:
+    """Add the looks of all ranks: of many each has too few in ``RECENT`` seconds."""
+    pooled: Counter[_Look] = Counter()
+    for (_, name), count in counts.items():
+        pooled[0, name] += count
+    return pooled
+
+
+def _sum_demand(frame: Frame, role: Role) -> float:
+    demands = (one.runnable for one in frame.processes if one.role is role)
+    return sum(demand for demand in demands if is_known(demand))
+
+
+def _has_moved(values: Sequence[float]) -> bool:
+    """Tell whether the newest values lie all outside of those before them, and by how much."""
+    before, recent = values[:-RECENT], values[-RECENT:]
+    is_outside = min(recent) > max(before) or max(recent) < min(before)
+    return is_outside and abs(statistics.median(recent) - statistics.median(before)) >= LEAST_DEMAND
+
+
+def is_shaken(frames: Sequence[Frame]) -> bool:
+    """Tell whether the last ``RECENT`` Frames differ from the ``BEFORE`` before them by more than chance.
+
+    Compared are the looks at each main thread, and the demand of the ranks and of their workers.
+    """
+    seen = frames[-RECENT - BEFORE :]
+    if len(seen) < RECENT + BEFORE:
+        return False
+    recent, before = _count_looks(seen[-RECENT:]), _count_looks(seen[:-RECENT])
+    if _differ_by_rank(recent, before):
+        return True
+    if len({pid for pid, _ in recent}) >= MANY and _differ_by_rank(_pool(recent), _pool(before)):
+        return True
+    return any(_has_moved([_sum_demand(frame, role) for frame in seen]) for role in (Role.RANK, Role.WORKER))

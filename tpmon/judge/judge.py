@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.result import Key, Suspicion
-from tpmon.judge.damping import damp
-from tpmon.judge.features.silent_cards import find_silences
 from tpmon.judge.features.snapshot import MANY_PROCESSES, Rule, Scene, see
-from tpmon.judge.features.unmoved import SPEEDS, STILL_S, hold_back, still_s
+from tpmon.judge.features.standstill import SPEEDS, find_silences, hold_back, still_s
+from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
 from tpmon.judge.finding import find, find_nothing
 from tpmon.judge.hang.detection import plan_look
 from tpmon.judge.hysteresis import (
     Standing,
+    damp,
     drop,
     follow,
     is_settled,
+    is_shaken,
     key_of,
     leave_out_own,
     note_cleared,
@@ -24,20 +25,21 @@ from tpmon.judge.hysteresis import (
     state,
 )
 from tpmon.judge.ranking import find_explained, rank, weigh
-from tpmon.judge.rules import comms as rules_comms
-from tpmon.judge.rules import cpu as rules_cpu
-from tpmon.judge.rules import data as rules_data
-from tpmon.judge.rules import gpu as rules_gpu
-from tpmon.judge.rules import health as rules_healthy
-from tpmon.judge.rules import lifecycle as rules_progress
-from tpmon.judge.rules import loader as rules_loader
-from tpmon.judge.rules import memory as rules_memory
-from tpmon.judge.rules import notes_cards, rules_affinity, rules_deaths
-from tpmon.judge.rules import python as rules_python
-from tpmon.judge.rules import storage as rules_storage
-from tpmon.judge.rules import waits as rules_waits
+from tpmon.judge.rules import (
+    card_faults,
+    comms,
+    cpu,
+    data,
+    gpu,
+    health,
+    lifecycle,
+    loader,
+    memory,
+    python,
+    storage,
+    waits,
+)
 from tpmon.judge.rules.hook import with_hooks
-from tpmon.judge.shaken import is_shaken
 from tpmon.judge.stacks.profile import RankPhases, read_phases
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
@@ -56,20 +58,20 @@ from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, 
 
 RULES: tuple[Rule, ...] = with_hooks(
     (
-        rules_cpu.judge_quota,
-        rules_cpu.judge_oversubscription,
-        *rules_data.RULES,
-        *rules_loader.RULES,
-        *rules_affinity.RULES,
-        *rules_deaths.RULES,
-        *rules_storage.RULES,
-        *rules_gpu.RULES,
-        *rules_comms.RULES,
-        *rules_python.RULES,
-        *rules_waits.RULES,
-        *rules_memory.RULES,
-        *rules_healthy.RULES,
-        *rules_progress.RULES,
+        cpu.judge_quota,
+        cpu.judge_oversubscription,
+        *data.RULES,
+        *loader.RULES,
+        cpu.judge_worker_affinity,
+        loader.judge_killed_workers,
+        *storage.RULES,
+        *gpu.RULES,
+        *comms.RULES,
+        *python.RULES,
+        *waits.RULES,
+        *memory.RULES,
+        *health.RULES,
+        *lifecycle.RULES,
     )
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
@@ -81,7 +83,7 @@ SETTLED_JUDGED_S = 1.5
 """A settled verdict stands for so long, that is for every second Frame of one second."""
 OTHER_WEIGHT = 0.1
 """Share of the time from which a second cause is worth a note."""
-NOTES = (rules_cpu.note_tenants, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
+NOTES = (cpu.note_tenants, cpu.note_single_threaded_workers, *card_faults.NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: S
     So goes what was well of a run of which a card does not answer now.
     """
     suspected = {key_of(one) for one in suspicions}
-    past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
+    past, stands = lifecycle.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
     silent = any(one.missed for one in find_silences(scene))
     over = {

@@ -11,10 +11,9 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import Freezer, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackFrame
-from tpmon.model.stops import Freezer
 from tpmon.model.verdict import Finding
 
 DUMP_SCHEMA = "tpmon.dump/1"

@@ -1,17 +1,178 @@
-"""What the hook in a training process told of its steps: counts, phases, and what the loop is in now.
+"""What the hook reports: steps, phases, rates, settings, memory and device times.
 
 Exact where the hook is installed, and of the host only: on a GPU a phase can hold waits for the device.
 Totals count from the hook's first event on. ``ns`` are of CLOCK_MONOTONIC.
+
+Told by the hook of each rank (docs/hook.md) and therefore exact, of the host's time. The keys are
+those of docs/json.md.
+
+The hook reads them every few seconds at the end of a step and changes none. What its torch
+does not tell, or what the job does not use, is missing with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCounts:
+    """Hold what torch.compile did so far in this process."""
+
+    frames: int
+    """0 with ``fullgraph=True``: torch counts none of its frames."""
+    frames_ok: int
+    graphs: int
+    graph_breaks: int
+    limit_hits: int
+    """At least so often code was left uncompiled because it was compiled too often (``recompile_limit``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemory:
+    """Hold what was allocated at turns of the step that was watched last, and which part reached the peak.
+
+    The allocator has one peak for all. ``forward_peak_bytes`` and the like are what it was when it rose in
+    that part of a watched step, exactly; of a part in which it did not, no more is known than the turns.
+    """
+
+    after_batch_bytes: Known[int]
+    after_backward_bytes: Known[int]
+    after_update_bytes: Known[int]
+    forward_peak_bytes: Known[int]
+    backward_peak_bytes: Known[int]
+    optimizer_peak_bytes: Known[int]
+    other_peak_bytes: Known[int]
+    """From an update to the next batch, evaluations too."""
+    peak_phase: Known[str]
+    """forward, backward, optimizer or other: where the peak of now was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorFigures:
+    """Hold what the caching allocator of the current CUDA device says, in bytes."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int
+    peak_allocated_bytes: int
+    """Since the program last reset it, or since its start."""
+    peak_reserved_bytes: int
+    alloc_retries: int
+    """How often it had to give back its cache to find room: each stalls the device."""
+    ooms: int
+    allocated_at_backward_bytes: Known[int]
+    """When the backward of one step began: parameters, optimizer state and activations."""
+    phases: Applicable[PhaseMemory] = NOT_APPLICABLE
+    """Not in files of before it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Hold sizes of what the optimizer that stepped last works on, on this rank; in bytes."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: Applicable[int] = NOT_APPLICABLE
+    """An estimate of what a forward keeps for its backward; not in files of before it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class DdpSettings:
+    """Hold how DistributedDataParallel was set up."""
+
+    bucket_cap_bytes: int
+    buckets: int
+    find_unused: bool
+    static_graph: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpSettings:
+    """Hold how FSDP fetches parameters ahead.
+
+    ``version`` 1 is FullyShardedDataParallel: ``forward`` and ``backward`` are what it was made with, such as
+    "on" or "BACKWARD_PRE". 2 is fully_shard: they say how many units were told what to fetch ahead.
+    """
+
+    version: int
+    units: int
+    forward: str
+    backward: str
+    limit_all_gathers: Applicable[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """Hold the arguments of the DataLoader that the last batch came from."""
+
+    workers: int
+    pin_memory: bool
+    prefetch_factor: Known[int]
+    persistent_workers: bool
+    batch_size: Known[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Hold the settings of a rank, ``age_s`` old."""
+
+    age_s: float
+    matmul_tf32: Known[bool]
+    cudnn_tf32: Known[bool]
+    cudnn_benchmark: Known[bool]
+    cudnn_deterministic: Known[bool]
+    deterministic: Known[bool]
+    """torch.use_deterministic_algorithms."""
+    anomaly: Known[bool]
+    autocast: Known[bool]
+    """Whether it was on where a backward began or a step ended; False leaves open what the forward does."""
+    autocast_dtype: Known[str]
+    sdpa: Known[tuple[str, ...]]
+    """Attention back ends that are allowed: flash, mem-efficient, math, cudnn."""
+    threads: Known[int]
+    interop_threads: Known[int]
+    profiler: Known[bool]
+    """A torch profiler of the program records, or was seen to be prepared; tpmon's own does not count."""
+    compiled: Known[CompileCounts]
+    allocator: Known[AllocatorFigures]
+    sizes: Known[StateSizes]
+    ddp: Known[DdpSettings]
+    fsdp: Known[FsdpSettings]
+    loader: Known[LoaderSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Hold times of the CUDA device between events of steps that were measured; totals in ns.
+
+    ``step_ns`` is from the first batch of a step to the end of its update, on the stream of the
+    training thread; the device may idle in it. ``host_ns`` is the host's time of the same steps.
+    ``every``: the last one was that many steps after the one before.
+    """
+
+    age_s: float
+    steps: int
+    every: int
+    dropped: int
+    """Steps that were begun and not measured: a graph was captured, or the events came too late."""
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    host_ns: int
+
+
+NO_SETTINGS = Missing("the hook has not told its settings yet")
+NO_DEVICE = Missing("the hook has measured no step on a CUDA device")
+TOO_LONG = Missing("steps of more than some 30 parts (accumulation) are not timed on the device")
 
 
 class StepRule(str, Enum):
@@ -159,3 +320,99 @@ class StepReading:
     taken_ns: int
     settings: Known[TrainSettings] = NO_SETTINGS
     device: Known[DeviceTimes] = NO_DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """Hold how the training steps of one rank go; that of a job is its first hooked rank's.
+
+    Rates and shares are of the last ``span_s`` seconds: about ten, or three steps where they take longer.
+    """
+
+    pid: int
+    rank: Applicable[int]
+    ranks: int
+    """How many ranks ``samples_hz`` adds up: one for a rank, those with a hook for a job."""
+    rule: StepRule
+    count: int
+    """Training steps since the hook's first event."""
+    eval_count: int
+    span_s: float
+    rate_hz: float
+    """Training steps a second; it falls while none ends."""
+    eval_hz: float
+    samples_hz: Known[float]
+    timed: int
+    """How many steps the next figures are of: the last minute's, 512 at most; of steps below 2 ms, groups."""
+    p50_ms: Known[float]
+    p95_ms: Known[float]
+    p99_ms: Known[float]
+    longest_ms: Known[float]
+    slowest_ms: Known[float]
+    """The longest step that ended since the last Frame; where none did, the last one, or the one that goes on
+    when that takes longer already."""
+    step_age_s: float
+    """How long ago the last step, of training or evaluation, ended."""
+    data_pct: Known[float]
+    forward_pct: Known[float]
+    backward_pct: Known[float]
+    optimizer_pct: Known[float]
+    other_pct: Known[float]
+    """Shares of the host's time of training steps; they add up to 100."""
+    own_ms: Known[float]
+    """Data and forward of a step: what a rank does before it may wait for the others in its backward."""
+    eval_pct: float
+    """Share of the span that evaluation took."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookSample:
+    """Hold what one rank's hook says of itself and of its loop right now."""
+
+    pid: int
+    rank: Applicable[int]
+    state: HookState
+    error: str
+    """Why it turned itself off, "" while it runs."""
+    hook_version: str
+    rule: StepRule
+    patches: tuple[HookPatch, ...]
+    counts: StepCounts
+    batch_size: Known[int]
+    phase: Known[LoopPhase]
+    phase_s: Known[float]
+    """What the loop is in by its last event, and how long ago that event was."""
+    marks: tuple[NamedTime, ...]
+    lost_records: int
+    """Records since the last Frame whose detail was not read; totals hold them."""
+    pace: Known[StepPace]
+    settings: Known[TrainSettings] = NO_SETTINGS
+    device: Known[DeviceTimes] = NO_DEVICE
+    """The CUDA device's time of steps that were measured."""
+
+
+def list_shares(pace: StepPace) -> tuple[tuple[LoopPhase, Known[float]], ...]:
+    """Return the phases of a step with their shares in percent, in the order of a step."""
+    return (
+        (LoopPhase.DATA, pace.data_pct),
+        (LoopPhase.FORWARD, pace.forward_pct),
+        (LoopPhase.BACKWARD, pace.backward_pct),
+        (LoopPhase.OPTIMIZER, pace.optimizer_pct),
+        (LoopPhase.OTHER, pace.other_pct),
+    )
+
+
+def join_paces(hooks: Known[Sequence[HookSample]]) -> Known[StepPace]:
+    """Return the pace of the job: its first rank's, with the samples of all ranks that have a hook."""
+    if not is_known(hooks):
+        return hooks
+    paces = [one.pace for one in hooks if is_known(one.pace)]
+    if not paces:
+        reasons = [one.pace.reason for one in hooks if isinstance(one.pace, Missing)]
+        return Missing(reasons[0] if reasons else "no rank has a hook")
+    first = min(paces, key=lambda one: (known_or(one.rank, 1 << 30), one.pid))
+    rates = [one.samples_hz for one in paces if is_known(one.samples_hz)]
+    total: Known[float] = sum(rates) if len(rates) == len(paces) else first.samples_hz
+    if len(rates) < len(paces) and is_known(total):
+        total = Missing("not every rank tells its samples")
+    return replace(first, samples_hz=total, ranks=len(paces))

@@ -1,4 +1,4 @@
-"""Readings of one process of the job: who it is, what it runs, what it waits for."""
+"""Readings of one process of the job: who it is, what it runs, what it waits for, what stops it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.stops import Freezer, Tracer
+
+FROZEN = "frozen by its control group"
+"""What ``waits_for`` says of the threads of a frozen process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freezer:
+    """Name the control group that a person froze: the process's own, or one above it.
+
+    ``directory`` holds ``freezer.state`` (``version`` 1) or ``cgroup.freeze`` (2). It is missing where a
+    group froze them that is above what this container sees; ``group`` is then the uppermost in view.
+    """
+
+    version: int
+    group: str
+    directory: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tracer:
+    """Name the process that holds another by ptrace; ``command`` is its command line, secrets hidden."""
+
+    pid: int
+    name: str
+    command: Known[str]
+
 
 ON_A_CPU = "running"
 """What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""

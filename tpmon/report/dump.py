@@ -1,29 +1,153 @@
-"""Write a Dump as text: the odd one first, then each group with who is in it and where it stands."""
+"""Write a Dump as text: the outlier first, then each group, the collectives, and what was not read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpmon.model.dump import Dump, ShownFrame, StackGroup
+from tpmon.model.dump import Dump, DumpError, ShownFrame, StackGroup
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.model.results.results import TreeLine
+from tpmon.model.results.collectives import CollectiveCall, Collectives, GroupRecord, RankRecord
+from tpmon.model.results.doctor import TreeLine
 from tpmon.model.text.dump_words import (
+    list_numbers,
     list_state,
     name_processes,
     name_threads,
     say_count,
+    say_end,
     say_last_write,
     say_other,
 )
 from tpmon.model.text.verdict_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
-from tpmon.report.collectives import write_collectives
-from tpmon.report.dump_errors import write_errors
-from tpmon.report.dump_tree import write_tree
 from tpmon.report.text import LABEL_WIDTH, WIDTH, cut, lay_paragraph
-from tpmon.view.dump import Means
-from tpmon.view.dump_locals import locals_of
+from tpmon.view.dump import Means, group_errors, locals_of, name_failed, suggest
+
+MOST_REASONS = 12
+
+
+def write_errors(errors: Sequence[DumpError], means: Means) -> list[str]:
+    """Write a paragraph for each reason with what to try after it; reasons beyond the most are counted."""
+    groups = group_errors(errors)
+    hosts = {error.host for error in errors}
+    lines: list[str] = []
+    for those in groups[:MOST_REASONS]:
+        where = f" on {', '.join(sorted({one.host for one in those}))}" if len(hosts) > 1 else ""
+        lines += lay_paragraph("not read", f"{_name(those)}{where}: {those[0].reason}")
+        if tip := suggest(those, means):
+            lines += lay_paragraph("try", tip)
+    left = sum(map(len, groups[MOST_REASONS:]))
+    if left:
+        lines += lay_paragraph("not read", count_of(left, "more process", "more processes"))
+    return lines
+
+
+def _name(errors: Sequence[DumpError]) -> str:
+    """Name one process with its PID, several together."""
+    first, *more = errors
+    if more:
+        return name_failed(errors)
+    rank = f" (rank {first.rank})" if is_known(first.rank) else ""
+    return f"{first.role.value} {first.pid}{rank}"
+
+
+MOST_DEEP = 30
+"""Places further in than this are not moved in any more: a line of 100 columns has room for no more."""
+
+
+def write_tree(tree: Sequence[TreeLine], *, with_host: bool) -> list[str]:
+    """Write each line of a tree; a count stands where it is not that of the line above."""
+    threads: dict[int, int] = {}
+    lines = []
+    for line in tree:
+        threads[line.mark] = line.threads
+        told = "" if threads.get(line.parent) == line.threads else f"{line.threads}x "
+        start = "  " * min(line.depth, MOST_DEEP)
+        if is_known(line.shown):
+            lines.append(cut(f"{start}{told}{'' if line.shown.is_users else '- '}{line.shown.text}", WIDTH))
+        else:
+            lines.append(cut(f"{start}{told}{line.ends[0].doing}", WIDTH))
+        lines += [cut(f"{start}  = {say_end(group, with_host=with_host)}", WIDTH) for group in line.ends]
+    return lines
+
+
+LABEL = "calls"
+MOST_FINDINGS = 4
+MOST_ROWS = 12
+_MOST_DIMENSIONS = 6
+
+
+def write_collectives(one: Collectives) -> list[str]:
+    """Write the summary, other open collectives, how far each rank is, and where that was read."""
+    lines = lay_paragraph(LABEL, one.summary)
+    for finding in one.findings[1:MOST_FINDINGS]:
+        lines += lay_paragraph("", finding.summary)
+    if len(one.findings) > MOST_FINDINGS:
+        more = len(one.findings) - MOST_FINDINGS
+        lines += lay_paragraph("", f"{more} more {'group waits' if more == 1 else 'groups wait'}")
+    lines += _write_rows(one.records, {finding.group for finding in one.findings})
+    return [*lines, *_write_sources(one)]
+
+
+def _write_rows(records: Sequence[RankRecord], open_: set[str]) -> list[str]:
+    """Write a line for ranks that are equally far in a group, the groups that wait alone where some do."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for record in records:
+        for group in record.groups:
+            name = group.description or group.name
+            if (not open_ or name in open_) and is_known(record.rank):
+                rows.setdefault((name, _say_far(group)), []).append(record.rank)
+    lines = [
+        cut(f"  {name}: rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)} {far}", WIDTH)
+        for (name, far), ranks in rows.items()
+    ]
+    if len(lines) > MOST_ROWS:
+        lines = [*lines[:MOST_ROWS], f"  {len(lines) - MOST_ROWS} more in the JSON"]
+    return lines
+
+
+def _say_far(group: GroupRecord) -> str:
+    done = f"done up to {_name_call(group, group.last_done)}" if group.last_done else "done none"
+    if group.last_called <= group.last_done:
+        return f"{done}, called no more"
+    ahead = group.last_called - group.last_done - 1
+    more = f", {count_of(ahead, 'call')} ahead" if ahead else ""
+    return f"{done}, in {_name_call(group, group.last_done + 1)}{more}"
+
+
+def _name_call(group: GroupRecord, number: int) -> str:
+    for call in group.calls:
+        if call.sequence == number and not call.is_transfer:
+            return f"{number} {call.name}{_say_shape(call)}"
+    return str(number)
+
+
+def _say_shape(call: CollectiveCall) -> str:
+    sizes = "+".join("x".join(map(str, size[:_MOST_DIMENSIONS])) or "1" for size in call.input_sizes[:2])
+    more = "+..." if len(call.input_sizes) > 2 else ""
+    types = ",".join(dict.fromkeys(call.input_types))
+    line = f" {call.line.file.rpartition('/')[2]}:{call.line.line}" if is_known(call.line) else ""
+    return f" ({sizes}{more} {types}){line}" if sizes else line
+
+
+def _write_sources(one: Collectives) -> list[str]:
+    """Write where records were read; where there are none, why each source gave none."""
+    if one.records:
+        counts: dict[str, list[RankRecord]] = {}
+        for record in one.records:
+            counts.setdefault(record.source.value, []).append(record)
+        said = [
+            f"{source} ({count_of(len(those), 'rank')}, {format_clock(max(each.taken for each in those))})"
+            for source, those in counts.items()
+        ]
+        said += ["NCCL RAS"] if one.ras else []
+        return lay_paragraph("", f"from {', '.join(said)}")
+    if one.ras:
+        return lay_paragraph("", "from NCCL RAS")
+    reasons = dict.fromkeys(f"{note.source.value}: {note.reason}" for note in one.notes if note.reason)
+    return lay_paragraph("", "; ".join(reasons)) if reasons else []
+
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""

@@ -1,4 +1,4 @@
-"""Write stacks in the formats of other tools: collapsed stacks for flame graphs, and speedscope's JSON."""
+"""Write stacks and samples in the formats of other tools: collapsed stacks and speedscope."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpmon.model.dump import Dump, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
+from tpmon.model.sample import FoldedStack, HotSample
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
 from tpmon.model.units import clean_text
@@ -113,3 +114,19 @@ def _profile(
         "samples": samples,
         "weights": weights,
     }
+
+
+def _part_stack(stack: FoldedStack) -> PartStack:
+    part = f"{stack.role.value} {'main' if stack.main else 'other threads'}"
+    return PartStack(part, name_frames(stack.frames), stack.samples)
+
+
+def write_collapsed_samples(stacks: Iterable[FoldedStack]) -> list[str]:
+    """Write a line for each stack: "part;outermost;...;innermost samples"."""
+    return collapse_stacks(map(_part_stack, stacks))
+
+
+def write_speedscope_samples(hot: HotSample, stacks: Iterable[FoldedStack]) -> str:
+    """Write one JSON object with a profile for each part of the job, in seconds of its threads together."""
+    name = f"{hot.script} on {hot.host}, {hot.taken.isoformat(timespec='seconds')}"
+    return lay_speedscope(name, map(_part_stack, stacks), 1 / hot.rate_hz)

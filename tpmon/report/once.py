@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tpmon.model.card_use import name_several
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import GpuSample
+from tpmon.model.gpu import GpuSample, name_several
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role
-from tpmon.model.text.pace_words import (
+from tpmon.model.text.job_words import (
     RULE_WORDS,
     format_ms,
     is_stalled,

@@ -1,4 +1,4 @@
-"""Say in one line of words when something changes: for logs, pipes and screen readers.
+"""Say in one line of words when something changes, and choose the form of a stream of Frames.
 
 What counts as a change: an event, another state of the job, another kind or cause of the verdict,
 a note that came or went, and a figure that left its band and stayed away for ``HOLD_S``. A
@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import date
 
-from tpmon.model.card_use import list_used
+from tpmon.config import Options
+from tpmon.model.codec import encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
+from tpmon.model.gpu import list_used
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.text.job_words import WAITING_FROM
-from tpmon.model.text.stop_words import say_job_stop
+from tpmon.model.text.job_words import WAITING_FROM, say_job_stop
 from tpmon.model.text.verdict_words import is_undecided, name_verdict
 from tpmon.model.units import format_clock, format_seconds, say_pct
-from tpmon.report.once import describe_target
+from tpmon.report.once import describe_target, write_once
+from tpmon.report.text import Output
 from tpmon.report.verdict import write_check
 
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
@@ -301,3 +303,15 @@ class Crowd:
             if self._counts[event.kind] <= MOST_EVENTS:
                 lines.append(f"{format_clock(event.time)} {event.kind.value}: {event.text}")
         return lines
+
+
+def pick_form(output: Output, options: Options) -> Callable[[Frame], None]:
+    """Return what writes a Frame to ``output`` as ``options`` ask: JSON, lines of words, or text."""
+    if options.json:
+        return lambda frame: output.write_json(encode(frame))
+    if not options.plain:
+        return lambda frame: output.write_lines(*write_once(frame))
+    if options.once:
+        return lambda frame: output.write_lines(write_status(frame))
+    report = PlainReport()
+    return lambda frame: output.write_lines(*report.read(frame))

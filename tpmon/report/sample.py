@@ -1,11 +1,15 @@
-"""Write hot functions as text: who was sampled, what they did, the functions, and what was lost."""
+"""Write hot functions as text, once or while they come."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+
 from tpmon.model.sample import HotFunction, HotGroup, HotSample
 from tpmon.model.units import clean_text, count_of
-from tpmon.report.dump_errors import write_errors
-from tpmon.report.text import WIDTH, cut, lay_figures, lay_paragraph
+from tpmon.report.dump import write_errors
+from tpmon.report.text import WIDTH, complain, cut, lay_figures, lay_paragraph, to_ascii
 from tpmon.view.dump import Means
 from tpmon.view.sample import (
     FUNCTIONS,
@@ -81,3 +85,64 @@ def write_progress(hot: HotSample) -> str:
             parts.append(f"{name_group(group)}: {where} {first.self_pct:.0f} %")
     what = "; ".join(parts) or "nothing yet"
     return clean_text(f"{hot.seconds:.0f} of {hot.asked_seconds:g} s: {what}", _LINE_CHARS)
+
+
+DRAW_EVERY_S = 1.0
+LINES_OF_A_RUN = 5
+"""Where nothing can be redrawn, about so many lines are written in all."""
+LINE_EVERY_S = 2.0
+LIVE_FUNCTIONS = 5
+_ERROR = 2
+_UP = "\x1b[{}A"
+_CLEAR_BELOW = "\x1b[J"
+
+
+class Live:
+    """Draw what there is so far; a line has the terminal's width at most, so that it can be redrawn."""
+
+    def __init__(self, seconds: float, *, ascii_only: bool, redraw: bool | None = None) -> None:
+        """Draw nothing yet; ``redraw`` where standard error is a terminal that can move its cursor."""
+        terminal = os.isatty(_ERROR) and os.environ.get("TERM", "dumb") != "dumb"
+        self._redraw = terminal if redraw is None else redraw
+        self._every_s = DRAW_EVERY_S if self._redraw else max(LINE_EVERY_S, seconds / LINES_OF_A_RUN)
+        self._ascii_only = ascii_only
+        self._drawn = 0
+        self._due_s = time.monotonic() + self._every_s
+
+    @property
+    def is_due(self) -> bool:
+        """Tell whether it is time to draw again."""
+        return time.monotonic() >= self._due_s
+
+    def show(self, hot: HotSample) -> None:
+        """Draw what there is."""
+        self._due_s = time.monotonic() + self._every_s
+        if not self._redraw:
+            self._write(f"tpmon: {write_progress(hot)}")
+            return
+        columns, rows = _read_size()
+        lines = [cut(line, columns - 1) for line in write_sample(hot, LIVE_FUNCTIONS)][: rows - 1]
+        self._take_back()
+        self._write("\n".join(lines))
+        self._drawn = len(lines)
+
+    def close(self) -> None:
+        """Take away what was drawn, so that the result stands alone."""
+        self._take_back()
+        self._drawn = 0
+
+    def _take_back(self) -> None:
+        back = _UP.format(self._drawn) + "\r" + _CLEAR_BELOW if self._drawn else ""
+        with contextlib.suppress(OSError):  # ``complain`` lets no escape sequence pass
+            os.write(_ERROR, back.encode())
+
+    def _write(self, text: str) -> None:
+        complain(to_ascii(text) if self._ascii_only else text)
+
+
+def _read_size() -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(_ERROR)
+    except OSError:
+        return 80, 24
+    return size.columns or 80, size.lines or 24

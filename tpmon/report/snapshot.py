@@ -16,9 +16,9 @@ from tpmon.model.results.snapshot import (
     StackBytes,
 )
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.csv_rows import write_csv_rows
-from tpmon.report.text import lay_columns, lay_paragraph
-from tpmon.view.snapshot_words import (
+from tpmon.report.text import lay_columns, lay_paragraph, write_csv_rows
+from tpmon.view.trace import (
+    NA,
     NOTHING_HELD,
     say_free,
     say_line,
@@ -28,7 +28,6 @@ from tpmon.view.snapshot_words import (
     say_peak,
     say_pieces,
 )
-from tpmon.view.trace_words import NA
 
 _LINE_CHARS = 400
 _CALLERS = 3

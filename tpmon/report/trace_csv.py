@@ -12,19 +12,21 @@ from tpmon.model.results.trace import (
     Breakdown,
     CardUse,
     CauseShare,
+    Change,
     CollectiveRow,
     Communication,
     CopyRow,
+    DeviceGaps,
+    HostTime,
     KernelRow,
     MemoryPeak,
     OperatorRow,
     RankRow,
     StepRow,
+    TraceComparison,
     TraceFile,
     TraceReport,
 )
-from tpmon.model.results.trace_change import Change, TraceComparison
-from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.results.trace_tables import (
     AllocationRow,
     FrameRow,
@@ -34,8 +36,8 @@ from tpmon.model.results.trace_tables import (
     ProductRow,
     RangeRow,
 )
-from tpmon.report.csv_rows import write_csv_rows
-from tpmon.report.trace_tables import TEXT_TABLES, write_table
+from tpmon.report.text import write_csv_rows
+from tpmon.report.trace import TEXT_TABLES, write_table
 
 CHANGES = "changes"
 """The table of a comparison."""

@@ -11,6 +11,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.results.trace import (
     TRACE_SCHEMA,
+    DeviceGaps,
+    HostTime,
     MemoryUse,
     Overview,
     RankTable,
@@ -18,19 +20,22 @@ from tpmon.model.results.trace import (
     TraceFile,
     TraceReport,
 )
-from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
 from tpmon.trace.advice import advise, explain
 from tpmon.trace.conditions import read_conditions
-from tpmon.trace.figures.allocations import sum_allocations
 from tpmon.trace.figures.breakdown import STRAY_PCT, Activity, break_down, find_activity
 from tpmon.trace.figures.cards import use_cards
 from tpmon.trace.figures.comms import sum_communication
 from tpmon.trace.figures.gaps import HostCauses, find_causes, find_gaps, split_host
-from tpmon.trace.figures.hot_kernel import find_hot_kernel
-from tpmon.trace.figures.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
-from tpmon.trace.figures.memory import draw_memory, sum_memory
-from tpmon.trace.figures.modules import sum_modules
+from tpmon.trace.figures.kernels import (
+    LaunchFigures,
+    figure_launches,
+    find_hot_kernel,
+    sum_copies,
+    sum_kernels,
+)
+from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
+from tpmon.trace.figures.modules import sum_modules, sum_ranges
 from tpmon.trace.figures.operators import (
     find_launchers,
     group_by_line,
@@ -41,10 +46,8 @@ from tpmon.trace.figures.operators import (
 )
 from tpmon.trace.figures.parts import Parts
 from tpmon.trace.figures.patterns import find_patterns
-from tpmon.trace.figures.product_rows import sum_products
-from tpmon.trace.figures.products import count_work
+from tpmon.trace.figures.products import count_work, sum_products
 from tpmon.trace.figures.python import nest_python, sum_frames
-from tpmon.trace.figures.ranges import sum_ranges
 from tpmon.trace.figures.steps import Steps, find_steps, match_calls
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace

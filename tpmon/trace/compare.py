@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from tpmon.model.known import Known, Missing, is_known, sum_known
-from tpmon.model.results.trace import Conditions, TraceFile
-from tpmon.model.results.trace_change import Change, TraceComparison
-from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.results.trace import Change, Conditions, DeviceGaps, TraceComparison, TraceFile
 from tpmon.trace.conditions import BATCH, PARAMETERS, SHAPES
 from tpmon.trace.figures.breakdown import STRAY_PCT
 from tpmon.trace.figures.steps import UNMARKED

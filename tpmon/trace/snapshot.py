@@ -1,14 +1,21 @@
-"""Sum up a memory snapshot: pieces, what lives by stack, and what lived when most was allocated.
+"""Read a memory snapshot of torch and sum it up.
 
 The history is a ring: its beginning may be lost, its end is the moment of the snapshot. So it is
 followed backwards from the blocks that are in use at the end.
+
+The file is a pickle; it is read by ``load_plain``, which calls nothing. Every value is checked, since
+the file may be of anyone: what does not fit is left out and counted.
 """
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
+from tpmon.errors import UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.snapshot import (
     SNAPSHOT_SCHEMA,
@@ -17,10 +24,249 @@ from tpmon.model.results.snapshot import (
     OutOfMemory,
     Pieces,
     SnapshotFile,
+    SnapshotLost,
     SnapshotReport,
     StackBytes,
 )
-from tpmon.trace.snapshot_read import Block, Event, Segment, Snapshot, read_snapshot
+from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.unpickle import Limits, PlainError, load_plain
+from tpmon.trace.reading.sources import open_bytes
+
+FILE_BYTES = 1 << 30
+MOST_VALUES = 60_000_000
+VALUES_PER_BYTE = 0.5
+"""What torch writes has a third of a value in each byte; more is made to fill the memory of its reader."""
+MOST_EVENTS = 5_000_000
+"""Of more the newest are read: the history is followed from its end."""
+MOST_BLOCKS = 4_000_000
+MOST_DEVICES = 256
+MOST_FRAMES = 128
+MOST_BYTES = 1 << 50
+_TRY = "give a file that torch.cuda.memory._dump_snapshot wrote"
+_IN_USE = "active_allocated"
+_PENDING = ("active_pending_free", "active_awaiting_free")
+_ACTIONS = ("alloc", "free_requested", "oom")
+_COUNTED = frozenset((*_ACTIONS, "free_completed", "segment_alloc", "segment_free", "segment_map"))
+_COUNTED_TOO = frozenset(("segment_unmap", "snapshot", "user_defined", "workspace_snapshot"))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Hold a piece of a segment; ``requested`` is -1 where it is not told, ``stack`` a number of a list."""
+
+    address: int
+    size: int
+    requested: int
+    in_use: bool
+    pending: bool
+    stack: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Hold what the allocator took from the device at once; ``private`` in the pool of a CUDA graph."""
+
+    device: int
+    size: int
+    private: bool
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Hold one event of the history: alloc, free_requested or oom; ``time_us`` is -1 where it is not told."""
+
+    action: str
+    address: int
+    size: int
+    time_us: int
+    device_free: int
+    stack: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Hold a snapshot: ``stacks`` are lists of frames, innermost first; number 0 is "none recorded"."""
+
+    segments: tuple[Segment, ...]
+    history: Mapping[int, Sequence[Event]]
+    stacks: Sequence[tuple[str, ...]]
+    lost: SnapshotLost
+    file_bytes: int
+
+
+def read_snapshot(path: str) -> Snapshot:
+    """Read the snapshot at ``path``.
+
+    Raises:
+        UsageError: where there is no file, or it is no snapshot, or more than plain containers.
+        NotPermittedError: where it may not be read.
+    """
+    with open_bytes(path) as (file, size):
+        if size > FILE_BYTES:
+            raise UsageError(f"{path}: {size:,} bytes, at most {FILE_BYTES:,} are read", _TRY)
+        data = bytearray()
+        try:
+            while len(data) <= FILE_BYTES and (part := file.read(1 << 20)):
+                data += part
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}", "tpmon trace FILE...") from error
+    looks = gc.isenabled()
+    gc.disable()  # millions of containers without cycles: looking for some would double the time
+    try:
+        return parse_snapshot(bytes(data))
+    except PlainError as error:
+        raise UsageError(f"{path}: no snapshot that is read: {error}", _TRY) from error
+    finally:
+        if looks:
+            gc.enable()
+
+
+def parse_snapshot(data: bytes) -> Snapshot:
+    """Parse the bytes of a snapshot.
+
+    Raises:
+        PlainError: when they are no pickle of plain containers, or no snapshot.
+    """
+    values = min(MOST_VALUES, 200_000 + int(len(data) * VALUES_PER_BYTE))
+    limits = Limits(file_bytes=FILE_BYTES, values=values, written_out=1 << 62)
+    raw = load_plain(data, limits)
+    if not isinstance(raw, dict) or not isinstance(raw.get("segments"), (list, tuple)):
+        raise PlainError("it has no segments")
+    reader = _Reader()
+    segments = reader.read_segments(raw["segments"])
+    history = reader.read_history(raw.get("device_traces"))
+    lost = SnapshotLost(reader.lost_segments, reader.lost_blocks, reader.lost_events)
+    return Snapshot(segments, history, tuple(reader.stacks), lost, len(data))
+
+
+class _Reader:
+    """Turn plain values into typed ones, each stack once."""
+
+    def __init__(self) -> None:
+        self.stacks: list[tuple[str, ...]] = [()]
+        self.lost_segments = self.lost_blocks = self.lost_events = 0
+        self._numbers: dict[tuple[str, ...], int] = {(): 0}
+        self._seen: dict[int, int] = {}
+        self._frames: dict[int, str] = {}
+        self._blocks = self._events = 0
+
+    def read_segments(self, raw: Sequence[object]) -> tuple[Segment, ...]:
+        found = []
+        for one in raw:
+            segment = self._read_segment(one)
+            if segment is None:
+                self.lost_segments += 1
+            else:
+                found.append(segment)
+        return tuple(found)
+
+    def _read_segment(self, raw: object) -> Segment | None:
+        if not isinstance(raw, dict) or not isinstance(raw.get("blocks"), (list, tuple)):
+            return None
+        size, device = _size(raw.get("total_size")), _integer(raw.get("device", 0))
+        if size < 0 or not 0 <= device < MOST_DEVICES or self._blocks >= MOST_BLOCKS:
+            return None
+        blocks = []
+        at = _integer(raw.get("address"))
+        for one in raw["blocks"]:
+            self._blocks += 1
+            block = self._read_block(one, at) if self._blocks <= MOST_BLOCKS else None
+            if block is None:
+                self.lost_blocks += 1
+                continue
+            at = block.address + block.size
+            blocks.append(block)
+        return Segment(device, size, _is_private(raw.get("segment_pool_id")), tuple(blocks))
+
+    def _read_block(self, raw: object, at: int) -> Block | None:
+        if not isinstance(raw, dict):
+            return None
+        size, state = _size(raw.get("size")), raw.get("state")
+        if size < 0 or not isinstance(state, str):
+            return None
+        requested, frames = _size(raw.get("requested_size")), raw.get("frames")
+        before = raw.get("history")  # torch 2.0 kept both in a list
+        if isinstance(before, (list, tuple)) and before and isinstance(before[0], dict):
+            requested = _size(before[0].get("real_size"))
+            frames = before[0].get("frames", frames)
+        address = _integer(raw.get("address", at))  # torch 2.0 tells that of the segment alone
+        return Block(
+            address, size, requested, state == _IN_USE, state in _PENDING, self._number_stack(frames)
+        )
+
+    def read_history(self, raw: object) -> dict[int, list[Event]]:
+        found: dict[int, list[Event]] = {}
+        for device, events in enumerate(raw if isinstance(raw, (list, tuple)) else ()):
+            if isinstance(events, (list, tuple)) and events and device < MOST_DEVICES:
+                found[device] = list(self._read_events(events))
+        return found
+
+    def _read_events(self, raw: Sequence[object]) -> Iterable[Event]:
+        skipped = max(len(raw) - (MOST_EVENTS - self._events), 0)
+        self.lost_events += skipped
+        self._events += len(raw) - skipped
+        for one in islice(raw, skipped, None):
+            action = one.get("action") if isinstance(one, dict) else None
+            if not isinstance(one, dict) or not isinstance(action, str):
+                self.lost_events += 1
+            elif action in _ACTIONS:
+                size = _size(one.get("size"))
+                if size < 0:
+                    self.lost_events += 1
+                    continue
+                yield Event(
+                    action,
+                    _integer(one.get("addr")),
+                    size,
+                    _integer(one.get("time_us")),
+                    _size(one.get("device_free")),
+                    self._number_stack(one.get("frames")),
+                )
+            elif action not in _COUNTED and action not in _COUNTED_TOO:
+                self.lost_events += 1
+
+    def _number_stack(self, raw: object) -> int:
+        """Return the number of a stack; one list that many events share is read once."""
+        if not isinstance(raw, (list, tuple)) or not raw:
+            return 0
+        number = self._seen.get(id(raw))  # the whole pickle is held meanwhile: numbers stay those of one list
+        if number is None:
+            frames = tuple(filter(None, map(self._name_frame, raw[:MOST_FRAMES])))
+            number = self._numbers.setdefault(frames, len(self.stacks))
+            if number == len(self.stacks):
+                self.stacks.append(frames)
+            self._seen[id(raw)] = number
+        return number
+
+    def _name_frame(self, raw: object) -> str:
+        if not isinstance(raw, dict):
+            return ""
+        name = self._frames.get(id(raw))
+        if name is None:
+            file, line, function = raw.get("filename"), raw.get("line"), raw.get("name")
+            place = file if isinstance(file, str) else "??"
+            number = line if isinstance(line, int) and not isinstance(line, bool) else 0
+            called = function if isinstance(function, str) else "??"
+            known = f"{admit_text(place, 300)}:{number} " if place not in ("", "??") else ""
+            name = self._frames[id(raw)] = known + admit_text(called, 200)
+        return name
+
+
+def _is_private(pool: object) -> bool:
+    """Tell whether a pool is one of its own: the default one is (0, 0), and old torch names none."""
+    return isinstance(pool, (list, tuple)) and any(_integer(part) > 0 for part in pool[:2])
+
+
+def _integer(value: object) -> int:
+    """Return a number that an address or a time may be, -1 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64 else -1
+
+
+def _size(value: object) -> int:
+    number = _integer(value)
+    return number if number < MOST_BYTES else -1
+
 
 MOST_STACKS = 1000
 """Rows of a table by stack."""

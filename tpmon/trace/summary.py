@@ -1,11 +1,20 @@
-"""One look at a trace: its steps, what they are made of, the top operators, and what was lost."""
+"""One look at a trace, also in a niced process of its own.
+
+Its memory goes with it, and it ends when its standard input does, so that it never outlives tpmon.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+
 import numpy as np
 
+from tpmon.errors import TpmonError
+from tpmon.model.codec import encode
 from tpmon.model.known import Missing
-from tpmon.model.results.trace import TraceSummary
+from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import find_launchers, nest_operators, sum_operators, time_operators
 from tpmon.trace.figures.steps import find_steps, match_calls
@@ -53,3 +62,33 @@ def summarize_trace(trace: Trace) -> TraceSummary:
         operators=sum_operators(trace, ops, time_operators(trace, ops, launchers), TOP_OPERATORS),
         lost=trace.lost,
     )
+
+
+NICENESS = 10
+
+
+def main(path: str) -> int:
+    """Write the summary of a trace, or why there is none, to standard output: a line of JSON."""
+    begin_child()
+    try:
+        reply = SummaryReply(summarize(path))
+    except TpmonError as error:
+        reply = SummaryReply(Missing(error.what))
+    except ImportError as error:
+        reply = SummaryReply(Missing(f"no summary: {error}"))
+    except MemoryError:
+        reply = SummaryReply(Missing("too little memory to read the trace"))
+    sys.stdout.write(encode(reply) + "\n")
+    return 0
+
+
+def begin_child() -> None:
+    """Leave the CPUs to the training, and end this process once its standard input ends."""
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
+        pass
+    os._exit(1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpmon.model.hook_settings import DeviceTimes, TrainSettings
+from tpmon.model.hook import DeviceTimes, TrainSettings
 from tpmon.model.known import Known, is_known
-from tpmon.model.text.pace_words import format_ms
+from tpmon.model.text.job_words import format_ms
 from tpmon.model.units import format_bytes, format_pct
 
 

@@ -1,50 +1,233 @@
-"""The columns of the tables of a trace, as the text and the screen show them. Pure."""
+"""The columns and the words of traces and memory snapshots, as text and screen show them."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known, known_or, map_known
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
+from tpmon.model.results.snapshot import MemoryMoment, OutOfMemory, Pieces, SnapshotLost
 from tpmon.model.results.trace import (
     CardUse,
+    Change,
     CollectiveRow,
+    Communication,
     CopyRow,
+    DeviceGaps,
     KernelRow,
+    LargeGap,
     MemoryPeak,
     OperatorRow,
     RankRow,
+    RankTable,
     StepRow,
+    TraceFile,
+    TraceVerdict,
 )
-from tpmon.model.results.trace_gaps import DeviceGaps, LargeGap
 from tpmon.model.results.trace_tables import (
     AllocationRow,
+    CodePlace,
     FrameRow,
     ModuleRow,
     OperatorGroupRow,
+    PatternRow,
     ProductRow,
     RangeRow,
 )
-from tpmon.model.units import clean_text
+from tpmon.model.units import clean_text, count_of, format_bytes
 from tpmon.view.snapshot import name_place
 from tpmon.view.table import Figure, Figures, Where
-from tpmon.view.trace_words import (
-    CAUSES,
-    ms_of_us,
-    name_cause,
-    name_ranks,
-    number,
-    pct,
-    said,
-    say_gap,
-    say_growth,
-    shorten_kernel,
-    size,
-    thousands,
-)
+
+NA = "n/a"
+CAUSES = {
+    "data": "data",
+    "sync_explicit": "explicit sync",
+    "sync_implicit": "implicit sync",
+    "alloc": "allocator",
+    "launch": "launch and calls",
+    "cpu_op": "CPU operator",
+    "comms": "communication",
+    "sync": "sync",
+    "compute": "compute",
+    "compile": "torch.compile",
+    "idle": "idle, cause unknown",
+    "other": "other",
+}
+"""What holds an idle device or a host, and what a verdict shares its window among."""
+HOST_CAUSES = {key: CAUSES[key] for key in ("data", "comms", "sync", "alloc", "compute", "other")}
+"""What a host did in a trace without device work."""
+KINDS = {
+    "kernel": "kernels",
+    "memcpy": "memcpy",
+    "memset": "memset",
+    "communication": "exposed communication",
+    "runtime": "runtime calls",
+    "data_loader": "DataLoader",
+    "cpu": "CPU operators",
+    "other": "other",
+}
+"""What a step is made of."""
+
+_NAME_CHARS = 20
+_PATH_CHARS = 1000
+_COMMON = ("(anonymous namespace)::", "at::native::", "at::", "c10::", "std::")
+_ENDINGS = (".gz", ".json", ".trace", ".pt")
+
+
+def number(value: Applicable[float], digits: int = 1) -> str:
+    """Write a number, or n/a where it is not known."""
+    return f"{value:,.{digits}f}" if is_known(value) else NA
+
+
+def ms_of_us(value: Applicable[float]) -> str:
+    """Write microseconds as milliseconds."""
+    return f"{value / 1000:,.3f}" if is_known(value) else NA
+
+
+def pct(value: Applicable[float]) -> str:
+    """Write a percentage."""
+    return f"{value:.1f} %" if is_known(value) else NA
+
+
+def size(value: Applicable[float]) -> str:
+    """Write bytes."""
+    return format_bytes(value) if is_known(value) else NA
+
+
+def thousands(value: int) -> str:
+    """Write a count."""
+    return f"{value:,}"
+
+
+def said(value: object) -> str:
+    """Write text, or n/a where it is not known."""
+    return str(value) if is_known(value) else NA
+
+
+def name_cause(cause: Known[str]) -> str:
+    """Name what held a device in a gap."""
+    return CAUSES[cause] if is_known(cause) else NA
+
+
+def say_gap(gap: LargeGap) -> str:
+    """Name what a gap was in: its call, its operator and its line, as far as they are known."""
+    known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
+    return " ".join(known) or "-"
+
+
+def say_idle(gaps: DeviceGaps) -> str:
+    """Say how long a device was idle."""
+    share = pct(100 * gaps.idle / (gaps.window or 1.0))
+    return f"{ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {share}"
+
+
+def say_communication(comms: Communication) -> str:
+    """Say how long there was communication, and how much of it computation hid."""
+    hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
+    exposed = f"{ms_of_us(comms.exposed_us)} ms exposed"
+    return f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"
+
+
+def say_missing(table: RankTable) -> str:
+    """Say of which ranks there is no trace."""
+    named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
+    return f"no trace of rank {named}"
+
+
+def say_pattern(pattern: PatternRow) -> str:
+    """Say what costs time, and how much."""
+    return f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
+
+
+def name_change(change: Change) -> str:
+    """Name what changed between two traces, a kernel or an operator by its own name."""
+    words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
+    return words.get(change.name, change.name)
+
+
+def say_growth(value: Applicable[int]) -> str:
+    """Write by how much memory grew, with its sign."""
+    if not is_known(value):
+        return NA
+    return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
+
+
+def name_ranks(rows: Sequence[RankRow]) -> dict[str, str]:
+    """Name the rows of ranks by their paths: by the file where the rank does not tell them apart."""
+    counts = Counter(row.rank for row in rows if is_known(row.rank))
+    alike = [row.path for row in rows if not is_known(row.rank) or counts[row.rank] > 1]
+    files = name_files(alike)
+    names = {}
+    for row in rows:
+        rank = str(row.rank) if is_known(row.rank) else ""
+        names[row.path] = f"{rank} {files.get(row.path, '')}".strip()
+    return names
+
+
+def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
+    """Name files without their endings, so short that the names still differ.
+
+    Where one is too long, what all begin with goes first, as far as that is needed, then the ends.
+    """
+    names = {path: _strip(clean_text(os.path.basename(path), 1000)) for path in paths}
+    longest = max(map(len, names.values()), default=0)
+    if longest > most:
+        letters = zip(*names.values(), strict=False)
+        shared = len(list(takewhile(lambda chars: len(set(chars)) == 1, letters)))
+        dropped = min(shared, longest - most + 1)
+        if dropped and len(names) > 1:
+            names = {path: f"…{name[dropped:]}" for path, name in names.items()}
+    return {path: name if len(name) <= most else f"{name[: most - 1]}…" for path, name in names.items()}
+
+
+def _strip(name: str) -> str:
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return name
+
+
+def shorten_kernel(name: str) -> str:
+    """Take out of the name of a kernel what most of them begin with, so that a cut one still tells which."""
+    short = name.removeprefix("void ")
+    for part in _COMMON:
+        short = short.replace(part, "")
+    return short or name
+
+
+def name_verdict(verdict: TraceVerdict) -> str:
+    """Name a verdict with its cause and how sure it is."""
+    cause = verdict.cause
+    named = "" if isinstance(cause, NotApplicable) or not is_known(cause) else f" ({cause})"
+    return f"{verdict.kind.value.upper()}{named}, confidence {verdict.confidence}"
+
+
+def name_rank(file: TraceFile) -> str:
+    """Say which rank a trace is of."""
+    rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
+    return f"{rank} of {file.world_size}" if is_known(file.world_size) else rank
+
+
+def say_file(file: TraceFile) -> str:
+    """Say which file it is and what it is of."""
+    cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
+    parts = [
+        clean_text(file.path, _PATH_CHARS),
+        name_rank(file),
+        f"{file.events:,} events",
+        f"{format_bytes(file.json_bytes)} of JSON",
+        ", ".join(cards),
+        f"on {file.host}" if is_known(file.host) else "",
+        file.backend if is_known(file.backend) else "",
+        file.versions,
+    ]
+    return ", ".join(part for part in parts if part)
+
 
 _WHOLE = partial(number, digits=0)
 _HUNDREDTHS = partial(number, digits=2)
@@ -296,3 +479,80 @@ def list_rank_figures(ranks: Sequence[RankRow], digits: int = 3) -> Figures[Rank
         Figure("all moves", lambda row: row.transfer_ms, ms, 6, text_head="moves data*"),
         Figure("file", _name_file, keep=8, width=12, left=True, grows=True, where=Where.SCREEN),
     )
+
+
+NOTHING_HELD = "the allocator held nothing, and no history was recorded"
+_FRAME = re.compile(r"^(.*):(\d+) (.*)$")
+
+
+def say_lost(lost: SnapshotLost) -> str:
+    """Say what could not be read; "" for nothing."""
+    parts = [
+        count_of(count, noun)
+        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
+        if count
+    ]
+    return f"could not be read: {', '.join(parts)}" if parts else ""
+
+
+def say_pieces(pieces: Pieces) -> str:
+    """Say how much is reserved, allocated and waiting."""
+    return (
+        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
+        f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
+        f"rounding up), {format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
+    )
+
+
+def say_free(pieces: Pieces) -> str:
+    """Say how much is free, and how it is cut up."""
+    kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
+    if not pieces.free_bytes:
+        return kept if pieces.private_bytes else "nothing of what is reserved is free"
+    cut_up = known_or(pieces.fragmentation_pct, 0.0)
+    return (
+        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
+        f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
+        f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
+        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
+        + (f"; {kept}" if pieces.private_bytes else "")
+    )
+
+
+def say_oom(one: OutOfMemory) -> str:
+    """Say what was asked for in vain, and where."""
+    when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
+    free = (
+        f", the device had {format_bytes(one.device_free_bytes)} left"
+        if is_known(one.device_free_bytes)
+        else ""
+    )
+    where = f", asked for in {one.line}" if is_known(one.line) else ""
+    return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
+
+
+def say_peak(peak: MemoryMoment) -> str:
+    """Say how much the peak was, and when."""
+    when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
+    return f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end"
+
+
+def say_older(peak: MemoryMoment) -> str:
+    """Say what of the peak has no stack; "" for nothing."""
+    if not peak.older_bytes:
+        return ""
+    older = format_bytes(peak.older_bytes)
+    return f"{older} more were allocated before the history begins, and freed after the peak"
+
+
+def say_line(line: Known[str]) -> str:
+    """Write the line that a stack is known by, or why there is none."""
+    return line if is_known(line) else f"({line.reason})"
+
+
+def find_frame(frame: str) -> Known[CodePlace]:
+    """Return the line of code that a frame of a stack names."""
+    found = _FRAME.match(frame)
+    if found is None:
+        return Missing(f"no file is told of {frame}")
+    return CodePlace(found[3], found[1], int(found[2]))

@@ -18,8 +18,8 @@ from tpmon.hook.capture import bounds as capture_bounds
 from tpmon.hook.capture import capture
 from tpmon.hook.capture import file as capture_file
 from tpmon.hook.capture.begin import name_tracer
+from tpmon.hook.capture.bounds import judge_validation
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.capture_end import judge_validation
 from tpmon.hook.capture.file import CaptureFile, Sizes
 
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from tpmon.hook.capture.recorder_cuda import Range
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
-    monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: True)
+    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
     loop = Loop(monkeypatch)
     yield loop
     loop.steps.drop_pages()

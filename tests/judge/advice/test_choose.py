@@ -16,10 +16,9 @@ from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.commands.dump import read_dumps
 from tpmon.errors import UsageError
-from tpmon.judge.advice.advice_sizing import propose_workers
 from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.facts import Facts, fill_paste
+from tpmon.judge.advice.facts import Facts, fill_paste, propose_workers
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see

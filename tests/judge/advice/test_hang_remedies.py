@@ -10,7 +10,7 @@ import pytest
 from tests.dumps import IN_LOCK, LIB, MAIN, TRAIN, make_rank, make_thread
 from tests.hanging import conclude, stand
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.hang.hang_causes import needs_of_words
+from tpmon.judge.hang.causes import needs_of_words
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadKind

@@ -12,13 +12,12 @@ from tests.judging import scene_of
 from tests.paces import make_hook, with_hooks
 from tests.view.test_hook import MIB, make_settings
 from tpmon.judge.advice.choose import choose
-from tpmon.judge.advice.context import observe
+from tpmon.judge.advice.context import DEEP_PREFETCH, observe, observe_done
 from tpmon.judge.advice.facts import Facts
-from tpmon.judge.advice.hook_done import DEEP_PREFETCH, observe_done
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.model.frame import Frame
-from tpmon.model.hook_settings import AllocatorFigures, CompileCounts, DdpSettings, LoaderSettings
+from tpmon.model.hook import AllocatorFigures, CompileCounts, DdpSettings, LoaderSettings
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 

@@ -19,7 +19,7 @@ from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.hook_needs import observe_settings
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.model.frame import Frame
-from tpmon.model.hook_settings import (
+from tpmon.model.hook import (
     AllocatorFigures,
     CompileCounts,
     DdpSettings,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpmon.judge.advice.advice_thaw import write_thaw
+from tpmon.judge.advice.facts import write_thaw
 from tpmon.model.known import Missing
-from tpmon.model.stops import Freezer
+from tpmon.model.process import Freezer
 
 ID = "0f3a" * 16
 

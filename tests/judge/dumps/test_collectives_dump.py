@@ -9,8 +9,8 @@ import pytest
 
 from tests.collectives import HOST, make_call, make_group, make_record, one_missing, reading
 from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
+from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, fold_collectives, judge_collectives
-from tpmon.judge.dumps.collectives_stacks import find_standings, may_wait
 from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tests.dumps import make_native, make_rank, make_round
 from tests.frames import NOW, make_frame, make_output
-from tpmon.judge.dumps.dump_update import add_records, date_log, fold_state
+from tpmon.judge.dumps.hot import add_records, date_log, fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading, RecordSource, SourceNote

@@ -14,14 +14,13 @@ from tests.frames import NOW
 from tpmon.commands.dump import pick_exit_code, read_dumps, run_fold
 from tpmon.config import resolve, settle
 from tpmon.errors import ExitCode, UsageError
-from tpmon.judge.dumps.fold_hosts import find_clash
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import Origin, find_clash, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.report.dump import write_dump
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 
 
 def dump(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, pid: int = 1, **fields: Any) -> Dump:

@@ -28,7 +28,7 @@ from tests.dumps import (
     rounds,
 )
 from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.stack_tree import TOP, build_tree, leaves
+from tpmon.judge.dumps.hot import TOP, build_tree, leaves
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ProcessLook
 from tpmon.model.known import Missing, is_known, known_or

@@ -36,9 +36,8 @@ from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import Freezer, Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.stops import Freezer
 
 # the odd one out
 

@@ -14,7 +14,7 @@ from tests.dumps import (
     make_worker,
 )
 from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.stack_tree import TOP, build_tree, show_stacks
+from tpmon.judge.dumps.hot import TOP, build_tree, show_stacks
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame

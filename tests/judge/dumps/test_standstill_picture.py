@@ -26,8 +26,7 @@ from tests.dumps import (
     rounds,
 )
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
-from tpmon.judge.dumps.standstill_picture import NOBODY, UNDECIDED
+from tpmon.judge.dumps.groups import NOBODY, UNDECIDED, Origin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import DeadChild, Dump, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known

@@ -13,18 +13,16 @@ from tests.frames import GIB, make_frame, make_gpu, make_loader, make_process
 from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on, said
 from tests.judging import SECOND, hold, make_phases, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.card_idle import find_gpu_idle
-from tpmon.judge.features.hollow import judge_hollow
+from tpmon.judge.features.card_use import find_gpu_idle, judge_hollow
 from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
-from tpmon.judge.features.medians import NO_FRAMES, mean_known
+from tpmon.judge.features.readings import NO_FRAMES, mean_known
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import gpus_move
 from tpmon.judge.rules import gpu as rules_gpu
+from tpmon.judge.rules.card_faults import note_shared
 from tpmon.judge.rules.cards import judge_thermal
-from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.judge.rules.gpu import judge_gpu_compute, judge_launch_bound
 from tpmon.judge.rules.health import judge_balanced
-from tpmon.judge.rules.notes_cards import note_shared
-from tpmon.judge.rules.rules_launch import judge_launch_bound
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
 from tpmon.model.known import Missing, is_known

@@ -17,8 +17,8 @@ from tpmon.judge.advice.context import observe
 from tpmon.judge.advice.facts import Facts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion
-from tpmon.judge.features.file_opens import find_open_share, is_open
 from tpmon.judge.features.snapshot import Scene, see
+from tpmon.judge.features.workers import find_open_share, is_open
 from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.rules.storage import RULES, judge_storage_bandwidth, judge_storage_latency
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import NOW_NS, make_frame, make_process
-from tpmon.judge.features.io_waits import share_waits, weigh_rest
+from tpmon.judge.features.readings import share_waits, weigh_rest
 from tpmon.judge.features.snapshot import see
 from tpmon.model.known import Missing
 from tpmon.model.process import ON_A_CPU, Role, ThreadGroup, ThreadKind

@@ -9,7 +9,7 @@ import pytest
 from tests.judge.rules.test_data import bursts
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.starving import RANK
-from tpmon.judge.features.period_steps import round_steps, say_nth
+from tpmon.judge.features.series import round_steps, say_nth
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules.data import judge_periodic
 from tpmon.judge.watch.hook_progress import find_pace

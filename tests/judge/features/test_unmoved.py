@@ -13,7 +13,7 @@ from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.features.unmoved import SPEEDS, hold_back, is_unmoved
+from tpmon.judge.features.standstill import SPEEDS, hold_back, is_unmoved
 from tpmon.judge.watch.tracker import Watch
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE

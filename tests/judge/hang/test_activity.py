@@ -21,8 +21,8 @@ from tests.dumps import (
 )
 from tests.frames import make_gpu, make_process
 from tests.hanging import add_run, conclude, sample, stand
+from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.hang.hang_causes import Patience
 from tpmon.judge.watch.tracker import Watch
 from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame

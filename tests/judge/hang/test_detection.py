@@ -13,8 +13,8 @@ from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_ran
 from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import conclude, run, sample, stand
 from tests.judging import SECOND
+from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import PATIENCE_S, need_s
-from tpmon.judge.hang.hang_causes import Patience
 from tpmon.judge.watch.picture import choose_rounds, find_corner
 from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, Watch, observe
 from tpmon.model.dump import Asker, DumpError, ErrorKind

@@ -13,7 +13,7 @@ from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
 from tests.frames import NOW, NOW_NS
 from tests.hanging import conclude, run, stand
 from tests.judging import SECOND
-from tpmon.judge.hang.hang_calls import LIMIT
+from tpmon.judge.hang.devices import LIMIT
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import ProcessLook

@@ -8,8 +8,8 @@ import pytest
 
 from tests.dumps import ALL_REDUCE, MAIN, RUNNING, StackFrame, make_rank, make_thread
 from tests.hanging import conclude, sample, stand
+from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.hang.hang_causes import Patience
 from tpmon.judge.watch.tracker import Watch
 from tpmon.model.dump import ProcessToll
 from tpmon.model.process import ThreadKind

@@ -12,15 +12,14 @@ from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import run, sample, stand
 from tests.judging import SECOND
 from tests.paces import make_hook, make_pace, with_hooks
+from tpmon.judge.hang.activity import see_quiet
+from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.hang.hang_causes import Patience
-from tpmon.judge.hang.hang_signs import see_quiet
 from tpmon.judge.watch.tracker import HANG_AFTER_S, Watch, observe
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import Freezer, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.stops import Freezer
 from tpmon.model.verdict import Kind, SinceIs
 
 HOUR = 3600

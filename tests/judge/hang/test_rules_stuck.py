@@ -9,10 +9,10 @@ from tests.judging import scene_of
 from tests.quiet_jobs import quiet_rank, said
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion
-from tpmon.judge.hang.hang_causes import needs_of_words
-from tpmon.judge.hang.missing_ranks import find_ended
+from tpmon.judge.hang.attribution import find_ended
+from tpmon.judge.hang.causes import needs_of_words
 from tpmon.judge.hang.rules import judge_blocked_io
-from tpmon.judge.rules.rules_end import judge_finished
+from tpmon.judge.rules.lifecycle import judge_finished
 from tpmon.model.verdict import Kind
 
 KILLED = "killed, but thread 4290 is stuck in nvidia_ioctl (D) and holds its cards"

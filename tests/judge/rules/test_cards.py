@@ -15,17 +15,22 @@ from tpmon.judge.advice.choose import REMEDIES_FOR
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules import gpu as rules_gpu
-from tpmon.judge.rules.card_faults import judge_unhealthy
-from tpmon.judge.rules.cards import answer_without_cards, judge_brake, judge_odd_cap, judge_thermal
-from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.judge.rules.notes_cards import (
+from tpmon.judge.rules.card_faults import (
+    judge_unhealthy,
     note_held,
     note_hollow,
     note_memory_full,
     note_power_limited,
     note_xids,
 )
-from tpmon.judge.rules.rules_link import judge_pcie
+from tpmon.judge.rules.cards import (
+    answer_without_cards,
+    judge_brake,
+    judge_odd_cap,
+    judge_pcie,
+    judge_thermal,
+)
+from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe
 from tpmon.model.gpu import GpuSample, ThrottleShare

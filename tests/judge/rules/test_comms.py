@@ -12,8 +12,7 @@ from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_targ
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tests.starving import line_up
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.comms import is_traffic_read
-from tpmon.judge.features.rank_waits import find_waits
+from tpmon.judge.features.comms import find_waits, is_traffic_read
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules import comms as rules_comms

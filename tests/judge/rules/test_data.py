@@ -15,9 +15,8 @@ from tests.judging import make_looks, make_phases
 from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.batch_waits import see_waits
 from tpmon.judge.features.data_wait import combine_wait, measure_share
-from tpmon.judge.features.loader import Starved, find_starved
+from tpmon.judge.features.loader import Starved, find_starved, see_waits
 from tpmon.judge.features.series import find_period
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules import loader as rules_loader

@@ -14,10 +14,10 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules import gpu as rules_gpu
-from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.judge.rules.rules_launch import (
+from tpmon.judge.rules.gpu import (
     judge_allocator_sync,
     judge_explicit_sync,
+    judge_gpu_compute,
     judge_implicit_sync,
     judge_launch_bound,
 )

@@ -14,11 +14,10 @@ from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
-from tpmon.judge.features.data_wait import STACKS, DataWait
-from tpmon.judge.features.hook_wait import exact_wait, join_hook
+from tpmon.judge.features.data_wait import STACKS, DataWait, exact_wait, join_hook
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.standstill import find_standstill
-from tpmon.judge.hang.hang_signs import LAST_STEP, see_quiet
+from tpmon.judge.hang.activity import LAST_STEP, see_quiet
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import RULES, judge
 from tpmon.judge.rules.hook import find_late, weigh_in
@@ -26,9 +25,8 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.hook_progress import HOOK, event_age_s, last_event_ns, longest_step_s
 from tpmon.judge.watch.tracker import NO_WATCH, Watch, observe
 from tpmon.model.frame import Frame
-from tpmon.model.hook import HookState, LoopPhase, StepRule
+from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.pace import HookSample
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Finding, Kind, SinceIs
 

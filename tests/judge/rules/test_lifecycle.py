@@ -26,16 +26,20 @@ from tpmon.judge.advice.choose import REMEDIES_FOR
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
-from tpmon.judge.hang.rules_still import judge_no_progress
+from tpmon.judge.hang.rules import (
+    judge_blocked_io,
+    judge_dead_worker,
+    judge_gpu_lost,
+    judge_no_progress,
+    judge_stopped,
+)
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
 from tpmon.judge.rules import lifecycle as rules_progress
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Role, ThreadGroup, ThreadKind
-from tpmon.model.stops import FROZEN, Freezer, Tracer
+from tpmon.model.process import FROZEN, Freezer, Role, ThreadGroup, ThreadKind, Tracer
 from tpmon.model.verdict import Kind, SinceIs
 
 BATCH = "a batch (loader queue)"

@@ -20,9 +20,9 @@ from tpmon.judge.rules.memory import (
     RULES,
     judge_copy_on_write,
     judge_leak,
+    judge_shm,
     judge_swap,
 )
-from tpmon.judge.rules.rules_shm import judge_shm
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.text.verdict_words import say_value

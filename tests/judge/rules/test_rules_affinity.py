@@ -14,8 +14,8 @@ from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import Standing, key_of
 from tpmon.judge.judge import judge_scene
 from tpmon.judge.ranking import find_explained
+from tpmon.judge.rules.cpu import judge_worker_affinity, parse_cpus
 from tpmon.judge.rules.loader import judge_too_few_workers
-from tpmon.judge.rules.rules_affinity import judge_worker_affinity, parse_cpus
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import Missing, is_known
 from tpmon.model.verdict import Confidence, Kind

@@ -21,11 +21,11 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.rules_card_memory import judge_gpu_memory
+from tpmon.judge.rules.card_faults import judge_gpu_memory
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
-from tpmon.model.hook_settings import AllocatorFigures
+from tpmon.model.hook import AllocatorFigures
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Confidence, Kind
 

@@ -11,8 +11,7 @@ from tpmon.judge.answers.result import Cleared, Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules.loader import judge_respawn
-from tpmon.judge.rules.rules_deaths import judge_killed_workers
+from tpmon.judge.rules.loader import judge_killed_workers, judge_respawn
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Outcome, Role
 from tpmon.model.verdict import Kind

@@ -13,7 +13,7 @@ from tests.starving import line_up
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.rules.rules_end import find_last_words, judge_finished
+from tpmon.judge.rules.lifecycle import find_last_words, judge_finished
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Outcome, ProcessEnd, Role

@@ -10,13 +10,11 @@ from tests.judging import make_phases, scene_of
 from tpmon.judge.advice.context import observe
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.rank_waits import find_waits
+from tpmon.judge.features.comms import find_waits
 from tpmon.judge.finding import rate_confidence
-from tpmon.judge.rules.cards import judge_odd_cap, judge_thermal
+from tpmon.judge.rules.cards import judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.comms import judge_straggler, judge_transfer
-from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.judge.rules.rules_launch import judge_launch_bound
-from tpmon.judge.rules.rules_link import judge_pcie
+from tpmon.judge.rules.gpu import judge_gpu_compute, judge_launch_bound
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import MigInstance
 from tpmon.model.host import NetworkSample

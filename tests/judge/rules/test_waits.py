@@ -14,9 +14,8 @@ from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules.python import judge_single_thread
 from tpmon.judge.rules.waits import judge_blocking_call, judge_own_loader
-from tpmon.judge.stacks.busiest import Spot
-from tpmon.judge.stacks.frames import receives
-from tpmon.judge.stacks.profile import Phase, read_phases
+from tpmon.judge.stacks.classify import receives
+from tpmon.judge.stacks.profile import Phase, Spot, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Confidence, Kind
 

@@ -13,7 +13,7 @@ from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.features.worker_locks import At, name_place
+from tpmon.judge.features.workers import At, name_place
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.hysteresis import key_of
 from tpmon.judge.ranking import find_explained

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from tests.frames import NOW, NOW_NS
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.phase_shares import Share, differs, measure_design, share_of
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, read_phases
+from tpmon.judge.stacks.profile import (
+    DataPart,
+    Phase,
+    RankPhases,
+    Share,
+    differs,
+    measure_design,
+    read_phases,
+    share_of,
+)
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
 PID = 4211

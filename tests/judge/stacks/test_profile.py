@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.classify import mark_frame, read_stack
-from tpmon.judge.stacks.frame_rules import PYTHON, TORCH
-from tpmon.judge.stacks.frames import is_library
-from tpmon.judge.stacks.phase_frameworks import FRAMEWORKS
+from tpmon.judge.stacks.classify import is_library, mark_frame, read_stack
+from tpmon.judge.stacks.frame_rules import FRAMEWORKS, PYTHON, TORCH
 from tpmon.judge.stacks.phases import GIVES_WAY
 from tpmon.judge.stacks.profile import DataPart, Phase, classify
 from tpmon.model.stacks import StackFrame

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.collectives import make_call, make_group, make_record, one_missing, reading
 from tests.frames import NOW
+from tpmon.judge.dumps.collective_words import Standing, find_differences
 from tpmon.judge.dumps.collectives import find_open, judge_collectives, order_findings
-from tpmon.judge.dumps.collectives_match import find_differences
-from tpmon.judge.dumps.collectives_stacks import Standing
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CollectiveCause, Collectives, RecordSource
 

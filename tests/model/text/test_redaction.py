@@ -22,7 +22,7 @@ from tpmon.model.text.redaction import (
 )
 from tpmon.model.text.secrets import Rating, rate_name
 from tpmon.probe.host.output import parse_tail
-from tpmon.probe.spy.dump_text import _parse_local
+from tpmon.probe.spy.text import _parse_local
 
 ORDINARY = (Path(__file__).parents[2] / "data" / "ordinary_log.txt").read_text().splitlines()
 EVERY = (*KINDS, *OTHERS, *MORE)
@@ -253,13 +253,13 @@ def test_text_of_others_enters_through_one_border() -> None:
     }
     assert bare == {
         "probe/collect/bundle",
-        "probe/gpu/gpu_driver",
+        "probe/gpu/bounds",
         "probe/gpu/rates",
-        "probe/job/jobs",
+        "probe/job/discovery",
         "probe/host/output",
-        "capture/plan_words",
+        "capture/dialog",
         "probe/spy/text",
-        "probe/proc/tracer",
+        "probe/proc/access",
     }
 
 

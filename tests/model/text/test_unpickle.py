@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpmon.model.text.unpickle import load_plain
-from tpmon.model.text.unpickle_shape import Limits, PlainError
+from tpmon.model.text.unpickle import Limits, PlainError, load_plain
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

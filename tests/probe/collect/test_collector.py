@@ -23,7 +23,7 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
-from tpmon.probe.base.pace import Pace
+from tpmon.probe.base.deadline import Pace
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.hooked.step_pace import StepsRead
 from tpmon.probe.job.resolve import find_job
@@ -304,7 +304,7 @@ def test_a_low_limit_of_open_files_costs_cpu_and_says_so_and_no_row(limit, proce
 
 
 def test_counts_come_from_membership_and_no_sum_is_told_of_a_part(tree, monkeypatch):
-    monkeypatch.setattr("tpmon.probe.collect.population.MOST_PROCESSES", 3)
+    monkeypatch.setattr("tpmon.probe.collect.processes.MOST_PROCESSES", 3)
     with collecting(tree.pid) as collector:
         collector.collect()
         frame = next_frame(collector)

@@ -27,10 +27,8 @@ from tpmon.probe.collect.frame import (
     name_place,
     withhold_sums,
 )
-from tpmon.probe.collect.population import Reading
-from tpmon.probe.collect.processes import ProcessReading, Rates
-from tpmon.probe.host.cgroup import CgroupReading
-from tpmon.probe.host.cgroup_budget import CpuBudget
+from tpmon.probe.collect.processes import ProcessReading, Rates, Reading
+from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.files import Stat

@@ -15,8 +15,8 @@ from tests.children import Child, child
 from tests.frames import NOW
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe.collect import population as population_module
-from tpmon.probe.collect.population import Population, describe_shortage
+from tpmon.probe.collect import processes as population_module
+from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.files import KEPT_PROCESSES, KEPT_THREADS, Shares, parse_stat, share_descriptors
 from tpmon.probe.proc.threads import QUIET_TICKS
@@ -213,7 +213,7 @@ NO_DESCRIPTOR_LEFT = """
 import resource
 sys.path[:0] = sys.argv[2:]
 from tests.probe.collect.test_population import member_of
-from tpmon.probe.collect.population import Population
+from tpmon.probe.collect.processes import Population
 from tpmon.probe.proc.files import Shares
 population = Population(shares=Shares(0, 0, 0, limit=1024))
 member = member_of(int(sys.argv[1]))

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpmon.probe.collect.thread_starts import Stack, find_thread, list_words, parse_stacks, read_far_ends
+from tpmon.probe.collect.pools import Stack, find_thread, list_words, parse_stacks, read_far_ends
 
 MB = 1 << 20
 MAPS = b"""00400000-00401000 r--p 00000000 fe:01 100                            /usr/bin/python3.11

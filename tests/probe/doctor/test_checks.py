@@ -23,13 +23,14 @@ from tpmon.probe.doctor.rules import (
     parse_hidepid,
 )
 from tpmon.probe.proc.access import (
+    LIFT_YAMA,
+    Caller,
     may_root_trace,
     parse_capabilities,
     parse_field,
     parse_profile,
     read_deny_ptrace,
 )
-from tpmon.probe.proc.remedies import LIFT_YAMA, Caller
 
 NO_YAMA = Missing("this kernel has no Yama")
 BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may look"

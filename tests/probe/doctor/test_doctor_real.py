@@ -18,7 +18,7 @@ from tests.permissions import fix_of
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.results.doctor import Access, Check, Checkup
-from tpmon.probe.spy.other_spies import find_spies
+from tpmon.probe.spy.failure import find_spies
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 

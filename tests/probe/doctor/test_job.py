@@ -31,7 +31,7 @@ from tpmon.probe.doctor.nvml import (
 from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Identity
-from tpmon.probe.proc.remedies import Caller
+from tpmon.probe.proc.access import Caller
 
 # the job
 

@@ -10,17 +10,18 @@ import pytest
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import Missing
 from tpmon.model.results.doctor import Check
-from tpmon.probe.doctor import permissions_tools
-from tpmon.probe.doctor.checks import Plan, run_plans
-from tpmon.probe.doctor.permissions_tools import (
+from tpmon.probe.doctor import checks as permissions_tools
+from tpmon.probe.doctor.checks import (
+    Plan,
     check_spy,
     judge_clipboard,
     judge_log,
     judge_spy,
     read_privileges,
+    run_plans,
 )
 from tpmon.probe.doctor.rules import make_check
-from tpmon.probe.host.kernel_log import pick_lines
+from tpmon.probe.host.machine import pick_lines
 from tpmon.probe.spy.child import Outcome
 
 # programs

@@ -21,9 +21,8 @@ from tpmon.probe.doctor.process import (
     judge_stacks,
     try_source,
 )
-from tpmon.probe.proc.access import Standing, read_dumpable, read_standing
-from tpmon.probe.proc.memory_trial import try_memory
-from tpmon.probe.proc.remedies import Caller
+from tpmon.probe.proc.access import Caller, Standing, read_dumpable, read_standing
+from tpmon.probe.proc.memory import try_memory
 
 
 def test_each_file_of_an_own_process_may_be_read():

@@ -10,7 +10,7 @@ from tests.probe.gpu.test_rates import FAST, make_line
 from tpmon.model.gpu import NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu.board import NOT_VISIBLE, PASSING_S, Board, GpuReading
-from tpmon.probe.gpu.gpu_driver import DriverCard, Listed
+from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import (
     CardLine,

@@ -11,7 +11,7 @@ import pytest
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe.gpu import mapping as gpu_mapping
-from tpmon.probe.gpu.gpu_driver import DriverCard, Listed, read_driver_cards
+from tpmon.probe.gpu.bounds import DriverCard, Listed, read_driver_cards
 from tpmon.probe.gpu.mapping import (
     ON_DXG,
     OWN_NAMESPACE,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
-from tpmon.judge.rules.rules_link import LINK_LOAD_PCT
+from tpmon.judge.rules.cards import LINK_LOAD_PCT
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.gpu import nvml
 from tpmon.probe.gpu.calls import describe_code

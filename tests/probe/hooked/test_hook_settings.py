@@ -10,9 +10,9 @@ from weakref import ref
 import pytest
 
 from tpmon.hook.bus import wire_settings as wire
-from tpmon.hook.models import note_wrapper
 from tpmon.hook.settings import Settings
-from tpmon.model.hook_settings import (
+from tpmon.hook.tensors import note_wrapper
+from tpmon.model.hook import (
     NO_DEVICE,
     NO_SETTINGS,
     AllocatorFigures,

@@ -8,12 +8,11 @@ import pytest
 
 from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook.bus import wire
-from tpmon.judge.features.hook_wait import exact_wait
-from tpmon.model.hook import LoopNow, LoopPhase, StepReading, StepRule
+from tpmon.judge.features.data_wait import exact_wait
+from tpmon.model.hook import LoopNow, LoopPhase, StepPace, StepReading, StepRule
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.pace import StepPace
 from tpmon.model.process import Identity
-from tpmon.model.text.pace_words import is_evaluating, is_stalled
+from tpmon.model.text.job_words import is_evaluating, is_stalled
 from tpmon.probe.hooked.page import Seen, parse_reading
 from tpmon.probe.hooked.step_pace import RankPace
 
@@ -26,7 +25,7 @@ class Watched(Loop):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
         monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
-        monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: True)
+        monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
         self.next_ns = self.now + SECOND_NS
         self.told: list[Known[StepPace]] = []
         self.attach()

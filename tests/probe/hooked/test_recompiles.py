@@ -10,10 +10,9 @@ from tests.frames import NOW
 from tests.paces import make_hook
 from tests.view.test_hook import make_settings
 from tpmon.model.frame import EventKind
-from tpmon.model.hook_settings import NO_SETTINGS, CompileCounts
+from tpmon.model.hook import NO_SETTINGS, CompileCounts, HookSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.pace import HookSample
-from tpmon.probe.hooked.recompiles import AGAIN_S, GATHER_S, TRAINED_STEPS, CompileTeller
+from tpmon.probe.hooked.step_pace import AGAIN_S, GATHER_S, TRAINED_STEPS, CompileTeller
 
 SECOND = 1_000_000_000
 WAIT_S = round(GATHER_S)

@@ -13,12 +13,14 @@ from tpmon.model.hook import (
     HookState,
     PhaseTimes,
     StepCounts,
+    StepPace,
     StepReading,
     StepRule,
     StepSpan,
+    join_paces,
+    list_shares,
 )
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.pace import StepPace, join_paces, list_shares
 from tpmon.model.process import Identity
 from tpmon.probe.hooked.page import NO_HOOK
 from tpmon.probe.hooked.step_pace import NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cgroups import Tree, two_reads
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.base.cgroup_tree import JobGroups, Mount, find_group, parse_groups, parse_mounts
-from tpmon.probe.host.cgroup_budget import combine_budget, parse_cfs_quota, parse_cpu_max, read_affinity
+from tpmon.probe.host.cgroup import combine_budget, parse_cfs_quota, parse_cpu_max, read_affinity
 
 
 @pytest.fixture

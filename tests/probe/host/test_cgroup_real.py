@@ -12,8 +12,7 @@ import pytest
 
 from tpmon.model.known import is_known
 from tpmon.probe.base.cgroup_tree import parse_mounts
-from tpmon.probe.host.cgroup import CgroupReader, parse_counters
-from tpmon.probe.host.cgroup_budget import read_cpu_budget
+from tpmon.probe.host.cgroup import CgroupReader, parse_counters, read_cpu_budget
 
 
 @contextmanager

@@ -13,15 +13,15 @@ from tests.children import child
 from tests.dumps import IN_LOCK, make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
-from tpmon.judge.hang.hang_signs import file_age_s
+from tpmon.judge.hang.activity import file_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.host import FileWrite, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.verdict import Kind, SinceIs
-from tpmon.probe.host import open_files
-from tpmon.probe.host.open_files import is_journal, list_written, parse_appends, read_newest_write
-from tpmon.probe.proc.wait_mount import read_mount
+from tpmon.probe.host import output as open_files
+from tpmon.probe.host.output import is_journal, list_written, parse_appends, read_newest_write
+from tpmon.probe.proc.wait_object import read_mount
 
 LOCKED = make_rank(0, frames=IN_LOCK)
 PATH = "/runs/7/events.out.tfevents"

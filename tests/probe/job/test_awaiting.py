@@ -11,9 +11,8 @@ from tests.fake_proc import FakeProc
 from tpmon.errors import ExitCode, NoTargetError, StartingError
 from tpmon.probe.base.procread import TICKS_PER_S
 from tpmon.probe.job import resolve as target
-from tpmon.probe.job.awaiting import await_job
 from tpmon.probe.job.job import Job
-from tpmon.probe.job.resolve import find_job
+from tpmon.probe.job.resolve import await_job, find_job
 
 
 @pytest.fixture

@@ -10,11 +10,9 @@ from tests.frames import NOW, make_process, make_worker
 from tests.probe.job.test_exits import EXIT_1, LAUNCHER, gone, rank, worker
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import Missing
-from tpmon.model.process import Role
-from tpmon.model.stops import Freezer
+from tpmon.model.process import Freezer, Role
 from tpmon.probe.host.cgroup import CgroupReading
-from tpmon.probe.job.changes import Changes
-from tpmon.probe.job.events import EventTeller, describe_attach
+from tpmon.probe.job.events import Changes, EventTeller, describe_attach
 
 QUIET = Changes()
 UNREAD = Missing("not read")

@@ -12,9 +12,8 @@ from tests.frames import make_process
 from tests.members import describe_changes
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity, Outcome, Role
-from tpmon.probe.job.changes import Changes, Departure
 from tpmon.probe.job.ending import UNSEEN
-from tpmon.probe.job.exits import DYING_NS, OUTLIVED_NS, Ends, OomKills
+from tpmon.probe.job.events import DYING_NS, OUTLIVED_NS, Changes, Departure, Ends, OomKills
 from tpmon.probe.job.job import Member
 
 LAUNCHER = Member(

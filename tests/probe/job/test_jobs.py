@@ -14,13 +14,13 @@ from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.results.results import JobState
-from tpmon.model.stops import Freezer
+from tpmon.model.process import Freezer
+from tpmon.model.results.doctor import JobState
 from tpmon.probe.base import procread
+from tpmon.probe.job import discovery as jobs_module
 from tpmon.probe.job import facts
-from tpmon.probe.job import jobs as jobs_module
 from tpmon.probe.job import leaderless as left_threads
-from tpmon.probe.job.jobs import list_jobs
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.resolve import find_only_job
 
 

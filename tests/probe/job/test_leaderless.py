@@ -19,8 +19,8 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.process import CANNOT_END, MAY_END, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import has_ended, read_stat, read_table
 from tpmon.probe.collect.processes import ProcessProbe
-from tpmon.probe.job.dead_children import find_dead
 from tpmon.probe.job.discovery import Sight
+from tpmon.probe.job.ending import find_dead
 from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.job.resolve import find_job

@@ -18,7 +18,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, LoopThread, Role, ThreadKind
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.probe.collect.population import Population
+from tpmon.probe.collect.processes import Population
 from tpmon.probe.job import loop_thread
 from tpmon.probe.job.job import Loop
 from tpmon.probe.job.loop_thread import MAIN_S, LoopThreads, describe_loops, find_loop, read_loop

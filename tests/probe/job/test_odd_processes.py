@@ -18,15 +18,22 @@ from tests.fake_proc import FakeProc
 from tests.odd_processes import HUGE, ODD, start_odd
 from tests.targets import HOLD_TORCH, place_of_rank
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.base.each_process import each_process, read_apart
-from tpmon.probe.base.procread import date_file, parse_cmdline, parse_environ, parse_maps, read_table
+from tpmon.probe.base.procread import (
+    date_file,
+    each_process,
+    parse_cmdline,
+    parse_environ,
+    parse_maps,
+    read_apart,
+    read_table,
+)
+from tpmon.probe.job import discovery as jobs
 from tpmon.probe.job import discovery as survey
-from tpmon.probe.job import facts, jobs
-from tpmon.probe.job.facts import read_all_facts
-from tpmon.probe.job.jobs import list_jobs
-from tpmon.probe.job.places import parse_place
+from tpmon.probe.job import facts
+from tpmon.probe.job.discovery import list_jobs
+from tpmon.probe.job.facts import parse_place, read_all_facts
 from tpmon.probe.job.resolve import find_job, find_only_job
-from tpmon.report.jobs import write_jobs
+from tpmon.report.doctor import write_jobs
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tests.targets import HELPER, LAUNCHER, RANK, WORKER, place_of_rank, ranks, 
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import Job
-from tpmon.probe.job.jobs import list_jobs
 from tpmon.probe.job.resolve import find_job, find_job_again
 
 

@@ -10,9 +10,8 @@ import pytest
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.base.procread import Mapped, Stat
-from tpmon.probe.job.facts import Facts
+from tpmon.probe.job.facts import Facts, Place, parse_place
 from tpmon.probe.job.job import names_workers
-from tpmon.probe.job.places import Place, parse_place
 from tpmon.probe.job.programs import identify, parse_command
 from tpmon.probe.job.roles import Departed, Part, assign_parts, thread_kind
 

@@ -17,8 +17,8 @@ from tpmon.probe.base import procread
 from tpmon.probe.doctor.checks import make_patient
 from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import facts
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import read_owner, user_name
-from tpmon.probe.job.jobs import list_jobs
 from tpmon.probe.job.resolve import find_job, find_only_job
 
 

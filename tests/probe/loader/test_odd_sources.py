@@ -12,8 +12,7 @@ from tests.probe.collect.test_population import member_of
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
-from tpmon.probe.collect.population import Population
-from tpmon.probe.collect.processes import ProcessProbe, ProcessReading
+from tpmon.probe.collect.processes import Population, ProcessProbe, ProcessReading
 from tpmon.probe.hooked import page as hook
 from tpmon.probe.host import output
 from tpmon.probe.host.output import OutputReader

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.probe.proc.test_wait_object import blocked, target_of
 from tpmon.model.known import Missing
 from tpmon.model.text.dump_words import say_target
-from tpmon.probe.proc.file_locks import FileLock, find_lock_holders, parse_inode, parse_locks, pick_holders
+from tpmon.probe.proc.wait_object import FileLock, find_lock_holders, parse_inode, parse_locks, pick_holders
 
 ROWS = b"""1: POSIX  ADVISORY  WRITE 11 fe:00:500 0 EOF
 1: -> POSIX  ADVISORY  WRITE 12 fe:00:500 0 EOF

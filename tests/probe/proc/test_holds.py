@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.frames import make_process, make_worker
 from tests.judging import make_looks
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.stops import FROZEN, Freezer, Tracer
-from tpmon.model.text.stop_words import say_stop
-from tpmon.probe.proc.holds import are_all_held, leave_out_frozen, mark_held
-from tpmon.probe.proc.tracer import name_tracer, read_tracer
+from tpmon.model.process import FROZEN, Freezer, Tracer
+from tpmon.model.text.job_words import say_stop
+from tpmon.probe.proc.access import name_tracer, read_tracer
+from tpmon.probe.proc.suspended import are_all_held, leave_out_frozen, mark_held
 
 GROUP = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
 GDB = Tracer(913, "gdb", "gdb -p 4211")

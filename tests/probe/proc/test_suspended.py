@@ -13,7 +13,7 @@ from tests.cgroups import Tree
 from tests.freezing import freezing
 from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.stops import Freezer
+from tpmon.model.process import Freezer
 from tpmon.probe.proc import suspended as freezer
 from tpmon.probe.proc.suspended import LOOK_EVERY_NS, FreezerReader, parse_frozen, read_freezer
 

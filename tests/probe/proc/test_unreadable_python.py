@@ -11,10 +11,8 @@ from tests.children import child
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing
 from tpmon.probe.proc import access as stack_refusal
-from tpmon.probe.proc import unreadable_python
-from tpmon.probe.proc.access import Standing, judge_file, read_refusal
-from tpmon.probe.proc.remedies import Caller
-from tpmon.probe.proc.unreadable_python import find_unreadable, parse_pythons
+from tpmon.probe.proc import access as unreadable_python
+from tpmon.probe.proc.access import Caller, Standing, find_unreadable, judge_file, parse_pythons, read_refusal
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.child import Outcome
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.collectives import make_record
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords
-from tpmon.probe.records.collectives_service import CollectivesService
+from tpmon.probe.records.collectives import CollectivesService
 
 READING = CollectivesReading((make_record(0),), (), ())
 

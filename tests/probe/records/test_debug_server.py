@@ -17,7 +17,7 @@ from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.collectives import RecordSource
 from tpmon.probe.base.socket import LOOPBACK
-from tpmon.probe.host.listeners import Listener, parse_listeners, read_all_listeners, read_listeners
+from tpmon.probe.host.sockets import Listener, parse_listeners, read_all_listeners, read_listeners
 from tpmon.probe.records.debug_server import (
     NO_SERVER,
     Door,

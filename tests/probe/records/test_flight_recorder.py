@@ -17,7 +17,7 @@ from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.collectives import CallState, RecordSource
 from tpmon.model.stacks import StackFrame
-from tpmon.model.text.unpickle_shape import Limits, PlainError
+from tpmon.model.text.unpickle import Limits, PlainError
 from tpmon.probe.records import flight_recorder
 from tpmon.probe.records.flight_recorder import Origin, RecordError, parse_json, parse_pickle, parse_record
 from tpmon.probe.records.flight_recorder_files import (

@@ -25,12 +25,11 @@ from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, DumpRequest, ErrorKind
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.results import DumpUpdate, Update
+from tpmon.model.results.doctor import DumpUpdate, Update
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc import access as stack_refusal
-from tpmon.probe.proc.access import Standing, read_standing
-from tpmon.probe.proc.remedies import Caller
+from tpmon.probe.proc.access import Caller, Standing, read_standing
 from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import dump, stacks
 from tpmon.report.once import write_once

@@ -30,8 +30,8 @@ from tpmon.model.dump import Dump, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.spy.deleted_python import explain_deleted, parse_deleted
 from tpmon.probe.spy.dump import Depth, Dumper
+from tpmon.probe.spy.failure import explain_deleted, parse_deleted
 from tpmon.report.dump import write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
 

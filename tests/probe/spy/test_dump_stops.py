@@ -25,10 +25,8 @@ from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.child import Outcome, SpyChild
 from tpmon.probe.spy.dump import Depth, Dumper
-from tpmon.probe.spy.failure import Failure, find_obstacle, find_sleeper, patience_s
-from tpmon.probe.spy.other_spies import Spy, parse_length
-from tpmon.probe.spy.sample import Sampler
-from tpmon.probe.spy.sample_tally import Tally
+from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, parse_length, patience_s
+from tpmon.probe.spy.sample import Sampler, Tally
 
 ASLEEP = """
 import ctypes, platform

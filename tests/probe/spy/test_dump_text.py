@@ -9,19 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dumps import RUNNING, make_rank, rounds
-from tpmon.judge.stacks.frames import is_library
+from tpmon.judge.stacks.classify import is_library
 from tpmon.model.dump import Local, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.probe.spy.dump_text import (
+from tpmon.probe.spy.text import (
+    MAX_FRAMES,
+    MAX_THREADS,
     MOST_LOCALS,
     NATIVE_CHARS,
+    OUTER_FRAMES,
     VALUE_CHARS,
     DumpedStack,
+    Sampled,
     is_torn,
     parse_dump,
     shorten_native,
 )
-from tpmon.probe.spy.text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sampled
 
 
 @pytest.mark.parametrize(

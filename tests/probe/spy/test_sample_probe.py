@@ -29,10 +29,17 @@ from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import parse_tracer
 from tpmon.probe.spy import sample
 from tpmon.probe.spy.child import find_spy
-from tpmon.probe.spy.sample import Sampler, choose_members, fix_request, sample_arguments
-from tpmon.probe.spy.sample_tally import MOST_STACKS, Slice, Tally, count_looks
-from tpmon.probe.spy.sample_text import Remarks, parse_remarks
-from tpmon.probe.spy.text import Sampled
+from tpmon.probe.spy.sample import (
+    MOST_STACKS,
+    Sampler,
+    Slice,
+    Tally,
+    choose_members,
+    count_looks,
+    fix_request,
+    sample_arguments,
+)
+from tpmon.probe.spy.text import Remarks, Sampled, parse_remarks
 
 BURN = """
 import struct

@@ -23,12 +23,13 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import drop_pointers
 from tpmon.model.stacks import StackSlice
+from tpmon.probe.base.deadline import Pace
 from tpmon.probe.base.environment import Around
-from tpmon.probe.base.pace import Pace
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc.access import (
     CAP_SYS_PTRACE,
+    Caller,
     Standing,
     explain_refusal,
     judge_refusal,
@@ -36,7 +37,6 @@ from tpmon.probe.proc.access import (
     parse_tracer,
     read_standing,
 )
-from tpmon.probe.proc.remedies import Caller
 from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import plan as stack_plan
 from tpmon.probe.spy import stacks

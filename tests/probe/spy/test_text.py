@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.stacks import StackFrame
-from tpmon.probe.spy.dump_text import parse_dump
 from tpmon.probe.spy.text import (
     MAX_FRAMES,
     MAX_STACKS,
@@ -17,6 +16,7 @@ from tpmon.probe.spy.text import (
     Refusal,
     Sampled,
     parse_complaint,
+    parse_dump,
     parse_raw,
 )
 

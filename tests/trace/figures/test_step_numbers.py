@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.trace.figures.step_numbers import UNCOUNTED, Counted, number_first
+from tpmon.trace.figures.steps import UNCOUNTED, Counted, number_first
 
 MS = 1_000_000
 BASE = 1_790_000_000 * 10**9

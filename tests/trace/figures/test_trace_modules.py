@@ -10,8 +10,8 @@ import pytest
 from tests.traces import HOST, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.trace import TraceFile
+from tpmon.report.trace import write_tables
 from tpmon.report.trace_csv import TABLES, explain_empty, write_csv
-from tpmon.report.trace_tables import write_tables
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.python import is_own_line
 

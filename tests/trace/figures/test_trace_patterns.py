@@ -13,8 +13,8 @@ from tpmon.errors import UsageError
 from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.results.trace_tables import PatternRow
+from tpmon.report.text import Output
 from tpmon.report.trace import write_report
-from tpmon.report.write import Output
 from tpmon.trace.advice import _NEEDS, _REMEDIES, _WHEN
 from tpmon.trace.analysis import analyze
 

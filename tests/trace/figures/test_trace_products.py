@@ -12,10 +12,9 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.trace.figures.hot_kernel import base_name
 from tpmon.trace.figures.inputs import count_bytes, count_flops, name_kind, parse_inputs
-from tpmon.trace.figures.peaks import find_peak
-from tpmon.trace.figures.products import name_kernel_dtype
+from tpmon.trace.figures.kernels import base_name
+from tpmon.trace.figures.products import find_peak, name_kernel_dtype
 from tpmon.trace.reading.schema import Device
 
 FP32 = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "float"]}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.trace_tables import RangeRow
-from tpmon.report.trace import write_file
+from tpmon.report.trace import write_file, write_tables
 from tpmon.report.trace_csv import write_csv
-from tpmon.report.trace_tables import write_tables
 from tpmon.trace.analysis import analyze
 from tpmon.ui.kit.sheet import Sheet
 from tpmon.ui.traces.state import Tab

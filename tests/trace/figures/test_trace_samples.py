@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tpmon.model.known import is_known
-from tpmon.model.results.trace import TraceFile, TraceReport
-from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.results.trace import DeviceGaps, TraceFile, TraceReport
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.figures.gaps import find_gaps

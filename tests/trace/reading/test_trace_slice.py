@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.commands.analyse_slice import AskedSlice, run_slice
+from tpmon.commands.trace import AskedSlice, run_slice
 from tpmon.errors import UsageError
 from tpmon.model.results.trace import TraceFile
-from tpmon.report.write import Output
+from tpmon.report.text import Output
 from tpmon.trace.analysis import analyze
 from tpmon.trace.reading import chunks
 from tpmon.trace.reading.read import read_trace
-from tpmon.trace.reading.slice import choose_gaps, choose_steps
-from tpmon.trace.reading.slice_write import Written, write_slice
+from tpmon.trace.reading.slice import Written, choose_gaps, choose_steps, write_slice
 
 RANK = {"distributedInfo": {"backend": "nccl", "rank": 2, "world_size": 4}}
 

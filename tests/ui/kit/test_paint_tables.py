@@ -21,8 +21,7 @@ from tests.frames import (
 )
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Role
-from tpmon.model.stops import Freezer
+from tpmon.model.process import Freezer, Role
 from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad, pad_left, width_of, wrap, wrap_words
 from tpmon.ui.kit.ink import LEVELS, STYLES, spark, to_ascii
 from tpmon.ui.kit.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of

@@ -18,7 +18,7 @@ from tests.frames import (
     make_worker,
 )
 from tpmon.model.frame import Frame
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.ui.kit.canvas import Canvas
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.app import MonitorApp

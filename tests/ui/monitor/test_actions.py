@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.frames import make_view
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.ui.kit.moves import Move
-from tpmon.ui.monitor import actions
+from tpmon.ui.kit.keys import Move
+from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.state import Overlay, Pane, SortBy
 
 ROWS = (11, 12, 13, 14)

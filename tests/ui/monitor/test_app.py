@@ -20,12 +20,11 @@ from tpmon.errors import ExitCode
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.results import Update
+from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import Kind
 from tpmon.ui.kit.canvas import Canvas, ink_styles
 from tpmon.ui.monitor import layout as panes
-from tpmon.ui.monitor.controls import Notice
-from tpmon.ui.monitor.inbox import is_everyday, turns_bad
+from tpmon.ui.monitor.controls import Notice, is_everyday, turns_bad
 from tpmon.ui.monitor.state import Ink, Overlay
 
 

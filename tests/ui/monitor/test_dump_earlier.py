@@ -10,7 +10,7 @@ from tests.dumps import DECODE, IN_LOCK, inner, make_rank, make_round
 from tests.frames import make_frame, make_view
 from tests.goldens import dump_views
 from tests.probe.spy.test_dump_service import Bench
-from tpmon.judge.dumps.dump_update import fold_state
+from tpmon.judge.dumps.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.spy import dump_service

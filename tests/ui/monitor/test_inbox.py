@@ -10,8 +10,8 @@ from tests.frames import make_event
 from tests.members import describe_changes, made_up
 from tpmon.model.frame import EventKind
 from tpmon.model.process import Role
-from tpmon.probe.job.changes import Changes, Departure
-from tpmon.ui.monitor.inbox import EVENT_LIMIT, EVERYDAY_KEPT, is_everyday, keep_newest
+from tpmon.probe.job.events import Changes, Departure
+from tpmon.ui.monitor.controls import EVENT_LIMIT, EVERYDAY_KEPT, is_everyday, keep_newest
 
 WORKERS = tuple(made_up(100 + n, n // 4, role=Role.WORKER, worker=n % 4) for n in range(8))
 

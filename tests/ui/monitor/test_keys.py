@@ -14,13 +14,11 @@ from tests.goldens import capture_views
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
-from tpmon.ui.kit.keys import ByDigit
-from tpmon.ui.kit.moves import Effect, Move
-from tpmon.ui.monitor.actions import INTERVALS_S
-from tpmon.ui.monitor.key_row import Ask, OpenRow
+from tpmon.ui.kit.keys import ByDigit, Effect, Move
+from tpmon.ui.monitor.key_conditions import Ask, OpenRow
 from tpmon.ui.monitor.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.state import Overlay, Pane, Size, ViewState
+from tpmon.ui.monitor.state import INTERVALS_S, Overlay, Pane, Size, ViewState
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 

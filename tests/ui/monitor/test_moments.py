@@ -22,9 +22,9 @@ from tpmon.model.dump import Asker
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.units import count_cells
+from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age, say_moments
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.moments import say_moment, say_moment_and_age, say_moments
 from tpmon.ui.monitor.panes.events import paint_events
 from tpmon.ui.monitor.panes.header import paint_facts, paint_header
 from tpmon.ui.monitor.panes.overlays import describe_process

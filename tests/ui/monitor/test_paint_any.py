@@ -22,7 +22,7 @@ from tpmon.model.units import clean_text
 from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import page_of, paint_screen, rows_of
-from tpmon.ui.monitor.panes.evidence import SERIES
+from tpmon.ui.monitor.panes.verdict import SERIES
 from tpmon.ui.monitor.state import OTHER_THREADS, Overlay, Pane, Size, SortBy, StackRow, StacksView
 
 TEXTS = st.one_of(

@@ -6,7 +6,7 @@ import base64
 
 from tests.frames import make_frame, make_target
 from tpmon.model.frame import TargetState
-from tpmon.ui.monitor.paste import facts_text
+from tpmon.ui.monitor.alerts import facts_text
 from tpmon.ui.terminal_io.clipboard import OSC_52_LIMIT_BYTES, copied_message, load_tmux_buffer, osc_52
 
 

@@ -10,16 +10,16 @@ from tests.goldens.trace_views import make_run
 from tests.ui.traces.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.timeline import Stretch
-from tpmon.model.results.trace_change import Change
-from tpmon.ui.kit.lines import Ink
+from tpmon.model.results.trace import Change
+from tpmon.model.results.trace_tables import Stretch
+from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.sheet import Paragraph, Sheet
 from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.comparison import answer_change, list_changes
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused
 from tpmon.ui.traces.layout import paint_trace
 from tpmon.ui.traces.state import WHOLE, Tab, TraceOverlay
-from tpmon.ui.traces.trace_sheets import list_blocks
+from tpmon.ui.traces.tabs import list_blocks
 
 
 def comparison_of(run: str):

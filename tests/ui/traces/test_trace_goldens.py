@@ -17,7 +17,7 @@ from tpmon.ui.traces.keys import trace_keys_shown
 from tpmon.ui.traces.layout import paint_trace
 from tpmon.ui.traces.state import Grouping, Tab, TraceOverlay
 from tpmon.ui.traces.subject import TraceSubject
-from tpmon.ui.traces.trace_sheets import list_blocks
+from tpmon.ui.traces.tabs import list_blocks
 
 LISTED = list(trace_views.list_trace_pictures())
 

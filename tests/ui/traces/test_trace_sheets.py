@@ -9,7 +9,6 @@ import pytest
 from tests.goldens.trace_views import make_run
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.ui.kit.paint_sheet import lay_blocks
 from tpmon.ui.kit.sheet import (
     MOST_ROWS,
     Paragraph,
@@ -17,13 +16,14 @@ from tpmon.ui.kit.sheet import (
     bar,
     cap,
     choose_rows,
+    lay_blocks,
     list_facts,
     list_units,
     plain_sheet,
 )
 from tpmon.ui.traces.state import Tab
-from tpmon.ui.traces.trace_sheets import list_blocks
-from tpmon.view.trace_words import shorten_kernel
+from tpmon.ui.traces.tabs import list_blocks
+from tpmon.view.trace import shorten_kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from tpmon.commands import trace_screen
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
 from tpmon.model.known import NotApplicable, is_known
-from tpmon.model.results.timeline import CodePlace
-from tpmon.report.write import Output
+from tpmon.model.results.trace_tables import CodePlace
+from tpmon.report.text import Output
 from tpmon.ui.terminal_io.terminal import ScreenResult
 from tpmon.ui.traces import app as trace_app
 from tpmon.ui.traces.snapshots import SnapshotSubject
@@ -129,7 +129,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_drawn(drawn, star
 def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
     only = (
         "tpmon.ui.traces.comparison",
-        "tpmon.ui.traces.snapshot_tables",
+        "tpmon.ui.traces.snapshots",
         "tpmon.trace.snapshot",
         "tpmon.model.results.snapshot",
     )

@@ -1,7 +1,9 @@
-"""Begin a request: the words that say what becomes of it, what stands in its way, what records it."""
+"""Begin a request: whether it can be meant, and what stands in its way."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 
 from tpmon.hook.bus import wire_capture
@@ -64,3 +66,41 @@ def make_recorder(request: Request) -> Recorder | Snapshot | Range:
     if kind == wire_capture.KIND_RANGE:
         return Range()
     return Recorder(request.words[wire_capture.ASK_OPTIONS])
+
+
+_MOST_STEPS = 10_000
+_LONGEST_NS = 600_000_000_000
+_MOST_ENTRIES = 10_000_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KINDS = (
+    wire_capture.KIND_PROBE,
+    wire_capture.KIND_CAPTURE,
+    wire_capture.KIND_SNAPSHOT,
+    wire_capture.KIND_RANGE,
+)
+_OPTIONS = (
+    wire_capture.OPTION_STACKS
+    | wire_capture.OPTION_SHAPES
+    | wire_capture.OPTION_MEMORY
+    | wire_capture.OPTION_TIMED
+)
+
+
+def is_sane(request: wire_capture.Request) -> bool:
+    """Tell whether a request asks for something that can be meant."""
+    words = request.words
+    return (
+        words[wire_capture.ASK_KIND] in _KINDS
+        and words[wire_capture.ASK_CLOCK] == wire_capture.CLOCK_STEPS
+        and (is_timed(request) or 1 <= words[wire_capture.ASK_STEPS] <= _MOST_STEPS)
+        and 1 <= words[wire_capture.ASK_LONGEST_NS] <= _LONGEST_NS
+        and words[wire_capture.ASK_ENTRIES] <= _MOST_ENTRIES
+        and not words[wire_capture.ASK_OPTIONS] & ~_OPTIONS
+        and os.path.isabs(request.folder)
+        and _NAME.fullmatch(request.name) is not None
+    )
+
+
+def is_timed(request: wire_capture.Request) -> bool:
+    """Tell whether a request is bounded by time and not by steps."""
+    return bool(request.words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED)

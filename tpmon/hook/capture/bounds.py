@@ -1,15 +1,23 @@
-"""Bound a recording: by its time, and by the memory that it takes. Any thread may ask."""
+"""Bound a recording in time and memory, and judge where it ends."""
 
 from __future__ import annotations
 
 from time import monotonic_ns
 
-from tpmon.hook.bus import wire_capture
+from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import read_memory_left, read_resident
+from tpmon.hook.capture.begin import is_timed
+from tpmon.hook.capture.file import describe_excess
+from tpmon.hook.context import read_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.bus.wire_capture import Request
+if TYPE_CHECKING:
+    from tpmon.hook.bus.wire_capture import Request
+    from tpmon.hook.capture.file import CaptureFile
+    from tpmon.hook.counters import Counts
+
 
 _LOOK_NS = 500_000_000
 """How often memory is looked at: a dense loop records 170 MiB in a second."""
@@ -70,3 +78,93 @@ class Bounds:
             return ""
         self._looked_ns = now
         return self.find_excess()
+
+
+_SPARE_STEPS = 4
+"""A step may take so many mean ones where the time is over: recorded steps are slower, and vary."""
+
+_LONGEST_SPARE_NS = 120_000_000_000
+"""But no longer: a mean over few steps may hold minutes of compiling."""
+
+
+def choose_spare_ns(request: Request, steps: Counts) -> int:
+    """Return how long a step may take whose end is waited for when the time is over: some mean steps."""
+    words = request.words
+    if is_timed(request):
+        return 0
+    if steps.rule == wire.RULE_BATCH:
+        ended = steps.eval_steps
+        spent = steps.eval_data_ns + steps.eval_forward_ns + steps.eval_other_ns
+    else:
+        ended = steps.steps
+        spent = steps.data_ns + steps.forward_ns + steps.backward_ns + steps.optimizer_ns + steps.other_ns
+    known = _SPARE_STEPS * spent // ended if ended else words[wire_capture.ASK_LONGEST_NS]
+    return min(known, _LONGEST_SPARE_NS)
+
+
+def note_rank(words: list[int]) -> None:
+    """Read the rank that names the file, and tell it: the process group may be younger than the pages."""
+    words[wire_capture.CAP_RANK] = read_ranks()[0] + 1
+
+
+_MOST_EVALS = 16
+"""Of evaluation, within the one step that is probed."""
+
+
+class End:
+    """Say how a recording ends; ``cut``: in the middle of a step, which counts as none."""
+
+    __slots__ = ("cut", "reason", "state")
+
+    def __init__(self, state: int, reason: str = "", *, cut: bool = False) -> None:
+        self.state = state
+        self.reason = reason
+        self.cut = cut
+
+
+def judge_validation(
+    request: Request, file: CaptureFile, done: int, evals: int, *, ended: bool
+) -> End | None:
+    """Say whether ``evals`` evaluation steps within a window took the room that its own steps were to have.
+
+    What a probe found is reckoned for each: a step of evaluation has no more events than one of training.
+    """
+    words = request.words
+    kind = words[wire_capture.ASK_KIND]
+    if kind == wire_capture.KIND_PROBE and evals > _MOST_EVALS:
+        return End(wire_capture.STATE_FAILED, "a validation began within the step: ask again after it")
+    if kind != wire_capture.KIND_CAPTURE or is_timed(request) or not evals:
+        return None
+    if not file.exceeds(done + 1 + evals):
+        return None
+    return End(wire_capture.STATE_VERIFIED, "a validation left no room for more steps", cut=not ended)
+
+
+def judge_recording(request: Request, bounds: Bounds, now: int, done: int, ended: bool) -> End | None:
+    """Say whether a recording ends here, after ``done`` steps; ``ended``: the last of them just now.
+
+    A window ends at the end of a step, also where its time is over: in the middle of one only where none
+    comes for some steps' time.
+    """
+    words = request.words
+    steps = words[wire_capture.ASK_STEPS]
+    timed = is_timed(request)
+    if ended:
+        bounds.step_ended(now)
+    if ended and timed:
+        return End(wire_capture.STATE_CANCELLED, wire_capture.TAKES_STEPS)
+    if ended and done >= steps:
+        return End(wire_capture.STATE_VERIFIED)
+    if excess := bounds.look(now):
+        return End(wire_capture.STATE_FAILED, describe_excess(request, excess))
+    if (bounds.left_ns(now) if ended else bounds.patience_ns(now)) > 0:
+        return None
+    if timed:
+        return End(wire_capture.STATE_VERIFIED)
+    if words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+        longest_s = words[wire_capture.ASK_LONGEST_NS] / 1e9
+        return End(wire_capture.STATE_FAILED, f"one step takes longer than {longest_s:g} s: see --seconds")
+    if ended:
+        return End(wire_capture.STATE_VERIFIED, f"the time asked for ran out after {done} of {steps} steps")
+    reason = "the time ran out within a step: validation, or a stall"
+    return End(wire_capture.STATE_VERIFIED, reason, cut=True)

@@ -15,12 +15,25 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from tpmon.hook.bus import wire, wire_capture
-from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.bus.pages import keep_for_ever
 from tpmon.hook.bus.wire_capture import Request
-from tpmon.hook.capture.begin import begin_words, is_graph_captured, make_recorder, name_obstacle, name_tracer
-from tpmon.hook.capture.bounds import Bounds
-from tpmon.hook.capture.capture_end import End, choose_spare_ns, judge_recording, judge_validation, note_rank
-from tpmon.hook.capture.capture_request import is_sane, is_timed
+from tpmon.hook.capture.begin import (
+    begin_words,
+    is_graph_captured,
+    is_sane,
+    is_timed,
+    make_recorder,
+    name_obstacle,
+    name_tracer,
+)
+from tpmon.hook.capture.bounds import (
+    Bounds,
+    End,
+    choose_spare_ns,
+    judge_recording,
+    judge_validation,
+    note_rank,
+)
 from tpmon.hook.capture.conditions import describe_run
 from tpmon.hook.capture.file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture.guard import Guard, is_recording

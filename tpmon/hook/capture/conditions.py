@@ -12,7 +12,7 @@ import sys
 from tpmon.hook.bus import wire, wire_settings
 from tpmon.hook.context import is_from_handler
 from tpmon.hook.device import find_device
-from tpmon.hook.models import find_model
+from tpmon.hook.tensors import find_model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

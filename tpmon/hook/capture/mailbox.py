@@ -13,7 +13,7 @@ from _thread import allocate_lock, get_ident
 
 from tpmon.hook.bus import wire
 from tpmon.hook.bus.headroom import is_set
-from tpmon.hook.bus.kept import keep_for_ever
+from tpmon.hook.bus.pages import keep_for_ever
 from tpmon.hook.context import describe, is_ours
 
 TYPE_CHECKING = False

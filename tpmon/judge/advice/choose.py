@@ -5,7 +5,6 @@ Knows no reading: what was observed comes in as a set of ``Need``, the numbers a
 
 from __future__ import annotations
 
-from tpmon.judge.advice.advice_entry import Chosen, Remedy
 from tpmon.judge.advice.catalogue import cards as advice_cards
 from tpmon.judge.advice.catalogue import comms as advice_comms
 from tpmon.judge.advice.catalogue import compile as advice_compile
@@ -16,6 +15,7 @@ from tpmon.judge.advice.catalogue import hangs as advice_hangs
 from tpmon.judge.advice.catalogue import memory as advice_memory
 from tpmon.judge.advice.catalogue import progress as advice_progress
 from tpmon.judge.advice.catalogue import storage as advice_storage
+from tpmon.judge.advice.entry import Chosen, Remedy
 from tpmon.judge.advice.facts import (
     Facts,
     count_threads_in_free,

@@ -1,31 +1,99 @@
-"""Say what was observed of a run, and its numbers, in the words of the catalogue of remedies. Pure."""
+"""Say what was observed of a run, in the words of the catalogue of remedies. Pure."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tpmon.judge.advice.facts import Facts
-from tpmon.judge.advice.hook_done import observe_done
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
-from tpmon.judge.features import data_wait, rank_waits
+from tpmon.judge.features import comms as rank_waits
+from tpmon.judge.features import data_wait
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_left
-from tpmon.judge.features.hook_needs import observe_settings
+from tpmon.judge.features.hook_needs import (
+    MANY_BREAKS,
+    MANY_BUCKETS,
+    SMALL_BUCKET_BYTES,
+    STEADY_STEPS,
+    observe_settings,
+)
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.judge.rules.cpu import find_pools, note_neighbours
-from tpmon.judge.rules.memory import judge_swap
-from tpmon.judge.rules.rules_shm import find_largest_step, is_shm_tight
+from tpmon.judge.rules.memory import find_largest_step, is_shm_tight, judge_swap
 from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.watch.hook_progress import list_hooks
 from tpmon.model.dump import WaitTarget
 from tpmon.model.frame import Frame
+from tpmon.model.hook import TrainSettings
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.text.clean import MOST_DIGITS
 from tpmon.model.text.job_words import list_taxes
 from tpmon.model.verdict import Kind
+
+DEEP_PREFETCH = 4
+"""Batches per worker from which the queue is as long as the remedy would make it."""
+
+
+def _of_compiler(settings: TrainSettings) -> Iterator[Need]:
+    if not is_known(compiled := settings.compiled):
+        return
+    if not compiled.frames and not compiled.graphs:
+        yield Need.NOTHING_COMPILED
+    if compiled.frames_ok or compiled.graphs:
+        yield Need.MODEL_COMPILED
+        if compiled.graph_breaks < MANY_BREAKS:
+            yield Need.FEW_BREAKS
+
+
+def _of_switches(settings: TrainSettings) -> Iterator[Need]:
+    switches = (
+        (settings.cudnn_benchmark, Need.BENCHMARK_ON),
+        (settings.cudnn_deterministic, Need.DETERMINISTIC_ON),
+        (settings.deterministic, Need.DETERMINISTIC_ON),
+    )
+    for is_on, need in switches:
+        if is_known(is_on) and is_on:
+            yield need
+
+
+def _of_memory(settings: TrainSettings) -> Iterator[Need]:
+    if is_known(allocator := settings.allocator) and not allocator.alloc_retries:
+        yield Need.NO_RETRIES
+
+
+def _of_ranks(settings: TrainSettings) -> Iterator[Need]:
+    if is_known(ddp := settings.ddp) and (
+        ddp.buckets < MANY_BUCKETS or ddp.bucket_cap_bytes > SMALL_BUCKET_BYTES
+    ):
+        yield Need.LARGE_BUCKETS
+
+
+def _of_loader(settings: TrainSettings) -> Iterator[Need]:
+    if not is_known(loader := settings.loader):
+        return
+    if is_known(loader.prefetch_factor) and loader.prefetch_factor >= DEEP_PREFETCH:
+        yield Need.PREFETCH_DEEP
+
+
+_READ = (_of_compiler, _of_switches, _of_memory, _of_ranks, _of_loader)
+
+
+def observe_done(scene: Scene) -> frozenset[Need]:
+    """Return what is done already in every rank whose hook tells its settings; nothing without a hook.
+
+    One rank that differs may be the one that needs it.
+    """
+    told = [
+        {need for read in _READ for need in read(one.settings)}
+        for one in list_hooks(scene.frame)
+        if is_known(one.settings) and one.counts.steps >= STEADY_STEPS
+    ]
+    return frozenset(set.intersection(*told)) if told else frozenset()
+
 
 FULL_RATIO = 0.9
 POOL_THREADS = 2

@@ -1,19 +1,146 @@
-"""The numbers of one run that fill the templates of the catalogue, and the sizing of the loader. Pure."""
+"""The numbers of one run that fill the templates of the catalogue. Pure."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import string
 from collections.abc import Callable
 
-from tpmon.judge.advice.advice_sizing import LEAST_WORKER_CORES, ROUNDING_CORES, limit_growth, propose_workers
-from tpmon.judge.advice.advice_thaw import write_thaw
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.stops import Freezer, Tracer
+from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.dump_words import TO_FILES, write_step
 from tpmon.model.units import format_bytes
+
+MEMORY_SHARE = 0.8
+"""Share of the free memory that new workers may take; the rest is for their batches and for growth."""
+
+CORE_SLACK = 0.5
+"""Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
+rules of the loader say, and single-threaded workers beyond the budget cost nothing."""
+
+ROUNDING_CORES = 0.25
+"""Of a free core that may be missing from it: a thread that computes takes a little more than its core."""
+
+LEAST_WORKER_CORES = 0.05
+"""Cores that a worker which only waits for reads is still counted with."""
+
+MOST_AT_ONCE = 4
+"""Times the present workers that one proposal names at most: what a store gives so many is not known."""
+
+WORKERS_A_CORE = 2.0
+"""Workers per core of the budget from which a proposal doubles at most: each has its own imports."""
+
+QUEUED_BATCHES = 2
+"""Batches of each worker that lie in /dev/shm: prefetch_factor, by default."""
+
+
+def propose_workers(
+    *,
+    workers_now: Known[int],
+    needed_ratio: Known[float],
+    cores_free: Known[float],
+    memory_free_bytes: Known[int],
+    worker_rss_bytes: Known[int],
+    worker_busy_ratio: Known[float],
+    budget_cores: Known[float],
+    shm_room: Known[float],
+) -> Known[int]:
+    """Size ``num_workers`` of one rank against need, cores, memory and /dev/shm.
+
+    wanted    = ceil(needed_ratio * max(now, 1)); with no workers the loop itself is the one loader
+    by cores  = now + floor((cores_free + moved + 0.5) / max(busy, 0.05)); with no workers
+                moved = r / (1 + r), the part of a core that loading takes in the rank today
+    by memory = now + floor(0.8 * memory_free / worker_rss)
+    by step   = 4 * now, and above two workers a core of the budget 2 * now; with no workers any
+    by shm    = now + floor(0.8 * shm_room / 2), where /dev/shm was seen to grow
+    proposal  = max(now, min(wanted, by cores, by memory, by step, by shm)): never fewer than there are
+
+    All cores, bytes and batches are the rank's share. Missing as soon as one of them was not read, the room
+    in /dev/shm excepted: where no batch was seen in it, it is no limit.
+    """
+    readings = (
+        workers_now,
+        needed_ratio,
+        cores_free,
+        memory_free_bytes,
+        worker_rss_bytes,
+        worker_busy_ratio,
+        budget_cores,
+    )
+    names = (
+        "workers",
+        "need",
+        "free cores",
+        "free memory",
+        "memory of a worker",
+        "load of a worker",
+        "CPU budget",
+    )
+    for name, value in zip(names, readings, strict=True):
+        if isinstance(value, Missing):
+            return Missing(f"{name}: {value.reason}")
+        if not math.isfinite(value) or value < 0:
+            return Missing(f"{name}: {value}")
+    now, needed, cores, memory, rss, busy, budget = (value for value in readings if is_known(value))
+    moved = needed / (1 + needed) if now == 0 else 0.0
+    wanted = math.ceil(needed * max(now, 1))
+    by_cores = now + math.floor((cores + moved + CORE_SLACK) / max(busy, LEAST_WORKER_CORES))
+    by_memory = now + math.floor(MEMORY_SHARE * memory / max(rss, 1))
+    limits = [wanted, by_cores, by_memory]
+    if now > 0:
+        limits.append(max(2 * now, min(MOST_AT_ONCE * now, math.floor(WORKERS_A_CORE * budget))))
+    if is_known(shm_room) and math.isfinite(shm_room):
+        limits.append(now + math.floor(MEMORY_SHARE * max(shm_room, 0.0) / QUEUED_BATCHES))
+    return int(max(now, min(limits)))
+
+
+def limit_growth(
+    *, workers_now: int, workers: int, worker_cores: float, cores_free: float, needed_ratio: float
+) -> float:
+    """Return how many times the batches of today ``workers`` make at most, and the compute takes.
+
+    by number = workers / now
+    by cores  = (cores of the workers now + free cores) / cores of the workers now
+    by need   = the batches that the compute could take over those of today
+
+    A batch takes the CPU time that it takes now: beyond the free cores more workers only share. Workers
+    that wait for reads, which take next to no core, are bound by their number alone.
+    """
+    busy_cores = workers_now * worker_cores
+    by_cores = (busy_cores + cores_free) / busy_cores if busy_cores > 0 else workers / workers_now
+    return max(1.0, min(workers / workers_now, by_cores, needed_ratio))
+
+
+_CONTAINER = re.compile(r"/(docker|libpod)[-/]([0-9a-f]{12})(?:[0-9a-f]{52})?(?:\.scope)?(?:/|$)")
+_SLURM = re.compile(r"/slurm.*/job_([0-9]+)(?:/|$)")
+_UNIT = re.compile(r"/([A-Za-z0-9:_.@\\-]+\.(?:service|scope|slice))$")
+_TOOLS = {"docker": "docker", "libpod": "podman"}
+
+
+def write_thaw(frozen: Freezer) -> Known[str]:
+    """Return the commands that thaw a group, the one of its maker first; missing for a group out of view."""
+    directory = frozen.directory
+    if not is_known(directory):
+        return directory
+    knob, word = ("freezer.state", "THAWED") if frozen.version == 1 else ("cgroup.freeze", "0")
+    by_kernel = f"echo {word} | sudo tee {shlex.quote(f'{directory}/{knob}')}"
+    by_maker = _find_maker(directory, frozen.version)
+    return f"{by_maker}  # or: {by_kernel}" if by_maker else by_kernel
+
+
+def _find_maker(directory: str, version: int) -> str:
+    """Return the command of what made the group by the form of its path, "" where that does not tell."""
+    if found := _CONTAINER.search(directory):
+        return f"{_TOOLS[found[1]]} unpause {found[2]}"
+    if found := _SLURM.search(directory):
+        return f"scontrol resume {found[1]}"
+    # systemd freezes units of the unified hierarchy alone, and no group that a unit made within its own.
+    unit = _UNIT.search(directory) if version == 2 else None
+    return f"sudo systemctl thaw {shlex.quote(unit[1])}" if unit else ""
+
 
 MOST_GAIN = 20.0
 """Above this the ceiling is not written as a number: the share behind it is not known that well."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpmon.judge.advice.advice_entry import Remedy
 from tpmon.judge.advice.catalogue import explain_cards, explain_speed
 from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR
-from tpmon.judge.advice.explanation import Explanation
+from tpmon.judge.advice.entry import Explanation, Remedy
 from tpmon.judge.advice.facts import Facts, fill, fill_paste
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code

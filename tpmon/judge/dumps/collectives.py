@@ -13,9 +13,18 @@ from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 
-from tpmon.judge.dumps.collective_words import JUST_NOW_S, UncountedWait, say_uncounted, sum_up, write_summary
-from tpmon.judge.dumps.collectives_match import find_differences
-from tpmon.judge.dumps.collectives_stacks import Standing, find_standings, find_waits, say_assumed_abort
+from tpmon.judge.dumps.collective_words import (
+    JUST_NOW_S,
+    Standing,
+    UncountedWait,
+    find_differences,
+    find_standings,
+    find_waits,
+    say_assumed_abort,
+    say_uncounted,
+    sum_up,
+    write_summary,
+)
 from tpmon.model.dump import Dump
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or

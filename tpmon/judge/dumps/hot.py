@@ -1,16 +1,25 @@
-"""Add samples up to hot functions: over ranks, over workers, main threads apart from the others. Pure."""
+"""Reduce dumps and samples to hot functions, a tree of stacks, and updates of a growing dump. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 
-from tpmon.judge.dumps.describe import Wait, describe_stack, own_frames
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.collective_words import may_wait
+from tpmon.judge.dumps.collectives import add_collectives
+from tpmon.judge.dumps.describe import Wait, collapse_frames, describe_stack, own_frames
+from tpmon.judge.dumps.groups import Origin, fold_rounds
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
+from tpmon.model.dump import DumpRound, DumpState, DumpThread, ShownFrame, StackGroup
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.collectives import CollectivesReading
+from tpmon.model.results.doctor import DumpUpdate, GroupStack, TreeLine
 from tpmon.model.sample import (
     SAMPLE_SCHEMA,
     Counted,
@@ -250,3 +259,111 @@ def _mean(seconds: Sequence[Known[float]], processes: Sequence[SampledProcess]) 
 
 def _pct(part: float, whole: float) -> float:
     return 100.0 * part / whole if whole else 0.0
+
+
+TOP = 0
+"""The mark above the outermost lines of a tree."""
+
+_Stack = tuple[StackGroup, tuple[ShownFrame, ...]]
+
+
+def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
+    """Collapse the stack of each group and mark the group by what it is, not by its place."""
+    met: Counter[int] = Counter()
+    shown = []
+    for group in groups:
+        frames, first = group.frames, group.threads[0]
+        what = frames if is_known(frames) else (first.name.rstrip("0123456789"), first.pid)
+        mark = hash((first.role, first.kind, what))
+        met[mark] += 1
+        lines = collapse_frames(frames) if is_known(frames) else ()
+        shown.append(GroupStack(hash((mark, met[mark])), lines))
+    return tuple(shown)
+
+
+def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
+    """Merge the stacks of ``groups`` where they begin alike; lines in the order of a tree that is open.
+
+    Every thread ends in one place, main threads before others. Groups without frames (native threads,
+    stacks not read) are lines of their own at the end. A stack may be as deep as its program recurses,
+    so nothing here does.
+    """
+    stacks = [(group, collapse_frames(group.frames) if is_known(group.frames) else ()) for group in groups]
+    lines: list[TreeLine] = []
+    todo = [(TOP, 0, 0, branch) for branch in reversed(_part([one for one in stacks if one[1]], 0))]
+    while todo:
+        parent, at, depth, those = todo.pop()
+        head = those[0][1][at]
+        mark = hash((parent, head.text, head.is_users))
+        ends = tuple(group for group, shown in those if len(shown) == at + 1)
+        threads = sum(len(group.threads) for group, _ in those)
+        lines.append(TreeLine(mark, parent, depth, head, threads, ends))
+        below = _part([one for one in those if len(one[1]) > at + 1], at + 1)
+        inner = depth + (1 if len(below) + bool(ends) > 1 else 0)
+        todo += [(mark, at + 1, inner, branch) for branch in reversed(below)]
+    loose = [group for group, shown in stacks if not shown]
+    return (*lines, *(_loose_line(group, number) for number, group in enumerate(loose)))
+
+
+def _loose_line(group: StackGroup, number: int) -> TreeLine:
+    return TreeLine(hash(("loose", number)), TOP, 0, NOT_APPLICABLE, len(group.threads), (group,))
+
+
+def _part(stacks: Sequence[_Stack], at: int) -> list[list[_Stack]]:
+    """Divide stacks by their line ``at``: main threads, then ranks, then large parts first."""
+    by_text: dict[tuple[str, bool], list[_Stack]] = {}
+    for group, shown in stacks:
+        by_text.setdefault((shown[at].text, shown[at].is_users), []).append((group, shown))
+
+    def order(part: tuple[tuple[str, bool], list[_Stack]]) -> tuple[bool, bool, int, tuple[str, bool]]:
+        text, those = part
+        has_main = any(group.threads[0].kind is ThreadKind.MAIN for group, _ in those)
+        has_rank = any(group.threads[0].role is Role.RANK for group, _ in those)
+        return not has_main, not has_rank, -sum(len(group.threads) for group, _ in those), text
+
+    return [those for _, those in sorted(by_text.items(), key=order)]
+
+
+def leaves(tree: Sequence[TreeLine]) -> Iterator[DumpThread]:
+    """Yield every thread of a tree, from where its stack ends."""
+    for line in tree:
+        for group in line.ends:
+            yield from group.threads
+
+
+NOTHING_READ = Missing("nothing was read yet")
+
+
+def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
+    """Return the looks to fold: those read as a whole, or a part of the first when there is no more."""
+    is_part = state.running and 0 < state.answered < state.asked
+    return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds
+
+
+def date_log(logs: Sequence[OutputSample]) -> Applicable[datetime]:
+    """Return when the job wrote into its log last: what one look cannot tell, for how long it stands."""
+    dated = [one.last_write for one in logs if is_known(one.last_write) and is_known(one.last_write_age_s)]
+    return max(dated, default=NOT_APPLICABLE)
+
+
+def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
+    """Fold what a dump has read; ``frame`` tells of which job, and of its log.
+
+    Once its last look is done and somebody may wait for others, the job's records are worth reading.
+    """
+    rounds = whole_rounds(state)
+    if not rounds:
+        return DumpUpdate(state, NOTHING_READ)
+    target, pids = frame.target, state.request.pids
+    not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
+    origin = Origin(target.pid, target.script, target.world_size, not_asked)
+    dump = fold_rounds(rounds, origin, earlier=state.earlier)
+    dump = replace(dump, last_write=date_log(frame.output))
+    awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)
+    return DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(dump.groups), awaits_records=awaits)
+
+
+def add_records(update: DumpUpdate, reading: CollectivesReading) -> DumpUpdate:
+    """Return a finished dump with what the job recorded of its collectives."""
+    dump = add_collectives(update.dump, reading) if is_known(update.dump) else update.dump
+    return replace(update, dump=dump, awaits_records=False)

@@ -1,18 +1,114 @@
-"""Read from the history of a card which memory on it is the job's, how full it was, how that grew. Pure."""
+"""Measure memory of the job on its cards, how it grows, and how much the cards idle. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from tpmon.judge.features.card_slices import find_slice, is_sliced
-from tpmon.judge.features.growth import GROWTH_WINDOW_S, GROWTH_WINDOWS, Growth, read_growth
-from tpmon.judge.features.snapshot import Scene
+from tpmon.judge.answers.result import reading
+from tpmon.judge.features.cards import (
+    BUSY_PCT,
+    QUIET_LINK_BYTES_S,
+    WORKING_CLOCK_RATIO,
+    CardScene,
+    cards_of,
+    find_slice,
+    is_sliced,
+    mean_busy_pct,
+)
+from tpmon.judge.features.data_wait import DataWait
+from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.hook_progress import list_hooks
-from tpmon.model.card_use import is_listed, list_processes
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample
-from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.verdict import Evidence
+
+GROWTH_BYTES_S = 1e6
+"""Slope from which memory grows; the allocator's own noise is below it."""
+GROWTH_WINDOWS = 3
+GROWTH_WINDOW_S = 15.0
+"""Growth in three windows one after the other; one alone is a cache that fills or a new epoch."""
+EDGE_S = 2.0
+ETA_S = 1800.0
+"""Time to the limit below which growth is told."""
+_TAKEN_NS = attrgetter("taken_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Hold how one figure grew: bytes per second in each window, oldest first, and over all of them."""
+
+    slopes: tuple[float, ...]
+    mean: float
+    grown_bytes: float
+    newest: float
+
+    @property
+    def grows(self) -> bool:
+        """Tell whether it grew in every window."""
+        return min(self.slopes) > GROWTH_BYTES_S
+
+
+def _points(
+    frames: Sequence[Frame], now_ns: int, read: Callable[[Frame], Known[float]]
+) -> Iterator[tuple[float, float]]:
+    """Yield age and value of each reading that has one, oldest first."""
+    for frame in frames:
+        if is_known(value := read(frame)):
+            yield (now_ns - frame.taken_ns) / 1e9, value
+
+
+def _around(
+    history: Sequence[Frame], now_ns: int, edge_s: float, read: Callable[[Frame], Known[float]]
+) -> tuple[float, float]:
+    """Return age and value about ``edge_s`` ago: the median of the readings next to it.
+
+    A batch that comes and goes between two readings is no growth. Only what lies there is read.
+    """
+    low = bisect_left(history, now_ns - (edge_s + EDGE_S) * 1e9, key=_TAKEN_NS)
+    high = bisect_right(history, now_ns - (edge_s - EDGE_S) * 1e9, key=_TAKEN_NS)
+    near = list(_points(history[low:high], now_ns, read))
+    near = near or [min(_points(history, now_ns, read), key=lambda point: abs(point[0] - edge_s))]
+    return statistics.fmean(age for age, _ in near), statistics.median(value for _, value in near)
+
+
+def read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Growth]:
+    """Return the growth of a figure over the last three windows; Missing for a shorter history."""
+    now_ns, history = scene.frame.taken_ns, scene.history
+    oldest = next(_points(history, now_ns, read), None)
+    if oldest is None:
+        return last if isinstance(last := read(scene.frame), Missing) else Missing("not read")
+    edges = [GROWTH_WINDOW_S * number for number in range(GROWTH_WINDOWS, -1, -1)]
+    if oldest[0] < edges[0]:
+        return Missing(f"growth needs {edges[0]:.0f} s of readings")
+    values = [_around(history, now_ns, edge, read) for edge in edges]
+    slopes = []
+    for (older_s, older), (newer_s, newer) in itertools.pairwise(values):
+        if older_s <= newer_s:
+            return Missing("too few readings")
+        slopes.append((newer - older) / (older_s - newer_s))
+    grown = values[-1][1] - values[0][1]
+    return Growth(tuple(slopes), grown / (values[0][0] - values[-1][0]), grown, values[-1][1])
+
+
+def say_about(seconds: float) -> str:
+    """Write a time to come as a person says it: "about 14 min"."""
+    if seconds < 90:
+        return f"about {max(seconds, 1):.0f} s"
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h" if seconds < 172_800 else "days"
+
+
+def find_urgency(eta_s: float) -> float:
+    """Return how near the end is, 0-1: the weight of a danger that costs no time yet."""
+    return min(1.0, max(0.2, 1 - eta_s / ETA_S))
+
 
 STEADY_RATIO = 0.5
 """Slope of the slowest window over the mean from which growth is steady; what settles grows ever slower."""
@@ -146,3 +242,217 @@ def read_held_growth(scene: Scene, pids: Sequence[int]) -> Known[Growth]:
         return held if told and told == len(pids) else Missing("no hook tells what the allocator holds")
 
     return read_growth(scene, read)
+
+
+SLICE_WAIT = 0.5
+"""Share of the time from which a wait beside a MIG slice, whose utilisation nobody knows, is told at all."""
+
+
+def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
+    """Return the idle share (0-1) of the rank's own cards; not applicable to a job on CPUs.
+
+    Missing where the rank may have a card that was not read: a full one would hide its wait.
+    """
+    own = cards_of(rank.process.pid, scene.gpus)
+    if own:
+        return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
+    if scene.gpus:
+        return Missing(f"the card of process {rank.process.pid} is not known")
+    unseen = find_unseen_cards(scene)
+    return Missing(unseen) if unseen else NOT_APPLICABLE
+
+
+def may_starve(rank: RankScene, wait: DataWait, scene: Scene) -> bool:
+    """Tell whether a MIG slice may well idle while its rank waits: at most as long as its SMs do.
+
+    Such a slice has no utilisation; the wait must take half of the time, and find the queue empty.
+    """
+    own = cards_of(rank.process.pid, scene.gpus)
+    if not own or not all(is_sliced(card.last) for card in own) or wait.share.low < SLICE_WAIT:
+        return False
+    active = [card.sm_active_pct for card in own]
+    if not all(is_known(pct) and 1 - pct / 100 >= SLICE_WAIT for pct in active):
+        return False
+    loader = rank.loader
+    if loader is None:
+        return not rank.has_workers
+    # A pin thread empties the pipe at once, so its emptiness says nothing.
+    return not loader.pin_thread and is_known(loader.empty_ratio) and loader.empty_ratio >= SLICE_WAIT
+
+
+def find_unseen_cards(scene: Scene) -> str:
+    """Say why the job may compute on cards that were not read, "" when it uses none or they were."""
+    gpus = scene.frame.gpus
+    if isinstance(gpus, Missing):
+        return "" if is_no_card(gpus.reason) else gpus.reason
+    holders = [card.pids for card in gpus]
+    unread = next((one for one in holders if isinstance(one, Missing)), None)
+    if unread is not None and not any(is_known(one) for one in holders):
+        return f"which processes are on the cards: {unread.reason}"
+    return next((note for note in scene.frame.notes if note.startswith("GPUs not visible")), "")
+
+
+HOLLOW_SM_PCT = 25.0
+"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93."""
+HOLLOW_POWER_RATIO = 0.35
+"""P below which 100 % busy is a lie: a quarter of the usable span above idle power (5-15 %)."""
+FULL_SM_PCT = 60.0
+"""SM activity from which a busy card truly computes."""
+FULL_POWER_RATIO = 0.55
+"""P from which a busy card truly computes, where no SM activity is read."""
+SMALL_LIMIT_W = 150.0
+"""Limit up to which a card may draw a third to half of it for nothing (T4, L4, A2, A10), by
+what others report of them; none was read by us."""
+FULL_SMALL_RATIO = 0.65
+"""P from which such a card truly computes: a guess, above what a kernel that spins may take of it."""
+SPIN_PCT = 1.0
+"""Activity of tensor cores and of memory below which SMs that are active only look at one flag."""
+
+MEDIUM_POWER = Missing("its power is between that of a card that spins and of one that computes")
+
+
+def full_power_ratio(card: CardScene) -> float:
+    """Return P from which a busy card truly computes, where no SM activity is read."""
+    limit = card.last.power_limit_w
+    return FULL_SMALL_RATIO if is_known(limit) and limit <= SMALL_LIMIT_W else FULL_POWER_RATIO
+
+
+def _only_spins(card: CardScene) -> bool:
+    """Tell whether active SMs do nothing: two collectives that do not end hold a third or half of them."""
+    readings = (
+        (card.sm_active_pct, FULL_SM_PCT),
+        (card.tensor_pct, SPIN_PCT),
+        (card.dram_pct, SPIN_PCT),
+        (card.link_bytes_s, QUIET_LINK_BYTES_S),
+        (card.work_ratio, HOLLOW_POWER_RATIO),
+    )
+    return all(is_known(value) and value < limit for value, limit in readings)
+
+
+def judge_hollow(card: CardScene) -> Known[bool]:
+    """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
+
+    SM activity decides where the card has it, unless the power contradicts it; else the power, measured by
+    what a card draws at its clock. At a low clock both must agree. Missing where the readings do not decide.
+    """
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    if card.busy_pct < BUSY_PCT:
+        return False
+    if not is_known(card.clock_ratio):
+        return card.clock_ratio
+    if is_known(card.sm_active_pct):
+        powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
+        if powerful or (card.sm_active_pct >= HOLLOW_SM_PCT and not _only_spins(card)):
+            return False
+        work = card.work_ratio
+        if card.clock_ratio < WORKING_CLOCK_RATIO and is_known(work) and work >= HOLLOW_POWER_RATIO:
+            return Missing("SM activity is low, and the power is not for so low a clock")
+        return True
+    work = card.work_ratio
+    small = full_power_ratio(card) == FULL_SMALL_RATIO
+    if small and is_known(work) and HOLLOW_POWER_RATIO <= work < FULL_SMALL_RATIO:
+        return MEDIUM_POWER
+    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, work)
+
+
+ALL_SM_PCT = 80.0
+"""SM activity from which a card has no time left in which it could wait for other ranks."""
+ALL_POWER_RATIO = 0.8
+"""P from which it has none; by the power of a kernel that spins, two thirds of the rest may be waits."""
+SLACK_RATIO = 0.3
+"""Share of time a GPU must do nothing useful: the other side of starved (U < 70)."""
+
+
+def median_over(values: Iterable[Known[float]]) -> Known[float]:
+    """Return the median over cards; Missing as soon as one card was not read."""
+    listed = list(values)
+    known = [value for value in listed if is_known(value)]
+    if len(known) < len(listed) or not known:
+        return next((one for one in listed if isinstance(one, Missing)), Missing("no card"))
+    return statistics.median(known)
+
+
+def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
+    """Return what the cards do as evidence: the median over the cards of what was read."""
+    age, cards = scene.frame.ages_s.gpu, scene.gpus
+    rows = (
+        ("GPU busy", median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
+        ("SM activity", median_over(card.sm_active_pct for card in cards), 1.0, "GPM"),
+        ("tensor activity", median_over(card.tensor_pct for card in cards), 1.0, "GPM"),
+        ("DRAM activity", median_over(card.dram_pct for card in cards), 1.0, "GPM"),
+        ("power of its limit", median_over(card.power_ratio for card in cards), 100.0, "NVML power"),
+        ("SM clock of its maximum", median_over(card.clock_ratio for card in cards), 100.0, "NVML clock"),
+    )
+    return tuple(
+        reading(name, scale * value, "%", source, age)
+        for name, value, scale, source in rows
+        if is_known(value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """Hold how much of the time a card does nothing useful, 0-1, and what shows it.
+
+    ``idle_ratio`` is the part of it in which no kernel runs at all.
+    """
+
+    ratio: float
+    idle_ratio: float
+    sources: frozenset[str]
+
+
+def works_all_the_time(card: CardScene) -> bool:
+    """Tell whether a card has no time left in which it could wait for anybody."""
+    active, work = card.sm_active_pct, card.work_ratio
+    return (is_known(active) and active >= ALL_SM_PCT) or (is_known(work) and work >= ALL_POWER_RATIO)
+
+
+def card_slack(card: CardScene) -> Known[Slack]:
+    """Return the slack of one card; Missing where a hollow card cannot be told from a full one."""
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    idle = max(0.0, 1 - card.busy_pct / 100)
+    sources = {"NVML utilisation"} if idle >= SLACK_RATIO else set()
+    ratio = idle
+    hollow = judge_hollow(card)
+    if is_known(hollow) and not hollow and card.busy_pct >= BUSY_PCT:
+        return Slack(idle, idle, frozenset(sources))
+    if isinstance(hollow, Missing):
+        return hollow
+    powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
+    if is_known(card.sm_active_pct) and card.sm_active_pct < HOLLOW_SM_PCT and not powerful:
+        ratio = max(ratio, 1 - card.sm_active_pct / 100)
+        sources.add("GPM")
+    work = card.work_ratio if hollow else card.power_ratio
+    if is_known(work) and work < HOLLOW_POWER_RATIO:
+        if hollow:
+            ratio = max(ratio, 1 - work / full_power_ratio(card))
+        sources.add("NVML power")
+    return Slack(ratio, idle, frozenset(sources))
+
+
+def rank_slack(rank: RankScene, scene: Scene) -> Known[Slack]:
+    """Return the slack of the busiest card of a rank."""
+    best: Known[Slack] = Missing("its card is not known")
+    for card in cards_of(rank.process.pid, scene.gpus):
+        slack = card_slack(card)
+        if not is_known(slack):
+            return slack
+        if not is_known(best) or slack.ratio < best.ratio:
+            best = slack
+    return best
+
+
+def slackest(scene: Scene) -> Known[tuple[RankScene, Slack]]:
+    """Return the rank whose GPU has the most slack; Missing when none could be told."""
+    found: list[tuple[RankScene, Slack]] = []
+    reason = Missing("no rank was read")
+    for rank in scene.ranks:
+        slack = rank_slack(rank, scene)
+        if is_known(slack):
+            found.append((rank, slack))
+        else:
+            reason = slack
+    return max(found, key=lambda pair: pair[1].ratio) if found else reason

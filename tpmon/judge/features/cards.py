@@ -1,24 +1,161 @@
-"""Condense the Window into the figures of the job's cards: means over a span, and what they add up to.
+"""Condense the Window into the figures of the job's cards: use, slices, whose work it is. Pure.
 
 Names as in the rules: U is NVML utilisation, P is power over its limit, C is the SM clock over its
 maximum. A single second of one card says little; a rule never looks at one.
+
+On a card that is cut into slices most readings are of the whole card, with the work of all its tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from tpmon.judge.features.card_slices import NO_UTILISATION, WHOLE_CARD, find_slice, is_sliced
-from tpmon.judge.features.card_users import Others, find_others, find_strays
-from tpmon.judge.features.medians import mean_known, median_known
-from tpmon.model.card_use import list_silent
+from tpmon.judge.features.readings import mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import NO_NVLINK, GpuSample, GpuState
+from tpmon.model.gpu import (
+    EXPLAINED_RATIO,
+    NO_NVLINK,
+    USED_PCT,
+    GpuSample,
+    GpuState,
+    MigInstance,
+    bytes_on,
+    is_listed,
+    list_processes,
+    list_silent,
+    share_card,
+    tell_contexts,
+)
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+
+SHARED_PCT = 5.0
+"""SM % from which another process takes a card's time from the job; a desktop ticks below it."""
+UNLISTED_PCT = 70.0
+"""U from which it tells of others that are not listed; below it the job's card is starved either way, and
+single samples of a process that works and rests in turn miss U."""
+
+NOT_SHARED = Missing("the card is the job's own")
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Hold who else computes on a card, and for how much of the time the job's own kernels were there."""
+
+    named: str
+    """Who they are, "" where there is nobody."""
+    pids: tuple[int, ...]
+    """Theirs, as far as the driver lists them here."""
+    least_pct: Known[float]
+    """How long the driver saw the job's kernels on it."""
+    most_pct: Known[float]
+    """The same with what they may have waited for their turn: cards give each process the same time."""
+
+
+NOBODY = Others("", (), NOT_SHARED, NOT_SHARED)
+UNLISTED = "processes that the driver does not list here"
+"""Those of other containers on a card that is shared by turns (drivers from 535.113)."""
+
+
+def _mean_of(pids: Sequence[int], shares: Sequence[Known[Mapping[int, float]]]) -> Known[float]:
+    """Return the mean over the readings of what some processes have together."""
+    return mean_known(
+        sum(share.get(pid, 0.0) for pid in pids) if is_known(share) else share for share in shares
+    )
+
+
+def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
+    """Return who shares a card with the job over the readings of a span; ``busy_pct`` is its U."""
+    last = samples[-1]
+    if not is_listed(last) or (is_known(busy_pct) and busy_pct < SHARED_PCT):
+        return NOBODY
+    ours = known_or(last.pids, ())
+    foreign = [one.pid for one in list_processes(last) if one.pid not in ours and not one.of_job]
+    shares = [share_card(one) for one in samples]
+    own = _mean_of(ours, shares)
+    if not is_known(own):
+        return Others(_name(foreign), tuple(foreign), own, own) if foreign else NOBODY
+    theirs = {pid: known_or(_mean_of((pid,), shares), 0.0) for pid in foreign}
+    there = tuple(pid for pid in foreign if theirs[pid] >= SHARED_PCT)
+    if there:
+        most = own + min(own * len(there), sum(theirs[pid] for pid in there))
+        return Others(_name(there), there, own, most)
+    told = own + sum(theirs.values())
+    if not is_known(last.lists_only) or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
+        return NOBODY
+    # Some drivers give 0 % to every process in a container: that is no reading beside a busy card.
+    if told < USED_PCT or told >= EXPLAINED_RATIO * busy_pct:
+        return NOBODY
+    # How many they are is not told: the job may have waited for all that they did.
+    return Others(UNLISTED, (), own, own + busy_pct - told)
+
+
+def _name(pids: Sequence[int]) -> str:
+    return f"PID {', '.join(map(str, pids))}"
+
+
+def find_strays(cards: Mapping[str, Sequence[GpuSample]]) -> frozenset[tuple[str, int]]:
+    """Return the cards, by UUID, on which a process only has a context: it works on another one.
+
+    A card that is lost, or that only open files tell, is never one of them.
+    """
+    lasts = {uuid: samples[-1] for uuid, samples in cards.items() if samples}
+    listed = {uuid: one for uuid, one in lasts.items() if is_listed(one) and one.state is not GpuState.LOST}
+    on = [(uuid, pid) for uuid, one in listed.items() for pid in known_or(one.pids, ())]
+    several = {pid for _, pid in on if sum(other == pid for _, other in on) > 1}
+    found: set[tuple[str, int]] = set()
+    for pid in several:
+        mine = [uuid for uuid, other in on if other == pid]
+        used_bytes = {uuid: bytes_on(pid, listed[uuid]) for uuid in mine}
+        busy_pct = {uuid: _mean_of((pid,), [share_card(one) for one in cards[uuid]]) for uuid in mine}
+        found.update((uuid, pid) for uuid in tell_contexts(used_bytes, busy_pct))
+    return frozenset(found)
+
+
+NO_UTILISATION = Missing("MIG slices have no utilisation")
+WHOLE_CARD = Missing("it is read of the whole card only, not of a MIG slice")
+NO_SLICE = Missing("which MIG slice the job computes on is not known")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Hold the activity of the job's slice over a span, and its memory now."""
+
+    sm_active_pct: Known[float]
+    memory_used_bytes: Known[int]
+    memory_total_bytes: Known[int]
+
+
+def _own(sample: GpuSample) -> MigInstance | None:
+    """Return the one slice that lists processes of the job; an only slice is that of its holder."""
+    pids = set(known_or(sample.pids, ()))
+    slices = sample.mig_instances
+    if len(slices) == 1:
+        return slices[0]
+    own = [one for one in slices if pids & set(known_or(one.pids, ()))]
+    return own[0] if len(own) == 1 else None
+
+
+def find_slice(samples: Sequence[GpuSample]) -> Slice:
+    """Return the job's slice of a card over its readings; Missing figures where none or several are its."""
+    own = _own(samples[-1])
+    if own is None:
+        return Slice(NO_SLICE, NO_SLICE, NO_SLICE)
+
+    def active(sample: GpuSample) -> Known[float]:
+        found = (one.sm_active_pct for one in sample.mig_instances if one.uuid == own.uuid)
+        return next(found, NO_SLICE)
+
+    return Slice(mean_known(map(active, samples)), own.memory_used_bytes, own.memory_total_bytes)
+
+
+def is_sliced(sample: GpuSample) -> bool:
+    """Tell whether a card is known to be cut into MIG slices."""
+    return is_known(sample.mig) and sample.mig
+
 
 BUSY_PCT = 90.0
 """U from which a card counts as busy; never tried on a card (docs/thresholds.md)."""

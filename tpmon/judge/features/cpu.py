@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tpmon.judge.features.medians import median_known
+from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known

@@ -1,21 +1,30 @@
-"""Combine what is known of a main thread's wait for data into one share with its interval. Pure.
+"""Measure a main thread's wait for data as one share with its interval, and which loader feeds it. Pure.
 
 Two origins tell it: stack samples, and frequent looks at state and system call. Behind a pin
 thread a rank waits in a lock with a time-out and not in the poll of a queue. Without workers only
 the stacks can tell loading from computing.
+
+The hook's figure is exact where torch's DataLoader makes the batches: the time inside its next().
+Sampled stacks also see copies that the program makes of a batch afterwards, so they may tell more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from types import MappingProxyType
 
-from tpmon.judge.stacks.phase_shares import DESIGN, Share, share_of
-from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.judge.stacks.profile import DESIGN, RankPhases, Share, share_of
+from tpmon.judge.watch.hook_progress import HOOK
+from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.hook import StepPace, StepRule
+from tpmon.model.host import LoaderSample
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.text.job_words import is_evaluating, is_stalled
 
 STACKS = "stacks"
 LOOKS = "main thread"
@@ -125,3 +134,104 @@ def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behi
     parts[DataPart.QUEUE] = handed if queue is None else _add(queue, handed)
     share = _add(seen, handed)
     return DataWait(share, MappingProxyType(parts), frozenset((STACKS,)), share.low)
+
+
+AGREES_RATIO = 0.10
+"""How far outside of a sampled interval the exact share may lie: the spans of the two differ."""
+LEAST_STEPS = 3
+"""Steps in the hook's span below which one slow batch would be a share."""
+
+_BATCHES = (StepRule.BATCH_AFTER_UPDATE, StepRule.BATCH_AFTER_BACKWARD, StepRule.CALL)
+"""Rules of loops whose batches come from torch's DataLoader; without one, fetching counts as forward."""
+
+
+def exact_wait(pace: Known[StepPace]) -> Known[float]:
+    """Return the share (0-1) of a step that waits for its batch, Missing where the hook cannot tell."""
+    if not is_known(pace):
+        return pace
+    if pace.rule not in _BATCHES:
+        return Missing("the loop has no DataLoader of torch")
+    if is_stalled(pace) or is_evaluating(pace):
+        return Missing("no training steps lately")
+    steps = pace.rate_hz * pace.span_s
+    if not is_known(pace.data_pct) or steps < LEAST_STEPS - 0.5:
+        return Missing(f"{steps:.0f} steps so far")
+    if pace.rule is StepRule.CALL and pace.data_pct <= 0:
+        return Missing("the loop may have no DataLoader of torch")
+    return pace.data_pct / 100
+
+
+def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
+    """Put the exact share in the place of the sampled one; where less was measured than sampled, beside it.
+
+    ``told`` keeps what each source says, so that a rule counts only those that agree.
+    """
+    exact = exact_wait(pace)
+    if not is_known(exact) or not is_known(pace):
+        return wait
+    share = Share(exact, exact, exact, round(pace.rate_hz * pace.span_s))
+    if not is_known(wait):
+        return DataWait(share, MappingProxyType({}), frozenset((HOOK,)), exact, {HOOK: exact})
+    told = dict(wait.told) or dict.fromkeys(wait.sources, wait.share.ratio)
+    told[HOOK] = exact
+    sources = wait.sources | {HOOK}
+    if exact < wait.share.low - AGREES_RATIO:
+        return replace(wait, sources=sources, told=told)
+    return replace(wait, share=share, sources=sources, surest_low=max(wait.surest_low, exact), told=told)
+
+
+IDLE_STEPS = 4
+"""Steps in which the idle shares of two loaders are compared: those closer than that are as busy."""
+
+RESTS = 0.25
+"""Mean share of waiting for work from which workers have time to spare: 0-8 % where they are too slow."""
+STARVES = 0.5
+"""Share of looks at the queue that must find it empty."""
+
+
+def _moves(loader: LoaderSample, frames: Sequence[Frame]) -> bool:
+    """Tell whether its queues were seen to change over the span, or to hold work."""
+    pids = {queue.pid for queue in loader.queues}
+    seen = [
+        one
+        for frame in frames
+        for one in frame.loader
+        if one.pid == loader.pid and {queue.pid for queue in one.queues} == pids
+    ]
+    ready = {one.ready_bytes for one in seen if is_known(one.ready_bytes)}
+    return len(ready) > 1 or any(
+        is_known(queue.pending_bytes) and queue.pending_bytes > 0 for one in seen for queue in one.queues
+    )
+
+
+def find_loader_in_use(
+    pid: int, frames: Sequence[Frame], idle: Mapping[int, Known[float]]
+) -> tuple[LoaderSample | None, frozenset[int]]:
+    """Return the loader that feeds a rank and the PIDs of its workers, none where it is the only one.
+
+    It is the one whose workers wait for work least, else whose queues move, else the oldest. ``idle``
+    holds the share of waiting for work (0-1) by worker PID.
+    """
+    loaders = [loader for loader in frames[-1].loader if loader.pid == pid]
+    if len(loaders) < 2:
+        return (loaders[0] if loaders else None), frozenset()
+
+    def rest(loader: LoaderSample) -> tuple[int, bool, int]:
+        shares = [known_or(idle[queue.pid], 0.0) for queue in loader.queues if queue.pid in idle]
+        idle_step = round(IDLE_STEPS * statistics.fmean(shares)) if shares else IDLE_STEPS
+        return idle_step, not _moves(loader, frames), loader.loader
+
+    found = min(loaders, key=rest)
+    return found, frozenset(queue.pid for queue in found.queues)
+
+
+def is_behind(loader: LoaderSample | None, idle: Sequence[Known[float]]) -> bool:
+    """Tell whether a loader never has a batch to spare: its workers have work, its queue is empty.
+
+    ``idle`` holds the share of waiting for work (0-1) of each of its workers. Behind a pin thread the
+    queue is empty in any case.
+    """
+    shares = [share for share in idle if is_known(share)]
+    if loader is None or not shares or 2 * len(shares) < len(idle) or statistics.fmean(shares) >= RESTS:
+        return False
+    return loader.pin_thread or (is_known(loader.empty_ratio) and loader.empty_ratio >= STARVES)

@@ -1,4 +1,4 @@
-"""Find the rank that waits longest for its data, and whether that wait costs anything. Pure.
+"""Find the rank that waits longest for its data, and the function in which the time goes. Pure.
 
 A wait of the host is a fault only while the compute idles: on a GPU job the rank's own card, on a
 CPU job the waiting thread itself.
@@ -13,21 +13,45 @@ from typing import Union
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading
-from tpmon.judge.features.batch_waits import see_waits
-from tpmon.judge.features.card_idle import find_gpu_idle, may_starve
+from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
-from tpmon.judge.features.data_wait import LOOKS, STACKS, DataWait
-from tpmon.judge.features.feeding import is_behind
-from tpmon.judge.features.medians import median_known
-from tpmon.judge.features.once import Once
-from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of
-from tpmon.judge.stacks.profile import DataPart, Share
+from tpmon.judge.features.data_wait import LOOKS, STACKS, DataWait, is_behind
+from tpmon.judge.features.readings import median_known
+from tpmon.judge.features.snapshot import Once, RankScene, Scene, WorkerScene, demand_of
+from tpmon.judge.stacks.phases import DataPart, Phase
+from tpmon.judge.stacks.profile import RankPhases, Share, Spot
 from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
+
+
+def see_pins(rank: RankScene) -> bool:
+    """Tell whether a pin-memory thread stands between the rank and its workers."""
+    return rank.loader is not None and rank.loader.pin_thread
+
+
+def _see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
+    pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
+    waits: dict[int, list[tuple[int, float]]] = {}
+    for frame in scene.history:
+        for one in known_or(frame.main_threads, ()):
+            if one.looks:
+                found = one.timed_lock if one.pid in pins else one.batch_wait
+                waits.setdefault(one.pid, []).append((frame.taken_ns, found / one.looks))
+    return waits
+
+
+see_all_waits = Once(_see_all_waits)
+"""Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
+
+
+def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
+    """Return the same of one rank."""
+    return see_all_waits(scene).get(rank.process.pid, [])
+
 
 LEAST_WAIT = 0.10
 """Share of the time from which waiting is worth a verdict: 1.1x at best. Below it other costs hide it."""
@@ -380,3 +404,40 @@ def part_of(found: Starved, *parts: DataPart) -> Share | None:
         min(1.0, sum(one.high for one in seen)),
         seen[0].samples,
     )
+
+
+def name_hot(phases: Known[RankPhases], phase: Phase, scene: Scene) -> tuple[Evidence, ...]:
+    """Name the function of the program that takes most of ``phase``, as a row of evidence."""
+    spot = phases.spots.get(phase) if is_known(phases) else None
+    return name_spot(spot, scene) if spot is not None else ()
+
+
+def name_spot(spot: Spot, scene: Scene) -> tuple[Evidence, ...]:
+    """Name a function with its share of the time, as a row of evidence."""
+    where = spot.where
+    for phase in Phase:
+        where = where.removeprefix(f"{phase.value}: ").removeprefix(f"{phase.value} ")
+    text = f"{where}, {format_pct(100 * spot.ratio)} % of the time"
+    sources = scene.frame.sources
+    return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
+
+
+MOST_LOADING = 0.5
+"""Share of the samples below such a name that the main thread must spend in a lock for them to be a wait."""
+_IN_LOCKS = (Phase.BACKWARD, Phase.SYNC, Phase.COMMS, Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE)
+"""Phases that may wait in a lock: for autograd's thread, a card, other ranks, a thread that writes."""
+
+
+def find_named_wait(rank: RankScene) -> float:
+    """Return the share of samples (0-1) below the name of a loading function that sleep in a lock.
+
+    A queue made of C leaves no frame of its own. Without a lock the function may well load: it reads a disk,
+    or it pauses.
+    """
+    phases, main = rank.phases, rank.main
+    if not is_known(phases) or not is_known(main) or not phases.hinted_ratio:
+        return 0.0
+    queue = phases.parts.get(DataPart.QUEUE)
+    others = phases.ratio(*_IN_LOCKS) + phases.handed_ratio + phases.call_waits_ratio
+    spare = main.lock - others - (queue.ratio if queue is not None else 0.0)
+    return min(phases.hinted_ratio, spare) if spare >= MOST_LOADING * phases.hinted_ratio else 0.0

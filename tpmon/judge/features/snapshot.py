@@ -1,4 +1,4 @@
-"""Condense the Window into the figures that rules ask for: medians and shares with their span.
+"""Condense the Window into the figures that rules ask for, each answered once. Pure.
 
 A rule never looks at a single second. Everything here is computed once for each judgement.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from tpmon.judge.answers.result import Answer
 from tpmon.judge.features.cards import CardScene, doubt_cards, see_cards
@@ -18,13 +19,22 @@ from tpmon.judge.features.data_wait import (
     LEAST_SAMPLES,
     DataWait,
     combine_wait,
+    find_loader_in_use,
+    is_behind,
     join_handed,
+    join_hook,
     measure_share,
 )
-from tpmon.judge.features.feeding import find_loader_in_use, is_behind
-from tpmon.judge.features.hook_wait import join_hook
-from tpmon.judge.features.io_waits import is_io_wait, list_io_waits, share_waits, weigh_rest
-from tpmon.judge.features.medians import NO_FRAMES, mean_known, median_known, share_of
+from tpmon.judge.features.readings import (
+    NO_FRAMES,
+    is_io_wait,
+    list_io_waits,
+    mean_known,
+    median_known,
+    share_of,
+    share_waits,
+    weigh_rest,
+)
 from tpmon.judge.stacks.profile import RankPhases, Share
 from tpmon.judge.watch.hook_progress import find_pace
 from tpmon.judge.watch.tracker import NO_WATCH, Watch
@@ -396,3 +406,27 @@ def see(
 
 Rule = Callable[[Scene], Answer]
 """One cause: what it says of a Scene."""
+
+
+Answered = TypeVar("Answered")
+
+
+class Once(Generic[Answered]):
+    """Remember the answer to a pure question about the newest Scene.
+
+    A Scene never changes, so the same object always has the same answer.
+    """
+
+    def __init__(self, ask: Callable[[Scene], Answered]) -> None:
+        """Ask nothing yet."""
+        self._ask = ask
+        self._last: tuple[Scene, Answered] | None = None
+
+    def __call__(self, scene: Scene) -> Answered:
+        """Return the answer for ``scene``."""
+        last = self._last
+        if last is not None and last[0] is scene:
+            return last[1]
+        answer = self._ask(scene)
+        self._last = (scene, answer)
+        return answer

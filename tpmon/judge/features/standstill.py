@@ -1,23 +1,34 @@
-"""Tell whether a job stands still: stacks that do not change, main threads that do not run. Pure.
+"""Tell whether a job stands still, and which of its cards do not answer. Pure.
 
 A thread that waits for the GPU or a collective spins at 100 %, so moving is judged by stacks, and
 standing still by the main thread alone: background threads tick in the deadest of jobs.
+
+What was never seen to move may have stood for an hour or for a second. Until that is known no word is
+said of its speed, and none that would rule a hang out.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection, Sequence
 
-from tpmon.judge.dumps.meant_waits import PATIENT
-from tpmon.judge.features.batch_waits import see_pins
-from tpmon.judge.features.card_slices import is_sliced
-from tpmon.judge.features.snapshot import RankScene, Scene, demand_of
+from tpmon.judge.answers.result import Answer, Suspicion, Unsure
+from tpmon.judge.dumps.outlier import PATIENT
+from tpmon.judge.features.card_use import judge_hollow
+from tpmon.judge.features.cards import CardScene, is_sliced
+from tpmon.judge.features.loader import see_pins
+from tpmon.judge.features.readings import is_io_wait
+from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
 from tpmon.judge.stacks.profile import Phase, RankPhases
-from tpmon.judge.watch.hook_progress import event_age_s
+from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns
+from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.gpu import GpuSample, GpuState, list_missed, list_silent
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.units import format_seconds
+from tpmon.model.verdict import Kind, pick_code
 
 STILL_S = 25.0
 """How long nothing may move before it is called hung: 30 s after attaching, less the first
@@ -276,3 +287,258 @@ def waits_for_workers(rank: RankScene) -> Known[bool]:
     if is_known(rank.main):
         return rank.main.running <= AT_REST
     return waits
+
+
+SILENT_S = 10.0
+"""Silence of a card from which it is a sign: a driver that is busy with itself stalls for some seconds."""
+HUNG_S = 20.0
+"""Silence of a card from which a run that shows no sign of life hangs."""
+LOST_READINGS = 3
+"""Readings in a row in which the driver itself says that a card is lost, from which it is believed."""
+AFTER_S = 1.0
+"""How much younger than the silence a sign of life must be: both are rounded to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Hold a card that does not answer, and that the job is on, or may be."""
+
+    sample: GpuSample
+    pids: tuple[int, ...]
+    """The job's processes on it; all that hold it open where no list tells."""
+    sure: bool
+    """Whether the job is known to compute on it: by a list, or by as many ranks as cards held open."""
+    missed: bool
+    """Whether the job may need it: not where each of its processes has a card of its own that answers."""
+
+    @property
+    def state(self) -> str:
+        """Say what the card does not do: "has not answered the driver for 24 s"."""
+        if self.sample.state is GpuState.LOST:
+            return "does not answer the driver any more"
+        why = f" ({self.sample.unheard})" if is_known(self.sample.unheard) else ""
+        return f"has not answered the driver for {format_seconds(self.sample.age_s)}{why}"
+
+    @property
+    def words(self) -> str:
+        """Say which card that is, too."""
+        return f"card {self.sample.index} {self.state}"
+
+
+def find_silences(scene: Scene) -> tuple[Silence, ...]:
+    """Return the silent cards of a job, those that are surely its own first."""
+    found, cards = [], known_cards(scene.frame)
+    missed = {one.uuid for one in list_missed(cards)}
+    for one in list_silent(cards):
+        card = next((card for card in scene.gpus if card.last.uuid == one.uuid), None)
+        pids = known_or(one.pids, ()) if card is None else card.pids
+        lost = one.state is GpuState.LOST and (card is None or card.lost_readings >= LOST_READINGS)
+        if lost or one.age_s >= SILENT_S:
+            sure = card is not None and not is_known(one.unheard)
+            found.append(Silence(one, pids, sure, one.uuid in missed))
+    return tuple(sorted(found, key=lambda one: not one.sure))
+
+
+def find_silence(card: CardScene, scene: Scene) -> Silence | None:
+    """Return the silence of one card that the job computes on, None where it answers."""
+    return next((one for one in find_silences(scene) if one.sure and one.sample.uuid == card.last.uuid), None)
+
+
+def say_open(silences: Sequence[Silence]) -> str:
+    """Say of a silent card that may not be the job's what is not known of it, "" for none."""
+    for one in silences:
+        if not one.sure:
+            whose = (
+                "the job holds it open, but whether it computes there"
+                if one.pids
+                else "whether it is the job's"
+            )
+            return f"{one.words}; {whose} is not known"
+    return ""
+
+
+def goes_on(scene: Scene, pids: Collection[int] = (), silent_s: float | None = None) -> bool:
+    """Tell whether the run gave a sign of life not too long ago, and since its card fell silent.
+
+    Signs are its hook, its log, the stacks and waits of ``pids``, else of all ranks, and workers: with a full
+    queue these rest, so that those that work have been asked for batches.
+    """
+    now_ns, written = scene.frame.taken_ns, log_age_s(scene.frame)
+    ranks = [one for one in scene.watch.ranks if one.pid in pids] or scene.watch.ranks
+    told_ns = max(last_event_ns(scene.frame), 0 if written is None else now_ns - age_ns(written))
+    signs_ns = [0, *(one.moved_ns for one in ranks)]
+    workers = (worker.demand for rank in scene.ranks for worker in rank.workers)
+    if any(known_or(one, 0.0) >= QUIET_WORKER_DEMAND for one in workers):
+        signs_ns.append(now_ns)
+    limit_s = scene.watch.hang_after_s
+    if silent_s is not None:
+        limit_s = min(limit_s, silent_s - AFTER_S)
+    # What the job itself tells, it tells every some seconds.
+    return now_ns - max(signs_ns) < limit_s * 1e9 or now_ns - told_ns < max(limit_s, SILENT_S) * 1e9
+
+
+def stands_s(scene: Scene) -> float:
+    """Return for how long nothing was seen to move, whatever the cards do; 0 where that cannot be seen."""
+    still_ns = scene.watch.still_ns
+    return (scene.frame.taken_ns - still_ns) / 1e9 if still_ns else 0.0
+
+
+def _may_show_life(scene: Scene) -> bool:
+    """Tell whether a sign of life could be read at all: else that there is none says nothing."""
+    phases = any(is_known(one.phases) for one in scene.ranks)
+    return phases or log_age_s(scene.frame) is not None or bool(last_event_ns(scene.frame))
+
+
+def hangs_on(silence: Silence, scene: Scene) -> bool:
+    """Tell whether a run stands since its card fell silent.
+
+    A silent card alone may work on: of one that the driver does not call lost, or that the job may only hold
+    open, it must be seen that nothing moves, where other cards compute or it is not surely the job's.
+    """
+    silent_s = silence.sample.age_s
+    if (
+        not (silence.pids and silence.missed)
+        or is_known(silence.sample.unheard)
+        or goes_on(scene, silence.pids, silent_s)
+    ):
+        return False
+    if silence.sure and silence.sample.state is GpuState.LOST:
+        return True
+    if silent_s < HUNG_S or any(map(find_excuse, scene.ranks)):
+        return False
+    if silence.sure:
+        works = any(
+            known_or(one.busy_pct, 0.0) >= IDLE_CARD_PCT and judge_hollow(one) is False for one in scene.gpus
+        )
+        return stands_s(scene) >= SILENT_S or (not works and _may_show_life(scene))
+    reads = any(is_io_wait(known_or(rank.process.waits_for, "")) for rank in scene.ranks)
+    return not reads and stands_s(scene) >= HUNG_S
+
+
+MORE_S = 10.0
+"""How much longer than a hang takes the command looks that is advised: until looks have come."""
+
+SLOW_FACTOR = 2.5
+"""How many times longer than others a wait that may end by itself is looked at: hang_watch.NAPS_FACTOR."""
+UNMOVED_S = 10.0
+"""How long nothing may move before it is said of a run of which nothing else is known."""
+
+SPEEDS = frozenset(
+    (
+        Kind.BALANCED,
+        Kind.COMPUTE_BOUND,
+        Kind.DATA_BOUND,
+        Kind.PYTHON_BOUND,
+        Kind.LAUNCH_BOUND,
+        Kind.SYNC_BOUND,
+        Kind.COMMS_BOUND,
+        Kind.OVERSUBSCRIBED,
+        Kind.CPU_THROTTLED,
+    )
+)
+"""Kinds that say what a run spends its steps on: without a step there are none of them."""
+
+
+FIRST_STEPS = (Kind.STARTING, "first-steps")
+"""Steps too: a run that stands from its first second on has none."""
+
+
+def watched_s(watch: Watch, frame: Frame) -> float:
+    """Return for how long tpmon has watched."""
+    return (frame.taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else 0.0
+
+
+def are_ranks_unmoved(scene: Scene) -> bool:
+    """Tell whether no rank was seen to move since the first reading, and no line was written."""
+    watch = scene.watch
+    return (
+        watch.begun_ns > 0
+        and bool(scene.ranks)
+        and watch.still_ns <= watch.begun_ns + FIRST_WAIT_S * 1e9
+        and all(rank.process.state != "R" for rank in scene.ranks)
+    )
+
+
+def is_unmoved(scene: Scene) -> bool:
+    """Tell whether nothing of the job has moved since the first reading, as far as can be read."""
+    if not are_ranks_unmoved(scene):
+        return False
+    seconds = watched_s(scene.watch, scene.frame)
+    started = any(worker.age_s < seconds for rank in scene.ranks for worker in rank.workers)
+    mover, cards = find_mover(scene.frame), gpus_move(scene)
+    return not started and mover == "" and cards == ""
+
+
+def say_unmoved(scene: Scene, need: float) -> str:
+    """Say it with what decides: "nothing has moved for the 15 s watched; at most 30 s are needed: --for 40s".
+
+    ``need`` is for how many seconds at most what may be found must last.
+    """
+    seconds = watched_s(scene.watch, scene.frame)
+    words = f"nothing has moved for the {format_seconds(seconds)} watched"
+    if seconds >= need:
+        return words
+    return f"{words}; at most {format_seconds(need)} are needed: --until hung --for {need + MORE_S:.0f}s"
+
+
+def still_s(scene: Scene) -> float:
+    """Return for how long nothing of the job has moved, as tpmon saw it; 0 where something does."""
+    watch = scene.watch
+    if not watch.still_ns or not scene.ranks or find_mover(scene.frame) != "" or gpus_move(scene) != "":
+        return 0.0
+    seconds = max(0.0, (scene.frame.taken_ns - watch.still_ns) / 1e9)
+    return min(seconds, watched_s(watch, scene.frame))
+
+
+def say_still(scene: Scene) -> str:
+    """Say so where it is not called a hang yet: "nothing has moved for 45 s, too short to call it hung"."""
+    seconds = format_seconds(still_s(scene))
+    words = f"the {seconds} watched" if is_unmoved(scene) else seconds
+    return f"nothing has moved for {words}, too short to call it hung"
+
+
+def say_longer(scene: Scene, need: float) -> str:
+    """Say which command decides, and ends once it has: ``need`` is what it takes at most, in seconds."""
+    pid = scene.frame.target.pid
+    longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
+    look = f"tpmon diagnose {pid} --until hung --for {longer_s:.0f}s"
+    return f"look longer, and where it stands: {look}; tpmon dump {pid}"
+
+
+def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
+    """Take what was said of a run that cannot be known for what it is: not known.
+
+    No run is called well while a card that it is on, or may be, does not answer.
+    """
+    why = next((one.words for one in find_silences(scene) if one.missed), "")
+    return [
+        Unsure(f"{_name(one.kind, one.cause)} ({why})")
+        if why and isinstance(one, Suspicion) and not one.seen and pick_code(one.kind, one.cause) == 0
+        else one
+        for one in _hold_back_unmoved(answers, scene)
+    ]
+
+
+def _hold_back_unmoved(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
+    """Take what was said of the speed of a run that has not been seen to move for what it is: not known.
+
+    Ranks that wait for each other do so in each step, or for ever: of those that have stopped moving it is
+    not known which. A wait for data may be as long as its reads.
+    """
+    if is_unmoved(scene):
+        why, held = "nothing has moved since tpmon attached", SPEEDS
+    elif still_s(scene) >= UNMOVED_S:
+        why, held = f"nothing has moved for {format_seconds(still_s(scene))}", frozenset((Kind.COMMS_BOUND,))
+    else:
+        return list(answers)
+    return [
+        Unsure(f"{_name(one.kind, one.cause)} ({why})")
+        if isinstance(one, Suspicion)
+        and (one.kind in held or (held is SPEEDS and (one.kind, one.cause) == FIRST_STEPS))
+        else one
+        for one in answers
+    ]
+
+
+def _name(kind: Kind, cause: Applicable[str]) -> str:
+    return f"{kind.value} {cause}" if is_known(cause) else kind.value

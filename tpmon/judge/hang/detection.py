@@ -9,14 +9,16 @@ from __future__ import annotations
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.dumps.describe import Wait
 from tpmon.judge.dumps.outlier import Seen
-from tpmon.judge.features.once import Once
-from tpmon.judge.features.snapshot import RankScene, Scene
-from tpmon.judge.features.standstill import find_excuse, waits_for_batch
-from tpmon.judge.features.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
-from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, patience_of_sleep
-from tpmon.judge.hang.hang_calls import CAUSES, find_waited_s, show_calls
-from tpmon.judge.hang.hang_causes import Blame, Patience, name_thread, say_place
-from tpmon.judge.hang.hang_signs import (
+from tpmon.judge.features.snapshot import Once, RankScene, Scene
+from tpmon.judge.features.standstill import (
+    are_ranks_unmoved,
+    find_excuse,
+    is_unmoved,
+    say_unmoved,
+    waits_for_batch,
+    watched_s,
+)
+from tpmon.judge.hang.activity import (
     LAST_DATA,
     LAST_FILE,
     LAST_WRITE,
@@ -28,11 +30,12 @@ from tpmon.judge.hang.hang_signs import (
     find_youngest_s,
     see_quiet,
 )
-from tpmon.judge.hang.missing_ranks import may_run_elsewhere
+from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, may_run_elsewhere, patience_of_sleep
+from tpmon.judge.hang.causes import Blame, Patience, name_thread, say_place
+from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
 from tpmon.judge.stacks.classify import is_users, name_line, plain_name
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.hang_stances import SLEEP
-from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
+from tpmon.judge.watch.picture import LEAST_ROUNDS, SLEEP, Picture, came_late
 from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState

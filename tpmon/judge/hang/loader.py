@@ -9,20 +9,20 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.outlier import Seen, is_pinning
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hang.activity import find_beside, weigh_beside
-from tpmon.judge.hang.hang_causes import (
+from tpmon.judge.hang.causes import (
     Blame,
     Patience,
     blame_gil,
     blame_thread,
+    find_killed,
     give_patience,
     name_thread,
     pick_blame,
     say_place,
+    tell_ends,
 )
-from tpmon.judge.hang.hang_ends import find_killed, tell_ends
 from tpmon.judge.stacks.classify import read_stack
-from tpmon.judge.watch.hang_stances import Stance, find_stance, is_idle
-from tpmon.judge.watch.picture import Picture
+from tpmon.judge.watch.picture import Picture, Stance, find_stance, is_idle
 from tpmon.judge.watch.servers import ASKS, asks_another
 from tpmon.model.dump import DeadChild
 from tpmon.model.known import is_known

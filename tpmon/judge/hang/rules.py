@@ -1,7 +1,9 @@
-"""Jobs that stand still: what the stacks of all processes show, and what the readings alone can tell.
+"""Jobs that stand still, by their stacks or by the readings alone.
 
 ``hung`` is said of processes that are stopped at once. Where the stacks were read they decide; where
 not, a read that does not return and a worker that is gone are named after 25 s.
+
+Not before 25 s in which no main thread ran, no worker worked, and no line was written.
 """
 
 from __future__ import annotations
@@ -10,27 +12,38 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.judge.dumps.meant_waits import HANG_AFTER_S
-from tpmon.judge.features.io_waits import is_io_wait
-from tpmon.judge.features.once import Once
-from tpmon.judge.features.silent_cards import HUNG_S, SILENT_S, Silence, find_silences, hangs_on, stands_s
-from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, ranks_on
+from tpmon.judge.dumps.outlier import HANG_AFTER_S
+from tpmon.judge.features.comms import find_waits
+from tpmon.judge.features.readings import is_io_wait
+from tpmon.judge.features.snapshot import Once, RankScene, Rule, Scene, WorkerScene, ranks_on
 from tpmon.judge.features.standstill import (
+    HUNG_S,
+    INPUT_WAITS,
     QUIET_WORKER_DEMAND,
+    SILENT_S,
     STILL_S,
+    Silence,
+    Standstill,
     find_excuse,
+    find_silences,
+    find_standstill,
+    fresh_phase,
+    hangs_on,
     name_rank,
+    say_elsewhere,
+    stands_s,
     waits_for_batch,
     waits_for_workers,
 )
-from tpmon.judge.hang.detection import PATIENCE_S, is_looking, judge_hang
-from tpmon.judge.hang.hang_causes import needs_of_words
-from tpmon.judge.watch.tracker import MOST_AGE_S, age_ns
-from tpmon.judge.watch.watched_time import STOPPED_S, is_stopped
+from tpmon.judge.hang.causes import needs_of_words
+from tpmon.judge.hang.detection import PATIENCE_S, guess_patience, is_looking, judge_hang, need_s
+from tpmon.judge.stacks.profile import Phase
+from tpmon.judge.watch.picture import SLEEP
+from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
-from tpmon.model.text.stop_words import say_stop
+from tpmon.model.text.job_words import say_stop
 from tpmon.model.verdict import Evidence, Kind
 
 SIBLINGS_S = 10.0
@@ -382,3 +395,117 @@ RULES: tuple[Rule, ...] = (
     judge_dead_worker,
     judge_gpu_lost,
 )
+
+
+_EVENTS = "epoll"
+ODD_RATIO = 0.5
+"""How much less than every other rank one must wait in collectives to be the one that is named."""
+
+
+def _serves(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether a rank waits for requests: as it was looked at last, or in an event loop all by itself."""
+    if rank.process.pid == scene.watch.served:
+        return True
+    world = scene.frame.target.world_size
+    alone = len(scene.ranks) == 1 and not (is_known(world) and world > 1)
+    loads = bool(rank.workers) or rank.loader is not None
+    return rank.process.waits_for == _EVENTS and alone and not loads and not scene.watch.trained
+
+
+def _excuse(scene: Scene) -> str:
+    """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
+    for rank in scene.ranks:
+        if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
+            return f"{name_rank(rank)} waits for input"
+        if _serves(rank, scene):
+            return f"{name_rank(rank)} waits for requests"
+        waited = rank.process.waits_unchanged_s
+        need = need_s(scene.watch, guess_patience(rank, scene))
+        if is_known(waited) and waited < need:
+            verb = "sleeps" if rank.process.waits_for == SLEEP else "waits, for what is not known"
+            return f"{name_rank(rank)} {verb}, for {waited:.0f} s of the {need:.0f} s that it takes"
+        if not is_known(rank.phases):
+            continue
+        if fresh_phase(rank.phases) is Phase.INPUT:
+            return f"{name_rank(rank)} waits for input"
+        patience = say_patience(rank)
+        if patience:
+            return patience
+    return ""
+
+
+def _explain(scene: Scene) -> str:
+    """Name the cause that says more than "nothing moves", "" for none."""
+    for rule in (judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost):
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            return answer.summary
+    return ""
+
+
+def judge_no_progress(scene: Scene) -> Answer:
+    """Suspect a hang when for long no main thread ran, no worker worked and no line was written.
+
+    The word of the readings alone, where no stacks may be read.
+    """
+    if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
+        return Cleared("no progress (no rank lives)")
+    deferred = defer_to_stacks(scene, "no progress")
+    if deferred is not None:
+        return deferred
+    still = find_standstill(scene, still_s_of(scene))
+    if isinstance(still, str):
+        return Cleared(f"no progress ({still})")
+    if not is_known(still):
+        return Unsure(f"no progress ({still.reason})")
+    explained = _explain(scene)
+    if explained:
+        return Cleared(f"no progress ({explained})")
+    excuse = _excuse(scene)
+    if excuse:
+        return Unsure(f"no progress ({excuse})")
+    return _suspect_standstill(scene, still)
+
+
+def _odd_one(scene: Scene) -> RankScene:
+    """Return the rank that is not in the collective with the others, else the first."""
+    waits = find_waits(scene)
+    if is_known(waits) and len(waits) > 1 and waits[1].ratio - waits[0].ratio >= ODD_RATIO:
+        return waits[0].rank
+    return scene.ranks[0]
+
+
+def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
+    rank = _odd_one(scene)
+    waited = rank.process.waits_unchanged_s
+    words = rank.process.waits_for if is_known(rank.process.waits_for) else "unknown"
+    where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words
+    world = scene.frame.target.world_size
+    elsewhere = world - len(scene.ranks) if is_known(world) else 0
+    others = f"; {say_elsewhere(elsewhere)}" if elsewhere > 0 else ""
+    age = scene.frame.ages_s
+    evidence: tuple[Evidence, ...] = (
+        Evidence(
+            "main threads",
+            still.seconds,
+            "s",
+            f"none ran for {still.seconds:.0f} s",
+            "schedstat",
+            age.threads,
+        ),
+        reading(f"{name_rank(rank)} waits: {words}", waited, "s", "kernel wait", age.cpu),
+    )
+    if is_known(still.log_age_s):
+        evidence += (reading("last log write", still.log_age_s, "s ago", "log file", 0.0),)
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause="no-progress",
+        weight=0.5,
+        margin=still.seconds / still_s_of(scene),
+        sources=still.sources,
+        summary=f"nothing has moved for {still.seconds:.0f} s; {name_rank(rank)} is in {where}{others}",
+        evidence=evidence,
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+        held_ns=held_ns_of(scene, still.seconds),
+    )

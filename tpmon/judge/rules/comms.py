@@ -8,15 +8,22 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.judge.features.card_idle import find_unseen_cards
+from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
-from tpmon.judge.features.comms import NIC_SOURCE, find_exchange, find_traffic, is_traffic_read, say_traffic
-from tpmon.judge.features.medians import median_known
-from tpmon.judge.features.rank_waits import Wait, find_waits
-from tpmon.judge.features.slack import SLACK_RATIO, gpu_figures, rank_slack
+from tpmon.judge.features.comms import (
+    NIC_SOURCE,
+    Wait,
+    cards_unread,
+    find_exchange,
+    find_traffic,
+    find_waits,
+    is_traffic_read,
+    locks_unread,
+    say_traffic,
+)
+from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, ranks_on
 from tpmon.judge.features.standstill import name_rank, say_elsewhere
-from tpmon.judge.features.waits_unread import cards_unread, locks_unread
 from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause

@@ -6,9 +6,7 @@ import math
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
-from tpmon.judge.features.batch_waits import see_all_waits, see_waits
 from tpmon.judge.features.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
-from tpmon.judge.features.file_opens import is_opening, name_opens
 from tpmon.judge.features.loader import (
     BUSY_PIN,
     IDLE_WORKERS,
@@ -18,24 +16,27 @@ from tpmon.judge.features.loader import (
     WORKERS,
     Starvation,
     Starved,
+    find_named_wait,
     find_pin_demand,
     find_starved,
+    name_hot,
     part_of,
+    see_all_waits,
     see_starved,
+    see_waits,
     suspect_loader,
 )
-from tpmon.judge.features.named_waits import find_named_wait
-from tpmon.judge.features.period_steps import count_steps_between, round_steps, say_nth
-from tpmon.judge.features.series import CORRELATION, find_period
+from tpmon.judge.features.series import CORRELATION, count_steps_between, find_period, round_steps, say_nth
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
-from tpmon.judge.features.spots import name_hot
 from tpmon.judge.features.workers import (
     COLLATE_SHARE,
     Load,
     find_collate_share,
+    is_opening,
     look_at_workers,
     name_hot_work,
     name_load,
+    name_opens,
     never_idle,
 )
 from tpmon.judge.stacks.profile import DataPart, Phase

@@ -1,33 +1,323 @@
-"""Whether the job's GPUs are full, and whether they wait for their host.
+"""Whether the job's GPUs are full, and whether their host holds them back.
 
 The driver's utilisation says that a kernel runs, not that the card works; SM activity or power
 must agree before a card is called full.
+
+Idle time of the GPU is what every accusation needs: a host that waits over a full launch queue
+costs nothing. What else than launching explains it counts against launching: waits for the GPU, an
+optimizer that computes on the CPU, and cards of one rank that work one after another.
 """
 
 from __future__ import annotations
 
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
-from tpmon.judge.features.card_slices import is_sliced
-from tpmon.judge.features.cards import BUSY_PCT, CardScene, mean_busy_pct
-from tpmon.judge.features.comms import exchange_unread, find_exchange
-from tpmon.judge.features.hollow import (
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.card_use import (
     FULL_SM_PCT,
     HOLLOW_POWER_RATIO,
     HOLLOW_SM_PCT,
+    SLACK_RATIO,
+    Slack,
+    card_slack,
     full_power_ratio,
+    gpu_figures,
     judge_hollow,
+    median_over,
+    rank_slack,
+    slackest,
+    works_all_the_time,
 )
-from tpmon.judge.features.silent_cards import goes_on
-from tpmon.judge.features.slack import gpu_figures, median_over, works_all_the_time
-from tpmon.judge.features.snapshot import Rule, Scene
-from tpmon.judge.rules import card_faults as rules_card_errors
-from tpmon.judge.rules import cards as rules_cards
-from tpmon.judge.rules import rules_launch, rules_link
+from tpmon.judge.features.cards import BUSY_PCT, CardScene, is_sliced, mean_busy_pct
+from tpmon.judge.features.comms import are_links_read, exchange_unread, find_exchange
+from tpmon.judge.features.readings import median_known
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
+from tpmon.judge.features.standstill import goes_on, name_rank, stack_moves
+from tpmon.judge.rules import card_faults, cards
 from tpmon.judge.rules.cards import answer_without_cards, is_braked, is_hot
-from tpmon.judge.stacks.profile import Phase
-from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
+from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
+
+DRIVING_DEMAND = 0.85
+"""Demand of main plus autograd thread from which the host is at its launches all the time."""
+HELD_RATIO = 0.2
+"""Share of samples in a synchronise or collective from which a wait, not launching, may be what holds."""
+SYNC_SLACK_RATIO = 0.1
+"""GPU idle time that nothing but the synchronise explains; less is the noise of two samplings."""
+WORKING_RATIO = 0.5
+"""Share of samples in model or Python code that makes the host the one that works."""
+OFFLOAD_DEMAND = 1.0
+"""Demand of a rank's further threads, in threads, from which its optimizer may compute on the CPU: more
+than what a thread of Python asks beside a main thread that works."""
+_FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
+"""What threads of an OpenMP pool are counted as: they carry no name of their own."""
+
+
+def judge_launch_bound(scene: Scene) -> Answer:
+    """Suspect the host's launching when a GPU has slack while its main thread works all the time.
+
+    "Works" needs stacks that move and are not in a synchronise, ``.item()`` or collective: those
+    spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
+    explains slack only up to its own share.
+    """
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    found = slackest(scene)
+    if not is_known(found):
+        return Unsure(f"launching of kernels ({found.reason})")
+    rank, slack = found
+    if slack.ratio < SLACK_RATIO:
+        return Cleared(f"launching of kernels (the GPUs have {format_pct(100 * slack.ratio)} % slack)")
+    name = name_rank(rank)
+    if not is_known(rank.driving_demand):
+        return Unsure(f"launching of kernels ({rank.driving_demand.reason})")
+    if rank.driving_demand < DRIVING_DEMAND:
+        return Cleared(
+            f"launching of kernels ({name} runs {format_pct(100 * rank.driving_demand)} % of the time)"
+        )
+    if not is_known(rank.phases):
+        return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {rank.phases.reason})")
+    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
+    in_ranks = rank.phases.ratio(Phase.COMMS)
+    if in_ranks >= HELD_RATIO or (held >= HELD_RATIO and slack.ratio - held < SLACK_RATIO):
+        return Cleared(
+            f"launching of kernels ({name} is {format_pct(100 * held)} % in waits for GPU or ranks)"
+        )
+    may_wait = _say_may_wait(rank.phases, slack, scene)
+    if may_wait:
+        return Unsure(f"launching of kernels ({may_wait})")
+    offloaded = _find_offloaded(rank, rank.phases, slack, scene)
+    if slack.ratio - offloaded < SLACK_RATIO:
+        return Unsure(
+            f"launching of kernels ({name} is {format_pct(100 * offloaded)} % in the optimizer while further "
+            "threads of it compute: perhaps the optimizer runs on the CPU)"
+        )
+    in_turn = _say_in_turn(rank, scene)
+    if in_turn:
+        return Unsure(f"launching of kernels ({in_turn})")
+    training, between = rank.phases.ratio(*TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
+    if training + between < WORKING_RATIO:
+        return Cleared(f"launching of kernels ({name} is elsewhere)")
+    moves = stack_moves(rank)
+    if not is_known(moves):
+        return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {moves.reason})")
+    if not moves:
+        return Unsure(f"launching of kernels ({name} spins and its stack does not move: hung, perhaps)")
+    return _suspect_launches(scene, rank, slack, rank.phases, offloaded)
+
+
+def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
+    """Say what else than launching keeps a card busy that does little, "" where nothing else can.
+
+    The kernel of a collective spins while it waits, and its host is in no call of it. And a host that waits
+    in ``.item()`` is in a line of its own, over a card with a full queue; if it were slow itself, the card
+    would run empty.
+    """
+    training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
+    if between > training and slack.idle_ratio < SYNC_SLACK_RATIO:
+        text = f"{format_pct(100 * between)} % in other Python code, and the card never runs empty"
+        return f"{text}: perhaps it waits there for its GPU, as in .item()"
+    world = known_or(scene.frame.target.world_size, 1)
+    if slack.idle_ratio >= SLACK_RATIO or max(world, len(scene.ranks)) < 2:
+        return ""
+    all_here = world <= len(scene.ranks) and are_links_read(scene) and not find_exchange(scene)
+    slacks = [card_slack(card) for card in scene.gpus]
+    if all_here and all(is_known(one) and one.ratio >= SLACK_RATIO for one in slacks):
+        return ""  # no rank works while others wait for it, and nothing moves
+    return "the kernel of a collective counts as busy, too, and the ranks may wait for each other"
+
+
+def _find_offloaded(rank: RankScene, phases: RankPhases, slack: Slack, scene: Scene) -> float:
+    """Return the share of time, 0-1, in which the optimizer may compute on the CPU; 0 where it hardly does.
+
+    It takes most of what the GPU has slack, and the rank's further threads want CPUs meanwhile.
+    """
+    optimizer = phases.ratio(Phase.OPTIMIZER)
+    if optimizer < slack.ratio / 2:
+        return 0.0
+    further = median_known(
+        demand_of(process, _FURTHER)
+        for frame in scene.frames
+        for process in frame.processes
+        if process.pid == rank.process.pid
+    )
+    # Its main thread was read, so Missing says that it has no threads of these kinds.
+    return optimizer if known_or(further, 0.0) >= OFFLOAD_DEMAND else 0.0
+
+
+def _say_in_turn(rank: RankScene, scene: Scene) -> str:
+    """Say that a rank's own cards may wait for each other, "" where they cannot.
+
+    Cards that work one after another are each idle while another works, and together as busy as one.
+    """
+    own = [card for card in scene.gpus if card.pids == (rank.process.pid,)]
+    # A rank's slack is known only where all of its cards were read.
+    busy = sum(known_or(card.busy_pct, 0.0) for card in own)
+    if len(own) < 2 or busy < BUSY_PCT:
+        return ""
+    return (
+        f"the {len(own)} cards of {name_rank(rank)} are {format_pct(busy)} % busy in sum: perhaps they work "
+        "one after another"
+    )
+
+
+def _suspect_launches(
+    scene: Scene, rank: RankScene, slack: Slack, phases: RankPhases, offloaded: float
+) -> Suspicion:
+    training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
+    held = phases.ratio(Phase.SYNC, Phase.COMMS)
+    waits = held >= HELD_RATIO
+    tiny = training >= between
+    where = f"{format_pct(100 * training)} % in the model, {format_pct(100 * between)} % in other Python code"
+    kernels = (
+        "its launches do not keep the GPU busy"
+        if tiny
+        else "Python between launches takes longer, or waits for results (.item())"
+    )
+    launching = min(1.0, training + between) - offloaded
+    # What a wait explains is left to the wait; a few samples of one are part of every step.
+    unexplained = slack.ratio - offloaded - (held if waits else 0.0)
+    age = scene.frame.ages_s
+    return Suspicion(
+        kind=Kind.LAUNCH_BOUND,
+        cause="tiny-kernels" if tiny else "main-thread",
+        weight=unexplained * launching,
+        margin=unexplained / SLACK_RATIO,
+        sources=slack.sources | {"schedstat", "stacks"},
+        summary=f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
+        f"full: {kernels}",
+        evidence=(
+            reading(
+                "main thread runs or waits for a CPU",
+                100 * known_or(rank.driving_demand, 0.0),
+                "%",
+                "schedstat",
+                age.threads,
+            ),
+            Evidence("where it is", 100 * training, "%", where, "stack samples", age.stacks),
+            *gpu_figures(scene),
+        ),
+        against=(reading("in waits for GPU or ranks", 100 * held, "%", "stack samples", age.stacks),)
+        if waits
+        else (),
+        share=max(0.0, slack.idle_ratio - offloaded) * launching
+        if slack.idle_ratio >= SLACK_RATIO
+        else NOT_APPLICABLE,
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+        observed=frozenset((Need.GPU_PRESENT,) if tiny else (Need.GPU_PRESENT, Need.ONE_THREAD_BUSY)),
+    )
+
+
+def _copy_ratio(phases: RankPhases) -> float:
+    """Return the share of samples in copies to a device; to unpack a batch is none."""
+    share = phases.parts.get(DataPart.COPY)
+    # Where needs were counted, one that is not among them was in no sample.
+    most = phases.proven.get(Need.COPY_IN_STACK, 0.0 if phases.proven else 1.0)
+    return min(share.ratio, most) if share is not None else 0.0
+
+
+def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
+    """Return the GPU's idle share that the host does not spend elsewhere than in steps and copies."""
+    elsewhere = phases.ratio(*ELSEWHERE) - min(phases.ratio(Phase.DATA_WAIT), _copy_ratio(phases))
+    return max(0.0, slack.idle_ratio - elsewhere)
+
+
+_EXPLICIT = frozenset((Need.SYNC_IN_STACK, Need.SCALER_IN_STACK, Need.NAN_CHECK_IN_STACK))
+
+
+def _held_ratio(phases: RankPhases, sights: frozenset[Need]) -> float:
+    """Return the share of samples that a kind of synchronise accounts for, 0 where it was not seen."""
+    seen = sights & phases.sights
+    if not seen:
+        return 0.0
+    # Of two kinds in one step each has its own samples only.
+    waits = min(phases.ratio(Phase.SYNC), sum(phases.proven.get(one, 1.0) for one in seen))
+    if Need.COPY_IN_STACK in seen:
+        return max(_copy_ratio(phases), 0.0 if _EXPLICIT & phases.sights else waits)
+    return waits
+
+
+def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, least: float) -> Answer:
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    what = f"{cause} synchronising"
+    reason = Missing("no rank was read")
+    best: tuple[float, float, RankScene, Slack] | None = None
+    for rank in scene.ranks:
+        slack = rank_slack(rank, scene)
+        if not is_known(slack):
+            reason = slack
+        elif not is_known(rank.phases):
+            reason = rank.phases
+        else:
+            held = _held_ratio(rank.phases, sights)
+            idle = _unexplained_idle(rank.phases, slack)
+            if best is None or min(held, idle) > min(best[0], best[1]):
+                best = held, idle, rank, slack
+    if best is None:
+        return Unsure(f"{what} ({reason.reason})")
+    held, idle, rank, slack = best
+    if held < least:
+        return Cleared(f"{what} ({format_pct(100 * held)} % of samples)")
+    if idle < SYNC_SLACK_RATIO:
+        if slack.idle_ratio >= SYNC_SLACK_RATIO:
+            return Cleared(f"{what} (costs 0: the GPU idles while the host is elsewhere)")
+        if slack.ratio >= SLACK_RATIO:
+            return Unsure(f"{what} ({format_pct(100 * held)} % of samples; meanwhile the GPU is hollow)")
+        return Cleared(f"{what} (costs 0: the GPU is busy meanwhile)")
+    in_turn = _say_in_turn(rank, scene)
+    if in_turn:
+        return Unsure(f"{what} ({format_pct(100 * held)} % of samples; {in_turn})")
+    # Without the wait the host still takes the time that it launches.
+    share = min(held, idle)
+    age = scene.frame.ages_s.stacks
+    return Suspicion(
+        kind=Kind.SYNC_BOUND,
+        cause=cause,
+        weight=share,
+        margin=min(held / least, idle / SYNC_SLACK_RATIO),
+        sources=frozenset(("stacks", "NVML utilisation")),
+        summary=f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
+        evidence=(
+            reading("in synchronising calls", 100 * held, "%", "stack samples", age),
+            reading("GPU idle beside them", 100 * idle, "%", "NVML utilisation", scene.frame.ages_s.gpu),
+            *gpu_figures(scene),
+        ),
+        share=share,
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+        observed=sights & rank.phases.sights if is_known(rank.phases) else frozenset(),
+    )
+
+
+def judge_explicit_sync(scene: Scene) -> Answer:
+    """Suspect synchronize() and .item() when the host is in them and the GPU idles between."""
+    return _judge_sync(scene, "explicit", _EXPLICIT, "waits for the GPU in every step", HELD_RATIO)
+
+
+def judge_implicit_sync(scene: Scene) -> Answer:
+    """Suspect blocking copies when the host is in them and the GPU idles between."""
+    need = frozenset((Need.COPY_IN_STACK,))
+    return _judge_sync(scene, "implicit", need, "copies to the GPU and waits", SYNC_SLACK_RATIO)
+
+
+def judge_allocator_sync(scene: Scene) -> Answer:
+    """Suspect the GPU memory allocator when the host is in it and the GPU idles between."""
+    need = frozenset((Need.ALLOCATOR_IN_STACK,))
+    return _judge_sync(scene, "allocator", need, "frees and asks for GPU memory", SYNC_SLACK_RATIO)
+
+
+LAUNCH_RULES: tuple[Rule, ...] = (
+    judge_launch_bound,
+    judge_explicit_sync,
+    judge_implicit_sync,
+    judge_allocator_sync,
+)
+
 
 DRAM_BOUND_PCT = 50.0
 """GPM DRAM activity from which memory is the limit: about 80 is all there is, matmuls read 18-21."""
@@ -192,8 +482,8 @@ def judge_gpu_compute(scene: Scene) -> Answer:
 
 RULES: tuple[Rule, ...] = (
     judge_gpu_compute,
-    *rules_launch.RULES,
-    *rules_cards.RULES,
-    *rules_link.RULES,
-    *rules_card_errors.RULES,
+    *LAUNCH_RULES,
+    *cards.RULES,
+    *cards.LINK_RULES,
+    *card_faults.RULES,
 )

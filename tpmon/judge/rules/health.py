@@ -6,10 +6,10 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 from __future__ import annotations
 
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT
+from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.cpu import find_taker, taker_unread
-from tpmon.judge.features.hollow import judge_hollow
-from tpmon.judge.features.rank_waits import find_waits
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.cards import answer_without_cards

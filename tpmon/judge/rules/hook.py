@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Suspicion, reading
-from tpmon.judge.features.hook_wait import exact_wait
+from tpmon.judge.features.data_wait import exact_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.comms import BEHIND_RATIO
@@ -25,10 +25,9 @@ from tpmon.judge.watch.hook_progress import (
     list_hooks,
 )
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook import StepCounts
+from tpmon.model.hook import StepCounts, StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.pace import StepPace
-from tpmon.model.text.pace_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
+from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Kind
 

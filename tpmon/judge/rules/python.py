@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
-from tpmon.judge.features.batch_waits import see_pins
-from tpmon.judge.features.card_idle import find_gpu_idle
+from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     are_taken,
@@ -17,9 +16,9 @@ from tpmon.judge.features.cpu import (
     taker_unread,
 )
 from tpmon.judge.features.data_wait import LEAST_SAMPLES, measure_share
-from tpmon.judge.features.medians import median_known
+from tpmon.judge.features.loader import name_hot, see_pins
+from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
-from tpmon.judge.features.spots import name_hot
 from tpmon.judge.features.standstill import LEAST_STACK_SPAN_S
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.stacks.phases import OUTSIDE

@@ -11,16 +11,20 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
-from tpmon.judge.features.file_opens import (
-    OPENS_RATIO,
-    STACKS_OF_LOADING,
-    find_open_share,
-    is_opening,
-    name_opens,
-)
 from tpmon.judge.features.loader import WORKERS, Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
-from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER, Load, mean_wait, name_load
+from tpmon.judge.features.workers import (
+    BLOCKED_WORKER,
+    BUSY_WORKER,
+    OPENS_RATIO,
+    STACKS_OF_LOADING,
+    Load,
+    find_open_share,
+    is_opening,
+    mean_wait,
+    name_load,
+    name_opens,
+)
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role

@@ -9,19 +9,14 @@ from collections.abc import Callable
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
-from tpmon.judge.features.card_idle import find_gpu_idle
-from tpmon.judge.features.data_wait import LEAST_SAMPLES
-from tpmon.judge.features.feeding import is_behind
-from tpmon.judge.features.loader import HIDDEN_IDLE, LEAST_WAIT
-from tpmon.judge.features.named_waits import find_named_wait
+from tpmon.judge.features.card_use import find_gpu_idle
+from tpmon.judge.features.data_wait import LEAST_SAMPLES, is_behind
+from tpmon.judge.features.loader import HIDDEN_IDLE, LEAST_WAIT, find_named_wait, name_spot
 from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene
-from tpmon.judge.features.spots import name_spot
 from tpmon.judge.rules.python import others_demand
-from tpmon.judge.stacks.busiest import Spot
 from tpmon.judge.stacks.classify import EVENT_LOOP
-from tpmon.judge.stacks.phase_shares import Share, share_of
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
-from tpmon.judge.stacks.profile import RankPhases
+from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tpmon.model.frame import Frame
-from tpmon.model.hook import HookState
+from tpmon.model.hook import HookSample, HookState, StepPace
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.pace import HookSample, StepPace
 
 HOOK = "hook"
 """The name of the source in evidence."""

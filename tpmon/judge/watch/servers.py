@@ -11,11 +11,17 @@ from collections.abc import Iterator, Sequence
 
 from tpmon.judge.dumps.describe import own_frames
 from tpmon.judge.dumps.outlier import Seen
-from tpmon.judge.stacks.classify import is_users, read_stack
-from tpmon.judge.stacks.frames import is_at, is_event_loop, is_native, last_name, rests_in_notebook
+from tpmon.judge.stacks.classify import (
+    is_at,
+    is_event_loop,
+    is_native,
+    is_users,
+    last_name,
+    read_stack,
+    rests_in_notebook,
+)
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.hang_stances import Stance, find_stance
-from tpmon.judge.watch.picture import Picture
+from tpmon.judge.watch.picture import Picture, Stance, find_stance
 from tpmon.model.dump import WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known

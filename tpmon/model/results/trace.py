@@ -1,4 +1,4 @@
-"""What the analysis of a trace found: the types behind ``tpmon trace``, its JSON, and a capture's summary.
+"""The analysis of traces: the types behind ``tpmon trace``, its JSON, its text and its screen.
 
 Durations are microseconds, those with ``ms`` milliseconds. Shares are percent of the window named beside.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
-from tpmon.model.results.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.results.trace_tables import (
     AllocationRow,
     FrameRow,
@@ -20,6 +19,61 @@ from tpmon.model.results.trace_tables import (
     RangeRow,
 )
 from tpmon.model.verdict import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class LargeGap:
+    """Hold one long gap of a device: what held it for most of its time, and what ran on the host then."""
+
+    start_ms: float
+    us: float
+    cause: Known[str]
+    operator: Applicable[str]
+    call: Applicable[str]
+    source: Applicable[str]
+
+
+GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "comms", "other")
+"""What may hold a device, in the order in which the first one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGaps:
+    """Hold the idle time of one device in microseconds.
+
+    The eight causes sum to ``idle``; those that the trace does not tell are missing.
+    """
+
+    device: int
+    window: float
+    busy: float
+    idle: float
+    data: Known[float]
+    sync_explicit: Known[float]
+    sync_implicit: Known[float]
+    alloc: Known[float]
+    launch: Known[float]
+    cpu_op: Known[float]
+    comms: Known[float]
+    other: Known[float]
+    largest: tuple[LargeGap, ...]
+
+    def causes(self) -> tuple[tuple[str, Known[float]], ...]:
+        """Return the eight causes with their microseconds, in the order of ``GAP_CAUSES``."""
+        return tuple((name, getattr(self, name)) for name in GAP_CAUSES)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Hold the window of a trace without device work, in microseconds, by what the host did."""
+
+    data: float
+    comms: float
+    sync: float
+    alloc: float
+    compute: float
+    other: float
+
 
 TRACE_SCHEMA = "tpmon.trace/1"
 
@@ -362,3 +416,38 @@ class TraceReport:
     schema: str
     files: tuple[TraceFile, ...]
     ranks: Applicable[RankTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Hold one line of a comparison in microseconds of the mean step: ``before`` and ``after``."""
+
+    part: str
+    name: str
+    before_us: float
+    after_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceComparison:
+    """Hold what got faster or slower from the trace ``before`` to the trace ``after``.
+
+    ``differences`` name the conditions that are not equal, ``unchecked`` those that a trace does not
+    tell. ``ratio`` is the old over the new mean step, with its 95 % interval. ``helped`` says whether
+    the target was met; it is missing where conditions differ or steps are too few.
+    """
+
+    schema: str
+    before: str
+    after: str
+    before_ms: float
+    after_ms: float
+    ratio: float
+    ratio_low: Known[float]
+    ratio_high: Known[float]
+    target: float
+    helped: Known[bool]
+    summary: str
+    differences: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    changes: tuple[Change, ...]

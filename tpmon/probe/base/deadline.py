@@ -1,4 +1,4 @@
-"""Read sources that can block (files on a dead mount, a target's address space) off the tick.
+"""Read sources that can block, each within a deadline; how often what is dear may be read.
 
 A source that hangs ages; it never stops the loop, the screen or the exit: its thread is a
 daemon and nobody joins it. The kernel may keep the process with it: ``supervisor`` ends the command.
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -128,3 +129,13 @@ class Background(Generic[T]):
                 self.off = value.reason
                 return
             self._stop.wait(self._every_s)
+
+
+class Pace(Enum):
+    """Name a pace; each probe says in its own numbers what that means."""
+
+    FULL = "full"
+    SHED = "shed"
+    """tpmon is over its own budget."""
+    SETTLED = "settled"
+    """The verdict has stood for a minute, and nothing begins to contradict it."""

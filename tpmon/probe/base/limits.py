@@ -1,4 +1,4 @@
-"""Say that no process or thread can be started any more, and which limit is used up.
+"""The limits of tpmon's own process: threads it may start, and its place behind the training.
 
 A container has a limit of its own (pids.max of its control group), a user another one (ulimit -u). Who
 shares them with tpmon is held by them too: the job may fail at its next loader worker.
@@ -6,6 +6,7 @@ shares them with tpmon is held by them too: the job may fail at its next loader 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
@@ -61,3 +62,13 @@ def _say_group_limit(proc: str) -> str:
 def _say_user_limit() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return "" if soft == resource.RLIM_INFINITY else f"this user may have {soft} (ulimit -u)"
+
+
+def step_aside() -> None:
+    """Let tpmon never push a training thread off its CPU when it wakes up.
+
+    A SCHED_BATCH task has its fair share but does not preempt on wake-up (sched(7)). Threads and
+    children started later inherit it. Call before the first thread is started.
+    """
+    with contextlib.suppress(OSError):  # a sandbox may refuse it; tpmon then runs as any program
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Read what /proc says of one process, on the cold path: when it is met, not every second.
+"""Read what /proc says of processes on the cold path, each process by itself.
 
 Each file has a pure ``parse_`` half. ``proc`` is the root of the tree, so that tests bring their
 own. What touches another address space (cmdline, environ, maps) can block for ever on a stuck
@@ -10,14 +10,44 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from itertools import islice
+from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
+from tpmon.model.text.clean import name_failure
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.each_process import each_process
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def read_apart(read: Callable[[], T]) -> Known[T]:
+    """Call ``read``; any exception of it is the reason why there is no answer."""
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001  # text of others can be anything
+        return Missing(name_failure(error))
+
+
+def each_process(processes: Iterable[K], read: Callable[[K], T]) -> dict[K, Known[T]]:
+    """Call ``read`` for each process, or each other thing that may be odd by itself (a thread, a file).
+
+    One for which it raises OSError is left out: it is gone. Any other exception is its reason.
+    """
+    found: dict[K, Known[T]] = {}
+    for one in processes:
+        try:
+            found[one] = read(one)
+        except OSError:
+            continue
+        except Exception as error:  # noqa: BLE001  # text of others can be anything
+            found[one] = Missing(name_failure(error))
+    return found
+
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROC = "/proc"

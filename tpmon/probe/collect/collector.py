@@ -25,8 +25,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.deadline import Background, read_within
-from tpmon.probe.base.pace import Pace
+from tpmon.probe.base.deadline import Background, Pace, read_within
 from tpmon.probe.collect.frame import (
     age_by,
     age_output,
@@ -42,28 +41,25 @@ from tpmon.probe.collect.frame import (
     withhold_sums,
 )
 from tpmon.probe.collect.pools import PoolLibraries
-from tpmon.probe.collect.population import Population, Reading, describe_shortage
+from tpmon.probe.collect.processes import Population, Reading, describe_shortage
 from tpmon.probe.gpu.watch import GpuProbe
-from tpmon.probe.hooked.recompiles import CompileTeller
-from tpmon.probe.hooked.step_pace import StepProbe, StepsRead
+from tpmon.probe.hooked.step_pace import CompileTeller, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
 from tpmon.probe.host.machine import HostReader, read_shm
 from tpmon.probe.host.network import NetworkReader
-from tpmon.probe.host.open_files import watch_writes
-from tpmon.probe.host.output import OutputReader
+from tpmon.probe.host.output import OutputReader, watch_writes
 from tpmon.probe.host.own_cost import OwnCostMeter
 from tpmon.probe.host.sockets import SocketReader, SocketReading
-from tpmon.probe.job.changes import Changes
-from tpmon.probe.job.events import EventTeller
+from tpmon.probe.job.events import Changes, EventTeller
 from tpmon.probe.job.job import Job, Member, pids_of
 from tpmon.probe.job.loop_thread import LoopThreads, describe_loops
 from tpmon.probe.job.members import Membership
 from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank
 from tpmon.probe.proc.files import read_shares
-from tpmon.probe.proc.holds import HoldReader, are_all_held, leave_out_frozen
 from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.proc.memory import AnonReader, PssRation
-from tpmon.probe.records.collectives_service import CollectivesService
+from tpmon.probe.proc.suspended import HoldReader, are_all_held, leave_out_frozen
+from tpmon.probe.records.collectives import CollectivesService
 from tpmon.probe.spy.dump import dumpable
 from tpmon.probe.spy.dump_service import DumpService
 from tpmon.probe.spy.plan import Subject, find_working_worker

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 
-from tpmon.model.card_use import find_used
 from tpmon.model.frame import Ages
-from tpmon.model.gpu import GpuSample
+from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadKind
-from tpmon.probe.collect.population import Reading
+from tpmon.probe.collect.processes import Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.loader.prefetch import LoaderRank, LoaderWorker

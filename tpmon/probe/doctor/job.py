@@ -15,8 +15,7 @@ from tpmon.probe.base.procread import PROC, read_file, read_status
 from tpmon.probe.doctor.nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.gpu.mapping import open_device_indices
-from tpmon.probe.proc.access import read_caller
-from tpmon.probe.proc.remedies import USUAL, Caller, start_with
+from tpmon.probe.proc.access import USUAL, Caller, read_caller, start_with
 from tpmon.probe.records.flight_recorder_files import read_environment
 from tpmon.probe.records.ras import PORT, find_port
 

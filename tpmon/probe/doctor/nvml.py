@@ -20,8 +20,7 @@ from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.link import ChildLink, Listener, child_command
 from tpmon.probe.gpu.mapping import kernel_has_driver
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line, decode_line
-from tpmon.probe.proc.access import read_caller
-from tpmon.probe.proc.remedies import Caller, administer
+from tpmon.probe.proc.access import Caller, administer, read_caller
 
 T = TypeVar("T")
 

@@ -17,9 +17,15 @@ from tpmon.model.results.doctor import Access, Check, CheckName
 from tpmon.probe.base.procread import PROC, read_file, read_stat
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.job.job import Member
-from tpmon.probe.proc.access import OUTSIDE_USERS, Standing, read_refusal, read_standing
-from tpmon.probe.proc.memory_trial import try_memory
-from tpmon.probe.proc.remedies import call_as_user, call_with_capability
+from tpmon.probe.proc.access import (
+    OUTSIDE_USERS,
+    Standing,
+    call_as_user,
+    call_with_capability,
+    read_refusal,
+    read_standing,
+)
+from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.spy.child import install_spy
 from tpmon.probe.spy.dump import Dumper
 

@@ -16,27 +16,25 @@ from tpmon.own_command import own_program
 from tpmon.probe.base.environment import Around, read_place
 from tpmon.probe.base.procread import PROC, read_file
 from tpmon.probe.proc.access import (
+    ADD_CAPABILITY,
     CAP_SYS_PTRACE,
     LET_PTRACE,
+    Caller,
+    administer,
+    call_with_capability,
     free_profile,
     may_root_trace,
     parse_capability,
     parse_field,
+    pass_yama,
     read_all_users,
     read_caller,
     read_deny_ptrace,
     read_profile,
     read_ptrace_scope,
-)
-from tpmon.probe.proc.memory_trial import try_memory
-from tpmon.probe.proc.remedies import (
-    ADD_CAPABILITY,
-    Caller,
-    administer,
-    call_with_capability,
-    pass_yama,
     start_with,
 )
+from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.spy.child import find_spy
 
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
@@ -108,7 +106,7 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
         return make_check("yama", Access.ALLOWED, f"{words}: the same user may look")
     if own.capable:
         return make_check("yama", Access.ALLOWED, f"{words}, and tpmon has CAP_SYS_PTRACE")
-    # A run may open itself: scope 1 asks for it (tpmon.hook.ptracer), the stricter ones do not.
+    # A run may open itself: scope 1 asks for it (tpmon.hook.installation), the stricter ones do not.
     ancestors = "only a process's own ancestors, or all where tpmon run --allow-stacks started it,"
     who = ancestors if scope == 1 else "only who has CAP_SYS_PTRACE"
     ways = pass_yama(own.caller, scope, f"attach {whom}")

@@ -15,7 +15,7 @@ from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample,
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import drop_pointers, point_to
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.gpu.gpu_driver import Listed
+from tpmon.probe.gpu.bounds import Listed
 from tpmon.probe.gpu.mapping import (
     Card,
     Held,

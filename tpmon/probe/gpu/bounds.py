@@ -1,19 +1,25 @@
-"""Hold the readings of one second of a card against what can be, and against each other. Pure.
+"""Hold a card's readings against what can be and each other, and list the driver's cards.
 
 What cannot be is Missing with what was said and why it is not believed. Drivers hand out values that nobody
 set (4294967295), placeholders (generation 1 x1 of a card without PCIe: nvtop#426) and zeros for what they do
 not measure (utilisation under WSL: nvtop#109; shares of processes: HAMi-core#218).
+
+Such a file names a card also while NVML does not answer. Reading it goes into the driver, which may
+block: never in the tick. In a container it may list fewer cards, in a Slurm step more than NVML does.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.units import clean_text
 
 POWER_RATIO = 1.3  # over the limit: a limiter takes some tenths of a second
 CLOCK_RATIO = 1.5  # over the highest: the table of a driver can lag behind its card
@@ -177,3 +183,40 @@ def _deny_link(sample: GpuSample, is_pcie: Known[bool]) -> dict[str, Any]:
     link = f"generation {sample.pcie_generation} x{sample.pcie_width}"
     denied = Missing(f"the driver says {link}, but {moved / 1e9:.2g} GB/s went over it")
     return dict.fromkeys(("pcie_generation", "pcie_width"), denied)
+
+
+MAX_CARDS = 64
+_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCard:
+    """Hold a card as the kernel's driver names it; ``uuid`` is "" for one that never came up."""
+
+    minor: int
+    uuid: str = ""
+    name: str = "unknown card"
+
+
+Listed = Known[tuple[DriverCard, ...]]
+"""The cards of the kernel's driver in the order of their PCI addresses, which is that of NVML."""
+
+
+def parse_information(text: str) -> tuple[DriverCard, ...]:
+    """Parse the file of one card; nothing for one that the driver leaves out, or without a number."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    told = {key.strip(): clean_text(value.strip(), 96) for key, _, value in pairs}
+    minor, uuid = told.get("Device Minor", ""), told.get("GPU UUID", "")
+    if not minor.isdecimal() or told.get("GPU Excluded") == "Yes":
+        return ()
+    return (DriverCard(int(minor), "" if "?" in uuid else uuid, told.get("Model", "unknown card")),)
+
+
+def read_driver_cards(proc: str = "/proc") -> tuple[DriverCard, ...]:
+    """Read the cards of the kernel's driver; raises OSError where it lists none."""
+    root = f"{proc}/driver/nvidia/gpus"
+    found: list[DriverCard] = []
+    for bus in sorted(os.listdir(root))[:MAX_CARDS]:
+        with open(f"{root}/{bus}/information", encoding="utf-8", errors="replace") as file:
+            found += parse_information(file.read(_MAX_BYTES))
+    return tuple(found)

@@ -18,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
-from tpmon.probe.gpu.gpu_driver import DriverCard, Listed
+from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.rates import make_silent_sample
 
 Held = Mapping[int, Known[tuple[int, ...]]]

@@ -15,8 +15,7 @@ from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.gpu.bounds import SHARED, bound
 from tpmon.probe.gpu.calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
-from tpmon.probe.gpu.gpm import GpmSampler
-from tpmon.probe.gpu.gpu_mig import MigReader
+from tpmon.probe.gpu.gpm import GpmSampler, MigReader
 from tpmon.probe.gpu.processes import ProcessList
 from tpmon.probe.gpu.wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
 

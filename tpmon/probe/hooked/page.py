@@ -31,8 +31,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.each_process import each_process
-from tpmon.probe.base.procread import PROC, read_stat, read_status
+from tpmon.probe.base.procread import PROC, each_process, read_stat, read_status
 from tpmon.probe.hooked.settings import parse_device, parse_settings
 
 NO_HOOK = "no hook in this process"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.hook.bus import wire_settings as wire
-from tpmon.model.hook_settings import (
+from tpmon.model.hook import (
     NO_DEVICE,
     NO_SETTINGS,
     TOO_LONG,

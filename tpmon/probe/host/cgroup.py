@@ -1,27 +1,273 @@
-"""Read a job's control groups once a second: throttling, pressure, memory and its limit.
+"""Read a job's control groups once a second: which files tell of it, its CPU budget, throttling, memory.
 
 Throttling is counted where the quota is set, which is often above the job's own group, so every
 group with a quota up the tree is read. cgroup v1 and v2 count the same things under other names
 (Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst). What a job without a group of its own
 shares with the whole machine (pressure, refaults, OOM kills) is read from /proc and said to be
 the host's.
+
+Affinity already includes cpusets, taskset and Slurm core binding; torch sees it too, but never
+the quota, which is why both are read.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
-from tpmon.probe.base.cgroup_tree import NOT_USED, Group, JobGroups
-from tpmon.probe.host.cgroup_budget import HIDDEN_ABOVE, CpuBudget, read_cpu_budget
-from tpmon.probe.host.cgroup_layout import HOST, NO_GROUP, NO_LIMIT, Limit, find_layout
-from tpmon.probe.proc.files import PAGE_BYTES, ProcFile
-from tpmon.probe.proc.rates import Rates
+from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
+from tpmon.probe.proc.files import PAGE_BYTES, ProcFile, Rates
+
+THREADS_READ = 256
+"""Threads of one process whose mask is read: bounds the cost of a pinned job."""
+
+HIDDEN_ABOVE = "limits above this container are not visible"
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Hold one CPU quota, in cores, and the group that sets it."""
+
+    cores: float
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBudget:
+    """Hold the CPUs that the job may use at once, and which limit says so.
+
+    In a container whose outer groups are not in view ``cores`` is an upper bound; ``reason``
+    then says so.
+    """
+
+    cores: Known[float]
+    reason: str
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Parse cpu.max of cgroup v2 ("50000 100000", "max 100000") into cores, None without a quota.
+
+    Raises:
+        ValueError: when it is neither.
+    """
+    quota, _, period = text.strip().partition(" ")
+    if quota == "max":
+        return None
+    return int(quota) / (int(period) if period else 100_000)
+
+
+def parse_cfs_quota(quota: str, period: str) -> float | None:
+    """Parse cpu.cfs_quota_us and cpu.cfs_period_us of cgroup v1 into cores, None without a quota.
+
+    Raises:
+        ValueError: when they are no numbers.
+    """
+    return int(quota) / int(period) if int(quota) > 0 else None
+
+
+def read_quotas(group: Group) -> Iterator[Quota]:
+    """Yield the quotas that bind ``group``: its own and those of every visible group above."""
+    for one in group.lineage():
+        try:
+            if one.version == 1:
+                quota, period = _read(one, "cpu.cfs_quota_us"), _read(one, "cpu.cfs_period_us")
+                cores = parse_cfs_quota(quota, period)
+            else:
+                cores = parse_cpu_max(_read(one, "cpu.max"))
+        except (FileNotFoundError, NotADirectoryError):
+            # The root has no quota, nor has a v2 group without the cpu controller.
+            continue
+        if cores is not None:
+            yield Quota(cores, one)
+
+
+def _read(group: Group, name: str) -> str:
+    with open(f"{group.directory}/{name}", encoding="ascii") as file:
+        return file.read()
+
+
+def read_quota(group: Known[Group]) -> Applicable[Quota]:
+    """Find the smallest quota in view; not applicable where none is set and the root is in view."""
+    if isinstance(group, Missing):
+        return group
+    try:
+        smallest = min(read_quotas(group), key=lambda quota: quota.cores, default=None)
+    except (OSError, ValueError) as error:
+        return Missing(f"quota of {group.label()} not readable: {error}")
+    if smallest is not None:
+        return smallest
+    return NOT_APPLICABLE if group.sees_root() else Missing(HIDDEN_ABOVE)
+
+
+def read_affinity(
+    pids: Sequence[int],
+    proc: str = "/proc",
+    mask_of: Callable[[int], set[int]] = os.sched_getaffinity,
+    online: int | None = None,
+) -> Known[int]:
+    """Count the CPUs on which any thread of ``pids`` may run.
+
+    Where the main threads cannot reach every CPU the other threads are asked too: OMP_PROC_BIND
+    and KMP_AFFINITY pin the main thread to one core and the rest of its pool to others.
+    """
+    reachable: set[int] = set()
+    for pid in pids:
+        reachable |= _mask(pid, mask_of)
+    if not reachable:
+        return Missing("no affinity mask of the job could be read")
+    if len(reachable) < (online or os.cpu_count() or 1):
+        for pid in pids:
+            for tid in _threads(pid, proc)[:THREADS_READ]:
+                reachable |= _mask(tid, mask_of)
+    return len(reachable)
+
+
+def _mask(tid: int, mask_of: Callable[[int], set[int]]) -> set[int]:
+    try:
+        return mask_of(tid)
+    except OSError:
+        # Ended since it was listed: it can run nowhere.
+        return set()
+
+
+def _threads(pid: int, proc: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"{proc}/{pid}/task")]
+    except OSError:
+        return []
+
+
+def combine_budget(affinity: Known[int], quota: Applicable[Quota]) -> CpuBudget:
+    """Take the smaller of affinity and quota and say which it was."""
+    if is_known(quota) and (isinstance(affinity, Missing) or quota.cores < affinity):
+        rest = affinity.reason if isinstance(affinity, Missing) else f"affinity {affinity}"
+        return CpuBudget(quota.cores, f"{_cpus(quota.cores)} by quota of {quota.group.label()} ({rest})")
+    if isinstance(affinity, Missing):
+        return CpuBudget(affinity, affinity.reason)
+    rest = f" ({quota.reason})" if isinstance(quota, Missing) else ""
+    return CpuBudget(float(affinity), f"{_cpus(affinity)} by affinity{rest}")
+
+
+def _cpus(cores: float) -> str:
+    return f"{round(cores, 2):g} CPU{'' if cores == 1 else 's'}"
+
+
+def read_cpu_budget(
+    pids: Sequence[int], proc: str = "/proc", mask_of: Callable[[int], set[int]] = os.sched_getaffinity
+) -> CpuBudget:
+    """Read the CPU budget of the job: min(|union of affinity masks|, quota up the tree).
+
+    The quota is that of the lowest control group that holds all ``pids`` and of those above it.
+    """
+    group = JobGroups(pids, proc).common("cpu")
+    return combine_budget(read_affinity(pids, proc, mask_of), read_quota(group))
+
+
+NO_LIMIT = 1 << 60
+"""cgroup v1 writes "no limit" as the largest page count, 2^63 rounded down to a page."""
+
+NO_GROUP = Missing("no control group of its own")
+HOST = "host"
+PRESSURES = ("cpu", "memory", "io")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Hold a memory limit and the group that sets it."""
+
+    limit_bytes: int
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Hold where the readings of a job come from."""
+
+    quotas: Known[tuple[Group, ...]]
+    """Groups whose quota can throttle the job."""
+    local: Applicable[Group]
+    """The job's CPU group, where no quota is in view but one may be set above the view."""
+    memory: Known[Group]
+    limit: Applicable[Limit]
+    leaves: tuple[Group, ...]
+    """Groups that hold processes of the job: v1 counts an OOM kill only there."""
+    pressure: tuple[Known[str], ...]
+    """Pressure files in the order of PRESSURES."""
+    pressure_source: str
+
+
+def memory_group(group: Known[Group]) -> Known[Group]:
+    """Find the group whose memory is counted: the nearest that has the controller, never the root."""
+    if isinstance(group, Missing):
+        return group
+    name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
+    for one in group.lineage():
+        if os.path.exists(f"{one.directory}/{name}"):
+            return NO_GROUP if one.is_root() else one
+    return NO_GROUP
+
+
+def read_limit(group: Known[Group]) -> Applicable[Limit]:
+    """Find the smallest memory limit up the tree; of equal ones the outermost, which binds first."""
+    if isinstance(group, Missing):
+        return NOT_APPLICABLE if group in (NO_GROUP, NOT_USED) else group
+    found: Limit | None = None
+    for one in group.lineage():
+        try:
+            name = "memory.limit_in_bytes" if one.version == 1 else "memory.max"
+            with open(f"{one.directory}/{name}", encoding="ascii") as file:
+                text = file.read().strip()
+        except OSError:
+            # The root, or a group without the controller, sets no limit.
+            continue
+        if text != "max" and int(text) < NO_LIMIT and (found is None or int(text) <= found.limit_bytes):
+            found = Limit(int(text), one)
+    if found is not None:
+        return found
+    # v1 tells of limits above the view in memory.stat (hierarchical_memory_limit).
+    return NOT_APPLICABLE if group.version == 1 or group.sees_root() else Missing(HIDDEN_ABOVE)
+
+
+def find_pressure(groups: JobGroups, proc: str) -> tuple[tuple[Known[str], ...], str]:
+    """Find the three pressure files: the job's v2 group, the host where the job has no group."""
+    unified = groups.common(V2)
+    if is_known(unified) and not unified.is_root():
+        return tuple(f"{unified.directory}/{name}.pressure" for name in PRESSURES), unified.label()
+    files: list[Known[str]] = []
+    for name in PRESSURES:
+        group = groups.common("blkio" if name == "io" else name)
+        if isinstance(group, Missing):
+            files.append(f"{proc}/pressure/{name}" if group == NOT_USED else group)
+        elif group.is_root():
+            files.append(f"{proc}/pressure/{name}")
+        else:
+            files.append(Missing("control groups v1 have no pressure figures"))
+    return tuple(files), HOST
+
+
+def find_layout(groups: JobGroups, proc: str) -> Layout:
+    """Find every control group file that tells of the job."""
+    quotas, local = _find_quotas(groups.common("cpu"))
+    memory = memory_group(groups.common("memory"))
+    leaves = tuple(groups.distinct("memory")) if is_known(memory) and memory.version == 1 else ()
+    pressure, source = find_pressure(groups, proc)
+    return Layout(quotas, local, memory, read_limit(memory), leaves, pressure, source)
+
+
+def _find_quotas(cpu: Known[Group]) -> tuple[Known[tuple[Group, ...]], Applicable[Group]]:
+    if isinstance(cpu, Missing):
+        return (() if cpu == NOT_USED else cpu), NOT_APPLICABLE
+    try:
+        quotas = tuple(quota.group for quota in read_quotas(cpu))
+    except (OSError, ValueError) as error:
+        return Missing(f"quota of {cpu.label()} not readable: {error}"), NOT_APPLICABLE
+    return quotas, (NOT_APPLICABLE if quotas or cpu.sees_root() else cpu)
+
 
 __all__ = ["CgroupReader", "CgroupReading", "CpuBudget", "read_cpu_budget"]
 

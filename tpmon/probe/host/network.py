@@ -15,7 +15,7 @@ from tpmon.model.host import LOOPBACK, NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.proc.rates import Rates
+from tpmon.probe.proc.files import Rates
 
 LOOK_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16

@@ -1,8 +1,11 @@
-"""Read the last lines that launcher and ranks wrote, where their output is a regular file.
+"""Read the last lines of the job's output, and when it last wrote a file.
 
 Only files: reading a pipe or a terminal would take the text away from whoever waits for it.
 The file is opened through /proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the
 right one. Any of this can hang on a dead network mount: call it off the tick.
+
+Only files of local file systems are asked for their time, by the mount that /proc tells: a dead server
+is never asked. Called off the tick all the same.
 """
 
 from __future__ import annotations
@@ -12,18 +15,21 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
-from tpmon.model.host import OutputSample
-from tpmon.model.known import Known, Missing
+from tpmon.model.host import FileWrite, OutputSample
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.clean import name_failure
 from tpmon.model.text.redaction import admit_text, hide_lines
 from tpmon.model.units import clean_text
-from tpmon.probe.base.procread import date_file
+from tpmon.probe.base.deadline import Background
+from tpmon.probe.base.procread import PROC, date_file, read_file
+from tpmon.probe.proc.wait_object import read_mount
 
 TAIL_BYTES = 4096
 MORE_BYTES = 128 << 10
@@ -261,3 +267,92 @@ def _read_again(file: _File) -> _File:
     stamps = {file.identity: file.stamp}
     pid, fd = file.sample.pid, file.sample.fd
     return _read_output(pid, fd, file.path, file.path, found, owner=file.owner, stamps=stamps)
+
+
+MOST_PROCESSES = 8
+MOST_DESCRIPTORS = 256
+"""Of one process."""
+MOST_FILES = 32
+EVERY_S = 10.0
+LOCAL = frozenset(
+    ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "tmpfs", "ramfs")
+)
+_WRITES = 0o200
+_APPENDS = 0o2000
+"""O_APPEND of include/uapi/asm-generic/fcntl.h: the same on x86-64 and arm64."""
+_EVENTS = "events.out.tfevents"
+"""TensorFlow's writer keeps its file open without O_APPEND. That of the tensorboard package alone opens it
+for each write anew: it is not seen here."""
+_NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:", "/run/user/")
+
+
+def list_written(pid: int, proc: str = PROC) -> Iterator[tuple[int, str]]:
+    """Yield descriptor and path of what a process has open for writing; no file is touched."""
+    try:
+        names = os.listdir(f"{proc}/{pid}/fd")[:MOST_DESCRIPTORS]
+    except OSError:
+        return  # it ended, or is another user's
+    for name in names:
+        link = f"{proc}/{pid}/fd/{name}"
+        try:
+            # The mode of the link is that of the descriptor.
+            writes = os.lstat(link).st_mode & _WRITES
+            path = os.readlink(link) if writes and int(name) not in DESCRIPTORS else ""
+        except (OSError, ValueError):
+            continue  # closed since it was listed
+        if path.startswith("/") and not path.startswith(_NO_FILES):
+            yield int(name), path
+
+
+def parse_appends(fdinfo: bytes) -> bool:
+    """Tell from /proc/PID/fdinfo/FD whether a descriptor was opened for appending (proc_pid_fdinfo(5)).
+
+    Raises:
+        ValueError: when it has no flags.
+    """
+    for line in fdinfo.splitlines():
+        if line.startswith(b"flags:"):
+            return bool(int(line[6:], 8) & _APPENDS)
+    raise ValueError("no flags")
+
+
+def is_journal(pid: int, fd: int, path: str, proc: str = PROC) -> bool:
+    """Tell whether a file is written piece by piece all through a run, as a log is."""
+    if os.path.basename(path).startswith(_EVENTS):
+        return True
+    try:
+        return parse_appends(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+    except (OSError, ValueError):
+        return False  # closed since it was listed
+
+
+def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileWrite]:
+    """Read which open file was written last; not applicable where none of a local file system is."""
+    newest: Applicable[FileWrite] = NOT_APPLICABLE
+    journal = False
+    seen: set[str] = set()
+    for pid in pids[:MOST_PROCESSES]:
+        for fd, path in list_written(pid, proc):
+            if path in seen or len(seen) >= MOST_FILES:
+                continue
+            seen.add(path)
+            _, system = read_mount(pid, fd, proc)
+            if not is_known(system) or system not in LOCAL:
+                continue
+            try:
+                found = os.stat(f"{proc}/{pid}/fd/{fd}")
+                written = datetime.fromtimestamp(found.st_mtime).astimezone()
+            except (OSError, OverflowError, ValueError):
+                continue
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            # An empty one may be meant for errors that never came.
+            journal = journal or (found.st_size > 0 and is_journal(pid, fd, path, proc))
+            if not is_known(newest) or written > newest.last_write:
+                newest = FileWrite(pid, admit_text(path, PATH_LENGTH), written)
+    return replace(newest, journal=journal) if is_known(newest) else newest
+
+
+def watch_writes(pids: Callable[[], Sequence[int]]) -> Background[Applicable[FileWrite]]:
+    """Look now and then which open file was written last."""
+    return Background[Applicable[FileWrite]]("open files", lambda: read_newest_write(pids()), EVERY_S)

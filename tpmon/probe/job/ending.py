@@ -1,4 +1,4 @@
-"""Tell how a process that is not our child ended, as far as the kernel lets us see."""
+"""Tell how processes that are not our children ended, as far as the kernel shows it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ import re
 import signal
 import struct
 import time
+from collections.abc import Container
 
+from tpmon.model.dump import DeadChild
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity
-from tpmon.probe.base.procread import PROC, in_first_pid_namespace, read_stat
+from tpmon.probe.base.procread import (
+    PROC,
+    TICKS_PER_S,
+    Stat,
+    has_ended,
+    in_first_pid_namespace,
+    read_stat,
+    read_table,
+)
+from tpmon.probe.job.job import now_ticks
 
 UNSEEN = "ended (exit status not visible to tpmon)"
 
@@ -149,3 +160,29 @@ def parse_oom_victims(record: bytes, since_s: float) -> list[int]:
     return [
         int(victim.group(2)) for victim in _KILLED.finditer(record) if int(victim.group(1)) / 1e6 >= since_s
     ]
+
+
+def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tuple[DeadChild, ...]:
+    """List the children of ``parents`` that ended badly and are still there because nobody asked."""
+    dead = [
+        stat
+        for stat in read_table(proc).values()
+        if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
+    ]
+    killed = [stat for stat in dead if stat.wait_status & 0x7F == signal.SIGKILL]
+    victims = read_oom_victims(kmsg, recent_s=_age_of_oldest_s(killed)) if killed else frozenset[int]()
+    return tuple(
+        DeadChild(
+            stat.pid,
+            stat.parent,
+            stat.name,
+            describe_end(stat.wait_status, oom_victim=stat.pid in victims),
+        )
+        for stat in dead
+    )
+
+
+def _age_of_oldest_s(killed: list[Stat]) -> float:
+    """Return how far back the kernel log tells of them: before they began, their numbers were others'."""
+    begun_ticks = min(stat.start_ticks for stat in killed)
+    return max(RECENT_S, (now_ticks() - begun_ticks) / TICKS_PER_S)

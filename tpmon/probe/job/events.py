@@ -1,18 +1,326 @@
-"""Word what happened to the job, and to tpmon, as events. Does no I/O."""
+"""Word what happened to the members of a job and to tpmon: births, ends, changes.
+
+The last process to go is often not the one to ask: loader workers outlive a killed rank by
+seconds and then leave with exit 0.
+"""
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Union
 
 from tpmon.model.frame import Event, EventKind, Target
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
+from tpmon.model.text.job_words import say_stop
 from tpmon.model.units import count_of
-from tpmon.probe.host.cgroup import CgroupReading
-from tpmon.probe.host.cgroup_layout import HOST
-from tpmon.probe.job.changes import Changes, describe_by_role, describe_stops
-from tpmon.probe.job.exits import Ends, OomKills
+from tpmon.probe.host.cgroup import HOST, CgroupReading
+from tpmon.probe.job.ending import UNSEEN, describe_end, name_signal
+from tpmon.probe.job.job import Member
+
+NAMED = 4
+"""More members than this that met the same fate in the same second are counted, not named."""
+
+_REPLACED = {Role.RANK: "elastic restart", Role.WORKER: "epoch respawn"}
+_DISPOSABLE = frozenset((Role.WORKER, Role.COMPILE))
+_NOUNS = {
+    Role.LAUNCHER: "launcher",
+    Role.RANK: "rank",
+    Role.WORKER: "worker",
+    Role.COMPILE: "compile worker",
+    Role.HELPER: "helper",
+}
+
+
+def standing_of(member: Member) -> tuple[object, ...]:
+    """Return what makes a member another one to a reader."""
+    return (member.role, member.rank, member.worker, member.name, member.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Hold a member that ended, with its wait status where the kernel told it."""
+
+    member: Member
+    wait_status: Known[int]
+    oom_victim: bool = False
+    """Whether the kernel log says that it was killed for memory."""
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether it ended by itself in a bad way; SIGTERM comes from one that noticed another's end."""
+        return is_known(self.wait_status) and self.wait_status not in (0, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Say how the members differ from the last look; ``changed`` got another role, number or name."""
+
+    born: tuple[Member, ...] = ()
+    gone: tuple[Departure, ...] = ()
+    changed: tuple[Member, ...] = ()
+    root_runs: str = ""
+    """What the root of the job runs since it replaced itself by exec; "" when it did not."""
+
+
+Named = Union[Member, ProcessSample]
+"""Says who a process is within its job."""
+
+
+def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Role, str], ...]:
+    """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
+
+    Workers that left and came in the same second are a respawn at the end of an epoch, ranks a
+    restart; of these only failures are named. Helpers come and go without a line. ``oom_kills`` as
+    in ``describe_end``.
+    """
+    told: list[tuple[Role, str]] = []
+    for role in (Role.COMPILE, Role.WORKER, Role.RANK, Role.LAUNCHER):
+        lines: list[str] = []
+        gone = [departure for departure in changes.gone if departure.member.role is role]
+        born = [member for member in changes.born if member.role is role]
+        before = Counter(_owner(departure.member) for departure in gone)
+        replaced = (before & Counter(map(_owner, born))).total()
+        if replaced and role in _REPLACED:
+            lines.append(f"{_REPLACED[role]}: {_group([each.member for each in gone], replaced)} replaced")
+        if replaced == len(gone) and role in _REPLACED:
+            gone = [departure for departure in gone if departure.failed]  # why they were replaced
+        lines += _describe_gone(gone, oom_kills)
+        if replaced < len(born) or role not in _REPLACED:
+            lines += _describe_born(born)
+        told += [(role, line) for line in lines]
+    if changes.root_runs:
+        line = f"the root of the job replaced itself (exec) and now runs {changes.root_runs}"
+        told.append((Role.LAUNCHER, line))
+    return tuple(told)
+
+
+def describe_stops(
+    stopped: Sequence[ProcessSample], resumed: Sequence[ProcessSample]
+) -> tuple[tuple[Role, str], ...]:
+    """Say who was stopped by a signal or frozen and who runs again, by role; many at once are counted."""
+    told: list[tuple[Role, str]] = []
+    for role in (Role.WORKER, Role.RANK):
+        held: dict[str, list[ProcessSample]] = {}
+        for one in stopped:
+            held.setdefault(say_stop(one), []).append(one)
+        for what, processes in (*held.items(), ("running again", resumed)):
+            of_role = [one for one in processes if one.role is role]
+            if len(of_role) > NAMED:
+                told.append((role, f"{_group(of_role, len(of_role))} {what}"))
+            else:
+                told += [(role, f"{name_process(one, one.pid)} {what}") for one in of_role]
+    return tuple(told)
+
+
+def _owner(member: Member) -> object:
+    """Return what a replacement has in common with the replaced: the number of the rank."""
+    return member.rank if is_known(member.rank) else member.label
+
+
+def _describe_gone(gone: Iterable[Departure], oom_kills: int) -> list[str]:
+    by_end: dict[str, list[Member]] = {}
+    for each in gone:
+        how = describe_end(each.wait_status, oom_victim=each.oom_victim, oom_kills=oom_kills)
+        by_end.setdefault(how, []).append(each.member)
+    lines: list[str] = []
+    for how, members in by_end.items():
+        if members[0].role in _DISPOSABLE and how in ("exit 0", UNSEEN):
+            lines.append(f"{_group(members, len(members))} ended")
+        elif len(members) > NAMED:
+            lines.append(f"{_group(members, len(members))} gone: {how}")
+        else:
+            lines += [f"{name_member(member)} gone: {how}" for member in members]
+    return lines
+
+
+def _describe_born(born: Sequence[Member]) -> list[str]:
+    if len(born) > NAMED or (born and born[0].role in _DISPOSABLE):
+        return [f"{_group(born, len(born))} started"]
+    return [f"{name_member(member)} started" for member in born]
+
+
+def name_member(member: Member) -> str:
+    """Name one member with its PID: "worker 1 (48301) of rank 0"."""
+    return name_process(member, member.identity.pid)
+
+
+def name_process(process: Named, pid: int) -> str:
+    """Name one process by its part and its PID."""
+    if process.role is Role.LAUNCHER:
+        return f"launcher {process.label} ({pid})"
+    if process.role is Role.RANK:
+        return f"rank {_number(process.rank)} ({pid})"
+    number = f" {_number(process.worker)}" if process.role is Role.WORKER else ""
+    return f"{_NOUNS[process.role]}{number} ({pid}) of rank {_number(process.rank)}"
+
+
+def _group(members: Sequence[Named], count: int) -> str:
+    """Count members of one role: "1 worker of rank 0", "8 workers of 4 ranks"."""
+    role = members[0].role
+    text = f"{count} {_NOUNS[role]}" + ("" if count == 1 else "s")
+    if role not in _DISPOSABLE:
+        return text
+    ranks = {member.rank for member in members}
+    return f"{text} of rank {_number(ranks.pop())}" if len(ranks) == 1 else f"{text} of {len(ranks)} ranks"
+
+
+def _number(number: Applicable[int]) -> str:
+    return str(number) if is_known(number) else "?"
+
+
+DYING_NS = 10_000_000_000
+"""Freeing hundreds of GB takes the kernel seconds."""
+OUTLIVED_NS = 2_400_000_000_000
+"""A job that goes on for 40 min after a failure does so without it: those that waited for the rank that
+failed have given up, which takes a collective of gloo 30 min and one of NCCL 10."""
+MOST_ENDS = 256
+"""A Frame names so many that ended in one second; a job of thousands ends at once."""
+_FATAL = (Role.RANK, Role.WORKER)
+
+
+class OomKills:
+    """Follow the count of OOM kills of one place; a count of another place says nothing new."""
+
+    def __init__(self) -> None:
+        """Begin with no place seen."""
+        self._before: tuple[str, int] | None = None
+        self._told: tuple[int, int] | None = None
+
+    def count_new(self, place: str, total: Known[int], now_ns: int) -> int:
+        """Return how many came since the last look at the same place, 0 at the first look."""
+        if not is_known(total):
+            return 0
+        before, self._before = self._before, (place, total)
+        if before is None or before[0] != place:
+            self._told = None
+            return 0
+        new = max(0, total - before[1])
+        if new:
+            self._told = (now_ns, new)
+        return new
+
+    def count_recent(self, now_ns: int) -> int:
+        """Return the kills whose victims may be ending now: they are counted before they are gone."""
+        return self._told[1] if self._told is not None and now_ns - self._told[0] < DYING_NS else 0
+
+
+def tell_end(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
+    """Say how one member ended; ``oom_kills`` as in ``describe_end``."""
+    status, member = gone.wait_status, gone.member
+    outcome = Outcome.UNKNOWN
+    if is_known(status):
+        outcome = Outcome.FAILED if status else Outcome.WELL
+    return ProcessEnd(
+        pid=member.identity.pid,
+        role=member.role,
+        rank=member.rank,
+        worker=member.worker,
+        outcome=outcome,
+        signal=name_signal(status & 0x7F) if is_known(status) and status & 0x7F else NOT_APPLICABLE,
+        how=describe_end(status, oom_victim=gone.oom_victim, oom_kills=oom_kills),
+    )
+
+
+class Ends:
+    """Follow the ends of one job's members."""
+
+    def __init__(self, root: Identity) -> None:
+        """Begin with nobody ended; ``root`` is the process whose end is the job's."""
+        self._root = root
+        self._root_how = ""
+        self._last_how = UNSEEN
+        self._first: Member | None = None
+        self._first_how = ""
+        self._first_ns = 0
+        self._newest_ticks = 0
+        """When the newest of the ranks that lived at the first failure was started."""
+        self._last_outcome = self._root_outcome = Outcome.UNKNOWN
+        self._rank_outcomes: set[Outcome] = set()
+
+    def add(
+        self,
+        changes: Changes,
+        now_ns: int,
+        *,
+        living: Sequence[ProcessSample] = (),
+        oom_kills: int = 0,
+    ) -> tuple[ProcessEnd, ...]:
+        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``.
+
+        ``now_ns`` is CLOCK_MONOTONIC, ``living`` the processes that are there now.
+        """
+        root_lived = not self._root_how
+        if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
+            self._first = None
+        ends = tuple(tell_end(each, oom_kills=oom_kills) for each in changes.gone)
+        for each, end in zip(changes.gone, ends, strict=True):
+            if each.member.identity == self._root:
+                self._root_how, self._root_outcome = end.how, end.outcome
+            elif root_lived and self._first is None and each.failed and end.role in _FATAL:
+                self._first, self._first_how, self._first_ns = each.member, end.how, now_ns
+                self._newest_ticks = max(_started(living), default=0)
+            self._last_how, self._last_outcome = end.how, end.outcome
+        self._note_ranks(ends, changes)
+        if self._first is not None and self._went_on(self._first, changes, living):
+            self._first = None
+        return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
+
+    def _went_on(self, first: Member, changes: Changes, living: Sequence[ProcessSample]) -> bool:
+        """Tell whether the job goes on without ``first``: with another in its place, or all ranks anew.
+
+        After an elastic restart over several hosts the ranks of this one may have other numbers.
+        """
+        if any(_replaces(one, first) for one in changes.born):
+            return True
+        return min(_started(living), default=0) > max(self._newest_ticks, first.identity.start_ticks)
+
+    def _note_ranks(self, ends: Sequence[ProcessEnd], changes: Changes) -> None:
+        """Note how the ranks ended; a rank that was born since begins anew."""
+        outcomes = {end.outcome for end in ends if end.role is Role.RANK}
+        if any(one.role is Role.RANK for one in changes.born):
+            self._rank_outcomes.clear()
+        self._rank_outcomes |= outcomes
+
+    @property
+    def ranks_outcome(self) -> Outcome:
+        """Say how the ranks that are gone ended: badly if one of them did."""
+        return _worst(self._rank_outcomes)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Say whether the job ended well: by its root, else by a rank or worker that failed before."""
+        outcome = self._root_outcome if self._root_how else self._last_outcome
+        if outcome is Outcome.UNKNOWN and self._first is not None:
+            return Outcome.FAILED
+        # Loader workers that outlive the rest leave with exit 0 and tell nothing of the job.
+        return outcome if self._root_how or outcome is Outcome.FAILED else Outcome.UNKNOWN
+
+    def describe(self) -> str:
+        """Say how the job ended, and who failed first: "exit 1, after rank 0 (85): SIGKILL"."""
+        how = self._root_how or self._last_how
+        if self._first is None or how in ("exit 0", self._first_how):
+            return how
+        return f"{how}, after {name_member(self._first)}: {self._first_how}"
+
+
+def _started(living: Sequence[ProcessSample]) -> list[int]:
+    return [one.start_ticks for one in living if one.role is Role.RANK]
+
+
+def _replaces(born: Member, gone: Member) -> bool:
+    return (born.role, born.rank) == (gone.role, gone.rank)
+
+
+def _worst(outcomes: set[Outcome]) -> Outcome:
+    if Outcome.FAILED in outcomes:
+        return Outcome.FAILED
+    return Outcome.WELL if outcomes == {Outcome.WELL} else Outcome.UNKNOWN
+
 
 _WEIGHT = {
     EventKind.ATTACH: 0,

@@ -16,8 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.each_process import each_process
-from tpmon.probe.base.procread import PROC, Stat, has_ended, parse_stat, read_file, read_stat
+from tpmon.probe.base.procread import PROC, Stat, each_process, has_ended, parse_stat, read_file, read_stat
 from tpmon.probe.job.facts import Facts, read_all_facts
 
 _MOST_THREADS = 512

@@ -22,7 +22,7 @@ from tpmon.model.process import Identity, LoopThread
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.base.procread import PROC, read_file
 from tpmon.probe.job.job import Loop, Member
-from tpmon.probe.proc.thread_numbers import number_stacks
+from tpmon.probe.proc.threads import number_stacks
 
 MAIN_S = 120.0
 """A main thread that trained so lately still does: it waits for a batch that another thread fetches."""

@@ -29,8 +29,8 @@ from tpmon.probe.base.procread import (
     read_stat,
     started_at,
 )
-from tpmon.probe.job.changes import Changes, Departure, standing_of
 from tpmon.probe.job.ending import open_pidfd, read_oom_victims, read_wait_status
+from tpmon.probe.job.events import Changes, Departure, standing_of
 from tpmon.probe.job.facts import Facts, read_all_facts
 from tpmon.probe.job.job import (
     Job,

@@ -1,4 +1,4 @@
-"""Find the job around a PID, whichever member is named, and refuse what is no training job.
+"""Find the job around a PID, or wait for one that may become a job.
 
 A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
 Python process above it that maps torch, and its descendants. What maps torch and only started a
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Container, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,11 +27,12 @@ from tpmon.errors import (
 from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import point_to
-from tpmon.probe.base.each_process import each_process
+from tpmon.model.units import format_seconds
 from tpmon.probe.base.limits import explain_limit
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
+    each_process,
     has_ended,
     in_first_pid_namespace,
     list_pids,
@@ -43,10 +45,9 @@ from tpmon.probe.job.facts import IMPORT_S, Facts
 from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.job.roles import YOUNG_S
-from tpmon.probe.job.strays import LAUNCHER_GONE, read_meeting
-from tpmon.probe.proc.access import read_caller, read_group
+from tpmon.probe.job.tree import LAUNCHER_GONE, read_meeting
+from tpmon.probe.proc.access import call_as_user, call_with_capability, read_caller, read_group
 from tpmon.probe.proc.files import require_descriptors
-from tpmon.probe.proc.remedies import call_as_user, call_with_capability
 
 _MOST_NAMED = 8
 _SLURM_JOB = "SLURM_JOB_ID"
@@ -365,3 +366,36 @@ def _suggest(pid: int, sight: Sight) -> str:
     names = [f"{at} (which is {pid} in its container)" for at in inside[:4]]
     names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
     return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS
+
+
+AWAIT_S = 600.0
+"""As long as a process counts as one that may still import torch (``facts``)."""
+AWAIT_EVERY_S = 0.5
+
+
+def await_job(
+    find: Callable[[], Job],
+    say: Callable[[str], None],
+    limit_s: float = AWAIT_S,
+    every_s: float = AWAIT_EVERY_S,
+) -> Job:
+    """Call ``find`` again while it meets a program that is just starting, at most ``limit_s``; say so once.
+
+    How old the program is counts at the first look alone: the same one is waited for to the end.
+
+    Raises:
+        TpmonError: as ``find`` does, also when the program ended or took longer.
+    """
+    end_s = time.monotonic() + limit_s
+    awaited: tuple[int, int] | None = None
+    while True:
+        try:
+            return find()
+        except LateStartError as error:
+            is_awaited = isinstance(error, StartingError) or error.process == awaited
+            if not is_awaited or time.monotonic() >= end_s:
+                raise
+            if awaited is None:
+                say(f"{error.what}; waiting for it, at most {format_seconds(limit_s)}")
+            awaited = error.process
+        time.sleep(every_s)

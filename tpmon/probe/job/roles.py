@@ -13,10 +13,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import TICKS_PER_S, Mapped
-from tpmon.probe.job.facts import IMPORT_S, Facts
-from tpmon.probe.job.places import BY_ENVIRONMENT, Place
-from tpmon.probe.job.strays import say_stray
-from tpmon.probe.job.tree import COMM_THREADS, Family
+from tpmon.probe.job.facts import BY_ENVIRONMENT, IMPORT_S, Facts, Place
+from tpmon.probe.job.tree import COMM_THREADS, Family, say_stray
 
 BY_PARENTAGE = "parentage and threads"
 SINGLE = "single process"

@@ -15,7 +15,7 @@ from tpmon.model.host import LoaderSample, WorkerQueue
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.probe.base.deadline import Background
-from tpmon.probe.base.each_process import each_process
+from tpmon.probe.base.procread import each_process
 from tpmon.probe.loader.queues import (
     PipeEnds,
     QueueMap,

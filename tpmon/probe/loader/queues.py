@@ -20,8 +20,7 @@ from functools import cache
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
-from tpmon.probe.base.each_process import each_process
-from tpmon.probe.base.procread import read_file
+from tpmon.probe.base.procread import each_process, read_file
 
 MAX_DESCRIPTORS_READ = 4096
 """A rank with more open files than this is not searched for pipes."""

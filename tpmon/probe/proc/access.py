@@ -1,32 +1,139 @@
-"""Find out why the kernel lets nobody look into a process, and say what would change it.
+"""Find why a process may not be read, who traces it, and what would change that.
 
 Reading another process's memory needs PTRACE_MODE_ATTACH (ptrace(2)): the same user, CAP_SYS_PTRACE
 where Yama or a container takes that away, and a process that did not protect itself.
+
+py-spy opens the program and its library to find the interpreter in them. A FUSE mount without allow_root,
+or a home of NFS with root_squash, refuses them to root: the same errno as a process that may not be traced.
+
+"" stands for none: no command that could be printed there would work.
 """
 
 from __future__ import annotations
 
 import os
+import re
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.process import Tracer
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
-from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.redaction import admit_text, hide_words
+from tpmon.model.units import clean_text
 from tpmon.own_command import own_program
-from tpmon.probe.base.environment import read_place
-from tpmon.probe.base.procread import read_file, read_status
-from tpmon.probe.proc.memory_trial import try_memory
-from tpmon.probe.proc.remedies import (
-    ADD_CAPABILITY,
-    USUAL,
-    Caller,
-    administer,
-    call_as_user,
-    call_with_capability,
-    pass_yama,
-    start_with,
-)
-from tpmon.probe.proc.unreadable_python import find_unreadable
+from tpmon.probe.base.environment import Around, read_place
+from tpmon.probe.base.procread import PROC, read_file, read_status
+from tpmon.probe.proc.memory import try_memory
+
+_PYTHON = re.compile(r"/(?:libpython3[\d.]*t?\.so[\d.]*|python[\d.]*t?)$")
+_MOST_MAPS_BYTES = 8 << 20
+_PATH_CHARS = 200
+
+
+def parse_pythons(maps: bytes) -> tuple[str, ...]:
+    """Return the paths of the Python program and library in /proc/PID/maps. Pure."""
+    fields = (line.split(None, 5) for line in maps.decode("utf-8", "replace").splitlines())
+    return tuple(dict.fromkeys(row[5] for row in fields if len(row) == 6 and _PYTHON.search(row[5])))
+
+
+def find_unreadable(pid: int, proc: str = PROC) -> str:
+    """Return the path of a process's Python that tpmon may not open, "" where there is none."""
+    try:
+        found = parse_pythons(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
+    except OSError:
+        return ""
+    refused = (path for path in found if _is_refused(f"{proc}/{pid}/root{path}"))
+    return admit_text(next(refused, ""), _PATH_CHARS)
+
+
+def _is_refused(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # deleted, or gone with its process
+    return False
+
+
+ON_HOST = "  # on the host"
+ELSEWHERE = "  # in a shell that may become root: this one may not"
+NEXT_TIME = "  # at its next start"
+LIFT_YAMA = "sysctl kernel.yama.ptrace_scope=0"
+ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
+"""Its seccomp profile then lets process_vm_readv and ptrace pass, too. Only root has what is added."""
+_CONTAINED = (Around.ENGINE, Around.TOOLBOX, Around.LXC, Around.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Say who calls tpmon, and from where.
+
+    ``program``: the word that starts it also under sudo. ``root_may``: root may trace here, because
+    CAP_SYS_PTRACE is within the bounds of this process and sudo may still give it.
+    """
+
+    uid: int = 1000
+    around: Around = Around.HOST
+    program: str = "tpmon"
+    root_may: bool = True
+
+
+USUAL = Caller()
+"""A user at the host itself."""
+
+
+def administer(caller: Caller, command: str) -> str:
+    """Return a command that changes the kernel of the machine, which no container may."""
+    if caller.around in _CONTAINED:
+        return f"sudo {command}{ON_HOST}" if caller.uid else f"{command}{ON_HOST}, as root"
+    if caller.uid == 0:
+        return command
+    # Under no_new_privs (Apptainer, a hardened service) sudo refuses, whoever may call it elsewhere.
+    return f"sudo {command}" if caller.root_may else f"sudo {command}{ELSEWHERE}"
+
+
+def lift_yama(caller: Caller) -> str:
+    """Return the command that lets every user look into their own processes, until the next start.
+
+    The kernel asks for CAP_SYS_PTRACE over the whole machine (yama_dointvec_minmax of security/yama).
+    """
+    if caller.uid == 0 and caller.around not in _CONTAINED:
+        return ""  # the shell of this root lacks it
+    return administer(caller, LIFT_YAMA)
+
+
+def call_with_capability(caller: Caller, arguments: str) -> str:
+    """Return the call of tpmon that has CAP_SYS_PTRACE, which leaves the run and the machine alone."""
+    if caller.around is Around.ENGINE:
+        privileged = "" if caller.root_may else " --privileged"
+        return f"docker exec -it{privileged} -u 0 CONTAINER {caller.program} {arguments}{ON_HOST}"
+    if caller.uid == 0 or not caller.root_may or caller.around is Around.TOOLBOX:
+        return ""
+    return f"sudo {caller.program} {arguments}"
+
+
+def pass_yama(caller: Caller, scope: int, arguments: str) -> tuple[str, ...]:
+    """Return what gets past a ptrace_scope while the run goes on, what fits best first."""
+    found = [lift_yama(caller), call_with_capability(caller, arguments)]
+    if scope > 1 or caller.around is Around.LXC:
+        found.reverse()
+    return tuple(filter(None, found))
+
+
+def start_with(caller: Caller, flags: str) -> str:
+    """Return the flags that a container of an engine needs from its start on: none helps a live one."""
+    return f"{flags}{NEXT_TIME}" if caller.around is Around.ENGINE else ""
+
+
+def call_as_user(caller: Caller, uid: int, gid: int, arguments: str) -> str:
+    """Return the call of tpmon as the user of a job: root changes to that user, others ask for root."""
+    if caller.uid == 0:
+        return f"setpriv --reuid={uid} --regid={gid} --clear-groups {caller.program} {arguments}"
+    if caller.around is Around.ENGINE:
+        return f"docker exec -it -u {uid} CONTAINER {caller.program} {arguments}{ON_HOST}"
+    return call_with_capability(caller, arguments)
+
 
 CAP_SYS_PTRACE = 19  # linux/capability.h
 OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of it"
@@ -279,3 +386,37 @@ def judge_file(standing: Standing, path: str, pid: int) -> Refused:
     if uid == standing.own_uid:
         return Refused(why, "")
     return Refused(why, call_as_user(standing.caller, uid, standing.gid, f"attach {pid}"))
+
+
+_COMMAND_CHARS = 160
+_READ_BYTES = 4096
+_ELSEWHERE = Missing("its tracer is in another container: its PID is not told here")
+
+
+def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:
+    """Read who traces one thread of a process; each thread may have a tracer of its own."""
+    try:
+        tracer = parse_tracer(read_file(f"{proc}/{pid}/task/{tid}/status", 65_536))
+    except (OSError, ValueError) as error:
+        return Missing(f"its tracer: {error}")
+    return name_tracer(tracer, proc) if tracer else _ELSEWHERE
+
+
+def name_tracer(pid: int, proc: str = PROC) -> Tracer:
+    """Name a tracer by its PID, its name and its command line."""
+    try:
+        name = admit_text(read_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").strip(), 32)
+    except OSError:
+        name = "?"  # it has just let go
+    return Tracer(pid, name or "?", _read_command(pid, proc))
+
+
+def _read_command(pid: int, proc: str) -> Known[str]:
+    try:
+        raw = read_file(f"{proc}/{pid}/cmdline", _READ_BYTES)
+    except OSError as error:
+        return Missing(f"its command line: {error.strerror}")
+    words = [word.decode("utf-8", "replace") for word in raw.rstrip(b"\0").split(b"\0") if word]
+    if not words:
+        return Missing("it has no command line")
+    return clean_text(" ".join(hide_words(words)), _COMMAND_CHARS)

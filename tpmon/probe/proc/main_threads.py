@@ -22,7 +22,7 @@ from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.clean import name_failure
-from tpmon.probe.base.pace import Pace
+from tpmon.probe.base.deadline import Pace
 from tpmon.probe.proc.files import ProcFile
 from tpmon.probe.proc.wchan import RUNNING, Syscall, describe_wait, parse_syscall
 

@@ -1,4 +1,4 @@
-"""Tell which processes the freezer of a control group holds: docker pause, systemctl freeze, a scheduler.
+"""Tell which processes a freezer or a signal keeps from running.
 
 Nothing else tells it: a process frozen under cgroup v1 is in state D with the kernel function of the wait
 that was interrupted, under v2 in state S in ``get_signal`` (Linux 6.18), whatever it did before. Both
@@ -7,10 +7,11 @@ freezers are looked at, as a machine may have v1 controllers beside the unified 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, NotApplicable, is_known
-from tpmon.model.stops import Freezer
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, NotApplicable, is_known
+from tpmon.model.process import FROZEN, Freezer, Identity, MainThreadSample, ProcessSample, Role, Tracer
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.cgroup_tree import (
     NOT_USED,
@@ -23,6 +24,7 @@ from tpmon.probe.base.cgroup_tree import (
     parse_mounts,
 )
 from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.proc.access import read_tracer
 
 LOOK_EVERY_NS = 10_000_000_000
 """How often the groups of a process are looked up again; whether they are frozen is read each time."""
@@ -152,3 +154,63 @@ def read_mounts(proc: str = PROC) -> tuple[Mount, ...]:
 def read_freezer(pid: int, proc: str = PROC) -> Applicable[Freezer]:
     """Read once what freezes a process; not applicable where nothing does."""
     return FreezerReader(proc).read((pid,), (), 0).get(pid, NOT_APPLICABLE)
+
+
+Processes = tuple[ProcessSample, ...]
+
+
+def mark_held(
+    processes: Processes,
+    frozen: Mapping[int, Applicable[Freezer]],
+    tracers: Mapping[int, Known[Tracer]],
+) -> Processes:
+    """Say of processes by PID which are frozen and who traces them. Pure.
+
+    The kernel's word for the wait of a frozen process is where it was interrupted, or the freezer itself.
+    """
+    if not frozen and not tracers:
+        return processes
+    marked = []
+    for one in processes:
+        freezer = frozen.get(one.pid, NOT_APPLICABLE) if one.state not in ("Z", "X") else NOT_APPLICABLE
+        waits_for = FROZEN if is_known(freezer) else one.waits_for
+        tracer = tracers.get(one.pid, NOT_APPLICABLE)
+        marked.append(replace(one, frozen=freezer, tracer=tracer, waits_for=waits_for))
+    return tuple(marked)
+
+
+class HoldReader:
+    """Read what holds the processes of a job."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Read nothing yet."""
+        self._proc = proc
+        self._freezer = FreezerReader(proc)
+
+    def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
+        """Return ``processes`` with what holds them.
+
+        ``loops`` names the threads of training loops that are no main threads: their state is that of the
+        process, and so is their tracer. ``now_ns`` is CLOCK_MONOTONIC.
+        """
+        ranks = [one.pid for one in processes if one.role is Role.RANK]
+        frozen = self._freezer.read(ranks, (one.pid for one in processes), now_ns)
+        traced = [Identity(one.pid, one.start_ticks) for one in processes if one.state == "t"]
+        tracers = {one.pid: read_tracer(one.pid, loops.get(one, one.pid), self._proc) for one in traced}
+        return mark_held(processes, frozen, tracers)
+
+
+def leave_out_frozen(
+    looks: Known[tuple[MainThreadSample, ...]], processes: Processes
+) -> Known[tuple[MainThreadSample, ...]]:
+    """Leave out looks at main threads that were frozen: those of v1 look blocked in I/O (state D). Pure."""
+    frozen = {one.pid for one in processes if is_known(one.frozen)}
+    if isinstance(looks, Missing) or not frozen:
+        return looks
+    return tuple(one for one in looks if one.pid not in frozen)
+
+
+def are_all_held(processes: Processes) -> bool:
+    """Tell whether no rank of the job may run: a signal, a debugger or a freezer holds each."""
+    ranks = [one for one in processes if one.role is Role.RANK]
+    return bool(ranks) and all(one.state in "Tt" or is_known(one.frozen) for one in ranks)

@@ -13,8 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.each_process import each_process
-from tpmon.probe.base.procread import PROC, read_file, read_status
+from tpmon.probe.base.procread import PROC, each_process, read_file, read_status
 from tpmon.probe.proc.wchan import Syscall
 
 PATH_CHARS = 400

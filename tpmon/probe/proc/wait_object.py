@@ -1,4 +1,4 @@
-"""Find out what a blocked system call waits on: the file, pipe, socket, lock or process behind its arguments.
+"""Find what a blocked system call waits on: file, pipe, socket, lock, mount or process.
 
 The call's arguments (/proc/PID/task/TID/syscall) name descriptors or point to a path; /proc/PID/fd,
 fdinfo and mountinfo say what they are. None of them touches the file itself: a dead mount cannot block here.
@@ -6,7 +6,9 @@ fdinfo and mountinfo say what they are. None of them touches the file itself: a 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections import Counter
 
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
@@ -14,9 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.each_process import each_process
-from tpmon.probe.base.procread import PROC, read_file
-from tpmon.probe.proc.file_locks import LOCK_CALLS, find_lock_holders
+from tpmon.probe.base.procread import PROC, each_process, read_file
 from tpmon.probe.proc.peers import MOST_ENDS, OtherEnds
 from tpmon.probe.proc.syscall import (
     MOST_WATCHED,
@@ -28,8 +28,119 @@ from tpmon.probe.proc.syscall import (
     read_path,
     translate_child,
 )
-from tpmon.probe.proc.wait_mount import parse_mount_of, read_mount
 from tpmon.probe.proc.wchan import Syscall
+
+
+def parse_mount_id(fdinfo: bytes) -> int | None:
+    """Return mnt_id of /proc/PID/fdinfo/N; None where the kernel does not tell. Pure."""
+    for line in fdinfo.splitlines():
+        if line.startswith(b"mnt_id:"):
+            return int(line.split()[1])
+    return None
+
+
+def parse_mount(mountinfo: bytes, mount_id: int) -> tuple[str, str] | None:
+    """Return mount point and file system of a mount of /proc/PID/mountinfo (proc(5)). Pure."""
+    wanted = b"%d" % mount_id
+    for line in mountinfo.splitlines():
+        fields = line.split(b" ")
+        if fields[0] == wanted and len(fields) > 6 and b"-" in fields[6:]:
+            kind = fields[6:].index(b"-") + 7
+            if len(fields) > kind:
+                return _unescape(fields[4]), _unescape(fields[kind])
+    return None
+
+
+def parse_mount_of(mountinfo: bytes, path: str) -> tuple[str, str] | None:
+    """Return mount point and file system of an absolute path; of several mounts the last one. Pure."""
+    found: tuple[str, str] | None = None
+    for line in mountinfo.splitlines():
+        mount = parse_mount(line, int(line.split(b" ", 1)[0]))
+        if mount is None or (found and len(mount[0]) < len(found[0])):
+            continue
+        folder = mount[0].rstrip("/")
+        if path == mount[0] or path.startswith(f"{folder}/"):
+            found = mount
+    return found
+
+
+def _unescape(raw: bytes) -> str:
+    plain = re.sub(rb"\\([0-7]{3})", lambda found: bytes((int(found[1], 8) & 0xFF,)), raw)
+    return admit_text(plain.decode("utf-8", "replace"), PATH_CHARS)
+
+
+def read_mount(pid: int, fd: int, proc: str) -> tuple[Applicable[str], Applicable[str]]:
+    """Read mount point and file system of an open file."""
+    try:
+        mount_id = parse_mount_id(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+        mounts = read_file(f"{proc}/{pid}/mountinfo")
+    except (OSError, ValueError, IndexError) as error:
+        why = Missing(f"mounts: {error}")
+        return why, why
+    found = parse_mount(mounts, mount_id) if mount_id is not None else None
+    if found is None:
+        why = Missing("the kernel does not tell the mount of a descriptor")
+        return why, why
+    return found
+
+
+LOCK_CALLS = frozenset(("flock", "fcntl"))
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """Hold one row of /proc/locks. Rows of one ``number`` are a lock and those that wait for it."""
+
+    number: int
+    waits: bool
+    pid: int
+    inode: int
+
+
+def parse_locks(raw: bytes) -> tuple[FileLock, ...]:
+    """Parse /proc/locks (proc(5)); rows that are cut or name no file are left out. Pure."""
+    found = []
+    for line in raw.splitlines():
+        fields = line.split()
+        waits = len(fields) > 1 and fields[1] == b"->"
+        if waits:
+            del fields[1]
+        with contextlib.suppress(ValueError, IndexError):
+            number, pid = int(fields[0].rstrip(b":")), int(fields[4])
+            found.append(FileLock(number, waits, pid, int(fields[5].rsplit(b":", 1)[1])))
+    return tuple(found)
+
+
+def parse_inode(fdinfo: bytes) -> int | None:
+    """Return ``ino`` of /proc/PID/fdinfo/N; None before Linux 5.14. Pure."""
+    for line in fdinfo.splitlines():
+        if line.startswith(b"ino:"):
+            return int(line.split()[1])
+    return None
+
+
+def pick_holders(locks: tuple[FileLock, ...], pid: int, inode: int | None) -> tuple[int, ...]:
+    """Return the processes that hold what ``pid`` waits for; of several files that with ``inode``. Pure.
+
+    A holder of another PID namespace, or of an open file description alone, has no PID here.
+    """
+    waits = {one.number for one in locks if one.waits and one.pid == pid and inode in (None, one.inode)}
+    holders = (one.pid for one in locks if not one.waits and one.number in waits and one.pid > 0)
+    return tuple(dict.fromkeys(holders))
+
+
+def find_lock_holders(pid: int, fd: int, proc: str = PROC) -> Known[tuple[int, ...]]:
+    """Find the processes that hold the lock that ``pid`` waits for on ``fd``; the file is not touched."""
+    try:
+        locks = parse_locks(read_file(f"{proc}/locks", _MOST_BYTES))
+    except OSError as error:
+        return Missing(f"locks: {error.strerror}")
+    inode = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        inode = parse_inode(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+    return pick_holders(locks, pid, inode)
+
 
 _FIFO_WAITS = ("pipe read", "pipe write", "FIFO")
 _MOST_FOLLOWED = 16

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import ON_A_CPU, Role
-from tpmon.model.stops import FROZEN
+from tpmon.model.process import FROZEN, ON_A_CPU, Role
 
 RUNNING = ON_A_CPU
 ON_CPU = Missing(RUNNING)

@@ -20,7 +20,7 @@ from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import hide
 from tpmon.probe.base.procread import PROC, read_thread_names
 from tpmon.probe.base.socket import LOOPBACK, Talk
-from tpmon.probe.host.listeners import Listener, read_listeners
+from tpmon.probe.host.sockets import Listener, read_listeners
 from tpmon.probe.records.flight_recorder import Origin, parse_json
 
 THREAD_NAME = "pt_workerserver"

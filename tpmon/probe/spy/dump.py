@@ -1,4 +1,4 @@
-"""Dump the stacks of every process of a job with py-spy, at most eight at a time, without stopping any.
+"""Dump the stacks of every process of a job with py-spy, and measure how long each is held.
 
 Each process has a deadline of its own: one that does not answer costs its own stack alone. A stop
 happens only with ``block``, for a process that could not be read without one; it is timed, rather too long
@@ -13,7 +13,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
@@ -25,9 +26,10 @@ from tpmon.model.stacks import StackCount
 from tpmon.model.text.clean import name_failure
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC
-from tpmon.probe.job.dead_children import find_dead
+from tpmon.probe.job.ending import find_dead
 from tpmon.probe.job.job import Job, Member
 from tpmon.probe.job.leaderless import find_left
+from tpmon.probe.proc.files import ProcFile
 from tpmon.probe.proc.peers import OtherEnds
 from tpmon.probe.proc.suspended import read_freezer
 from tpmon.probe.spy.child import (
@@ -39,21 +41,88 @@ from tpmon.probe.spy.child import (
     find_spy,
     say_unstarted,
 )
-from tpmon.probe.spy.dump_pause import watch_pause
-from tpmon.probe.spy.dump_text import is_torn, parse_dump
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
 from tpmon.probe.spy.failure import (
     SLEEPS_S,
     Failure,
+    Spy,
     explain_empty,
     explain_outcome,
     find_gone,
     find_obstacle,
     find_sleeper,
+    find_spies,
     patience_s,
     report_failure,
 )
-from tpmon.probe.spy.other_spies import Spy, find_spies
+from tpmon.probe.spy.text import is_torn, parse_dump
+
+_EVERY_S = 0.0005
+_JOIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Pause:
+    """Add up for how long the process was held, and keep the longest time in which nobody looked."""
+
+    paused_ms: float = 0.0
+    gap_ms: float = 0.0
+
+    @property
+    def most_ms(self) -> float:
+        """Return the most that a stop can have taken, also one that no look met: it lay between two."""
+        return self.paused_ms or self.gap_ms
+
+
+@contextmanager
+def watch_pause(pid: int, proc: str = PROC) -> Iterator[Pause]:
+    """Look at the main thread of a process every half millisecond, in a thread of its own.
+
+    The time from the look before one that finds it held to the look after it counts as held, so a look
+    that comes late makes the pause longer and never shorter. A stop that no look meets is not in it.
+    """
+    pause = Pause()
+    stop = threading.Event()
+    work = (pid, proc, pause, stop, time.monotonic_ns())
+    thread = threading.Thread(target=_watch, args=work, name="tpmon-pause", daemon=True)
+    thread.start()
+    try:
+        yield pause
+    finally:
+        stop.set()
+        thread.join(_JOIN_S)
+
+
+def _watch(pid: int, proc: str, pause: Pause, stop: threading.Event, begun_ns: int) -> None:
+    """Look until ``stop``: whoever may hold it begins after ``begun_ns`` and ends before the last look."""
+    try:
+        file = ProcFile(f"{proc}/{pid}/task/{pid}/stat")
+    except OSError:
+        return  # it ended: nothing to hold
+    before_ns, was_held = begun_ns, False
+    try:
+        while True:
+            is_last = stop.is_set()
+            held = is_held(file.read())
+            now_ns = time.monotonic_ns()
+            gap_ms = (now_ns - before_ns) / 1e6
+            pause.gap_ms = max(pause.gap_ms, gap_ms)
+            if held or was_held:
+                pause.paused_ms += gap_ms
+            if is_last:
+                return
+            before_ns, was_held = now_ns, held
+            time.sleep(_EVERY_S)
+    except (OSError, ValueError):
+        return  # it ended meanwhile
+    finally:
+        file.close()
+
+
+def is_held(stat: bytes) -> bool:
+    """Tell from /proc/PID/stat whether a tracer holds the thread. Pure."""
+    return stat[stat.rindex(b")") + 2 :].startswith(b"t")
+
 
 MOST_AT_ONCE = 8
 """Beside a job that keeps every core busy, 72 processes take 5 s four at a time, 3 to 4 s eight at a time."""

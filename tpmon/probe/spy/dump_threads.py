@@ -9,10 +9,9 @@ from dataclasses import replace
 from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import FROZEN, Role, ThreadKind
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.model.stops import FROZEN
 from tpmon.probe.base.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
@@ -20,10 +19,10 @@ from tpmon.probe.proc.files import parse_io, parse_schedstat
 from tpmon.probe.proc.files import parse_stat as parse_counters
 from tpmon.probe.proc.peers import OtherEnds
 from tpmon.probe.proc.syscall import name_call
-from tpmon.probe.proc.thread_numbers import number_stacks
+from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target
 from tpmon.probe.proc.wchan import ON_CPU, Syscall, describe_wait, parse_syscall
-from tpmon.probe.spy.dump_text import DumpedStack, is_torn
+from tpmon.probe.spy.text import DumpedStack, is_torn
 
 MOST_NATIVE = 64
 """Native threads of one process that are listed; the rest is counted."""

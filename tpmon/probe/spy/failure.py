@@ -1,9 +1,15 @@
-"""Say why py-spy must not be started at a process, or what went wrong when it was."""
+"""Say why py-spy must not be started at a process, or what went wrong.
+
+py-spy opens the file that /proc/PID/maps names, among the job's own mounts; of a deleted one the kernel names
+"PATH (deleted)". What is still mapped can be copied back to that very name, in the job's root folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -12,17 +18,133 @@ from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import point_to
+from tpmon.model.text.redaction import admit_text
 from tpmon.model.units import format_seconds
-from tpmon.probe.base.procread import PROC, has_ended, read_file, read_stat
-from tpmon.probe.job.job import Member
+from tpmon.probe.base.procread import (
+    PROC,
+    TICKS_PER_S,
+    has_ended,
+    list_pids,
+    parse_cmdline,
+    read_file,
+    read_stat,
+)
+from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.leaderless import find_left
-from tpmon.probe.proc.access import explain_refusal, parse_tracer, read_refusal
+from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
 from tpmon.probe.proc.files import parse_stat
-from tpmon.probe.proc.tracer import name_tracer
 from tpmon.probe.spy.child import CPU_LIMIT_S, Outcome, install_spy
-from tpmon.probe.spy.deleted_python import explain_deleted
-from tpmon.probe.spy.other_spies import Spy
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
+
+_NAME = "py-spy"
+_PID_FLAGS = ("--pid", "-p")
+_LENGTH_FLAGS = ("--duration", "-d")
+_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Spy:
+    """Hold one py-spy; ``nonblocking``: it reads memory and never stops its target.
+
+    ``seconds`` is how long it was told to look, 0 where that is not told.
+    """
+
+    pid: int
+    start_ticks: int
+    nonblocking: bool
+    seconds: int = 0
+
+    def left_s(self) -> float:
+        """Tell how long it goes on by what it was told; 0 where that is over or not known."""
+        return max(0.0, self.seconds - (now_ticks() - self.start_ticks) / TICKS_PER_S)
+
+    def lives(self, proc: str = PROC) -> bool:
+        """Tell whether it still runs."""
+        try:
+            stat = read_stat(self.pid, proc)
+        except OSError:
+            return False
+        return stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+
+
+def parse_subject(argv: Sequence[str]) -> int | None:
+    """Return the PID that a py-spy command line looks at; None where it starts a program itself. Pure."""
+    return _parse_number(argv, _PID_FLAGS)
+
+
+def parse_length(argv: Sequence[str]) -> int | None:
+    """Return for how many seconds a py-spy command line records; None where it does not tell. Pure."""
+    return _parse_number(argv, _LENGTH_FLAGS)
+
+
+def _parse_number(argv: Sequence[str], flags: Sequence[str]) -> int | None:
+    for at, word in enumerate(argv):
+        flag, _, value = word.partition("=")
+        if flag in flags:
+            value = value or (argv[at + 1] if at + 1 < len(argv) else "")
+            return int(value) if value.isascii() and value.isdecimal() and len(value) <= _DIGITS else None
+        if word == "--":
+            return None
+    return None
+
+
+def find_spies(proc: str = PROC) -> dict[int, tuple[Spy, ...]]:
+    """Return the py-spy processes by the PID that they look at."""
+    found: dict[int, tuple[Spy, ...]] = {}
+    for pid in list_pids(proc):
+        try:
+            if not read_file(f"{proc}/{pid}/comm", 64).startswith(_NAME.encode()):
+                continue
+            argv = parse_cmdline(read_file(f"{proc}/{pid}/cmdline", 65536))
+            began = read_stat(pid, proc).start_ticks
+            spy = Spy(pid, began, "--nonblocking" in argv, parse_length(argv) or 0)
+        except OSError:
+            continue  # it ended meanwhile, or is hidden
+        subject = parse_subject(argv)
+        if subject is not None:
+            found[subject] = (*found.get(subject, ()), spy)
+    return found
+
+
+_DELETED = " (deleted)"
+_PYTHON = re.compile(r"/(?:libpython3[\d.]*t?\.so[\d.]*|python[\d.]*t?) \(deleted\)$")
+_MOST_MAPS_BYTES = 8 << 20
+_REASON_CHARS = 400
+
+
+def parse_deleted(maps: bytes) -> tuple[str, str] | None:
+    """Return name and first range of a deleted Python in /proc/PID/maps, the library before the program.
+
+    None where there is none. Pure.
+    """
+    found = None
+    for line in maps.decode("utf-8", "replace").splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and _PYTHON.search(fields[5]):
+            begin, _, end = fields[0].partition("-")
+            # The names in map_files have no leading zeros.
+            found = found or (fields[5], f"{int(begin, 16):x}-{int(end, 16):x}")
+            if "/libpython" in fields[5]:
+                # Where there is a library, the program is a stub, and py-spy can do without.
+                return fields[5], f"{int(begin, 16):x}-{int(end, 16):x}"
+    return found
+
+
+def explain_deleted(pid: int, proc: str = PROC) -> str:
+    """Say that the Python of a process is not there any more; "" where it is, or nothing can be told."""
+    try:
+        found = parse_deleted(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
+    except (OSError, ValueError):
+        return ""
+    if found is None:
+        return ""
+    name, span = found
+    copy = f"cp --remove-destination {proc}/{pid}/map_files/{span} {shlex.quote(f'{proc}/{pid}/root{name}')}"
+    gone = f"{name.removesuffix(_DELETED)} was deleted or replaced while it runs"
+    whole = f"{gone}; as root: {copy}"
+    # A command that is cut, or has other characters than the name, would do something else.
+    return whole if admit_text(whole, _REASON_CHARS) == whole else admit_text(gone, _REASON_CHARS)
+
 
 YIELD_S = 2.0
 """How long another py-spy that is in the way is waited for; one that reads, from the end of its slice on."""

@@ -16,7 +16,7 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
-from tpmon.probe.base.pace import Pace
+from tpmon.probe.base.deadline import Pace
 
 BUDGET_MS_PER_S = 8.0
 LESS = 0.5

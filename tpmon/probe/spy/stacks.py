@@ -18,9 +18,8 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.results.doctor import point_to
 from tpmon.model.stacks import StackSlice
 from tpmon.model.text.clean import name_failure
-from tpmon.probe.base.each_process import read_apart
-from tpmon.probe.base.pace import Pace
-from tpmon.probe.base.procread import PROC, read_file, read_stat
+from tpmon.probe.base.deadline import Pace
+from tpmon.probe.base.procread import PROC, read_apart, read_file, read_stat
 from tpmon.probe.job.loop_thread import LoopThreads
 from tpmon.probe.proc.access import explain_refusal, parse_tracer, read_refusal
 from tpmon.probe.spy.child import (
@@ -33,10 +32,9 @@ from tpmon.probe.spy.child import (
     record_arguments,
     say_unstarted,
 )
-from tpmon.probe.spy.dump_text import parse_dump
 from tpmon.probe.spy.failure import FLOODED, explain_empty, say_costly, say_failed
 from tpmon.probe.spy.plan import RETRY_S, Kind, StackPlan, Subject, Turn
-from tpmon.probe.spy.text import Refusal, parse_complaint, parse_raw
+from tpmon.probe.spy.text import Refusal, parse_complaint, parse_dump, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
 GRACE_S = 10.0

@@ -11,8 +11,7 @@ from tpmon.trace.reading.classes import uses_tensor_cores
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import Category
-from tpmon.trace.reading.slice_parts import find_cuts
-from tpmon.trace.reading.spans import Spans, intersect_total, unite
+from tpmon.trace.reading.spans import Spans, find_cuts, intersect_total, unite
 
 
 def use_cards(trace: Trace, figures: LaunchFigures, window: tuple[int, int]) -> tuple[CardUse, ...]:

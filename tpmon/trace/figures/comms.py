@@ -10,8 +10,7 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
 from tpmon.trace.figures.breakdown import Activity, comm_rows
-from tpmon.trace.figures.dtypes import dtype_bytes
-from tpmon.trace.figures.inputs import parse_inputs
+from tpmon.trace.figures.inputs import dtype_bytes, parse_inputs
 from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend
 from tpmon.trace.reading.columns import Collective, Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name

@@ -1,4 +1,4 @@
-"""What an operator computes and moves, as far as the shapes and types of its inputs tell. Pure."""
+"""What an operator computes and moves, by the shapes and types of its inputs. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,33 @@ from collections.abc import Mapping
 import msgspec
 
 from tpmon.model.frozen import dataclass
-from tpmon.trace.figures.dtypes import dtype_bytes
 from tpmon.trace.reading.classes import SEARCHED_CHARS
+
+_BYTES = {
+    "float": 4,
+    "float32": 4,
+    "double": 8,
+    "float64": 8,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "short": 2,
+    "byte": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "bool": 1,
+}
+
+
+def dtype_bytes(name: str) -> int:
+    """Return the bytes of one element, 0 for a type that is not known."""
+    short = name.lower().removeprefix("c10::")
+    return 1 if short.startswith("float8") else _BYTES.get(short, 0)
+
 
 Dims = tuple[int, ...]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.results.trace import MemoryPeak
-from tpmon.model.results.trace_gaps import DeviceGaps
+from tpmon.model.results.trace import DeviceGaps, MemoryPeak
 from tpmon.model.results.trace_tables import ProductRow
 from tpmon.trace.figures.breakdown import Activity
 from tpmon.trace.figures.gaps import HostCauses

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and attention: their number type, what they reach, and sizes that fit badly.
+"""Matrix products, convolutions and attention: number type, rate against what the card can do, bad sizes.
 
 A kernel belongs to the operator that launched it; the type is that of its inputs, and by the name of the
 kernel where the trace has no types, and where it must tell fp32 from TF32.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.results.trace_tables import ProductRow
 from tpmon.trace.figures.inputs import (
     CONV_BACKWARD,
     Dims,
@@ -261,3 +263,182 @@ def share_of_peak(reached: Known[float], best: float | None) -> Known[float]:
         return _NO_PEAK
     pct = 100 * reached / best
     return pct if pct <= 100 else _ABOVE
+
+
+_LARGE_BYTES = 60_000_000_000
+"""Of two cards of one name the one with more memory has the faster one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Hold the best of a card: GB/s of its memory, TFLOP/s by number type."""
+
+    gb_s: float
+    tflop_s: Mapping[str, float]
+
+
+def _types(
+    fp32: float, tf32: float = 0.0, half: float = 0.0, fp8: float = 0.0, bf16: bool = True
+) -> dict[str, float]:
+    """Lay out TFLOP/s; 0 for what a card cannot."""
+    found = {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half if bf16 else 0.0, "fp8": fp8}
+    return {name: value for name, value in found.items() if value}
+
+
+_HOPPER = _types(66.9, 494.7, 989.4, 1978.9)
+_CDNA3 = _types(163.4, 653.7, 1307.4, 2614.9)
+_AMPERE = _types(19.5, 156, 312)
+_SHEETS: tuple[tuple[str, Peak], ...] = (
+    (r"V100.*PCI", Peak(900, _types(14.0, half=112, bf16=False))),
+    (r"V100", Peak(900, _types(15.7, half=125, bf16=False))),
+    (r"\bT4\b", Peak(320, _types(8.1, half=65, bf16=False))),
+    (r"A[18]00.*80GB PCI", Peak(1935, _AMPERE)),
+    (r"\bA[18]00\b", Peak(1555, _AMPERE)),
+    (r"\bA30\b", Peak(933, _types(10.3, 82, 165))),
+    (r"\bA10\b", Peak(600, _types(31.2, 62.5, 125))),
+    (r"\bA40\b", Peak(696, _types(37.4, 74.8, 149.7))),
+    (r"RTX A6000", Peak(768, _types(38.7, 77.4, 154.8))),
+    (r"RTX 6000 Ada", Peak(960, _types(91.1, 182.1, 364.2, 728.5))),
+    (r"\bL4\b", Peak(300, _types(30.3, 60, 121, 242))),
+    (r"\bL40S\b", Peak(864, _types(91.6, 183, 362, 733))),
+    (r"\bL40\b", Peak(864, _types(90.5, 90.5, 181, 362))),
+    (r"H20\b", Peak(4000, _types(44, 74, 148, 296))),
+    (r"\bH200", Peak(4800, _HOPPER)),
+    (r"GH200", Peak(4000, _HOPPER)),
+    (r"H[18]00.*PCI", Peak(2000, _types(51.2, 378, 756, 1513))),
+    (r"H100 NVL", Peak(3938, _types(60, 417.5, 835.5, 1671))),
+    (r"H[18]00", Peak(3350, _HOPPER)),
+    (r"\bB200", Peak(8000, _types(75, 1125, 2250, 4500))),
+    (r"RTX 3090(?! Ti)", Peak(936, _types(35.6, 35.6, 71.2))),
+    (r"RTX 4090(?! (?:D|Lap))", Peak(1008, _types(82.6, 82.6, 165.2, 330.3))),
+    (r"RTX 5090(?! (?:D|Lap))", Peak(1792, _types(104.8, 104.8, 209.5, 419))),
+    (r"MI300X", Peak(5300, _CDNA3)),
+    (r"MI325X", Peak(6000, _CDNA3)),
+    (r"MI250X", Peak(1638, _types(47.9, half=191.5))),
+    (r"MI210", Peak(1638, _types(45.3, half=181))),
+)
+"""The first that the name matches. A card of AMD with two dies is one device for each: half of its sheet."""
+
+
+def find_peak(card: Device | None) -> Peak | None:
+    """Return the peak of a card by its name, None for one that is not in the table.
+
+    A slice of a card (MIG) bears the name of the whole, and has a part of it that depends on its profile.
+    """
+    if card is None or re.search(r"\bMIG\b", card.name):
+        return None
+    for pattern, peak in _SHEETS:
+        if re.search(pattern, card.name):
+            if peak.tflop_s is _AMPERE and peak.gb_s == 1555 and card.memory_bytes > _LARGE_BYTES:
+                return Peak(2039, _AMPERE)
+            return peak
+    return None
+
+
+MOST_HOST_TFLOP_S = 10.0
+"""The largest servers reach a little less in fp32 with all of their cores."""
+_NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
+
+
+def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: Counted) -> tuple[ProductRow, ...]:
+    """Sum the products by kind and number type, the longest first; of the host without device work."""
+    if not len(trace.work.start):
+        return _sum_on_host(trace, ops)
+    work = trace.work
+    total = int(work.duration[work.category == Category.KERNEL].sum())
+    rows = np.flatnonzero(counted.kind > 0)
+    found = []
+    for key in distinct(counted.kind[rows].astype(np.int64) * len(DTYPES) + counted.dtype[rows]).tolist():
+        kind, dtype = divmod(key, len(DTYPES))
+        part = rows[(counted.kind[rows] == kind) & (counted.dtype[rows] == dtype)]
+        length = work.duration[part]
+        spent = int(length.sum())
+        called = launchers[part]
+        places, first, place_of = np.unique(called[called >= 0], return_index=True, return_inverse=True)
+        flops = counted.call_flops[part[called >= 0]][first]
+        span = np.bincount(place_of, weights=length[called >= 0], minlength=len(places)).astype(np.int64)
+        reached: Known[float] = NO_SHAPES
+        if len(places) and int(span[np.isfinite(flops)].sum()) >= HALF * spent:
+            gflop_s = rate(flops, span)
+            reached = gflop_s / 1000 if is_known(gflop_s) else gflop_s
+        sides = counted.misaligned[part]
+        told = int(length[sides >= 0].sum())
+        found.append(
+            ProductRow(
+                KINDS[kind],
+                DTYPES[dtype] or _NO_TYPE,
+                len(places) + int((called < 0).sum()),
+                spent / 1000,
+                100 * spent / total if total else 0.0,
+                reached,
+                share_of_peak(reached, _peak_of(trace, part, DTYPES[dtype])),
+                100 * int(length[sides == 1].sum()) / told if told else NO_SHAPES,
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -row.total_us))
+
+
+def _peak_of(trace: Trace, rows: Ints, dtype: str) -> float | None:
+    """Return the TFLOP/s of the card of these rows, None where they are of several kinds of cards."""
+    peaks = {
+        peak.tflop_s.get(dtype) if peak is not None else None
+        for peak in (
+            find_peak(find_device(trace, device)) for device in distinct(trace.work.device[rows]).tolist()
+        )
+    }
+    return peaks.pop() if len(peaks) == 1 else None
+
+
+def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
+    """Sum the innermost products on the host; their type is that of their inputs."""
+    if not len(ops.row):
+        return ()
+    kinds = np.zeros(len(trace.names), np.int8)
+    for number in distinct(trace.host.name[ops.row]).tolist():
+        kinds[number] = KINDS.index(name_kind(trace.names[number]))
+    kind_of = kinds[trace.host.name[ops.row]]
+    around = np.zeros(len(ops.row), np.bool_)
+    inner = np.flatnonzero((kind_of > 0) & (ops.parent >= 0))
+    while len(inner):
+        inner = ops.parent[inner]
+        inner = distinct(inner[~around[inner]])
+        around[inner] = True
+        inner = inner[ops.parent[inner] >= 0]
+    places = np.flatnonzero((kind_of > 0) & ~around)
+    if not len(places):
+        return ()
+    total = int(trace.host.duration[ops.row[ops.depth == 0]].sum())
+    host = ops.row[places]
+    widest = len(trace.shapes) + 1
+    keys, call_of = np.unique(
+        trace.host.name[host].astype(np.int64) * widest + trace.host.shape[host] + 1, return_inverse=True
+    )
+    calls = read_calls(trace, keys, widest)
+    flops = np.array([call.flops for call in calls])[call_of]
+    dtypes = np.array([DTYPES.index(call.dtype) if call.dtype in DTYPES else 0 for call in calls])[call_of]
+    length = trace.host.duration[host]
+    found = []
+    for kind, dtype in sorted(set(zip(kind_of[places].tolist(), dtypes.tolist(), strict=True))):
+        here = (kind_of[places] == kind) & (dtypes == dtype)
+        spent = int(length[here].sum())
+        gflop_s = rate(flops[here], length[here])
+        found.append(
+            ProductRow(
+                KINDS[kind],
+                DTYPES[dtype] or Missing("the trace has no types of inputs (record_shapes=True)"),
+                int(here.sum()),
+                spent / 1000,
+                100 * spent / total if total else 0.0,
+                _believe(gflop_s),
+                Missing("peaks are known of cards alone"),
+                Missing("it matters to tensor cores alone"),
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -row.total_us))
+
+
+def _believe(gflop_s: Known[float]) -> Known[float]:
+    """Return TFLOP/s of a host, missing where no host is so fast: it only launched what a device computed."""
+    if is_known(gflop_s) and gflop_s > MOST_HOST_TFLOP_S * 1000:
+        return Missing("faster than a host: the work is of a device that is not in the trace")
+    return gflop_s / 1000 if is_known(gflop_s) else gflop_s

@@ -1,4 +1,4 @@
-"""Sets of time as sorted spans that do not touch: union, difference, and how much of it lies in windows.
+"""Sets of time as sorted spans that do not touch, and the parts that a slice holds.
 
 Whole nanoseconds, so that parts add up exactly.
 """
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
 from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.schema import BY_GAPS, Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,25 @@ def invert(spans: Spans, start: int, end: int) -> Spans:
 def intersect_total(one: Spans, other: Spans) -> int:
     """Return the length of what is in both sets."""
     return int(other.within(one.start, one.end).sum())
+
+
+MOST_PARTS = 1000
+MOST_NS = 1 << 62
+
+
+def find_parts(header: Header) -> Spans:
+    """Return the parts that are in a slice around gaps; none for every other trace."""
+    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
+    taken = header.slice
+    if taken is None or taken.by != BY_GAPS or not 0 < len(taken.windows_ns) <= MOST_PARTS:
+        return nothing
+    if max(abs(time) for window in taken.windows_ns for time in window) > MOST_NS:
+        return nothing
+    windows = np.array(taken.windows_ns, dtype=np.int64)
+    return unite(windows[:, 0], windows[:, 1] - windows[:, 0])
+
+
+def find_cuts(header: Header, window: tuple[int, int]) -> Spans:
+    """Return what was cut out of the window; nothing of a trace that is no slice around gaps."""
+    parts = find_parts(header)
+    return invert(parts, *window) if len(parts.start) else parts

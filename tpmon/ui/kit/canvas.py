@@ -13,9 +13,8 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tpmon.ui.kit.cells import line_width
+from tpmon.ui.kit.cells import Ink, Line, line_width
 from tpmon.ui.kit.ink import STYLES, encode_line, ink_starts, style_words
-from tpmon.ui.kit.lines import Ink, Line
 from tpmon.ui.terminal_io.driver import ScreenDriver
 
 _SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"

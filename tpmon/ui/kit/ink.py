@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tpmon.model.known import Known, is_known
-from tpmon.ui.kit.cells import line_width, width_of
-from tpmon.ui.kit.lines import Ink, Line
+from tpmon.ui.kit.cells import Ink, Line, line_width, width_of
 
 STYLES: Mapping[Ink, str] = {
     Ink.PLAIN: "",

@@ -1,4 +1,4 @@
-"""The shape of a table of keys, of any screen: a row, when it works, and what every table does.
+"""The table of keys of any screen: rows, when they work, dispatch, footer and help.
 
 A screen's table feeds its dispatch, its footer, its help overlay and docs/keys.md. Knows nothing of
 textual, and nothing of what is shown.
@@ -7,11 +7,66 @@ textual, and nothing of what is shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
-from tpmon.ui.kit.lines import KeyHelp
-from tpmon.ui.kit.moves import Effect, Move
+from tpmon.ui.kit.cells import (
+    Ink,
+    KeyHelp,
+    Line,
+    Size,
+    Span,
+    cut,
+    fit_line,
+    pad,
+    pad_line,
+    width_of,
+    wrap_all,
+    wrap_words,
+)
+from tpmon.ui.kit.table import Item, justify
+
+FILTER_LIMIT = 40
+
+
+class Move(Enum):
+    """Name a step through rows or lines; how far a page is, the size of the screen says."""
+
+    UP = "up"
+    DOWN = "down"
+    PAGE_UP = "page up"
+    PAGE_DOWN = "page down"
+    FIRST = "first"
+    LAST = "last"
+
+
+class Effect(Enum):
+    """Name what a key does beyond changing the picture; the app carries it out."""
+
+    QUIT = "quit"
+    SUSPEND = "suspend"
+    REDRAW = "redraw"
+    COPY_TRY = "copy try"
+    COPY_FACTS = "copy facts"
+    COPY_SCREEN = "copy screen"
+    COPY_RESULT = "copy result"
+    EDIT = "edit"
+    OPEN_TRACE = "open trace"
+
+
+def moved(place: int, move: Move, page: int, last: int) -> int:
+    """Return the place that a step from ``place`` leads to, 0 to ``last``."""
+    target = {
+        Move.UP: place - 1,
+        Move.DOWN: place + 1,
+        Move.PAGE_UP: place - page,
+        Move.PAGE_DOWN: place + page,
+        Move.FIRST: 0,
+        Move.LAST: last,
+    }[move]
+    return max(0, min(target, last))
+
 
 View = TypeVar("View")
 Deed_co = TypeVar("Deed_co", covariant=True)
@@ -147,3 +202,90 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
             footer, priority = key.footer
             shown.append(KeyHelp(key.shown, key.help, key.section, footer, priority if now else 0, key.brief))
     return shown
+
+
+def paint_key_line(message: str, typed: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    """Paint the footer of any screen: what is ``typed``, else the answer to the last key, and the keys."""
+    head = [Item(0, typed, Ink.STRONG)] if typed else []
+    if not head and width_of(message) > width - 2:
+        return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
+    text = cut(message, width - 2)
+    answer = [Item(0, text, Ink.STRONG)] if text else []
+    offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
+    items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
+    return [justify([*head, *items], answer, width, gap=3 if width >= 100 else 2)]
+
+
+COLUMN_WIDTH = 40
+AROUND_HELP = 3
+"""Lines of the screen that are not the overlay's: header, rule and footer."""
+
+Entries = list[tuple[str, str]]
+Words = Sequence[tuple[str, str, str]]
+
+
+def paint_help(keys: Sequence[KeyHelp], size: Size, words: Words) -> list[Line]:
+    """Paint the keys that work now by section, and the short words, in columns where there is room.
+
+    Where the whole words need more lines than there are, the brief ones take their place.
+    """
+    columns = max(1, size.width // COLUMN_WIDTH)
+    lines = _lay(_list_sections(keys, words, brief=False), columns, size.width)
+    if len(lines) <= size.height - AROUND_HELP:
+        return lines
+    return _lay(_list_sections(keys, words, brief=True), columns, size.width)
+
+
+def _list_sections(keys: Sequence[KeyHelp], short_words: Words, *, brief: bool) -> dict[str, Entries]:
+    sections: dict[str, Entries] = {}
+    for key in keys:
+        entries = sections.setdefault(key.section, [])
+        words = (key.brief if brief else "") or key.help
+        if entries and entries[-1][1] == words:
+            label = entries[-1][0]
+            entries[-1] = (label if key.keys[0] in label.split() else f"{label} {key.keys[0]}", words)
+        else:
+            entries.append((" ".join(key.keys[:1] if brief else key.keys), words))
+    sections["Short words"] = [(word, short if brief else whole) for word, whole, short in short_words]
+    return sections
+
+
+def _lay(sections: dict[str, Entries], columns: int, width: int) -> list[Line]:
+    column = width // columns
+    blocks = [_paint_section(section, entries, column) for section, entries in sections.items()]
+    if columns == 1:
+        return [line for block in blocks for line in block]
+    share = -(-sum(len(block) for block in blocks) // columns)
+    piles = _pile(blocks, share)
+    while len(piles) > columns:
+        share += 1
+        piles = _pile(blocks, share)
+    lines = []
+    for row in range(max(len(pile) for pile in piles)):
+        cells: list[Span] = []
+        for pile in piles:
+            cells += pad_line(pile[row] if row < len(pile) else (), column)
+        lines.append(fit_line(tuple(cells), width))
+    return lines
+
+
+def _pile(blocks: Sequence[Sequence[Line]], height: int) -> list[list[Line]]:
+    """Put blocks below each other, in as many columns of at most ``height`` lines as it takes."""
+    piles: list[list[Line]] = [[]]
+    for block in blocks:
+        if piles[-1] and len(piles[-1]) + len(block) > height:
+            piles.append([])
+        piles[-1] += block
+    return piles
+
+
+def _paint_section(section: str, entries: Entries, width: int) -> list[Line]:
+    lines: list[Line] = [fit_line(((f" {section}", Ink.TITLE),), width)]
+    indent = min(11, max(8, width // 4))
+    for label, words in entries:
+        start = max(indent, width_of(label)) + 3
+        texts = wrap_words(words, max(8, width - start)) or [""]
+        head = (f"  {pad(label, start - 2)}", Ink.STRONG)
+        lines.append(fit_line((head, (texts[0], Ink.PLAIN)), width))
+        lines += [fit_line(((" " * start + text, Ink.PLAIN),), width) for text in texts[1:]]
+    return lines

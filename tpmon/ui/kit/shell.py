@@ -20,8 +20,8 @@ from textual.app import App, ComposeResult
 from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
 from tpmon.ui.kit.canvas import Canvas
-from tpmon.ui.kit.lines import Size
-from tpmon.ui.kit.moves import Effect
+from tpmon.ui.kit.cells import Size
+from tpmon.ui.kit.keys import Effect
 from tpmon.ui.terminal_io import clipboard, editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
 from tpmon.ui.terminal_io.messages import Planned, Told

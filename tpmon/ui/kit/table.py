@@ -7,9 +7,8 @@ from typing import Generic, TypeVar, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
-from tpmon.ui.kit.cells import cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
+from tpmon.ui.kit.cells import Ink, Line, Span, cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
 from tpmon.ui.kit.ink import FOCUS_RULE, RULE
-from tpmon.ui.kit.lines import Ink, Line, Span
 from tpmon.view.table import Figure, Figures, Row, Where
 
 MEASURED_ROWS = 200

@@ -1,20 +1,23 @@
-"""Say which readings deserve a mark on the screen. Marks draw the eye; they conclude nothing.
+"""Say which readings deserve a mark, when something was, and what of a Frame is pasted.
 
 The limits are those at which a reading is worth a look (sources at each); every mark is also a
 sign or a word in the text, never colour alone.
+
+A job that has ended and a session that stalls give no more Frames, and the last one is looked at days later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
-from tpmon.model.card_use import list_used
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault
+from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault, list_used
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
-from tpmon.model.text.stop_words import say_job_stop
-from tpmon.model.units import format_bytes, format_pct
+from tpmon.model.text.job_words import say_job_stop
+from tpmon.model.text.verdict_words import name_verdict, say_confidence, say_since_in_full
+from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
 from tpmon.ui.monitor.state import Ink, ViewState
 
 OLD_INTERVALS = 3
@@ -155,3 +158,56 @@ def _busy_fact(frame: Frame, cards: Sequence[GpuSample]) -> tuple[str, Ink]:
     if is_known(cpu.used_cores):
         return f"{cpu.used_cores:.1f} CPUs used", Ink.STRONG
     return f"CPU use ? {cpu.used_cores.reason}", Ink.WARN
+
+
+_TELLING_S = 3600.0
+"""From this age on a time of day leaves something to work out."""
+
+
+def say_moment(view: ViewState, when: datetime) -> str:
+    """Write the time of day, or where that was another day than now the date and the minute."""
+    return format_moment(when, _now_of(view, when))
+
+
+def say_moment_and_age(view: ViewState, when: datetime) -> str:
+    """Write the same, and from an hour on how long ago: "Mar 13 23:55 (2d05h ago)"."""
+    now = _now_of(view, when)
+    age_s = (now - when).total_seconds()
+    age = f" ({format_seconds(age_s)} ago)" if age_s >= _TELLING_S else ""
+    return f"{format_moment(when, now)}{age}"
+
+
+def say_moments(view: ViewState, whens: Iterable[datetime]) -> list[str]:
+    """Write moments that stand below each other, all equally wide."""
+    times = list(whens)
+    if not times:
+        return []
+    now = _now_of(view, max(times))
+    said = [format_moment(when, now) for when in times]
+    room = max(map(len, said))
+    return [one.ljust(room) for one in said]
+
+
+def _now_of(view: ViewState, otherwise: datetime) -> datetime:
+    """Return the wall-clock time at painting; ``otherwise`` before the first Frame."""
+    if not is_known(view.frame):
+        return otherwise
+    return view.frame.taken + timedelta(seconds=age_of(view, 0.0))
+
+
+def facts_text(frame: Frame) -> str:
+    """Write who, when, the verdict and the facts of a Frame as lines to paste into a chat or a ticket."""
+    target = frame.target
+    lines = [
+        f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}",
+    ]
+    finding = frame.verdict
+    if is_known(finding):
+        sure = (say_confidence(finding), say_since_in_full(finding, frame.taken))
+        lines.append(", ".join([name_verdict(finding), *filter(None, sure)]))
+        lines.append(finding.summary)
+    lines.append(frame.facts)
+    if is_known(target.ended):
+        lines.append(f"target ended: {target.ended}")
+    lines += [f"note: {note}" for note in frame.notes]
+    return "\n".join(lines)

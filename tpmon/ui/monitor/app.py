@@ -25,22 +25,19 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUpdate
-from tpmon.model.results.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import ByDigit
-from tpmon.ui.kit.moves import Effect, Move
-from tpmon.ui.monitor import actions, paste
+from tpmon.ui.kit.keys import ByDigit, Effect, Move
+from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
-from tpmon.ui.monitor.ask_capture import say_toast
-from tpmon.ui.monitor.ask_dump import forget_price, keep_own_price
-from tpmon.ui.monitor.controls import Controls, Notice, Result, ScreenOptions
-from tpmon.ui.monitor.first_view import first_view
-from tpmon.ui.monitor.inbox import Inbox, keep_newest, turns_bad
-from tpmon.ui.monitor.key_row import Ask, OpenRow
+from tpmon.ui.monitor import state as actions
+from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
+from tpmon.ui.monitor.key_conditions import Ask, OpenRow
 from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
-from tpmon.ui.monitor.opening import Paint
 from tpmon.ui.monitor.panes import stack_rows
+from tpmon.ui.monitor.requests import forget_price, keep_own_price, say_toast
+from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import Overlay, ViewState
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.driver import ScreenDriver

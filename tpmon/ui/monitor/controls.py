@@ -1,17 +1,21 @@
-"""What the screen is given: options, and what it may ask of others."""
+"""What the screen is given: options, updates of the session, and what it may ask of others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import threading
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Union
 
 from tpmon.model.dump import DumpRequest
+from tpmon.model.frame import Event, EventKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable
+from tpmon.model.known import Applicable, is_known
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureUpdate
-from tpmon.model.results.results import DumpUpdate, SampleUpdate
+from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.model.verdict import pick_code
 from tpmon.ui.monitor.state import ViewState
 
 
@@ -71,3 +75,85 @@ class Controls:
     """Write what was read as text, to be pasted into a ticket."""
     trace_command: Callable[[str], tuple[str, ...]]
     """Return the command that shows a trace on the terminal until it is left."""
+
+
+EVENT_LIMIT = 500
+EVERYDAY_KEPT = 100
+"""So many of every day stay at least, where there are as many."""
+_OF_WORKERS = re.compile(r"epoch respawn: |(?:\d+ )?(?:compile )?workers? ")
+_KILLED = re.compile(r" gone: (?!exit 0)")
+_EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT, EventKind.COMPILE)
+
+
+def is_everyday(event: Event) -> bool:
+    """Tell whether an event may come with each epoch: of a worker, a log, the compiler or tpmon itself."""
+    of_worker = event.kind is EventKind.PROCESS and _OF_WORKERS.match(event.text) is not None
+    if of_worker and _KILLED.search(event.text):
+        return False
+    return of_worker or event.kind in _EVERYDAY
+
+
+def keep_newest(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Keep 500 events at most, in their order; those of every day make way for the others.
+
+    128 workers that start anew each epoch would else push out the verdicts of the night within hours.
+    """
+    if len(events) <= EVENT_LIMIT:
+        return tuple(events)
+    everyday = [number for number, event in enumerate(events) if is_everyday(event)]
+    others = sorted(set(range(len(events))).difference(everyday))
+    others = others[min(EVERYDAY_KEPT, len(everyday)) - EVENT_LIMIT :]
+    kept = sorted((*others, *everyday[len(others) - EVENT_LIMIT :]))
+    return tuple(events[number] for number in kept)
+
+
+def turns_bad(update: Update, events: Sequence[Event]) -> bool:
+    """Tell whether a new verdict is among ``events`` and is one that accuses: what a bell is rung for."""
+    verdict = update.frame.verdict
+    accuses = is_known(verdict) and pick_code(verdict.kind, verdict.cause) in (10, 12)
+    return accuses and any(event.kind is EventKind.VERDICT for event in events)
+
+
+class Inbox:
+    """Take Updates in any thread and keep the newest of them with the events of all.
+
+    Bounded: however long the screen does not look, it holds one Update, one dump, one sample, one
+    capture and 500 events.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lock = threading.Lock()
+        self._update: Update | None = None
+        self._readings: dict[type, Reading] = {}
+        self._events: tuple[Event, ...] = ()
+
+    def put(self, update: Update) -> bool:
+        """Add an Update and tell whether it is the first since ``take``."""
+        with self._lock:
+            first = self._update is None
+            self._update = update
+            self._events = keep_newest((*self._events, *update.frame.events))
+            return first
+
+    def take(self) -> tuple[Update | None, tuple[Event, ...]]:
+        """Return the newest Update and all events since the last call."""
+        with self._lock:
+            taken = self._update, self._events
+            self._update = None
+            self._events = ()
+            return taken
+
+    def put_reading(self, result: Reading) -> bool:
+        """Keep the newest dump, sample or capture and tell whether it is the first since the last look."""
+        with self._lock:
+            first = not self._readings
+            self._readings[type(result)] = result
+            return first
+
+    def take_readings(self) -> tuple[Reading, ...]:
+        """Return the newest dump, sample and capture since the last call, where there are any."""
+        with self._lock:
+            taken = tuple(self._readings.values())
+            self._readings.clear()
+            return taken

@@ -1,18 +1,21 @@
-"""Say when a key works: as a test of the ViewState, and in the words of docs/keys.md."""
+"""When a key of the live screen works, and what it does beyond changing the picture."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Union
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
-from tpmon.model.results.capture_choice import Change, fewer_steps, more_steps, next_kind, other_ranks
+from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
 from tpmon.ui.kit import keys as key_table
-from tpmon.ui.monitor import ask_capture
-from tpmon.ui.monitor.actions import INTERVALS_S, PANES_WITH_ROWS
-from tpmon.ui.monitor.ask_dump import has_ended, list_stoppable
-from tpmon.ui.monitor.ask_sample import is_running
+from tpmon.ui.kit.keys import ByDigit, Effect, Key, Move
+from tpmon.ui.monitor import requests as ask_capture
+from tpmon.ui.monitor.controls import Asked
 from tpmon.ui.monitor.panes.stack_rows import frame_under_cursor, list_rows, shown_dump
-from tpmon.ui.monitor.state import Overlay, Pane, ViewState
+from tpmon.ui.monitor.requests import has_ended, is_running, list_stoppable
+from tpmon.ui.monitor.state import INTERVALS_S, PANES_WITH_ROWS, Overlay, Pane, ViewState
 
 Situation = key_table.Situation[ViewState]
 
@@ -185,3 +188,21 @@ STOPPABLE = Situation(
     lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
     "in the stacks, where py-spy could not read a process; never with --readonly",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRow:
+    """Open an overlay for the row under the cursor; which rows there are, the painters know."""
+
+    overlay: Overlay
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask something of the session, or say why not; ``make`` also gets the rows under the cursor."""
+
+    make: Callable[[ViewState, Sequence[int]], Asked]
+
+
+Action = Callable[[ViewState], ViewState]
+LiveKey = Key[ViewState, Union[Action, Ask, ByDigit[ViewState], Move, OpenRow, Effect]]

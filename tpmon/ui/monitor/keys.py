@@ -11,17 +11,23 @@ from dataclasses import replace
 from functools import partial
 
 from tpmon.model.known import is_known
-from tpmon.ui.kit.keys import ByDigit, find_in, list_help, list_moves, list_steps, list_stops, say_why_not
-from tpmon.ui.kit.moves import Effect
-from tpmon.ui.monitor import actions
+from tpmon.ui.kit.keys import (
+    ByDigit,
+    Effect,
+    find_in,
+    list_help,
+    list_moves,
+    list_steps,
+    list_stops,
+    say_why_not,
+)
 from tpmon.ui.monitor import key_conditions as when
 from tpmon.ui.monitor import requests as ask_bundle
-from tpmon.ui.monitor.actions import INTERVALS_S
-from tpmon.ui.monitor.ask_dump import has_ended
-from tpmon.ui.monitor.key_row import Action, Ask, LiveKey, OpenRow
-from tpmon.ui.monitor.keys_stacks import STACK_KEYS
-from tpmon.ui.monitor.request_keys import CAPTURE_KEYS
-from tpmon.ui.monitor.state import KeyHelp, Overlay, Pane, SortBy, ViewState
+from tpmon.ui.monitor import state as actions
+from tpmon.ui.monitor.key_conditions import Action, Ask, LiveKey, OpenRow
+from tpmon.ui.monitor.request_keys import CAPTURE_KEYS, STACK_KEYS
+from tpmon.ui.monitor.requests import has_ended
+from tpmon.ui.monitor.state import INTERVALS_S, KeyHelp, Overlay, Pane, SortBy, ViewState
 
 
 def _sort(sort: SortBy) -> Action:

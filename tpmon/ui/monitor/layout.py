@@ -12,25 +12,21 @@ from dataclasses import replace
 from tpmon.model.frame import TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
-from tpmon.model.text.job_words import JOIN
-from tpmon.model.text.pace_words import say_steps_fact
+from tpmon.model.text.job_words import JOIN, say_steps_fact
 from tpmon.model.verdict import Finding, pick_code
 from tpmon.ui.kit.cells import cut, fit_line, wrap, wrap_words
-from tpmon.ui.kit.help import paint_help
 from tpmon.ui.kit.ink import DOT, to_ascii
+from tpmon.ui.kit.keys import paint_help
 from tpmon.ui.kit.table import Item, justify, paint_rule
 from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.cpu import paint_cpu
 from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
-from tpmon.ui.monitor.panes.gpus import count_cards, paint_gpus
+from tpmon.ui.monitor.panes.gpus import count_cards, paint_gpus, paint_gpus_in_full
 from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_footer, paint_header, paint_notes
 from tpmon.ui.monitor.panes.job import paint_cpu_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
-from tpmon.ui.monitor.panes.paint_cards import paint_gpus_in_full
-from tpmon.ui.monitor.panes.paint_sample import paint_sample
-from tpmon.ui.monitor.panes.paint_verdict_full import paint_verdict_in_full
 from tpmon.ui.monitor.panes.ranks import count_ranks, order_ranks, paint_ranks
-from tpmon.ui.monitor.panes.requests import paint_capture
+from tpmon.ui.monitor.panes.requests import paint_capture, paint_sample
 from tpmon.ui.monitor.panes.stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.monitor.panes.steps import paint_steps
 from tpmon.ui.monitor.panes.verdict import (
@@ -39,6 +35,7 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_last_verdict,
     paint_verdict,
     paint_verdict_briefly,
+    paint_verdict_in_full,
 )
 from tpmon.ui.monitor.panes.workers import count_workers, paint_workers, select_workers
 from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState

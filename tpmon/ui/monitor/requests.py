@@ -1,14 +1,285 @@
-"""Ask for a bundle: what it does first, then the bundle. Pure."""
+"""Ask for dumps, samples, captures and bundles: the price first, then the action.
+
+It is the one key that has the training do something. So nothing is asked of the run before what is
+known stands on the screen and was agreed to: then one step is profiled, and its price is agreed to again.
+
+Only two keys stop anything, a look with a stop and one at C frames, after their price stood on the
+screen. Nothing here waits: a request goes to the session, and what comes of it arrives as DumpUpdates.
+
+Nothing is stopped for it, but it takes CPU for seconds, so the first press of the key says how much.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.ui.monitor.ask_dump import LOOKS, LOOKS_EVERY_S
+from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpState, ErrorKind
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.process import Role
+from tpmon.model.results.capture import (
+    CAPTURE_ACTS,
+    CAPTURE_WAITS,
+    READS,
+    CaptureAnswer,
+    CaptureChoice,
+    CaptureRequest,
+    CaptureStage,
+    CaptureUpdate,
+    Change,
+    plan_anew,
+)
+from tpmon.model.sample import SampleRequest, price_sampling, say_price
+from tpmon.model.units import count_of
 from tpmon.ui.monitor.controls import Asked, Errand
-from tpmon.ui.monitor.state import ViewState
+from tpmon.ui.monitor.panes.stack_rows import has_unseen, is_priced, shown_dump
+from tpmon.ui.monitor.state import NO_ROW, Overlay, Price, ViewState, action_close, action_overlay
+
+CANCELS = "cancels at the end of the step; no file is left"
+
+
+def ask_plan(view: ViewState, rows: Sequence[int]) -> Asked:
+    """Have read what a capture would cost, or show again what waits for an answer."""
+    if _is_open(view):
+        return _open(view), NOT_APPLICABLE
+    asked = CaptureUpdate(CaptureStage.ASKED, READS)
+    return _open(replace(view, capture=asked)), CaptureRequest(_choose_rank(view, rows))
+
+
+def ask_go(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Agree to what stands on the screen."""
+    if not is_known(view.capture):
+        return view, NOT_APPLICABLE
+    answer = CaptureAnswer(view.capture.stage, goes=True, choice=view.capture.choice)
+    return replace(view, message="goes on ..."), answer
+
+
+def ask_end(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Take back a capture that is under way; leave a price that was only read."""
+    if not is_known(view.capture):
+        return view, NOT_APPLICABLE
+    answer = CaptureAnswer(view.capture.stage, goes=False)
+    if view.capture.stage in CAPTURE_ACTS:
+        return replace(view, message=CANCELS), answer
+    return action_close(view), answer
+
+
+def ask_change(view: ViewState, _rows: Sequence[int], change: Change) -> Asked:
+    """Choose otherwise: shown at once, planned anew, and nothing is asked of the run."""
+    choice = find_change(view, change)
+    if not is_known(view.capture) or not is_known(choice):
+        return view, NOT_APPLICABLE
+    return replace(view, capture=plan_anew(view.capture, choice), scroll=0), choice
+
+
+def find_change(view: ViewState, change: Change) -> Applicable[CaptureChoice]:
+    """Return what a key would choose; none where it is the same, or the question does not stand any more."""
+    update = view.capture
+    if not can_choose(view) or not is_known(update) or not is_known(update.offers):
+        return NOT_APPLICABLE
+    choice = change(update.choice, update.offers)
+    return choice if choice != update.choice else NOT_APPLICABLE
+
+
+def can_choose(view: ViewState) -> bool:
+    """Tell whether the plan or the price on the screen can still become another one."""
+    update = view.capture
+    if view.overlay is not Overlay.CAPTURE or not is_known(update) or not is_known(update.offers):
+        return False
+    return update.stage is CaptureStage.ASKED or update.stage in CAPTURE_WAITS
+
+
+def is_asking(view: ViewState) -> bool:
+    """Tell whether a price on the screen waits for an answer."""
+    shown = view.overlay is Overlay.CAPTURE
+    return shown and is_known(view.capture) and view.capture.stage in CAPTURE_WAITS
+
+
+def is_acting(view: ViewState) -> bool:
+    """Tell whether the run does something for a capture."""
+    return is_known(view.capture) and view.capture.stage in CAPTURE_ACTS
+
+
+def can_leave(view: ViewState) -> bool:
+    """Tell whether leaving the capture that is shown also ends it."""
+    return view.overlay is Overlay.CAPTURE and _is_open(view)
+
+
+def can_plan(view: ViewState) -> bool:
+    """Tell whether the key means the beginning: nothing is under way, or it waits behind something else."""
+    return not is_acting(view) and not can_leave(view)
+
+
+def say_toast(view: ViewState, update: CaptureUpdate) -> str:
+    """Say in the last line what happens, where it is not on the screen; "" for nothing."""
+    if view.overlay is Overlay.CAPTURE or update.stage in (CaptureStage.ASKED, CaptureStage.ENDED):
+        return ""
+    if update.stage in CAPTURE_WAITS:
+        return "the capture waits for a yes: 8 shows its price"
+    return f"{update.line} (t cancels)"
+
+
+def _is_open(view: ViewState) -> bool:
+    return is_known(view.capture) and view.capture.stage is not CaptureStage.ENDED
+
+
+def _open(view: ViewState) -> ViewState:
+    return view if view.overlay is Overlay.CAPTURE else action_overlay(view, Overlay.CAPTURE)
+
+
+def _choose_rank(view: ViewState, rows: Sequence[int]) -> Applicable[int]:
+    """Return the rank under the cursor, or the lowest here."""
+    frame = view.frame
+    if not is_known(frame):
+        return NOT_APPLICABLE
+    if is_known(view.cursor_pid) and view.cursor_pid in rows:
+        return view.cursor_pid
+    return _lowest(frame)
+
+
+def _lowest(frame: Frame) -> Applicable[int]:
+    numbered = sorted((row.rank, row.pid) for row in frame.ranks if is_known(row.rank))
+    if numbered:
+        return numbered[0][1]
+    return frame.ranks[0].pid if frame.ranks else NOT_APPLICABLE
+
+
+LOOKS = 3
+LOOKS_EVERY_S = 5.0
+
+
+def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Show the stacks of the whole job: those of now, or what the hang watch found while nobody looked."""
+    running = is_known(view.dump) and view.dump.state.running
+    if view.overlay is not Overlay.STACKS and (running or has_unseen(view)):
+        return open_stacks(view), NOT_APPLICABLE
+    return _ask(view, DumpRequest(Asker.KEY))
+
+
+def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
+    """Show the stacks of the process under the cursor; those of a rank with its loader workers."""
+    pid = view.cursor_pid if is_known(view.cursor_pid) else rows[0] if rows else NOT_APPLICABLE
+    if not is_known(pid) or not is_known(view.frame):
+        return replace(view, message=NO_ROW), NOT_APPLICABLE
+    family = [one.pid for one in view.frame.processes if pid in (one.pid, one.rank_pid)]
+    return _ask(view, DumpRequest(Asker.KEY, pids=tuple(sorted({pid, *family}))))
+
+
+def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Look three times at what is shown, to tell what moves from what is frozen."""
+    request = DumpRequest(Asker.KEY, rounds=LOOKS, every_s=LOOKS_EVERY_S, pids=_pids_shown(view))
+    return _ask(view, request)
+
+
+def ask_stop(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what a look with a stop costs; pressed again, pay it."""
+    those = tuple(sorted(error.pid for error in list_stoppable(view)))
+    return _pay(
+        view, Price.STOP, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True, block_pids=those)
+    )
+
+
+def ask_native(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what the C frames of what is shown cost; pressed again, pay it."""
+    return _pay(view, Price.NATIVE, DumpRequest(Asker.KEY, pids=_pids_shown(view), native=True))
+
+
+def ask_variables(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what the variables of the user's frames cost; pressed again, pay it."""
+    return _pay(view, Price.VARIABLES, DumpRequest(Asker.KEY, pids=_pids_shown(view), variables=True))
+
+
+def _pay(view: ViewState, price: Price, request: DumpRequest) -> Asked:
+    if not is_priced(view, price):
+        stacks = replace(view.stacks, priced_ns=view.now_ns, priced=price)
+        return replace(view, stacks=stacks), NOT_APPLICABLE
+    return _ask(view, request)
+
+
+def say_dump_price(view: ViewState) -> str:
+    """Say what the look costs whose key was pressed once; "" where none was."""
+    price = view.stacks.priced
+    if not is_priced(view, price):
+        return ""
+    if price is Price.STOP:
+        who = count_of(len(list_stoppable(view)), "process", "processes")
+        return (
+            f"! R again reads {who} with a stop: each stands still for it, mostly for less than 5 ms. "
+            "Any other key: no stop."
+        )
+    who = count_of(_count_shown(view), "process", "processes")
+    if price is Price.NATIVE:
+        return (
+            f"! N again reads the C frames of {who} with a stop: a loader worker stands still for 0.03 to "
+            "0.1 s, a rank for up to 1 s; py-spy takes 0.1 to 1 s of CPU and up to 0.6 GB for each, two at a "
+            "time. D, then N, takes one process. Any other key: no stop."
+        )
+    return (
+        f"! L again reads the variables of {who}: nothing is stopped, py-spy takes up to twice the CPU. "
+        "Values are cut and what looks like a secret is hidden, but read them before you pass them on."
+    )
+
+
+def _count_shown(view: ViewState) -> int:
+    """Count the processes that a look at what is shown would read."""
+    if is_known(view.dump) and view.dump.state.asked:
+        return view.dump.state.asked
+    return len(view.frame.processes) if is_known(view.frame) else 0
+
+
+def open_stacks(view: ViewState) -> ViewState:
+    """Show the stacks over the panes."""
+    return replace(view, overlay=Overlay.STACKS, behind=Overlay.NONE, scroll=0)
+
+
+def forget_price(view: ViewState) -> ViewState:
+    """Take prices and offers off the screen: another key was pressed."""
+    if not is_known(view.stacks.priced_ns) and not is_known(view.offered_ns):
+        return view
+    stacks = replace(view.stacks, priced_ns=NOT_APPLICABLE)
+    return replace(view, stacks=stacks, offered_ns=NOT_APPLICABLE)
+
+
+def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
+    """Take each price and offer that stood there ``before`` off the screen: this key has one of its own."""
+    was, now = before.stacks, view.stacks
+    if (now.priced_ns, now.priced) == (was.priced_ns, was.priced):
+        view = replace(view, stacks=replace(now, priced_ns=NOT_APPLICABLE))
+    if view.offered_ns == before.offered_ns:
+        view = replace(view, offered_ns=NOT_APPLICABLE)
+    return view
+
+
+def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
+    """List the processes that a look with a stop may read: py-spy met them while their stacks changed."""
+    dump = shown_dump(view)
+    if not is_known(dump) or not is_known(view.dump) or view.dump.state.running or view.readonly:
+        return ()
+    if view.dump.state.request.block:
+        return ()
+    return tuple(error for error in dump.errors if error.kind is ErrorKind.FAILED)
+
+
+def _pids_shown(view: ViewState) -> tuple[int, ...]:
+    return view.dump.state.request.pids if is_known(view.dump) else ()
+
+
+def _ask(view: ViewState, request: DumpRequest) -> Asked:
+    opened = open_stacks(forget_price(view))
+    if is_known(view.frame) and has_ended(view.frame):
+        return replace(opened, message="the job has ended: no stack is left to read"), NOT_APPLICABLE
+    state = view.dump.state if is_known(view.dump) else NOT_APPLICABLE
+    if isinstance(state, DumpState) and state.running:
+        return replace(opened, message="a dump is read already: wait for its end"), NOT_APPLICABLE
+    stacks = replace(opened.stacks, asked_ns=view.now_ns)
+    return replace(opened, stacks=stacks, dump=NOT_APPLICABLE), request
+
+
+def has_ended(frame: Frame) -> bool:
+    """Tell whether the job is over."""
+    return frame.target.state is TargetState.ENDED
+
 
 OFFER_SECONDS = 6.0
 """As long as the offer stands in the last line."""
@@ -23,3 +294,89 @@ def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
     looks = f"{LOOKS} looks in {LOOKS * LOOKS_EVERY_S:g} s, no stop"
     offer = f"b again writes a bundle here: {'no stacks' if view.no_stacks else looks}, files for a ticket"
     return replace(view, offered_ns=view.now_ns, message=offer), NOT_APPLICABLE
+
+
+def open_price(view: ViewState, rows: Sequence[int]) -> Asked:
+    """Show what sampling the process under the cursor costs, or how far the sampling is."""
+    request = view.to_sample if is_running(view) else choose_request(view, rows)
+    return open_sample(replace(view, to_sample=request)), NOT_APPLICABLE
+
+
+def price_whole_job(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Show what sampling the whole job costs, its processes in turns."""
+    return open_sample(replace(view, to_sample=SampleRequest(everyone=True))), NOT_APPLICABLE
+
+
+def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Start what the price on the screen is of."""
+    request = request_of(view)
+    return replace(view, to_sample=request, sample=NOT_APPLICABLE, scroll=0), request
+
+
+def end_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """End the sampling early."""
+    return replace(view, message="ends, and keeps what it has"), Errand.END_SAMPLING
+
+
+def write_samples(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Write what is on the screen into files for other tools."""
+    return replace(view, message="writes files for speedscope and flame graphs"), Errand.WRITE_SAMPLES
+
+
+def open_sample(view: ViewState) -> ViewState:
+    """Show the hot functions over the panes."""
+    return replace(view, overlay=Overlay.SAMPLE, behind=Overlay.NONE, scroll=0)
+
+
+def is_running(view: ViewState) -> bool:
+    """Tell whether stacks are being sampled; the end of the job ends that too."""
+    ended = is_known(view.frame) and has_ended(view.frame)
+    return is_known(view.sample) and view.sample.state.running and not ended
+
+
+def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
+    """Choose the process under the cursor, a rank with its workers; without a cursor the lowest rank."""
+    pid = view.cursor_pid
+    shown = pid in rows or view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
+    if is_known(pid) and shown and view.overlay is not Overlay.STACKS:
+        return SampleRequest(pids=(pid,))
+    return SampleRequest(pids=_lowest_rank(view.frame) if is_known(view.frame) else ())
+
+
+def _lowest_rank(frame: Frame) -> tuple[int, ...]:
+    numbered = sorted((row.rank, row.pid) for row in frame.ranks if is_known(row.rank))
+    pid = numbered[0][1] if numbered else frame.ranks[0].pid if frame.ranks else NOT_APPLICABLE
+    return (pid,) if is_known(pid) else ()
+
+
+def request_of(view: ViewState) -> SampleRequest:
+    """Return what the next press of the key asks for."""
+    chosen: Applicable[SampleRequest] = view.to_sample
+    return chosen if is_known(chosen) else choose_request(view, ())
+
+
+def say_next_price(view: ViewState) -> str:
+    """Say whom the next press of the key samples, and what that costs."""
+    if not is_known(view.frame) or has_ended(view.frame):
+        return ""
+    request = request_of(view)
+    sampled = [
+        one
+        for one in view.frame.processes
+        if one.role in (Role.RANK, Role.WORKER)
+        and (request.everyone or one.pid in request.pids or one.rank_pid in request.pids)
+    ]
+    # Which helpers run Python is not in their rows.
+    number = known_or(view.frame.target.local_stacks, 0) if request.everyone else 0
+    price = price_sampling(max(1, number, len(sampled)), request.seconds, request.rate_hz)
+    return f"f {say_price(price)} ({_name_whom(view.frame, request)})"
+
+
+def _name_whom(frame: Frame, request: SampleRequest) -> str:
+    if request.everyone:
+        return "the whole job; f alone takes one rank"
+    for process in frame.processes:
+        if process.pid in request.pids and process.role is Role.RANK:
+            name = f"rank {process.rank}" if is_known(process.rank) else f"process {process.pid}"
+            return f"{name} with its workers; F takes the whole job"
+    return f"process {min(request.pids, default=0)}; F takes the whole job"

@@ -1,15 +1,192 @@
-"""Draw the screen of a job: its first picture by itself, all others once textual is loaded."""
+"""Draw the first picture before textual is loaded, then hand over to the screen.
+
+Painters and escape sequences are enough for it. Knows nothing of textual; keys wait until it is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from tpmon.errors import ExitCode, TpmonError
-from tpmon.model.results.results import Update
+from tpmon.model.frame import Event
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results.doctor import Update
+from tpmon.ui.kit.cells import KeyHelp, Line, Size, fit_line
+from tpmon.ui.kit.ink import encode_line, ink_starts
 from tpmon.ui.monitor import layout as panes
-from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions
-from tpmon.ui.monitor.opening import Opening, Paint
-from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, report_crash, require_terminal
+from tpmon.ui.monitor import state as actions
+from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, keep_newest
+from tpmon.ui.monitor.keys import keys_shown
+from tpmon.ui.monitor.panes import stack_rows
+from tpmon.ui.monitor.state import Overlay, Pane, SortBy, ViewState
+from tpmon.ui.terminal_io.terminal import (
+    ENTER_SCREEN,
+    ScreenResult,
+    TerminalGuard,
+    in_foreground,
+    report_crash,
+    require_terminal,
+    write_now,
+)
+
+
+def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
+    """Return the view that a screen starts with."""
+    return ViewState(
+        frame=Missing("waiting for the first reading"),
+        pulses=(),
+        events=(),
+        now_ns=now_ns,
+        interval_s=options.interval_s,
+        paused_ns=NOT_APPLICABLE,
+        zoom=NOT_APPLICABLE,
+        focus=Pane.WORKERS,
+        cursor_pid=NOT_APPLICABLE,
+        scroll=0,
+        sort=SortBy.CPU,
+        sort_reversed=False,
+        filter_text="",
+        overlay=Overlay.NONE,
+        message="",
+        ascii_only=options.ascii_only,
+        readonly=options.readonly,
+        no_stacks=options.no_stacks,
+    )
+
+
+FIRST_SECONDS = 0.5
+"""How long the first reading is waited for; a reading that blocks must not keep the keys away."""
+_MOST_KEPT = 600
+"""What is kept for a screen that takes minutes to load, from a slow file system."""
+
+Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
+
+
+class Audience(Protocol):
+    """Take what the session sends, in any thread."""
+
+    def receive(self, update: Update) -> None:
+        """Take an Update."""
+        ...
+
+    def receive_result(self, result: Result) -> None:
+        """Take what came of an order."""
+        ...
+
+
+class Opening:
+    """Draw each Update as it comes, in the thread that brings it, until the screen is there to do it."""
+
+    def __init__(self, options: ScreenOptions, paint: Paint) -> None:
+        """Draw nothing yet."""
+        self._view = first_view(options, time.monotonic_ns())
+        self.paint = paint
+        self._starts = ink_starts(colour="NO_COLOR" not in os.environ)
+        self._encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
+        self._lock = threading.RLock()  # a signal handler may interrupt whoever holds it
+        self._came = threading.Event()
+        self._kept: deque[Update | Result] = deque(maxlen=_MOST_KEPT)
+        self._events: tuple[Event, ...] = ()
+        self._to: Audience | None = None
+        self._ended = False
+        self._error: Exception | None = None
+        self._shown: tuple[Size, Sequence[str]] = (Size(0, 0), ())
+        self.drawn = False
+        """Whether the terminal shows our picture, which somebody has to take away."""
+
+    def receive(self, update: Update) -> None:
+        """Draw an Update and keep it, or hand it on; never raises, and never blocks for long."""
+        with self._lock:
+            if self._to is not None:
+                self._to.receive(update)
+                return
+            self._kept.append(update)
+            self._events = keep_newest((*self._events, *update.frame.events))
+            try:
+                self._draw(update)
+            except Exception as error:  # noqa: BLE001  # raised again where it ends the screen
+                self._error = self._error or error
+        self._came.set()
+
+    def receive_result(self, result: Result) -> None:
+        """Keep a result, or hand it on."""
+        with self._lock:
+            if self._to is not None:
+                self._to.receive_result(result)
+            else:
+                self._kept.append(result)
+
+    def wait(self, seconds: float = FIRST_SECONDS) -> None:
+        """Wait for the first picture, as long as that may take.
+
+        Raises:
+            Exception: that the painters raised.
+        """
+        self._came.wait(seconds)
+        if self._error is not None:
+            raise self._error
+
+    def hand_to(self, audience: Audience) -> None:
+        """Hand on what came and what will come; draw no more."""
+        with self._lock:
+            for one in self._kept:
+                if isinstance(one, Update):
+                    audience.receive(one)
+                else:
+                    audience.receive_result(one)
+            self._kept.clear()
+            self._to = audience
+
+    def leave(self, code: int) -> None:
+        """End the program before its screen is loaded; called in a signal handler.
+
+        Raises:
+            SystemExit: always.
+        """
+        self.end()
+        raise SystemExit(code)
+
+    def end(self) -> None:
+        """Draw no more."""
+        with self._lock:
+            self._ended = True
+
+    def _draw(self, update: Update) -> None:
+        try:
+            size = Size(*os.get_terminal_size(2))
+        except OSError:
+            return  # hung up
+        if self._ended or not (size.width and size.height and in_foreground()):
+            return
+        view = replace(
+            self._view,
+            frame=update.frame,
+            pulses=update.pulses,
+            events=self._events,
+            now_ns=time.monotonic_ns(),
+        )
+        view = stack_rows.note_seen(view)
+        self._view = actions.keep_cursor(view, panes.rows_of(view), panes.rows_of(self._view))
+        lines = self.paint(self._view, size, keys_shown(self._view))[: size.height]
+        rows = [encode_line(fit_line(line, size.width), size.width, self._starts) for line in lines]
+        shown_size, shown = self._shown
+        same = size == shown_size and len(rows) == len(shown)
+        parts = [
+            f"\x1b[{number + 1};1H{row}"
+            for number, row in enumerate(rows)
+            if not (same and row == shown[number])
+        ]
+        begin = "" if same else ENTER_SCREEN
+        self.drawn = True
+        whole = write_now((begin + "".join(parts)).encode(self._encoding, "backslashreplace"))
+        self._shown = (size, rows) if whole else (Size(0, 0), ())
 
 
 def run_screen(

@@ -15,16 +15,15 @@ from textual.timer import Timer
 
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import ByDigit
-from tpmon.ui.kit.moves import Effect, Move
+from tpmon.ui.kit.keys import ByDigit, Effect, Move
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
-from tpmon.ui.traces import trace_actions as actions
+from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
 from tpmon.ui.traces.state import WHOLE, Grouping, Subject, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
 from tpmon.ui.traces.timeline import count_cells
-from tpmon.ui.traces.trace_sheets import find_paragraph, find_row, list_blocks
 
 
 class TraceApp(Shell):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from tpmon.model.known import is_known
-from tpmon.model.results.trace_change import Change, TraceComparison
+from tpmon.model.results.trace import Change, TraceComparison
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet
 from tpmon.ui.kit.table import Cell, Column, Item
 from tpmon.ui.traces.state import Answer
-from tpmon.view.trace_words import NA, ms_of_us, name_change, shorten_kernel
+from tpmon.view.trace import NA, ms_of_us, name_change, shorten_kernel
 
 _SHOWN_US = 0.5
 """A change of less is 0.000 ms in the table: neither faster nor slower."""

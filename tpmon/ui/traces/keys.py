@@ -1,4 +1,4 @@
-"""The table of keys of a trace's screen: dispatch, footer, help overlay and docs/keys.md come from it.
+"""The table of keys of a trace's screen, and when each key works.
 
 The screen of a memory snapshot has the same table. The keys that the live screen has too mean the same
 here. Knows nothing of textual.
@@ -6,17 +6,104 @@ here. Knows nothing of textual.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Union
 
-from tpmon.model.known import Missing
-from tpmon.ui.kit.keys import ByDigit, find_in, list_help, list_moves, list_steps, list_stops, say_why_not
-from tpmon.ui.kit.lines import KeyHelp
-from tpmon.ui.kit.moves import Effect
-from tpmon.ui.traces import trace_actions as actions
-from tpmon.ui.traces import trace_situations as when
-from tpmon.ui.traces.state import TraceOverlay, TraceView
-from tpmon.ui.traces.trace_situations import TraceKey
+from tpmon.model.known import Missing, is_known
+from tpmon.ui.kit import keys as key_table
+from tpmon.ui.kit.cells import KeyHelp
+from tpmon.ui.kit.keys import (
+    ByDigit,
+    Effect,
+    Move,
+    find_in,
+    list_help,
+    list_moves,
+    list_steps,
+    list_stops,
+    say_why_not,
+)
+from tpmon.ui.kit.sheet import Sheet
+from tpmon.ui.traces import tabs as actions
+from tpmon.ui.traces.state import WHOLE, AnyTab, SnapshotTab, Tab, TraceOverlay, TraceView
+from tpmon.ui.traces.tabs import find_orders, find_row, list_all
+
+Situation = key_table.Situation[TraceView]
+Action = Callable[[TraceView], TraceView]
+TraceKey = key_table.Key[TraceView, Union[Action, key_table.ByDigit[TraceView], Move, Effect]]
+_WITH_ROWS = (TraceOverlay.NONE, TraceOverlay.DETAILS, TraceOverlay.STACK)
+
+
+def _no_typing(view: TraceView) -> bool:
+    return view.overlay is not TraceOverlay.FILTER
+
+
+def _tabs(view: TraceView) -> bool:
+    return view.overlay is TraceOverlay.NONE
+
+
+def _shows(tab: AnyTab) -> Callable[[TraceView], bool]:
+    return lambda view: _tabs(view) and tab in view.subject.tabs
+
+
+def _on_row(view: TraceView) -> bool:
+    return view.overlay in _WITH_ROWS and find_row(view) is not None
+
+
+def _findable(view: TraceView) -> bool:
+    found = find_row(view) if _on_row(view) else None
+    return found is not None and (found.sheet.findable or found.sheet.source(found.row) != "")
+
+
+def _has_rows(view: TraceView) -> bool:
+    return _tabs(view) and any(isinstance(block, Sheet) for block in list_all(view))
+
+
+def _is_drawn(view: TraceView) -> bool:
+    return _tabs(view) and is_known(view.timeline)
+
+
+def _has_lanes(view: TraceView) -> bool:
+    return _is_drawn(view) and is_known(view.timeline) and len(view.timeline.devices) > 1
+
+
+def _is_closest(view: TraceView) -> bool:
+    return view.stretch.parts >= actions.MOST_PARTS
+
+
+def _can_walk(view: TraceView) -> bool:
+    return _is_drawn(view) and (view.stretch.parts > 1 or actions.steps_of(view) > 1)
+
+
+EVER = Situation(lambda _view: True, "always")
+NOT_TYPING = Situation(_no_typing, "always")
+TABS = Situation(_tabs, "with nothing over the tabs")
+OF_TRACE = Situation(_shows(Tab.RANKS), "in a trace, with nothing over the tabs")
+COMPARED = Situation(_shows(Tab.AGAINST), "with --against")
+OF_SNAPSHOT = Situation(_shows(SnapshotTab.LIVE), "in a memory snapshot")
+OVER = Situation(lambda view: not _tabs(view), "while something lies over the tabs")
+DRAWN = Situation(lambda view: _is_drawn(view) and not _is_closest(view), "where there is a timeline")
+WALKED = Situation(_can_walk, "where the timeline has more than it shows, or several steps")
+PARTLY = Situation(lambda view: _is_drawn(view) and view.stretch != WHOLE, "where a part is shown")
+LANES = Situation(_has_lanes, "in a trace of several devices")
+FILES = Situation(lambda view: _tabs(view) and len(view.subject.paths) > 1, "with several files")
+ROWS = Situation(lambda view: _tabs(view) and find_row(view) is not None, "on a row")
+FINDABLE = Situation(_findable, "on an operator, a kernel, a gap, a Python function, a stack or its frames")
+SORTABLE = Situation(lambda view: _tabs(view) and len(find_orders(view)) > 0, "in tabs with a long table")
+GROUPED = Situation(
+    lambda view: _tabs(view) and view.tab is Tab.OPS and view.subject.has_data(view.file, Tab.OPS),
+    "on the tab of operators",
+)
+SEVERAL = Situation(
+    lambda view: _tabs(view) and len(actions.list_tables(view)) > 1, "in tabs with several tables"
+)
+TABLES = Situation(_has_rows, "in tabs with rows")
+TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed")
+TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
+FILTERED = Situation(lambda view: _tabs(view) and view.filter_text != "", "while a filter is set")
+
 
 _TAB, _TIME, _ROW = "Trace: tabs", "Trace: timeline", "Trace: rows"
 _BACK = "close, back, clear filter"
@@ -33,24 +120,24 @@ _time = partial(TraceKey, _TIME)
 _row = partial(TraceKey, _ROW)
 
 TRACE_KEYS: tuple[TraceKey, ...] = (
-    _trace("quit", "q", "leave", Effect.QUIT, when.NOT_TYPING, ("quit", 1), brief="leave"),
-    _trace("interrupt", "ctrl-c", "leave, also while typing", Effect.QUIT, when.EVER, brief="leave"),
+    _trace("quit", "q", "leave", Effect.QUIT, NOT_TYPING, ("quit", 1), brief="leave"),
+    _trace("interrupt", "ctrl-c", "leave, also while typing", Effect.QUIT, EVER, brief="leave"),
     _trace(
         "help",
         "? F1",
         "the keys that work now; any other key closes it",
         partial(actions.action_overlay, overlay=TraceOverlay.HELP),
-        when.NOT_TYPING,
+        NOT_TYPING,
         ("help", 2),
         brief="these keys; others close it",
     ),
-    *list_stops("Trace", when.EVER),
+    *list_stops("Trace", EVER),
     _tab(
         "tab",
         "1-6",
         "one tab: 1 overview, 2 gaps, 3 ops, 4 kernels, 5 memory, 6 ranks",
         ByDigit(_open),
-        when.OF_TRACE,
+        OF_TRACE,
         ("tab", 3),
         brief="one tab",
     ),
@@ -59,7 +146,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "7",
         "what changed since the other trace",
         ByDigit(_open),
-        when.COMPARED,
+        COMPARED,
         ("against", 3),
         brief="what changed",
     ),
@@ -68,7 +155,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "1-4",
         "one tab: 1 overview, 2 live (by stack), 3 peak, 4 oom (requests that failed)",
         ByDigit(_open),
-        when.OF_SNAPSHOT,
+        OF_SNAPSHOT,
         ("tab", 3),
         brief="one tab",
     ),
@@ -77,7 +164,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("next-tab", "tab", "next tab"),
         ("previous-tab", "shift-tab", "previous tab"),
         actions.action_next_tab,
-        when=when.TABS,
+        when=TABS,
         footer=("next tab", 10),
         brief="next tab, previous",
     ),
@@ -86,7 +173,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("next-file", ">", "the next file, of the next rank"),
         ("previous-file", "<", "the file before"),
         actions.action_next_file,
-        when=when.FILES,
+        when=FILES,
         footer=("next file", 6),
         brief="next file, previous",
     ),
@@ -95,7 +182,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "esc",
         "close what lies over the tabs; the filter line loses its text",
         actions.action_close,
-        when.OVER,
+        OVER,
         ("close", 1),
         brief=_BACK,
     ),
@@ -104,7 +191,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("along", "right ]", "the next step; of all steps the first one, of a part the next part"),
         ("back", "left [", "the step before; of all steps the last one, of a part the part before"),
         actions.action_along,
-        when=when.WALKED,
+        when=WALKED,
         footer=("next step", 5),
         brief="next, previous step or part",
     ),
@@ -113,28 +200,28 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "+",
         "half of the steps that are drawn, then half of a step",
         actions.action_closer,
-        when.DRAWN,
+        DRAWN,
         ("closer", 6),
         brief=_ZOOM,
     ),
-    _time("wider", "-", "twice as much", actions.action_wider, when.PARTLY, ("wider", 6), brief=_ZOOM),
-    _time("whole", "0", "all steps", actions.action_whole, when.PARTLY, ("all steps", 6), brief=_ZOOM),
+    _time("wider", "-", "twice as much", actions.action_wider, PARTLY, ("wider", 6), brief=_ZOOM),
+    _time("whole", "0", "all steps", actions.action_whole, PARTLY, ("all steps", 6), brief=_ZOOM),
     _time(
         "device",
         "n",
         "the timeline of the next device",
         actions.action_next_device,
-        when.LANES,
+        LANES,
         ("next GPU", 8),
         brief="the next device",
     ),
-    *list_moves(_ROW, when.NOT_TYPING),
+    *list_moves(_ROW, NOT_TYPING),
     _row(
         "enter",
         "enter",
         "everything about the row; of bytes their stack, of a rank its trace, of a step its timeline",
         actions.action_enter,
-        when.ROWS,
+        ROWS,
         ("open", 4),
         brief="all about it; a rank, a step",
     ),
@@ -143,7 +230,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "o",
         "open $VISUAL or $EDITOR at the line of Python that called it, or at the frame",
         Effect.EDIT,
-        when.FINDABLE,
+        FINDABLE,
         ("editor", 4),
         brief="$EDITOR at its line",
     ),
@@ -152,7 +239,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "y",
         "copy the row or paragraph under the cursor, whole",
         Effect.COPY_RESULT,
-        when.NOT_TYPING,
+        NOT_TYPING,
         ("copy", 5),
         brief="copy it, whole",
     ),
@@ -161,7 +248,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "Y",
         "copy the whole screen as text",
         Effect.COPY_SCREEN,
-        when.NOT_TYPING,
+        NOT_TYPING,
         brief="copy the whole screen",
     ),
     _row(
@@ -169,7 +256,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "s",
         "sort by the next column",
         actions.action_sort_next,
-        when.SORTABLE,
+        SORTABLE,
         ("sort", 9),
         brief="sort: next, reversed",
     ),
@@ -178,7 +265,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "S",
         "reverse the order",
         actions.action_reverse,
-        when.SORTABLE,
+        SORTABLE,
         brief="sort: next, reversed",
     ),
     _row(
@@ -186,7 +273,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "a",
         "operators by name, by input shapes, by line of the program",
         actions.action_group,
-        when.GROUPED,
+        GROUPED,
         ("by shape", 4),
         brief="by name, shapes, line",
     ),
@@ -195,7 +282,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("next-table", "}", "the next table of the tab"),
         ("previous-table", "{", "the table before"),
         actions.action_next_table,
-        when=when.SEVERAL,
+        when=SEVERAL,
         footer=("next table", 10),
         brief="next table, previous",
     ),
@@ -204,18 +291,18 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         "/",
         "show only rows with this text; a leading ! shows the others",
         partial(actions.action_overlay, overlay=TraceOverlay.FILTER),
-        when.TABLES,
+        TABLES,
         ("filter", 8),
         brief="only rows with a text",
     ),
-    _row("filter-keep", "enter", "keep the filter", actions.action_filter_keep, when.TYPING, ("keep", 1)),
-    _row("filter-erase", "backspace", "erase a character", actions.action_filter_erase, when.TYPED),
+    _row("filter-keep", "enter", "keep the filter", actions.action_filter_keep, TYPING, ("keep", 1)),
+    _row("filter-erase", "backspace", "erase a character", actions.action_filter_erase, TYPED),
     _row(
         "filter-clear",
         "esc",
         "clear the filter",
         actions.action_filter_clear,
-        when.FILTERED,
+        FILTERED,
         ("no filter", 9),
         brief=_BACK,
     ),

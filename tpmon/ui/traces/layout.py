@@ -13,16 +13,14 @@ from collections.abc import Sequence
 
 from tpmon.model.known import NotApplicable
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.cells import cut, cut_front, fit_line, width_of, wrap_words
+from tpmon.ui.kit.cells import Ink, KeyHelp, Line, Size, Span, cut, cut_front, fit_line, width_of, wrap_words
 from tpmon.ui.kit.ink import to_ascii
-from tpmon.ui.kit.lines import Ink, KeyHelp, Line, Size, Span
-from tpmon.ui.kit.paint_keys import paint_key_line
-from tpmon.ui.kit.paint_sheet import lay_blocks
-from tpmon.ui.kit.sheet import list_facts
+from tpmon.ui.kit.keys import paint_key_line
+from tpmon.ui.kit.sheet import lay_blocks, list_facts
 from tpmon.ui.kit.table import Item, justify, paint_pairs, paint_rule
 from tpmon.ui.traces.state import AnyTab, TraceOverlay, TraceView
+from tpmon.ui.traces.tabs import find_row, list_blocks
 from tpmon.ui.traces.timeline import paint_timeline
-from tpmon.ui.traces.trace_sheets import find_row, list_blocks
 
 TINY_WIDTH = 30
 TINY_HEIGHT = 10
@@ -121,7 +119,7 @@ def _name_tab(tab: AnyTab) -> str:
 
 def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
     if view.overlay is TraceOverlay.HELP:
-        from tpmon.ui.kit.help import paint_help  # noqa: PLC0415  # the first picture does without it
+        from tpmon.ui.kit.keys import paint_help  # noqa: PLC0415  # the first picture does without it
 
         return paint_help(keys, size, view.subject.words)
     if view.overlay is TraceOverlay.DETAILS:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known, known_or
-from tpmon.model.results.trace import CardUse, Lost, StepRow, TraceFile, TraceVerdict
-from tpmon.model.results.trace_gaps import DeviceGaps, LargeGap
+from tpmon.model.results.trace import CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
 from tpmon.model.results.trace_tables import PatternRow
 from tpmon.model.units import format_bytes
-from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, bar, lay_sheet
 from tpmon.ui.kit.table import Column, list_columns
-from tpmon.view.trace import CARDS, GAPS, STEPS, Part, list_causes, list_parts
-from tpmon.view.trace_words import (
+from tpmon.view.trace import (
+    CARDS,
+    GAPS,
     HOST_CAUSES,
     KINDS,
     NA,
+    STEPS,
+    Part,
+    list_causes,
+    list_parts,
     ms_of_us,
     name_cause,
     name_verdict,

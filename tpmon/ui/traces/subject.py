@@ -6,17 +6,15 @@ import os
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.results.trace import TraceFile, TraceReport
-from tpmon.model.results.trace_change import TraceComparison
+from tpmon.model.results.trace import TraceComparison, TraceFile, TraceReport
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import EXIT_CODES
-from tpmon.ui.kit.cells import cut
-from tpmon.ui.kit.lines import Ink
+from tpmon.ui.kit.cells import Ink, cut
 from tpmon.ui.kit.sheet import Block
 from tpmon.ui.kit.table import Item
 from tpmon.ui.traces.state import Answer, AnyTab, Head, Tab
 from tpmon.ui.traces.tabs import has_data, list_tab
-from tpmon.view.trace_words import name_rank, name_verdict
+from tpmon.view.trace import name_rank, name_verdict
 
 TRACE_TABS: tuple[Tab, ...] = tuple(tab for tab in Tab if tab is not Tab.AGAINST)
 _WORDS = (

@@ -1,4 +1,4 @@
-"""What each tab of a trace holds, and whether it holds anything.
+"""What each tab of a trace holds, filtered and sorted, and what keys do to it. Pure.
 
 What the analysis has and no tab knows stands below, as a plain table of its fields.
 """
@@ -6,14 +6,20 @@ What the analysis has and no tab knows stands below, as a plain table of its fie
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
-from tpmon.model.results.trace import RankTable, TraceFile
-from tpmon.ui.kit.sheet import Block, plain_sheet
+from tpmon.model.results.trace import RankRow, RankTable, StepRow, TraceFile
+from tpmon.model.results.trace_tables import Stretch
+from tpmon.model.units import clean_text
+from tpmon.ui.kit.keys import FILTER_LIMIT, Move, moved
+from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units, plain_sheet
 from tpmon.ui.traces.overview import list_gaps, list_overview
-from tpmon.ui.traces.state import Tab
-from tpmon.ui.traces.tables import list_kernels, list_operators, list_ranks
-from tpmon.ui.traces.trace_memory import list_memory
+from tpmon.ui.traces.state import WHOLE, AnyTab, Grouping, Tab, TraceOverlay, TraceView
+from tpmon.ui.traces.tables import list_kernels, list_memory, list_operators, list_ranks
 
 _KNOWN: dict[str, frozenset[str]] = {
     "": frozenset(("overview", "gaps", "host_us", "operators", "kernels", "copies", "memory"))
@@ -103,3 +109,279 @@ def _plain_blocks(title: str, value: object) -> list[Block]:
         plain_sheet(f"{title}: {name.replace('_', ' ')}", one if isinstance(one, tuple) else (one,))
         for name, one in tables
     ]
+
+
+def list_all(view: TraceView) -> list[Block]:
+    """Return what the open tab or the stack over it holds, before anything is filtered or sorted."""
+    if view.overlay is TraceOverlay.STACK:
+        found = find_row(replace(view, overlay=TraceOverlay.NONE))
+        return [] if found is None else list(found.sheet.inside(found.row))
+    blocks = view.subject.list_blocks(view.file, view.tab)
+    if view.tab is Tab.OPS and view.grouping is not Grouping.NAMES:
+        from tpmon.ui.traces.tables import list_groups  # noqa: PLC0415  # a snapshot does without it
+
+        return [*list_groups(view.groups, view.grouping), *blocks[1:]]
+    return blocks
+
+
+def list_blocks(view: TraceView) -> list[Block]:
+    """Return what the open tab holds: tables as filtered, and as sorted where that is asked for.
+
+    All tables with the same columns to sort by as the first one are sorted: of each device there is one.
+    """
+    blocks = list_all(view)
+    if view.overlay is TraceOverlay.STACK:
+        return blocks
+    orders = _name_orders(blocks)
+    chosen: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Paragraph):
+            chosen.append(block)
+            continue
+        sorts = bool(orders) and _name_orders([block]) == orders
+        sort, turned = (view.sort, view.sort_reversed) if sorts else (0, False)
+        left = cap(choose_rows(block, view.filter_text, sort, turned))
+        if left.rows or not view.filter_text:
+            chosen.append(left)
+    if view.filter_text and not any(isinstance(block, Sheet) for block in chosen):
+        chosen.append(Paragraph("filter", f"no row of this tab is left by {view.filter_text}"))
+    return chosen
+
+
+def find_orders(view: TraceView) -> tuple[str, ...]:
+    """Name the columns that the rows of the tab can be sorted by."""
+    return _name_orders(list_all(view))
+
+
+def _name_orders(blocks: Sequence[Block]) -> tuple[str, ...]:
+    """Name the columns that the first table with any can be sorted by."""
+    found = next((block for block in blocks if isinstance(block, Sheet) and block.orders), None)
+    return () if found is None else tuple(name for name, _order in found.orders)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderCursor:
+    """Hold the row under the cursor, and its table."""
+
+    sheet: Sheet[Any]
+    row: Any
+
+
+def find_paragraph(view: TraceView, blocks: Sequence[Block]) -> Paragraph | None:
+    """Return the paragraph under the cursor; None on a row."""
+    unit = find_unit(view, blocks)
+    block = blocks[unit.block] if unit is not None else None
+    return block if isinstance(block, Paragraph) else None
+
+
+def find_row(view: TraceView) -> UnderCursor | None:
+    """Return the row under the cursor; None on a paragraph."""
+    blocks = list_blocks(view)
+    unit = find_unit(view, blocks)
+    block = blocks[unit.block] if unit is not None else None
+    if unit is None or not isinstance(block, Sheet):
+        return None
+    return UnderCursor(block, block.rows[unit.row])
+
+
+def find_unit(view: TraceView, blocks: Sequence[Block]) -> Unit | None:
+    """Return the place of the cursor; None where the tab is empty."""
+    units = list_units(blocks)
+    return units[max(0, min(view.cursor, len(units) - 1))] if units else None
+
+
+MOST_PARTS = 4096
+"""A step is looked at in so many parts at most: a few microseconds each."""
+
+
+def action_tab(view: TraceView, tab: AnyTab) -> TraceView:
+    """Open a tab; the order of rows is a tab's own."""
+    return replace(view, tab=tab, sort=0, sort_reversed=False, filter_text="", scroll=0)
+
+
+def action_next_tab(view: TraceView, step: int) -> TraceView:
+    """Open the next tab or the one before."""
+    tabs = view.subject.tabs
+    return action_tab(view, tabs[(tabs.index(view.tab) + step) % len(tabs)])
+
+
+def action_next_file(view: TraceView, step: int) -> TraceView:
+    """Look at the next file or the one before, with the same tab open."""
+    return choose_file(view, (view.file + step) % len(view.subject.paths))
+
+
+def choose_file(view: TraceView, number: int) -> TraceView:
+    """Look at another file; its rows are others, so the cursors begin anew."""
+    return replace(
+        view, file=number, cursors=(0,) * len(Tab), stretch=WHOLE, lane=0, filter_text="", scroll=0
+    )
+
+
+def action_next_device(view: TraceView) -> TraceView:
+    """Draw the timeline of the next device of the trace."""
+    timeline = view.timeline
+    lanes = len(timeline.devices) if is_known(timeline) else 1
+    return replace(view, lane=(view.lane + 1) % max(lanes, 1))
+
+
+def action_whole(view: TraceView) -> TraceView:
+    """Draw the timeline of all steps."""
+    return replace(view, stretch=WHOLE)
+
+
+def steps_of(view: TraceView) -> int:
+    """Count the steps that the timeline can show; a trace without marks is one."""
+    return max(1, view.timeline.steps_in_all if is_known(view.timeline) else 1)
+
+
+def action_closer(view: TraceView) -> TraceView:
+    """Draw half of the steps that are drawn, or half of what is drawn of one step."""
+    now = view.stretch
+    count = min(now.count, steps_of(view) - now.first)
+    if count > 1:
+        return replace(view, stretch=Stretch(now.first, (count + 1) // 2))
+    return replace(view, stretch=Stretch(now.first, 1, now.part * 2, min(now.parts * 2, MOST_PARTS)))
+
+
+def action_wider(view: TraceView) -> TraceView:
+    """Draw twice as much."""
+    now, steps = view.stretch, steps_of(view)
+    if now.parts > 1:
+        return replace(view, stretch=Stretch(now.first, 1, now.part // 2, now.parts // 2))
+    count = min(now.count * 2, steps)
+    if count >= steps:
+        return replace(view, stretch=WHOLE)
+    return replace(view, stretch=Stretch(min(now.first, steps - count), count))
+
+
+def action_along(view: TraceView, step: int) -> TraceView:
+    """Draw what comes next or before: of all steps the first or the last, of a part the next part."""
+    now, steps = view.stretch, steps_of(view)
+    if now.parts > 1:
+        place = now.first * now.parts + now.part + step
+        place = max(0, min(place, steps * now.parts - 1))
+        return replace(view, stretch=Stretch(place // now.parts, 1, place % now.parts, now.parts))
+    if now.count >= steps:
+        return replace(view, stretch=Stretch(0 if step > 0 else steps - 1, 1))
+    first = max(0, min(now.first + step * now.count, steps - now.count))
+    return replace(view, stretch=Stretch(first, now.count))
+
+
+def action_move(view: TraceView, move: Move, page: int, limit: int) -> TraceView:
+    """Move the cursor through paragraphs and rows, or scroll what lies over them, at most to ``limit``."""
+    if view.overlay in (TraceOverlay.HELP, TraceOverlay.DETAILS):
+        return replace(view, scroll=moved(view.scroll, move, page, limit))
+    last = max(0, len(list_units(list_blocks(view))) - 1)
+    if view.overlay is TraceOverlay.STACK:
+        return replace(view, scroll=moved(min(view.scroll, last), move, page, last))
+    return _with_cursor(view, moved(min(view.cursor, last), move, page, last))
+
+
+def _with_cursor(view: TraceView, place: int) -> TraceView:
+    cursors = list(view.cursors)
+    cursors[view.tab.value - 1] = place
+    return replace(view, cursors=tuple(cursors))
+
+
+def action_overlay(view: TraceView, overlay: TraceOverlay) -> TraceView:
+    """Open what lies over the tabs, or close it where it is open."""
+    opened = TraceOverlay.NONE if view.overlay is overlay else overlay
+    return replace(view, overlay=opened, scroll=0)
+
+
+def action_close(view: TraceView) -> TraceView:
+    """Close what lies over the tabs; the filter line goes with its text."""
+    text = "" if view.overlay is TraceOverlay.FILTER else view.filter_text
+    return replace(view, overlay=TraceOverlay.NONE, filter_text=text, scroll=0)
+
+
+def action_enter(view: TraceView) -> TraceView:
+    """Open the row under the cursor: its stack or fields; of a rank its trace, of a step its timeline."""
+    found = find_row(view)
+    if found is None:
+        return view
+    row = found.row
+    if isinstance(row, RankRow):
+        return action_tab(choose_file(view, view.subject.paths.index(row.path)), Tab.OVERVIEW)
+    if isinstance(row, StepRow):
+        tables = (block.rows for block in list_all(view) if isinstance(block, Sheet))
+        steps = next(rows for rows in tables if row in rows)
+        return replace(view, stretch=Stretch(steps.index(row), 1))
+    inside = found.sheet.inside(row)
+    if inside:
+        return replace(view, overlay=TraceOverlay.STACK, scroll=_find_begin(inside))
+    return replace(view, overlay=TraceOverlay.DETAILS, scroll=0)
+
+
+def _find_begin(blocks: Sequence[Block]) -> int:
+    """Return the place that the cursor begins on in what opens over a tab."""
+    for place, unit in enumerate(list_units(blocks)):
+        block = blocks[unit.block]
+        if isinstance(block, Sheet) and unit.row == block.begin:
+            return place
+    return 0
+
+
+def action_group(view: TraceView) -> TraceView:
+    """Put the operators together by the next thing that their calls have in common."""
+    kinds = list(Grouping)
+    grouping = kinds[(kinds.index(view.grouping) + 1) % len(kinds)]
+    said = {Grouping.NAMES: "name", Grouping.SHAPES: "input shapes", Grouping.LINES: "line of the program"}
+    changed = replace(view, grouping=grouping, sort=0, sort_reversed=False)
+    return replace(_with_cursor(changed, 0), message=f"operators by {said[grouping]}")
+
+
+def action_next_table(view: TraceView, step: int) -> TraceView:
+    """Put the cursor on the first row of the next table of the tab, or of the one before."""
+    starts = list_tables(view)
+    later = [start for start in starts if start > view.cursor]
+    before = [start for start in starts if start < view.cursor]
+    if step > 0:
+        return _with_cursor(view, later[0] if later else starts[0])
+    return _with_cursor(view, before[-1] if before else starts[-1])
+
+
+def list_tables(view: TraceView) -> list[int]:
+    """Return the places of the first rows of the tables of the tab."""
+    units = list_units(list_blocks(view))
+    return [place for place, unit in enumerate(units) if unit.row == 0]
+
+
+def action_sort_next(view: TraceView) -> TraceView:
+    """Sort by the next column, largest first; after the last one comes the order of the analysis."""
+    orders = find_orders(view)
+    sort = (view.sort + 1) % (len(orders) + 1)
+    named = orders[sort - 1] if sort else "as analysed"
+    return _to_top(replace(view, sort=sort, sort_reversed=False, message=f"sorted: {named}"))
+
+
+def action_reverse(view: TraceView) -> TraceView:
+    """Turn the order round."""
+    return _to_top(replace(view, sort_reversed=not view.sort_reversed))
+
+
+def _to_top(view: TraceView) -> TraceView:
+    """Put the cursor on the first row, where what was sorted begins."""
+    units = list_units(list_blocks(view))
+    return _with_cursor(view, next((place for place, unit in enumerate(units) if unit.row == 0), 0))
+
+
+def action_filter_type(view: TraceView, text: str) -> TraceView:
+    """Add typed or pasted text to the filter, its first line only."""
+    line = text.splitlines()[0] if text.splitlines() else ""
+    return _to_top(replace(view, filter_text=(view.filter_text + clean_text(line))[:FILTER_LIMIT]))
+
+
+def action_filter_erase(view: TraceView) -> TraceView:
+    """Take the last character of the filter away."""
+    return _to_top(replace(view, filter_text=view.filter_text[:-1]))
+
+
+def action_filter_keep(view: TraceView) -> TraceView:
+    """Close the filter line and keep its text."""
+    return replace(view, overlay=TraceOverlay.NONE)
+
+
+def action_filter_clear(view: TraceView) -> TraceView:
+    """Show all rows again."""
+    return _to_top(replace(view, filter_text=""))

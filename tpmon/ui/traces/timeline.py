@@ -8,12 +8,11 @@ what each letter is, and its share.
 from __future__ import annotations
 
 from tpmon.model.known import Known, is_known
-from tpmon.model.results.timeline import TimeCell, Timeline
-from tpmon.ui.kit.cells import fit_line, pad, width_of, wrap_words
+from tpmon.model.results.trace_tables import TimeCell, Timeline
+from tpmon.ui.kit.cells import Ink, Line, Span, fit_line, pad, width_of, wrap_words
 from tpmon.ui.kit.ink import LEVELS
-from tpmon.ui.kit.lines import Ink, Line, Span
 from tpmon.ui.kit.table import Item, paint_rule
-from tpmon.view.trace_words import CAUSES
+from tpmon.view.trace import CAUSES
 
 LABEL_WIDTH = 9
 IDLE_SHOWN_PCT = 10.0

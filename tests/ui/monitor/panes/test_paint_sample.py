@@ -15,16 +15,16 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
-from tpmon.ui.monitor.ask_sample import (
+from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
+from tpmon.ui.monitor.layout import page_of, paint_screen
+from tpmon.ui.monitor.requests import (
+    ask_bundle,
     choose_request,
     open_price,
     price_whole_job,
     say_next_price,
     start_sample,
 )
-from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
-from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.requests import ask_bundle
 from tpmon.ui.monitor.state import Ink, Overlay, Size
 
 TWO_RANKS = make_frame(

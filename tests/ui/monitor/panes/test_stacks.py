@@ -15,8 +15,8 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.ui.kit.moves import Move
-from tpmon.ui.monitor import ask_dump
+from tpmon.ui.kit.keys import Move
+from tpmon.ui.monitor import requests as ask_dump
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.stack_rows import (

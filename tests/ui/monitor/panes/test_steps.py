@@ -9,9 +9,8 @@ import pytest
 
 from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
-from tpmon.model.frame import EventKind
+from tpmon.model.frame import EventKind, pulse_of
 from tpmon.model.known import Missing, is_known
-from tpmon.model.window import pulse_of
 from tpmon.ui.kit.cells import line_width
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.job import describe_job

@@ -20,15 +20,21 @@ from tests.frames import (
     make_target,
 )
 from tests.frames import make_view as make_any_view
-from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
-from tpmon.model.window import pulse_of
 from tpmon.ui.kit.cells import width_of
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.evidence import fit_widths, paint_evidence
-from tpmon.ui.monitor.panes.paint_verdict_full import paint_verdict_in_full
-from tpmon.ui.monitor.panes.verdict import kind_ink, paint_headline, paint_try, paint_verdict, share_lines
+from tpmon.ui.monitor.panes.verdict import (
+    fit_widths,
+    kind_ink,
+    paint_evidence,
+    paint_headline,
+    paint_try,
+    paint_verdict,
+    paint_verdict_in_full,
+    share_lines,
+)
 from tpmon.ui.monitor.state import Ink, Overlay, Pane, Size
 
 HUNG = make_finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.judge.advice.explanation import Explanation
+from tpmon.judge.advice.entry import Explanation
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import Kind
 

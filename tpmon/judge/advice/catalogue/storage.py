@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.judge.advice.advice_entry import Remedy, Risk
+from tpmon.judge.advice.entry import Remedy, Risk
 from tpmon.judge.answers.needs import Need
 
 REMEDIES = (

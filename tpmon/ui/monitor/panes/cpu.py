@@ -1,17 +1,248 @@
-"""Paint CPU and memory: a history line for each gauge, the most telling ones where the pane is low."""
+"""Paint CPU and memory: a line for each gauge, with its history.
+
+A gauge is data: ``paint_cpu`` draws it. Knows nothing of widths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tpmon.model.known import Known, is_known
-from tpmon.model.units import format_seconds
-from tpmon.model.window import Pulse
+from tpmon.model.frame import Frame, Pulse
+from tpmon.model.frozen import dataclass
+from tpmon.model.host import LoaderSample
+from tpmon.model.known import Known, Missing, NotApplicable, is_known, known_or
+from tpmon.model.text.job_words import WAITING_FROM
+from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.ui.kit.cells import fit_line, pad, width_of
 from tpmon.ui.kit.ink import spark
-from tpmon.ui.kit.table import Item, paint_rule
-from tpmon.ui.monitor.panes.gauges import Gauge, list_gauges
+from tpmon.ui.kit.table import Item, paint_rule, show
+from tpmon.ui.monitor.alerts import (
+    STEAL_PCT,
+    is_memory_full,
+    is_oversubscribed,
+    is_shm_full,
+    is_throttled,
+    memory_ratio,
+)
+from tpmon.ui.monitor.panes.workers import write_role
 from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """Hold one line: a label, its history up to ``top``, and pieces of text, the first most telling.
+
+    The least ``keep`` stays longest when the pane gets low.
+    """
+
+    keep: int
+    label: str
+    read: Callable[[Pulse], Known[float]] | None
+    top: float
+    pieces: tuple[str, ...]
+    ink: Ink = Ink.PLAIN
+
+
+def _pct(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
+
+
+def _cpus(cores: float) -> str:
+    return f"{cores:g} CPU" if cores == 1 else f"{cores:.4g} CPUs"
+
+
+def _top(pulses: Sequence[Pulse], read: Callable[[Pulse], Known[float]], least: float) -> float:
+    return max([least, *(value for pulse in pulses if is_known(value := read(pulse)))])
+
+
+def _pool(frame: Frame) -> Gauge:
+    keep = 3 if is_oversubscribed(frame.cpu) else 10
+    return Gauge(keep, "pool", None, 1.0, _describe_pool(frame))
+
+
+def _describe_pool(frame: Frame) -> tuple[str, ...]:
+    pool = frame.cpu.pool
+    if isinstance(pool, Missing):
+        return (f"? {pool.reason}",)
+    if isinstance(pool, NotApplicable):
+        return ("none", "no process has two busy threads")
+    owner = next((p for p in frame.processes if p.pid == pool.pid), None)
+    who = write_role(owner) if owner is not None else pool.role.value
+    library = pool.library if is_known(pool.library) else "library ?"
+    return f"{pool.threads} threads of {who} ({pool.pid})", library
+
+
+def _used(frame: Frame) -> Gauge:
+    cpu = frame.cpu
+    budget = known_or(cpu.budget_cores, float(cpu.host_cores))
+    if not is_known(cpu.used_cores):
+        return Gauge(0, "used", _read_used, budget, (f"? {cpu.used_cores.reason}",), Ink.DIM)
+    bound = _cpus(cpu.budget_cores) if is_known(cpu.budget_cores) else "? CPUs"
+    share = f"{_pct(cpu.used_cores / budget)} of {bound}" if budget > 0 else f"of {bound}"
+    reason = cpu.budget_reason if is_known(cpu.budget_cores) else cpu.budget_cores.reason
+    return Gauge(0, "used", _read_used, budget, (share, f"budget: {reason}", f"{cpu.used_cores:.2f} used"))
+
+
+def _read_used(pulse: Pulse) -> Known[float]:
+    return pulse.used_cores
+
+
+def _runnable(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
+    cpu = frame.cpu
+
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.runnable
+
+    budget = known_or(cpu.budget_cores, float(cpu.host_cores))
+    top = _top(pulses, read, budget)
+    if not is_known(cpu.runnable):
+        return Gauge(1, "runnable", read, top, (f"? {cpu.runnable.reason}",), Ink.DIM)
+    bound = _cpus(cpu.budget_cores) if is_known(cpu.budget_cores) else "? CPUs"
+    pieces = [f"{cpu.runnable:.1f} on {bound}"]
+    if is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
+        pieces.append(f"{_pct(cpu.run_delay_ratio)} waiting")
+    if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
+        pieces.append(f"pools {cpu.oversubscription:.1f}x")
+    if is_oversubscribed(cpu):
+        return Gauge(1, "runnable", read, top, ("! " + pieces[0], *pieces[1:]), Ink.WARN)
+    return Gauge(1, "runnable", read, top, tuple(pieces))
+
+
+def _waiting(frame: Frame) -> Gauge:
+    cpu = frame.cpu
+
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.run_delay_ratio
+
+    if not is_known(cpu.run_delay_ratio):
+        return Gauge(6, "waiting", read, 1.0, (f"? {cpu.run_delay_ratio.reason}",), Ink.DIM)
+    if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
+        return Gauge(6, "waiting", None, 1.0, ("-", "hardly a thread wants a CPU"))
+    return Gauge(6, "waiting", read, 1.0, (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU"))
+
+
+def _pressure(frame: Frame) -> Gauge:
+    cpu = frame.cpu
+    throttled = f"{show(cpu.throttled_ratio, _pct)} of quota periods"
+    steal = f"steal {show(cpu.host_steal_pct, format_pct)} %"
+    host = f"host {show(cpu.host_used_cores, lambda v: f'{v:.1f}')} of {_cpus(cpu.host_cores)}"
+    pieces = (
+        throttled,
+        steal,
+        host,
+        f"load {show(cpu.host_load, lambda v: f'{v:.1f}')}",
+        f"PSI cpu {show(cpu.psi_some_pct, format_pct)} %",
+    )
+    stolen = is_known(cpu.host_steal_pct) and cpu.host_steal_pct >= STEAL_PCT
+    if is_throttled(cpu) or stolen:
+        return Gauge(2, "throttled", None, 1.0, ("! " + pieces[0], *pieces[1:]), Ink.WARN)
+    return Gauge(7, "throttled", None, 1.0, pieces)
+
+
+def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
+    memory = frame.memory
+
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.memory_bytes
+
+    if is_known(memory.used_bytes):
+        now = format_bytes(memory.used_bytes)
+    else:
+        now = f"RSS {show(memory.rss_bytes, format_bytes)}"
+    ratio = memory_ratio(memory)
+    if is_known(memory.limit_bytes):
+        bound = f"of {format_bytes(memory.limit_bytes)}"
+        top = float(memory.limit_bytes)
+    else:
+        host = f"no limit, host {show(memory.host_total_bytes, format_bytes)}"
+        bound = host if isinstance(memory.limit_bytes, NotApplicable) else "of ?"
+        top = float(known_or(memory.host_total_bytes, 0))
+    pieces = [f"{now} {bound}"] if bound.startswith("of") else [now, bound]
+    if ratio is not None:
+        pieces.append(_pct(ratio))
+    if is_known(memory.anon_growth_bytes_s):
+        per_minute = memory.anon_growth_bytes_s * 60
+        pieces.append(f"{'+' if per_minute >= 0 else ''}{format_bytes(per_minute)}/min")
+    else:
+        pieces.append("growth ?")
+    if is_known(memory.oom_kills) and memory.oom_kills:
+        pieces.insert(1, f"{memory.oom_kills} killed by the OOM killer")
+    if is_known(memory.limit_bytes):
+        pieces.append(f"limit: {memory.limit_source}")
+    pieces.append(f"swap {show(memory.swap_bytes, format_bytes)}")
+    if is_memory_full(memory):
+        return Gauge(0, "memory", read, _top(pulses, read, top), ("! " + pieces[0], *pieces[1:]), Ink.BAD)
+    return Gauge(4, "memory", read, _top(pulses, read, top), tuple(pieces))
+
+
+def _shm(frame: Frame) -> Gauge:
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.shm_ratio
+
+    shm = frame.memory.shm
+    if not is_known(shm):
+        return Gauge(8, "shm", read, 1.0, (f"? {shm.reason}",), Ink.DIM)
+    text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
+    share = _pct(shm.used_bytes / shm.total_bytes) if shm.total_bytes else "empty mount"
+    if is_shm_full(frame.memory):
+        pieces = (f"! {text}", share, "the next batch may not fit", shm.path)
+        return Gauge(2, "shm", read, 1.0, pieces, Ink.WARN)
+    return Gauge(8, "shm", read, 1.0, (text, share, shm.path))
+
+
+def _disk(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.device_read_bytes_s
+
+    rates = [p.device_read_bytes_s for p in frame.processes]
+    known = [rate for rate in rates if is_known(rate)]
+    faults = frame.memory.major_faults_s
+    proof = f"{show(faults, format_rate)} major faults/s"
+    if rates and not known:
+        reason = next((rate.reason for rate in rates if not is_known(rate)), "not read")
+        return Gauge(9, "disk", None, 1.0, (f"? {reason}", proof), Ink.DIM)
+    now = f"{format_bytes(sum(known))}/s from disks"
+    return Gauge(9, "disk", read, _top(pulses, read, float(1 << 20)), (now, proof))
+
+
+def _loader(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
+    def read(pulse: Pulse) -> Known[float]:
+        return pulse.ready_batches
+
+    if not frame.loader:
+        return Gauge(5, "loader", None, 1.0, ("no loader queue seen",), Ink.DIM)
+    ready = [one for one in frame.loader if is_known(one.ready_batches)]
+    if not ready:
+        lacking = frame.loader[0].ready_batches
+        reason = "" if is_known(lacking) else lacking.reason
+        return Gauge(5, "loader", read, 1.0, (f"? {reason}", _empty(frame.loader[0])), Ink.DIM)
+    fewest = min(ready, key=lambda one: known_or(one.ready_batches, 0.0))
+    count = known_or(fewest.ready_batches, 0.0)
+    where = f"rank {fewest.rank}" if is_known(fewest.rank) else f"pid {fewest.pid}"
+    least = "" if len(frame.loader) == 1 else f"fewest of {len(frame.loader)}: {where}"
+    pieces = tuple(p for p in (f"{count:.0f} batches ready", least, _empty(fewest)) if p)
+    return Gauge(5, "loader", read, _top(pulses, read, 1.0), pieces)
+
+
+def _empty(loader: LoaderSample) -> str:
+    return f"empty in {show(loader.empty_ratio, _pct)} of {loader.looks} looks"
+
+
+def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:
+    """Return the lines of the pane in their order on the screen, scaled to what is drawn of them."""
+    pulses = [pulse for group in groups for pulse in group]
+    return [
+        _used(frame),
+        _runnable(frame, pulses),
+        _waiting(frame),
+        _pool(frame),
+        _pressure(frame),
+        _memory(frame, pulses),
+        _shm(frame),
+        _disk(frame, pulses),
+        _loader(frame, pulses),
+    ]
+
 
 LABEL_WIDTH = 9
 NARROW_WIDTH = 60

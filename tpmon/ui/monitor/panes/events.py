@@ -8,8 +8,7 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.units import format_bytes, format_seconds
 from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad_line, wrap_words
 from tpmon.ui.kit.table import Item, explain, paint_rule
-from tpmon.ui.monitor.alerts import age_of
-from tpmon.ui.monitor.moments import say_moments
+from tpmon.ui.monitor.alerts import age_of, say_moments
 from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
 
 SPLIT_WIDTH = 150

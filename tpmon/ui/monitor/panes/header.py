@@ -10,10 +10,9 @@ from tpmon.model.process import RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.kit.cells import cut, fit_line, width_of, wrap, wrap_words
 from tpmon.ui.kit.ink import DOT
-from tpmon.ui.kit.paint_keys import paint_key_line
+from tpmon.ui.kit.keys import paint_key_line
 from tpmon.ui.kit.table import Item, justify, show
-from tpmon.ui.monitor.alerts import age_of, is_old
-from tpmon.ui.monitor.moments import say_moment, say_moment_and_age
+from tpmon.ui.monitor.alerts import age_of, is_old, say_moment, say_moment_and_age
 from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, ViewState
 
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")

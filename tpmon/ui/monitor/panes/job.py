@@ -12,8 +12,7 @@ from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_rate, format_seconds, say_bytes_s, say_pct, say_ratio
 from tpmon.ui.kit.table import explain, paint_pairs
 from tpmon.ui.monitor.alerts import age_of, is_old
-from tpmon.ui.monitor.panes.cpu import paint_gauge, thin
-from tpmon.ui.monitor.panes.gauges import list_gauges
+from tpmon.ui.monitor.panes.cpu import list_gauges, paint_gauge, thin
 from tpmon.ui.monitor.panes.header import GROUPS
 from tpmon.ui.monitor.panes.steps import describe_steps
 from tpmon.ui.monitor.state import Ink, Line, ViewState

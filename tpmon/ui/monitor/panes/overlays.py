@@ -11,7 +11,7 @@ from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
 from tpmon.model.units import format_bytes, format_moment, format_rate, format_seconds, say_bytes_s, say_pct
 from tpmon.ui.kit.cells import cut, fit_line, pad, wrap_words
 from tpmon.ui.kit.table import explain, paint_pairs
-from tpmon.ui.monitor.panes.paint_cards import describe_card
+from tpmon.ui.monitor.panes.gpus import describe_card
 from tpmon.ui.monitor.panes.ranks import join_ranks, waiting_pct, write_state
 from tpmon.ui.monitor.panes.workers import write_role
 from tpmon.ui.monitor.state import Ink, Line, ViewState

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from tpmon.model.card_use import name_several
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample
+from tpmon.model.gpu import GpuSample, name_several
+from tpmon.model.hook import StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
-from tpmon.model.pace import StepPace
 from tpmon.model.process import ProcessSample, RankRow
-from tpmon.model.text.job_words import NO_RANK_LEFT, WAITING_FROM
-from tpmon.model.text.pace_words import format_ms, format_samples, format_step_rate
+from tpmon.model.text.job_words import NO_RANK_LEFT, WAITING_FROM, format_ms, format_samples, format_step_rate
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.kit.cells import cut
 from tpmon.ui.kit.table import (

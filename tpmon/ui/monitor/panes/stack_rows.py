@@ -12,8 +12,8 @@ from tpmon.model.dump import Asker, Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.model.results.results import GroupStack, TreeLine
-from tpmon.ui.kit.moves import Move, moved
+from tpmon.model.results.doctor import GroupStack, TreeLine
+from tpmon.ui.kit.keys import Move, moved
 from tpmon.ui.monitor.state import OTHER_THREADS, WHOLE_GROUP, Overlay, Price, StackRow, StacksView, ViewState
 
 PRICE_SECONDS = 15.0

@@ -1,42 +1,133 @@
-"""Paint the stacks of a job: the odd one out in a sentence, then who stands where, stack by stack."""
+"""Paint the stacks of a job: the outlier in a sentence, then the groups, then what was not read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpmon.model.dump import Asker, Dump, DumpState, Motion, StackGroup
+from tpmon.model.dump import Asker, Dump, DumpError, DumpState, Motion, StackGroup
 from tpmon.model.known import is_known
-from tpmon.model.results.results import DumpUpdate
+from tpmon.model.results.doctor import DumpUpdate, TreeLine
 from tpmon.model.text.dump_words import (
     ONCE_HINT,
     list_state,
     name_processes,
     name_threads,
     say_count,
+    say_end,
     say_last_write,
     say_other,
 )
 from tpmon.model.units import clean_text, format_seconds
-from tpmon.ui.kit.cells import cut, fit_line, wrap, wrap_all
+from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad, width_of, wrap, wrap_all
 from tpmon.ui.kit.ink import DOT
 from tpmon.ui.kit.table import Item, paint_rule
-from tpmon.ui.monitor.ask_dump import has_ended, list_stoppable, say_price
-from tpmon.ui.monitor.moments import say_moment, say_moment_and_age
-from tpmon.ui.monitor.panes.paint_dump_errors import paint_errors
+from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age
 from tpmon.ui.monitor.panes.stack_rows import (
     Member,
     cursor_of,
     has_unseen,
     is_partial,
+    list_branches,
     list_members,
     list_rows,
     rows_of,
 )
-from tpmon.ui.monitor.panes.stack_tree_lines import Block, paint_branches, paint_line, paint_user_line
+from tpmon.ui.monitor.requests import has_ended, list_stoppable
+from tpmon.ui.monitor.requests import say_dump_price as say_price
 from tpmon.ui.monitor.state import OTHER_THREADS, Ink, Line, Size, StackRow, ViewState
-from tpmon.view.dump_locals import locals_of
+from tpmon.view.dump import Means, group_errors, locals_of, name_failed, suggest
 
 _TEXT_CHARS = 400
+_LEAST_LINES = 3
+"""Of one entry, so that it says what and why also on a low screen."""
+_STOP = "R reads it with a short stop, and says its price first"
+
+
+def paint_errors(errors: Sequence[DumpError], width: int, most: int, *, can_stop: bool) -> list[Line]:
+    """Paint one entry for each reason, in at most ``most`` lines and at least one.
+
+    ``can_stop`` tells whether the key of a look with a stop works now.
+    """
+    means = Means("again", _STOP if can_stop else "")
+    texts: list[str] = []
+    shown = 0
+    for those in group_errors(errors):
+        entry = _write_entry(those, suggest(those, means), max(1, width - 4))
+        if texts and len(texts) + len(entry) > most:
+            break
+        texts += entry[: max(most, _LEAST_LINES)]
+        shown += len(those)
+    if shown < len(errors):
+        texts.append(f" ! {len(errors) - shown} more not read; y copies why")
+    return [((cut(text, width), Ink.WARN),) for text in texts]
+
+
+def _write_entry(errors: Sequence[DumpError], tip: str, room: int) -> list[str]:
+    said = wrap_all(clean_text(f"not read: {name_failed(errors)}: {errors[0].reason}", _TEXT_CHARS), room)
+    tips = wrap_all(f"Try: {tip}", room) if tip else []
+    return [f" ! {said[0]}", *(f"   {text}" for text in (*said[1:], *tips))]
+
+
+_WHO_LINES = 3
+
+Block = tuple[StackRow, list[Line]]
+"""A row and its lines; those after the first cannot hold the cursor."""
+
+
+def paint_line(text: str, cursor: bool, width: int, ink: Ink) -> Line:
+    """Paint one line that the cursor can be on."""
+    if not cursor:
+        return fit_line(((text, ink),), width)
+    return ((pad(f">{text[1:]}", width), Ink.CURSOR),)
+
+
+def paint_user_line(line: str, path: str, cursor: bool, width: int) -> Line:
+    """Paint a line of the user's code; under the cursor with the path that the editor opens."""
+    if cursor:
+        room = width - width_of(line) - 2
+        line += f"  {cut_front(clean_text(path, _TEXT_CHARS), room)}" if room > 10 else ""
+    return paint_line(line, cursor, width, Ink.STRONG)
+
+
+def paint_branches(view: ViewState, cursor: object, width: int) -> Iterator[Block]:
+    """Paint the lines of the tree; those of the user's code stand out."""
+    threads: dict[int, int] = {}
+    for line in list_branches(view):
+        row = StackRow(line.mark)
+        threads[line.mark] = line.threads
+        is_closed = line.mark in view.stacks.closed
+        # A line says how many pass it where that is not what the line above it said.
+        told = "" if threads.get(line.parent) == line.threads and not is_closed else f"{line.threads}x "
+        sign = "+" if is_closed else " "
+        yield (
+            row,
+            [
+                _paint_branch(line, f" {sign} {'  ' * line.depth}{told}", row == cursor, width),
+                *(() if is_closed else _paint_ends(line, width)),
+            ],
+        )
+
+
+def _paint_branch(line: TreeLine, head: str, cursor: bool, width: int) -> Line:
+    if not is_known(line.shown):
+        return paint_line(f"{head}{clean_text(line.ends[0].doing, _TEXT_CHARS)}", cursor, width, Ink.DIM)
+    text = clean_text(line.shown.text, _TEXT_CHARS)
+    if line.shown.is_users:
+        return paint_user_line(f"{head}{text}", line.shown.frame.file, cursor, width)
+    return paint_line(f"{head}- {text}", cursor, width, Ink.DIM)
+
+
+def _paint_ends(line: TreeLine, width: int) -> list[Line]:
+    """Paint who goes no further than this line."""
+    start = " " * (5 + 2 * line.depth)
+    room = max(8, width - len(start) - 1)
+    lines: list[Line] = []
+    for group in line.ends:
+        texts = wrap_all(clean_text(f"= {say_end(group)}", _TEXT_CHARS), room)[:_WHO_LINES]
+        lines += [fit_line(((f"{start}{text}", Ink.PLAIN),), width) for text in texts]
+    return lines
+
+
 _NEVER_ASKED = "no stacks read yet: d reads those of the whole job now; nothing is stopped for it"
 _COMES = "the first stacks come in a second or two; nothing is stopped for them"
 _HEAD_LINES = 2

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.frame import EventKind
-from tpmon.model.hook import LoopPhase
+from tpmon.model.frame import PULSE_SPAN_S, EventKind, Pulse
+from tpmon.model.hook import LoopPhase, StepPace, list_shares
 from tpmon.model.known import is_known, known_or
-from tpmon.model.pace import StepPace, list_shares
-from tpmon.model.text.pace_words import (
+from tpmon.model.text.job_words import (
     RULE_WORDS,
     format_ms,
     is_stalled,
@@ -22,7 +21,6 @@ from tpmon.model.text.pace_words import (
     say_times_short,
 )
 from tpmon.model.units import format_pct, format_seconds
-from tpmon.model.window import PULSE_SPAN_S, Pulse
 from tpmon.ui.kit.cells import fit_line, width_of
 from tpmon.ui.kit.ink import RULE, spark
 from tpmon.ui.kit.table import explain

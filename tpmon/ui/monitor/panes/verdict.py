@@ -1,15 +1,18 @@
-"""Paint the verdict: word, cause, confidence and since; what to try; evidence; what was ruled out.
+"""Paint the verdict: word, cause, confidence, what to try, evidence, what was ruled out.
 
 The block above the panes takes as many lines as it is given, the most needed first; ``v`` shows all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
-from tpmon.model.frame import Frame
-from tpmon.model.known import is_known, known_or
+from tpmon.model.frame import EventKind, Frame, Pulse
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.text.verdict_words import (
+    list_also,
     list_try,
     name_cause,
     name_kind,
@@ -18,23 +21,130 @@ from tpmon.model.text.verdict_words import (
     say_share,
     say_since,
     say_since_in_full,
+    say_value,
     shorten,
 )
-from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Finding, SinceIs, pick_code
+from tpmon.model.units import format_seconds
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, SinceIs, pick_code
 from tpmon.ui.kit.cells import (
     CUT_MARK,
     cut,
     fit_line,
     line_width,
+    pad,
     pad_line,
     width_of,
     wrap,
     wrap_all,
     wrap_indented,
 )
-from tpmon.ui.kit.ink import DOT
-from tpmon.ui.monitor.panes.evidence import AGE_WIDTH, NARROW, Widths, cut_value, fit_widths, paint_evidence
+from tpmon.ui.kit.ink import DOT, spark
+from tpmon.ui.monitor.alerts import age_of, say_moment
+from tpmon.ui.monitor.panes.cpu import mean_of, thin
 from tpmon.ui.monitor.state import Ink, Line, Size, Span, ViewState
+
+Read = Callable[[Pulse], Known[float]]
+NARROW = 60
+"""Below this width a row has no history, and of its source only the age."""
+WIDE = 100
+"""From this width on sources stand below each other; else they end where the line ends."""
+AGE_WIDTH = 6
+
+
+def _gpu(pulse: Pulse) -> Known[float]:
+    busy = [one for one in pulse.gpu_pct if is_known(one)]
+    return fmean(busy) if busy else Missing("no card answered")
+
+
+def _gpu_idle(pulse: Pulse) -> Known[float]:
+    return map_known(lambda busy: 100.0 - busy, _gpu(pulse))
+
+
+SERIES: Mapping[str, tuple[Read, float]] = {
+    "CPUs used": (lambda pulse: pulse.used_cores, 0.0),
+    "GPU busy": (_gpu, 100.0),
+    "GPU idle": (_gpu_idle, 100.0),
+    "batches ready": (lambda pulse: pulse.ready_batches, 0.0),
+    "queue empty": (lambda pulse: pulse.empty_ratio, 1.0),
+    "runnable": (lambda pulse: pulse.runnable, 0.0),
+    "used of it": (lambda pulse: pulse.shm_ratio, 1.0),
+    "used of the limit": (lambda pulse: pulse.memory_bytes, 0.0),
+    "waiting for a CPU": (lambda pulse: pulse.run_delay_ratio, 1.0),
+}
+"""The names of evidence whose history the Pulses hold: what to read, and the top.
+
+A top of 0 stands for the highest value seen or, of a share, for the whole of it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Hold the cells that each column of evidence takes; ``history`` 0 leaves that column out."""
+
+    name: int
+    value: int
+    history: int
+
+
+def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
+    """Give names and values what they need, up to a third of the row each."""
+    names = max((width_of(row.name) for row in rows), default=0)
+    values = max((width_of(say_value(row)) for row in rows), default=0)
+    if width < NARROW:
+        room = width - AGE_WIDTH - 7
+        value = max(0, min(values, 16, room - 8))
+        return Widths(max(8, room - value), value, 0)
+    drawn = any(row.name in SERIES for row in rows)
+    history = 30 if width >= 150 else 20 if width >= WIDE else 12
+    return Widths(min(names, max(14, width // 3)), min(values, max(10, width // 3)), history if drawn else 0)
+
+
+def _draw(view: ViewState, row: Evidence, cells: int) -> str:
+    series = SERIES.get(row.name)
+    if series is None:
+        return " " * cells
+    read, top = series
+    values = [mean_of([read(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
+    return spark(values, cells, top or _top_of(row, values))
+
+
+def _top_of(row: Evidence, values: Sequence[Known[float]]) -> float:
+    known = [value for value in values if is_known(value)]
+    if row.unit == "%" and known and is_known(row.value) and row.value > 0:
+        return known[-1] * 100 / row.value
+    return max(known, default=0.0)
+
+
+def say_age(view: ViewState, row: Evidence) -> str:
+    """Write how old a reading is at painting."""
+    return format_seconds(age_of(view, row.age_s)) if is_known(row.age_s) else "age ?"
+
+
+def cut_value(row: Evidence, widths: Widths) -> str:
+    """Write the value of a reading, cut where it does not fit what its own name leaves."""
+    return cut(say_value(row), max(widths.value, widths.name + widths.value - width_of(row.name)))
+
+
+def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
+    """Write sign, name, value and history; a long name takes what a short value leaves, and the reverse."""
+    room = widths.name + widths.value
+    value = cut_value(row, widths)
+    text = f" {sign} {pad(row.name, room - width_of(value))}  {value}"
+    return f"{text}  {_draw(view, row, widths.history)}" if widths.history else text
+
+
+def paint_evidence(view: ViewState, row: Evidence, sign: str, widths: Widths, width: int) -> Line:
+    """Paint one reading: sign, name, value, history, source and age."""
+    head = write_reading(view, row, sign, widths)
+    age = say_age(view, row)
+    if width < NARROW:
+        return fit_line(((f"{head}  ", Ink.PLAIN), (age, Ink.DIM)), width)
+    head = head if width >= WIDE else head.rstrip()
+    source = cut(row.source, max(0, width - width_of(head) - len(age) - 5))
+    told = f"{source}, {age}"
+    gap = 2 if width >= WIDE else max(2, width - 1 - width_of(head) - width_of(told))
+    return fit_line(((head + " " * gap, Ink.PLAIN), (told, Ink.DIM)), width)
+
 
 _INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
 TRY = "Try: "
@@ -267,3 +377,79 @@ def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Li
     ]
     lines += flow([(finding.summary, Ink.PLAIN), (say_confidence(finding), Ink.PLAIN)], width, 2)
     return _cut_text(lines, size.height, width) if size.height > 1 else lines[:1]
+
+
+def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
+    """Paint everything that the verdict rests on, the notes, the facts, and the verdicts before it."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    finding = frame.verdict
+    room = max(8, width - 4)
+    if not is_known(finding):
+        lines: list[Line] = [((cut(f" no verdict: {finding.reason}", width), Ink.STRONG),)]
+    else:
+        lines = _paint_whole_head(frame, finding, width)
+        lines += paint_try(finding, width)
+        if not is_known(finding.ceiling):
+            pieces = wrap_all(say_ceiling(finding), max(8, width - 2 - len(TRY)))
+            lines += [((f" {' ' * len(TRY)}{piece}", Ink.DIM),) for piece in pieces]
+        lines += _paint_whole_rows(view, finding, width)
+        lines += _paint_also(finding, room)
+        for heading, texts in (("ruled out", finding.ruled_out), ("unknown", finding.unknown)):
+            lines += _paint_section(heading, texts or ("nothing",), room)
+    lines += _paint_section("notes", frame.notes, room)
+    lines += _paint_section("facts", (frame.facts,), room)
+    told = [f"{say_moment(view, e.time)} {e.text}" for e in view.events if e.kind is EventKind.VERDICT]
+    lines += _paint_section("verdicts so far, newest first", told[::-1], room)
+    return [fit_line(line, width) for line in lines]
+
+
+def _paint_whole_head(frame: Frame, finding: Finding, width: int) -> list[Line]:
+    head = list_head(finding, say_since_in_full(finding, frame.taken), say_share(finding))
+    lines = flow(head, width, 2)
+    return lines + [((f" {text}", Ink.PLAIN),) for text in wrap_all(finding.summary, max(8, width - 2))]
+
+
+def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Line]:
+    """Paint every reading; a source that does not fit beside it stands in a line below."""
+    rows = (*finding.evidence, *finding.against)
+    widths = fit_widths(rows, width)
+    signs = "+" * len(finding.evidence) + "-" * len(finding.against)
+    lines: list[Line] = [((" evidence", Ink.TITLE),)]
+    if not rows:
+        lines.append((("   none", Ink.PLAIN),))
+    for row, sign in zip(rows, signs, strict=True):
+        source = f"{row.source}, {say_age(view, row)}"
+        head = write_reading(view, row, sign, widths).rstrip()
+        if CUT_MARK in head:
+            texts = wrap_all(f"{row.name}: {say_value(row)}", max(8, width - 4))
+            lines += [((f" {' ' if n else sign} {text}", Ink.PLAIN),) for n, text in enumerate(texts)]
+        elif width_of(head) + width_of(source) + 2 < width:
+            lines.append(((f"{head}  ", Ink.PLAIN), (source, Ink.DIM)))
+            continue
+        else:
+            lines.append(((head, Ink.PLAIN),))
+        lines += [((f"     {text}", Ink.DIM),) for text in wrap_all(source, max(8, width - 6))]
+    return lines
+
+
+def _paint_also(finding: Finding, room: int) -> list[Line]:
+    """Paint what else may help; what is pasted stands set in below what it is for."""
+    lines: list[Line] = []
+    for texts in list_also(finding):
+        pieces = [piece for text in texts for piece in wrap_indented(text, room - 1)]
+        lines += [((f" {'    ' if n else '  '}{piece}", Ink.PLAIN),) for n, piece in enumerate(pieces)]
+    return [((" also try", Ink.TITLE),), *lines] if lines else []
+
+
+def _paint_section(heading: str, texts: Sequence[str], room: int) -> list[Line]:
+    if not texts:
+        return []
+    lines: list[Line] = [((f" {heading}", Ink.TITLE),)]
+    for text in texts:
+        lines += [
+            ((f" {'  ' if not n else '    '}{piece}", Ink.PLAIN),)
+            for n, piece in enumerate(wrap_all(text, room - 1))
+        ]
+    return lines

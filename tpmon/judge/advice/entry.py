@@ -1,4 +1,4 @@
-"""The shape of a remedy. Knows no remedy by name."""
+"""The shape of a remedy and of an explanation. Knows none by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import NotApplicable
+from tpmon.model.verdict import Kind
 
 
 class Risk(str, Enum):
@@ -62,3 +64,18 @@ class Chosen:
     text: str
     paste: str
     ceiling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Say what a verdict means, what tpmon sees of it, and what it is confused with.
+
+    ``what_to_do`` is for a row without remedies: what a person does then.
+    """
+
+    kind: Kind
+    cause: str | NotApplicable
+    means: str
+    sees: str
+    confused_with: str
+    what_to_do: str = ""

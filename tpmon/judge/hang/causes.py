@@ -1,24 +1,23 @@
-"""Say what keeps one thread of a picture, with its culprit: a read, a lock, the interpreter, itself. Pure."""
+"""Say what keeps one thread of a picture, with its culprit, and how processes ended. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.describe import Wait
-from tpmon.judge.dumps.meant_waits import PATIENT
-from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.dumps.outlier import PATIENT, Seen
+from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.hang_stances import Stance, find_gil_holder, find_stance
-from tpmon.judge.watch.picture import Picture
+from tpmon.judge.watch.picture import Picture, Stance, find_gil_holder, find_stance
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadKind
 from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
 
 _GET = "queue.get"
@@ -325,3 +324,36 @@ def _order_left(seen: Seen, tids: Collection[int]) -> tuple[bool, bool, bool]:
     """Put first the thread that the interpreter is known to wait for, then those that run the program."""
     frames = known_or(seen.sighting.frames, ())
     return seen.thread.tid not in tids, seen.doing.wait is Wait.WORK, not any(map(is_users, frames))
+
+
+def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:
+    """Say of dead processes what was seen when they ended, which tells the OOM killer from any SIGKILL."""
+    seen = {end.pid: end.how for _, end in list_ends(scene)}
+    return [replace(one, how=seen.get(one.pid, one.how)) for one in dead]
+
+
+def find_killed(parent: int, scene: Scene) -> list[DeadChild]:
+    """Return the children of a process that were seen to fail, and that it has asked about since."""
+    failed = {end.pid: end for _, end in list_ends(scene) if end.outcome is Outcome.FAILED}
+    children = {
+        one.pid: one
+        for frame in scene.history
+        for one in frame.processes
+        if one.parent == parent and one.pid in failed
+    }
+    return [DeadChild(one.pid, parent, one.name, failed[one.pid].how) for one in children.values()]
+
+
+def say_rank_ends(numbers: Sequence[int], scene: Scene) -> str:
+    """Say how ranks ended: " (exit 1)", of several with their numbers; "" where nobody saw it."""
+    seen = {end.rank: end.how for _, end in list_ends(scene) if end.role is Role.RANK and is_known(end.rank)}
+    several = len(numbers) > 1
+    told = ", ".join(
+        f"rank {number}: {seen[number]}" if several else seen[number] for number in numbers if number in seen
+    )
+    return f" ({told})" if told else ""
+
+
+def list_ends(scene: Scene) -> list[tuple[int, ProcessEnd]]:
+    """Return who ended in the history and when (CLOCK_MONOTONIC ns of the Frame), oldest first."""
+    return [(frame.taken_ns, end) for frame in scene.history for end in known_or(frame.ends, ())]
