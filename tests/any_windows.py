@@ -34,7 +34,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample, LoaderSample, MemorySample, NetworkSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import ProcessSample, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ProcessSample, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackSlice
 
 GONE = Missing("taken away: not read")
@@ -165,7 +165,7 @@ def likely_seconds(draw: st.DrawFn, *, hooks: bool = True) -> Frame:
         "waiting": demand * taken,
         "busy_threads": busy,
         "thread_groups": groups,
-        "environment": (Setting("OMP_NUM_THREADS", str(busy)),),
+        "environment": (EnvironmentSetting("OMP_NUM_THREADS", str(busy)),),
     }
     runnable = count * demand + sum(one["runnable"] for one in workers)
     pool = count * demand / budget if busy > 1 else 0.0

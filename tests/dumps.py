@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW, NOW_NS
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -143,13 +143,13 @@ def make_round(
 def fold(*processes: ProcessLook, world: int | None = None, **more: Any) -> Dump:
     """Fold one look; ``world`` is as many ranks as there are unless it says otherwise."""
     ranks = sum(one.role is Role.RANK for one in processes)
-    return fold_rounds([make_round(*processes, **more)], Origin(1, "train.py", world or ranks))
+    return fold_rounds([make_round(*processes, **more)], DumpOrigin(1, "train.py", world or ranks))
 
 
 def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
     """Fold several looks at a job, ``every_s`` seconds apart."""
     made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
-    return fold_rounds(made, Origin(1, "train.py", world))
+    return fold_rounds(made, DumpOrigin(1, "train.py", world))
 
 
 def odd_pid(dump: Dump) -> int:

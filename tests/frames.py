@@ -35,7 +35,7 @@ from tpmon.model.host import (
     WorkerQueue,
 )
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.ui.monitor.controls import ScreenOptions
 from tpmon.ui.monitor.start import first_view
@@ -90,7 +90,7 @@ def make_process(pid: int = 4211, **fields: Any) -> ProcessSample:
         syscall="running",
         waits_for="running",
         waits_unchanged_s=0.0,
-        environment=(Setting("OMP_NUM_THREADS", "1"), Setting("WORLD_SIZE", "1")),
+        environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"), EnvironmentSetting("WORLD_SIZE", "1")),
     )
     return replace(plain, **fields)
 

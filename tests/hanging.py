@@ -12,7 +12,7 @@ from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, mak
 from tests.judging import SECOND
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
-from tpmon.judge.watch.tracker import Watch
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -121,7 +121,7 @@ def stand(
 
 def run(frames: Sequence[Frame], **watch: Any) -> list[Judgement]:
     """Judge Frames as they come, as the session does."""
-    standing = Standing(watch=Watch(**{"may_ask": True, **watch}))
+    standing = Standing(watch=WatchedTime(**{"may_ask": True, **watch}))
     judged = []
     for count in range(1, len(frames) + 1):
         one = judge(frames[max(0, count - 60) : count], standing)

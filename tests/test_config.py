@@ -11,9 +11,17 @@ import pytest
 from tpmon import settings
 from tpmon.commands.demo import bottlenecks
 from tpmon.commands.diagnose import parse_command
-from tpmon.config import Source, config_path, describe_config, locale_is_utf8, read_file, resolve, settle
+from tpmon.config import (
+    SettingSource,
+    config_path,
+    describe_config,
+    locale_is_utf8,
+    read_file,
+    resolve,
+    settle,
+)
 from tpmon.errors import UsageError
-from tpmon.model.sample import Counted
+from tpmon.model.sample import CountedFunction
 from tpmon.model.verdict import Kind as VerdictKind
 
 PATH = "/home/usr/.config/tpmon/config.toml"
@@ -22,13 +30,13 @@ PATH = "/home/usr/.config/tpmon/config.toml"
 @pytest.mark.parametrize(
     ("flags", "environment", "tables", "value", "source"),
     [
-        ({}, {}, {}, 1.0, Source.DEFAULT),
-        ({}, {}, {"interval": 2}, 2.0, Source.FILE),
-        ({}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 3.0, Source.ENVIRONMENT),
-        ({"interval": "4"}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 4.0, Source.FLAG),
-        ({}, {"TPMON_INTERVAL": ""}, {"interval": 2}, 2.0, Source.FILE),
-        ({"interval": "0.5"}, {}, {}, 0.5, Source.FLAG),
-        ({"interval": "10"}, {}, {}, 10.0, Source.FLAG),
+        ({}, {}, {}, 1.0, SettingSource.DEFAULT),
+        ({}, {}, {"interval": 2}, 2.0, SettingSource.FILE),
+        ({}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 3.0, SettingSource.ENVIRONMENT),
+        ({"interval": "4"}, {"TPMON_INTERVAL": "3"}, {"interval": 2}, 4.0, SettingSource.FLAG),
+        ({}, {"TPMON_INTERVAL": ""}, {"interval": 2}, 2.0, SettingSource.FILE),
+        ({"interval": "0.5"}, {}, {}, 0.5, SettingSource.FLAG),
+        ({"interval": "10"}, {}, {}, 10.0, SettingSource.FLAG),
     ],
 )
 def test_the_stronger_source_wins(flags, environment, tables, value, source):
@@ -104,7 +112,7 @@ def test_the_closed_sets_are_what_the_rooms_below_know():
     by_key = {setting.key: set(setting.one_of) for setting in settings.SETTINGS}
     kinds = {kind.value for kind in VerdictKind if kind is not VerdictKind.NOT_ENOUGH_EVIDENCE}
     assert by_key["diagnose.until"] == kinds | {"ended"}
-    assert by_key["sample.only"] == {one.value for one in Counted}
+    assert by_key["sample.only"] == {one.value for one in CountedFunction}
     assert by_key["demo.bottleneck"] == {one.name for one in bottlenecks()}
 
 
@@ -122,18 +130,22 @@ def test_a_near_miss_is_answered_with_the_name():
 
 
 def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
-    texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "7", settings.Kind.NUMBER: "7.0"}
-    texts[settings.Kind.DURATION] = "7m"
+    texts = {
+        settings.ValueKind.SWITCH: "true",
+        settings.ValueKind.COUNT: "7",
+        settings.ValueKind.NUMBER: "7.0",
+    }
+    texts[settings.ValueKind.DURATION] = "7m"
     for setting in settings.SETTINGS:
         text = texts.get(setting.kind) or (setting.one_of[1] if setting.one_of else "hang")
         head, _, name = setting.key.rpartition(".")
         file = tmp_path / "config.toml"
-        kinds = (settings.Kind.SWITCH, settings.Kind.COUNT, settings.Kind.NUMBER)
+        kinds = (settings.ValueKind.SWITCH, settings.ValueKind.COUNT, settings.ValueKind.NUMBER)
         quoted = text if setting.kind in kinds else f'"{text}"'
         file.write_text((f"[{head}]\n" if head else "") + f"{name} = {quoted}\n")
         by_file = resolve({}, {}, str(file), read_file(str(file)))[setting.key]
         by_environment = resolve({}, {setting.variable: text}, PATH, {})[setting.key]
-        given = True if setting.kind is settings.Kind.SWITCH else text
+        given = True if setting.kind is settings.ValueKind.SWITCH else text
         by_flag = resolve({setting.key: given}, {}, PATH, {})[setting.key]
         assert by_file.value == by_environment.value == by_flag.value != setting.default
         assert (by_file.source, by_environment.source, by_flag.source) == (1, 2, 3)

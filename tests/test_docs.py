@@ -14,7 +14,7 @@ from tpmon import __version__
 from tpmon.commands.demo import bottlenecks
 from tpmon.errors import ExitCode
 from tpmon.model.verdict import EXIT_CODES
-from tpmon.settings import SETTINGS, Kind
+from tpmon.settings import SETTINGS, ValueKind
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
@@ -65,7 +65,7 @@ def test_the_guide_lists_every_setting_with_its_variable_key_and_default() -> No
         flag, variable, _, default = cells[setting.key]
         assert setting.flag in flag
         assert variable == f"`{setting.variable}`"
-        if setting.kind is Kind.SWITCH:
+        if setting.kind is ValueKind.SWITCH:
             assert default.startswith("off")
         elif setting.default is not None:
             shown = f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)

@@ -18,8 +18,8 @@ import pytest
 from tests.nobody import NOBODY
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
-from tpmon.capture.files import Place, look_at_snapshot, look_at_trace, make_anew
-from tpmon.capture.kineto_capture import Told
+from tpmon.capture.files import CapturePlace, look_at_snapshot, look_at_trace, make_anew
+from tpmon.capture.kineto_capture import HookTold
 from tpmon.capture.kineto_daemon import Daemon, KinetoClient
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.errors import UsageError
@@ -31,7 +31,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import read_file, read_stat
 from tpmon.probe.host.output import OutputReader
-from tpmon.probe.host.sockets import Listener, read_listeners
+from tpmon.probe.host.sockets import ListeningSocket, read_listeners
 from tpmon.probe.job.wrappers import is_armed, write_restart
 from tpmon.probe.proc.access import _is_refused
 from tpmon.probe.records.debug_server import Door, ask_server
@@ -206,9 +206,9 @@ def test_what_a_job_names_is_opened_without_waiting(tmp_path: Path) -> None:
 def test_a_port_on_which_somebody_else_listens_too_is_nobodys() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mine:
         inode = os.fstat(mine.fileno()).st_ino
-        others = (Listener(inode, 1, "::", 5), Listener(inode + 10**7, 1, "127.0.0.1", 5))
-        assert read_listeners(os.getpid(), (*others, Listener(inode, 2, "::", 5))) == (
-            Listener(inode, 2, "::", 5),
+        others = (ListeningSocket(inode, 1, "::", 5), ListeningSocket(inode + 10**7, 1, "127.0.0.1", 5))
+        assert read_listeners(os.getpid(), (*others, ListeningSocket(inode, 2, "::", 5))) == (
+            ListeningSocket(inode, 2, "::", 5),
         )
 
 
@@ -234,7 +234,7 @@ def test_a_record_that_the_user_swapped_is_not_read(tmp_path: Path, make: Callab
 def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(
     tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    place = Place("/x", str(tmp_path), THEIRS)
+    place = CapturePlace("/x", str(tmp_path), THEIRS)
     make(tmp_path / NAME)
     make(tmp_path / "host-1-rank0-step3.pickle")
     before = sorted(os.listdir(tmp_path))
@@ -251,7 +251,7 @@ def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(
 def test_what_root_packed_is_its_users(tmp_path: Path) -> None:
     TraceBuilder().step(0, 0, 900).write(tmp_path / NAME)
     give(tmp_path / NAME)
-    file, _, _ = look_at_trace(Place("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
+    file, _, _ = look_at_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
     packed = os.stat(file.host_path)
     assert (packed.st_uid, packed.st_gid, packed.st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
 
@@ -289,7 +289,7 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path: Path) -> None:
         try:
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
-            kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=Told())
+            kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=HookTold())
             assert kept.file is not None
             assert kept.file.steps == 2, STEP
             found = os.stat(kept.file.host_path)
@@ -316,7 +316,7 @@ def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
             with pytest.raises(KeyboardInterrupt):
-                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=Told())
+                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=HookTold())
         finally:
             window.close()
     assert list((tmp_path / "out").rglob("*.part")) == []

@@ -122,7 +122,14 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
 def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
-    from tpmon.commands.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
+    from tpmon.commands.diagnose import (
+        LOOK_S,
+        DiagnoseWatch,
+        OnChange,
+        parse_command,
+        parse_until,
+        pick_exit_code,
+    )
     from tpmon.model.codec import encode
     from tpmon.probe.job.resolve import AWAIT_S
     from tpmon.report.verdict import write_check, write_verdict
@@ -135,7 +142,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     output = _stdout(options.ascii_only)
     begun_s = time.monotonic() if until else None  # the limit holds for the wait for a job, too
     job = _find_job(asked, (options.diagnose_for_s or AWAIT_S) if until else 0.0)
-    watch = Watch(limit_s, until, OnChange(command) if command else None, begun_s)
+    watch = DiagnoseWatch(limit_s, until, OnChange(command) if command else None, begun_s)
 
     def sink(update: Update) -> None:
         if watch.read(update):
@@ -161,9 +168,9 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
 def _dump(options: Options, given: Mapping[str, Any]) -> int:
     """Print where every thread of the job is."""
-    from tpmon.commands.dump import Asked, check_asked, run_dump
+    from tpmon.commands.dump import DumpAsked, check_asked, run_dump
 
-    asked = Asked(
+    asked = DumpAsked(
         tuple(given.get("rank", ())),
         tuple(given.get("only_pid", ())),
         *(given.get(name, False) for name in ("block", "native", "locals", "fr_pipe", "tree")),
@@ -184,9 +191,9 @@ def _doctor(options: Options, asked: str | None) -> int:
 
 def _sample(options: Options, given: Mapping[str, Any]) -> int:
     """Sample a job for some seconds and print its hot functions."""
-    from tpmon.commands.sample import Asked, pick_format, run_sample
+    from tpmon.commands.sample import SampleAsked, pick_format, run_sample
 
-    asked = Asked(given.get("rank"), bool(given.get("all")), given.get("out"))
+    asked = SampleAsked(given.get("rank"), bool(given.get("all")), given.get("out"))
     check_target(options.job, given.get("pid"), given.get("job", False))
     pick_format(options, asked)
     return run_sample(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))

@@ -19,7 +19,7 @@ from tpmon.model.units import clean_text
 from tpmon.settings import CATALOGUE, DECIDED_LATER, SETTINGS, Value, check_value, parse_text
 
 
-class Source(IntEnum):
+class SettingSource(IntEnum):
     """Name the places a value can come from; the larger one wins."""
 
     DEFAULT = 0
@@ -29,11 +29,11 @@ class Source(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SettingChoice:
     """Hold the value of a setting and what decided it, in words that a person can look up."""
 
     value: Value | None
-    source: Source
+    source: SettingSource
     where: str
 
 
@@ -134,7 +134,7 @@ def resolve(
     path: str,
     tables: Mapping[str, Any],
     bad: list[str] | None = None,
-) -> dict[str, Choice]:
+) -> dict[str, SettingChoice]:
     """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
 
     Where a list ``bad`` is given, what cannot be used is left out and named there.
@@ -142,33 +142,33 @@ def resolve(
     Raises:
         UsageError: naming file and key, variable, or flag of a value that cannot be used.
     """
-    choices = {s.key: Choice(s.default, Source.DEFAULT, "default") for s in SETTINGS}
+    choices = {s.key: SettingChoice(s.default, SettingSource.DEFAULT, "default") for s in SETTINGS}
     if not locale_is_utf8(environment):
-        choices["ascii"] = Choice(True, Source.DEFAULT, "default: the locale is not UTF-8")
+        choices["ascii"] = SettingChoice(True, SettingSource.DEFAULT, "default: the locale is not UTF-8")
     for key, value in _flatten(tables).items():
         with _kept(bad):
             if key not in _BY_KEY:
                 raise _refuse_unknown(path, key)
             checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
-            choices[key] = Choice(checked, Source.FILE, path)
+            choices[key] = SettingChoice(checked, SettingSource.FILE, path)
     for setting in SETTINGS:
         text = environment.get(setting.variable, "")
         if text:
             with _kept(bad):
                 checked = parse_text(setting, text, setting.variable)
-                choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
+                choices[setting.key] = SettingChoice(checked, SettingSource.ENVIRONMENT, setting.variable)
         given = flags.get(setting.key)
         if given is not None:
             with _kept(bad):
                 checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
-                choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+                choices[setting.key] = SettingChoice(checked, SettingSource.FLAG, setting.flag)
     if bad is not None:
         with _kept(bad):
             _settle_output(choices)
     return choices
 
 
-def _settle_output(choices: Mapping[str, Choice]) -> tuple[bool, bool]:
+def _settle_output(choices: Mapping[str, SettingChoice]) -> tuple[bool, bool]:
     """Return (json, plain): of two that are on, the one from the stronger source."""
     json, plain = choices["json"], choices["plain"]
     if json.value and plain.value:
@@ -211,9 +211,9 @@ class Options:
     demo_workers: int | None
     demo_bottleneck: str
     demo_seconds: float
-    json_from: Source
-    dump_format_from: Source
-    sample_format_from: Source
+    json_from: SettingSource
+    dump_format_from: SettingSource
+    sample_format_from: SettingSource
 
     @property
     def is_text(self) -> bool:
@@ -221,13 +221,13 @@ class Options:
         return self.once or self.json or self.plain
 
 
-def _name_place(key: str, choices: Mapping[str, Choice]) -> str:
+def _name_place(key: str, choices: Mapping[str, SettingChoice]) -> str:
     """Name what decided a setting, as an error does: a flag, a variable, or the file and the key in it."""
     choice = choices[key]
-    return f"{choice.where}: {key}" if choice.source is Source.FILE else choice.where
+    return f"{choice.where}: {key}" if choice.source is SettingSource.FILE else choice.where
 
 
-def settle(choices: Mapping[str, Choice]) -> Options:
+def settle(choices: Mapping[str, SettingChoice]) -> Options:
     """Turn choices into options, and set what every output hides.
 
     Raises:
@@ -270,7 +270,7 @@ def settle(choices: Mapping[str, Choice]) -> Options:
     )
 
 
-def pick_format(options: Options, name: str, source: Source) -> str:
+def pick_format(options: Options, name: str, source: SettingSource) -> str:
     """Return the form to write in: ``name`` from ``source``, or JSON where a stronger source asks for it.
 
     Raises:
@@ -279,7 +279,10 @@ def pick_format(options: Options, name: str, source: Source) -> str:
     if not options.json or source > options.json_from:
         return name
     if source == options.json_from and name not in ("text", "json"):
-        place = {Source.FILE: "the configuration file", Source.ENVIRONMENT: "the environment"}.get(source)
+        place = {
+            SettingSource.FILE: "the configuration file",
+            SettingSource.ENVIRONMENT: "the environment",
+        }.get(source)
         both = f"json and format {name}, both of {place}," if place else f"--json and --format {name}"
         raise UsageError(f"{both} exclude each other", "leave one of the two out")
     return "json"
@@ -296,7 +299,7 @@ def _toml_value(value: Value) -> str:
 
 
 def describe_config(
-    choices: Mapping[str, Choice],
+    choices: Mapping[str, SettingChoice],
     environment: Mapping[str, str],
     path: str,
     bad: Sequence[str] = (),

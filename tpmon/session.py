@@ -237,9 +237,9 @@ class Session:
 
     def _begin(self) -> Standing:
         from tpmon.judge.hysteresis import Standing
-        from tpmon.judge.watch.tracker import Watch
+        from tpmon.judge.watch.tracker import WatchedTime
 
-        return Standing(watch=Watch(asked_s=self._hang_after_s, may_ask=self._may_look))
+        return Standing(watch=WatchedTime(asked_s=self._hang_after_s, may_ask=self._may_look))
 
     def _look(self, request: Applicable[DumpRequest]) -> None:
         """Start the looks that the judge asks for; those of the whole job that a key asked for will do.
@@ -336,11 +336,11 @@ class Session:
         self._sample_state = state
         if not self._sample_sinks:
             return
-        from tpmon.judge.dumps.groups import Origin
+        from tpmon.judge.dumps.groups import DumpOrigin
         from tpmon.judge.dumps.hot import hot_functions
 
         target = self._window.last().target
-        origin = Origin(target.pid, target.script, target.world_size)
+        origin = DumpOrigin(target.pid, target.script, target.world_size)
         update = SampleUpdate(state, map_known(lambda reading: hot_functions(reading, origin), state.reading))
         for sink in self._sample_sinks:
             sink(update)

@@ -26,7 +26,7 @@ DECIDED_LATER = None
 bottleneck, the time of a diagnosis whether it waits for something."""
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """Name what a setting holds."""
 
     SWITCH = "true or false"
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     """
 
     key: str
-    kind: Kind
+    kind: ValueKind
     default: Value | None
     help: str
     metavar: str = ""
@@ -68,13 +68,17 @@ class Setting(NamedTuple):
 
 
 OUTPUT_SETTINGS = (
-    Setting("once", Kind.SWITCH, False, "read twice, one interval apart, print the second reading and end"),
-    Setting("json", Kind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
-    Setting("plain", Kind.SWITCH, False, "print a line when something changes, in words alone"),
-    Setting("ascii", Kind.SWITCH, False, "draw with ASCII alone (default: when the locale is not UTF-8)"),
+    Setting(
+        "once", ValueKind.SWITCH, False, "read twice, one interval apart, print the second reading and end"
+    ),
+    Setting("json", ValueKind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
+    Setting("plain", ValueKind.SWITCH, False, "print a line when something changes, in words alone"),
+    Setting(
+        "ascii", ValueKind.SWITCH, False, "draw with ASCII alone (default: when the locale is not UTF-8)"
+    ),
     Setting(
         "interval",
-        Kind.NUMBER,
+        ValueKind.NUMBER,
         1.0,
         f"seconds between readings, {INTERVAL_LOW_S:g} to {INTERVAL_HIGH_S:g} (default: 1)",
         metavar="SECONDS",
@@ -85,7 +89,7 @@ OUTPUT_SETTINGS = (
 
 STACKS_SETTING = Setting(
     "no-stacks",
-    Kind.SWITCH,
+    ValueKind.SWITCH,
     False,
     "do not look at the ranks' Python stacks (py-spy, which never stops them)",
 )
@@ -96,13 +100,13 @@ HANG_AFTER_LOW_S = 10.0
 
 READONLY_SETTING = Setting(
     "readonly",
-    Kind.SWITCH,
+    ValueKind.SWITCH,
     False,
     "look only: no stacks of all ranks are read by itself, and no key stops, signals or writes",
 )
 HANG_AFTER_SETTING = Setting(
     "hang-after",
-    Kind.DURATION,
+    ValueKind.DURATION,
     DECIDED_LATER,
     "how long nothing may move before it is a hang (default: longer than any pause seen, else 30s)",
     "TIME",
@@ -112,9 +116,9 @@ WATCH_SETTINGS = (READONLY_SETTING, HANG_AFTER_SETTING)
 """What a session that judges may do, and when it takes a run for hung."""
 
 SHOW_SETTING = Setting(
-    "show", Kind.SWITCH, False, "keep long random words readable (hashes), where no name hides them"
+    "show", ValueKind.SWITCH, False, "keep long random words readable (hashes), where no name hides them"
 )
-JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
+JOB_SETTING = Setting("job", ValueKind.SWITCH, False, "attach to your only training job on this machine")
 
 LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
 """What a diagnosis has in common with the other commands: it prints once, and in words anyway."""
@@ -137,7 +141,7 @@ BOTTLENECKS = (
 DEMO_SETTINGS = (
     Setting(
         "demo.ranks",
-        Kind.COUNT,
+        ValueKind.COUNT,
         DECIDED_LATER,
         "ranks (default: as many as the bottleneck needs)",
         "N",
@@ -146,7 +150,7 @@ DEMO_SETTINGS = (
     ),
     Setting(
         "demo.workers",
-        Kind.COUNT,
+        ValueKind.COUNT,
         DECIDED_LATER,
         "DataLoader workers of each rank (default: 2)",
         "N",
@@ -155,7 +159,7 @@ DEMO_SETTINGS = (
     ),
     Setting(
         "demo.bottleneck",
-        Kind.NAME,
+        ValueKind.NAME,
         "none",
         "what is wrong with the training (default: none)",
         "NAME",
@@ -164,7 +168,7 @@ DEMO_SETTINGS = (
     ),
     Setting(
         "demo.seconds",
-        Kind.NUMBER,
+        ValueKind.NUMBER,
         900.0,
         "end the training after so long (default: 900)",
         "S",
@@ -174,15 +178,18 @@ DEMO_SETTINGS = (
 )
 
 CHECK_SETTING = Setting(
-    "check", Kind.SWITCH, False, "print the verdict in one line and end with its exit code (docs/verdicts.md)"
+    "check",
+    ValueKind.SWITCH,
+    False,
+    "print the verdict in one line and end with its exit code (docs/verdicts.md)",
 )
-BELL_SETTING = Setting("bell", Kind.SWITCH, False, "ring the terminal bell when the verdict turns bad")
+BELL_SETTING = Setting("bell", ValueKind.SWITCH, False, "ring the terminal bell when the verdict turns bad")
 
 ENDED = "ended"
 """The one word of --until that is no kind of verdict: the job is gone."""
 UNTIL_SETTING = Setting(
     "diagnose.until",
-    Kind.NAMES,
+    ValueKind.NAMES,
     DECIDED_LATER,
     "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a"
     " program that just starts",
@@ -211,7 +218,7 @@ UNTIL_SETTING = Setting(
 DIAGNOSE_SETTINGS = (
     Setting(
         "diagnose.for",
-        Kind.DURATION,
+        ValueKind.DURATION,
         DECIDED_LATER,
         "how long to look (default: 15s, or for ever when waiting)",
         "TIME",
@@ -220,7 +227,7 @@ DIAGNOSE_SETTINGS = (
     UNTIL_SETTING,
     Setting(
         "diagnose.on-change",
-        Kind.COMMAND,
+        ValueKind.COMMAND,
         DECIDED_LATER,
         "program and arguments to start at each new verdict, without a shell; the verdict as JSON on stdin",
         "COMMAND",
@@ -230,7 +237,7 @@ DIAGNOSE_SETTINGS = (
 STACK_FORMATS = ("text", "json", "collapsed", "speedscope")
 DUMP_FORMAT_SETTING = Setting(
     "dump.format",
-    Kind.NAME,
+    ValueKind.NAME,
     "text",
     "text, json, collapsed or speedscope (default: text)",
     "FORMAT",
@@ -238,18 +245,18 @@ DUMP_FORMAT_SETTING = Setting(
     refusal="is no format",
 )
 DUMP_SETTINGS = (
-    Setting("dump.rounds", Kind.COUNT, 1, "look so often, to tell what moves (default: 1)", "N", 1, 100),
-    Setting("dump.every", Kind.NUMBER, 5.0, "seconds between looks (default: 5)", "SECONDS", 0, 3600),
+    Setting("dump.rounds", ValueKind.COUNT, 1, "look so often, to tell what moves (default: 1)", "N", 1, 100),
+    Setting("dump.every", ValueKind.NUMBER, 5.0, "seconds between looks (default: 5)", "SECONDS", 0, 3600),
     DUMP_FORMAT_SETTING,
 )
 """Stopping a process is no setting: nobody shall do it because of a file that was forgotten."""
 
 SAMPLE_SETTINGS = (
-    Setting("sample.seconds", Kind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
-    Setting("sample.rate", Kind.COUNT, 20, "samples in a second, 5 to 50 (default: 20)", "HZ", 5, 50),
+    Setting("sample.seconds", ValueKind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
+    Setting("sample.rate", ValueKind.COUNT, 20, "samples in a second, 5 to 50 (default: 20)", "HZ", 5, 50),
     Setting(
         "sample.only",
-        Kind.NAME,
+        ValueKind.NAME,
         "all",
         "count only samples in which a thread was running, or held the gil (default: all)",
         "WHICH",
@@ -261,7 +268,7 @@ SAMPLE_SETTINGS = (
 """Whose stacks are sampled, and the file to write, are no settings: they belong to one call."""
 
 BUNDLE_SETTINGS = (
-    Setting("bundle.seconds", Kind.NUMBER, 15.0, "how long to watch (default: 15)", "SECONDS", 2, 600),
+    Setting("bundle.seconds", ValueKind.NUMBER, 15.0, "how long to watch (default: 15)", "SECONDS", 2, 600),
 )
 """Where the bundle goes is no setting: it belongs to one call."""
 
@@ -300,19 +307,19 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
         UsageError: naming ``where``, for another type or a number out of range.
     """
     kind = setting.kind
-    if kind is Kind.SWITCH:
+    if kind is ValueKind.SWITCH:
         if isinstance(value, bool):
             return value
-    elif kind in (Kind.NAME, Kind.NAMES, Kind.COMMAND):
+    elif kind in (ValueKind.NAME, ValueKind.NAMES, ValueKind.COMMAND):
         if isinstance(value, str) and value:
             _check_words(setting, value, where)
             return value
-    elif kind is Kind.DURATION and isinstance(value, str):
+    elif kind is ValueKind.DURATION and isinstance(value, str):
         seconds = parse_duration(value.strip())
         if seconds is not None:
             return check_value(setting, seconds, where, found if found is not None else value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        whole = kind is Kind.COUNT
+        whole = kind is ValueKind.COUNT
         if (
             -_HUGE < value < _HUGE  # no NaN either
             and setting.low <= value <= setting.high
@@ -323,9 +330,9 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
 
 
 def _check_words(setting: Setting, text: str, where: str) -> None:
-    if setting.kind is Kind.NAMES:
+    if setting.kind is ValueKind.NAMES:
         parse_names(setting, text, where)
-    elif setting.kind is Kind.COMMAND:
+    elif setting.kind is ValueKind.COMMAND:
         split_command(text, where)
     elif setting.one_of and text not in setting.one_of:
         raise _refuse_name(setting, text, where)
@@ -385,16 +392,16 @@ def parse_text(setting: Setting, text: str, where: str) -> Value:
     """
     kind = setting.kind
     word = text.strip()
-    if kind is Kind.DURATION:
+    if kind is ValueKind.DURATION:
         return check_value(setting, parse_duration(word), where, text)
-    if kind in (Kind.NAME, Kind.NAMES, Kind.COMMAND):
+    if kind in (ValueKind.NAME, ValueKind.NAMES, ValueKind.COMMAND):
         return check_value(setting, word, where)
-    if kind is Kind.SWITCH:
+    if kind is ValueKind.SWITCH:
         if word.lower() in _YES or word.lower() in _NO:
             return word.lower() in _YES
         raise _refuse(setting, where, text)
     try:
-        number: float = int(word) if kind is Kind.COUNT else float(word)
+        number: float = int(word) if kind is ValueKind.COUNT else float(word)
     except ValueError:
         raise _refuse(setting, where, text) from None
     return check_value(setting, number, where, text)

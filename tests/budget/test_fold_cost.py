@@ -17,7 +17,7 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import build_tree
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpRound, ProcessLook
@@ -33,7 +33,7 @@ FOLD_CPU_S = 0.150
 LOOKS_CPU_S = 0.300
 """Three looks at them and at two workers each: 12,000 looks at threads."""
 HOSTS_CPU_S = 0.150
-ORIGIN = Origin(1, "train.py", RANKS)
+ORIGIN = DumpOrigin(1, "train.py", RANKS)
 
 
 def make_deep(rank: int) -> tuple[StackFrame, ...]:

@@ -14,7 +14,7 @@ from tests.members import member
 from tpmon import config
 from tpmon.capture.dialog import COUNT_APART, NO_CUDA, RankHook, advise_on_slot, judge_offers
 from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
-from tpmon.capture.plan import Pace
+from tpmon.capture.plan import MeasuredPace
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import MOST_STEPS, STEPS, parse_asked
 from tpmon.commands.screen import find_shown
@@ -96,7 +96,7 @@ def test_a_refusal_takes_back_what_was_chosen_beyond_the_choice_before() -> None
 
 
 def hook(rank: int, lacks: str = "", steps: int = 100) -> RankHook:
-    pace = Missing(lacks) if lacks else Pace(steps, 10.0, evaluates=False)
+    pace = Missing(lacks) if lacks else MeasuredPace(steps, 10.0, evaluates=False)
     return RankHook(4200 + rank, rank, lacks, pace)
 
 

@@ -15,12 +15,12 @@ from tests.captures import parse_conditions
 from tests.children import child
 from tpmon import config
 from tpmon.capture.bus import NoHookError, open_bus
-from tpmon.capture.files import Place, clear_parts, hold_folder, pack
+from tpmon.capture.files import CapturePlace, clear_parts, hold_folder, pack
 from tpmon.capture.kineto_daemon import KinetoClient
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
     MOST_EVENTS,
-    Pace,
+    MeasuredPace,
     choose_start,
     count_alike,
     fit_seconds,
@@ -135,24 +135,24 @@ def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
 
 
 def test_all_ranks_hear_of_the_step_before_they_come_to_it() -> None:
-    assert choose_start([Pace(100, 10.0, False), Pace(101, 10.0, False)]) == 104
-    assert choose_start([Pace(100, 0.1, False)]) == 102
-    assert choose_start([Pace(9000, 4000.0, False)]) == 10_000
+    assert choose_start([MeasuredPace(100, 10.0, False), MeasuredPace(101, 10.0, False)]) == 104
+    assert choose_start([MeasuredPace(100, 0.1, False)]) == 102
+    assert choose_start([MeasuredPace(9000, 4000.0, False)]) == 10_000
 
 
 def test_ranks_that_were_hooked_at_different_times_do_not_count_alike() -> None:
-    assert count_alike([Pace(100, 1.0, False), Pace(101, 1.0, False)])
-    assert not count_alike([Pace(100, 1.0, False), Pace(140, 1.0, False)])
+    assert count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(101, 1.0, False)])
+    assert not count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(140, 1.0, False)])
 
 
 def test_a_pace_is_told_by_what_ends_steps() -> None:
     pace = parse_pace([record(10, 0), record(30, 1000)])
-    assert pace == Pace(30, 20.0, False)
+    assert pace == MeasuredPace(30, 20.0, False)
     validates = parse_pace([record(10, 0), record(10, 100, 5)])
     assert is_known(validates)
     assert validates.evaluates
     inference = parse_pace([record(0, 0, 5, wire.RULE_BATCH), record(0, 100, 7, wire.RULE_BATCH)])
-    assert inference == Pace(7, 20.0, False)
+    assert inference == MeasuredPace(7, 20.0, False)
     assert parse_pace([]) == parse_pace([record(0, 0)]) == Missing("no step ended yet")
 
 
@@ -367,7 +367,7 @@ def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_p
     ]
     for name in names:
         (tmp_path / name).write_text("{}")
-    place = Place(str(tmp_path), str(tmp_path))
+    place = CapturePlace(str(tmp_path), str(tmp_path))
     assert clear_parts(place, "host-12", 0) == [names[0]]
     assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
     earlier = tmp_path / f"{names[3]}.gz"

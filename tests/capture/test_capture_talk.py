@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.capture.dialog import STAYS_SLOWER, ChosenAnewError, Talk, say_plan, say_plan_of_kineto
+from tpmon.capture.dialog import STAYS_SLOWER, CaptureDialog, ChosenAnewError, say_plan, say_plan_of_kineto
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.capture import (
     UNKNOWN,
@@ -35,11 +35,11 @@ def told() -> list[CaptureUpdate]:
 
 
 @pytest.fixture
-def talk(told: list[CaptureUpdate]) -> Talk:
-    return Talk(told.append)
+def talk(told: list[CaptureUpdate]) -> CaptureDialog:
+    return CaptureDialog(told.append)
 
 
-def test_each_question_takes_a_yes_of_its_own(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_each_question_takes_a_yes_of_its_own(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     talk.tell("waits for the first step of the loop")
     talk.answer(CaptureAnswer(PLANNED, goes=True))
     assert not talk.agreed(PLANNED, ("5 steps", "12 ms"))
@@ -58,7 +58,7 @@ def test_each_question_takes_a_yes_of_its_own(talk: Talk, told: list[CaptureUpda
     assert (told[-1].plan, told[-1].price) == (("5 steps", "12 ms"), ("31 ms",))
 
 
-def test_a_dear_price_takes_a_second_yes(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_a_dear_price_takes_a_second_yes(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     talk.agreed(PRICED, ("13 s",))
     talk.answer(CaptureAnswer(PRICED, goes=True))
     assert talk.agreed(PRICED, ("13 s",))
@@ -72,7 +72,7 @@ def test_a_dear_price_takes_a_second_yes(talk: Talk, told: list[CaptureUpdate]) 
     assert told[-1].stage is RECORDING
 
 
-def test_a_window_that_begins_anew_asks_anew(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_a_window_that_begins_anew_asks_anew(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     for stage in (PLANNED, PRICED, PLANNED, PRICED):
         assert not talk.agreed(stage, ("x",))
         assert not talk.agreed(stage, ("x",))
@@ -83,7 +83,7 @@ def test_a_window_that_begins_anew_asks_anew(talk: Talk, told: list[CaptureUpdat
 
 @pytest.mark.parametrize(("stage", "line"), [(PLANNED, ""), (PRICED, ""), (RECORDING, "capture cancelled")])
 def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
-    talk: Talk, told: list[CaptureUpdate], stage: CaptureStage, line: str
+    talk: CaptureDialog, told: list[CaptureUpdate], stage: CaptureStage, line: str
 ) -> None:
     for asked in (PLANNED, PRICED):
         talk.agreed(asked, ())
@@ -101,10 +101,10 @@ def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
     assert (told[-1].stage, told[-1].line) == (CaptureStage.ENDED, line)
 
 
-def test_a_reason_that_there_is_no_capture_is_said(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_a_reason_that_there_is_no_capture_is_said(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     talk.end("no capture: process 7 has no hook")
     assert told[-1].line == "no capture: process 7 has no hook"
-    assert Talk(told.append, lambda: True).stopped()
+    assert CaptureDialog(told.append, lambda: True).stopped()
 
 
 TEN = CaptureChoice(steps=10)
@@ -115,7 +115,7 @@ OFFERS = CaptureOffers("rank 0", 2)
 
 @pytest.mark.parametrize("stage", [PLANNED, PRICED])
 def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(
-    talk: Talk, told: list[CaptureUpdate], stage: CaptureStage
+    talk: CaptureDialog, told: list[CaptureUpdate], stage: CaptureStage
 ) -> None:
     talk.offer(OFFERS)
     assert talk.begin() == CaptureChoice()
@@ -138,7 +138,7 @@ def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(
     assert talk.agreed(PLANNED, ())
 
 
-def test_too_late_to_choose_once_it_acts(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_too_late_to_choose_once_it_acts(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     talk.agreed(PLANNED, ())
     talk.answer(CaptureAnswer(PLANNED, goes=True))
     assert talk.agreed(PLANNED, ())
@@ -148,7 +148,9 @@ def test_too_late_to_choose_once_it_acts(talk: Talk, told: list[CaptureUpdate]) 
     assert (told[-1].stage, talk.begin()) == (SIZING, CaptureChoice())
 
 
-def test_what_no_probe_sizes_is_recorded_after_one_yes(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_what_no_probe_sizes_is_recorded_after_one_yes(
+    talk: CaptureDialog, told: list[CaptureUpdate]
+) -> None:
     talk.choose(SNAPSHOT)
     talk.begin()
     assert not talk.agreed(PLANNED, ("history of 5 steps",))
@@ -157,13 +159,15 @@ def test_what_no_probe_sizes_is_recorded_after_one_yes(talk: Talk, told: list[Ca
     assert told[-1].stage is RECORDING
 
 
-def test_what_cannot_be_is_not_begun_with(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_what_cannot_be_is_not_begun_with(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
     talk.offer(CaptureOffers("rank 0", 1, ((CaptureKind.TRACE, "nsys has the slot"),)))
     assert talk.begin().kind is CaptureKind.SNAPSHOT
     assert told[-1].choice.kind is CaptureKind.SNAPSHOT
 
 
-def test_a_choice_that_fails_is_taken_back_with_its_reason(talk: Talk, told: list[CaptureUpdate]) -> None:
+def test_a_choice_that_fails_is_taken_back_with_its_reason(
+    talk: CaptureDialog, told: list[CaptureUpdate]
+) -> None:
     talk.offer(OFFERS)
     talk.begin()
     assert not talk.take_back("no step ends"), "there is no choice before the first"

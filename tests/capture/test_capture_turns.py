@@ -21,9 +21,9 @@ from tpmon.capture import outcome as ranks
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, Agreed, agree_always
 from tpmon.capture.kineto_window import Recorded
-from tpmon.capture.outcome import Outcome, Turn, find_end, judge_turn
+from tpmon.capture.outcome import CaptureOutcome, LoopTurn, find_end, judge_turn
 from tpmon.capture.plan import make_cancel
-from tpmon.capture.window import FirstStep, Window
+from tpmon.capture.window import CaptureWindow, FirstStep
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import parse_asked
 from tpmon.errors import UsageError
@@ -120,7 +120,7 @@ class Hook:
         **asked: object,
     ) -> list[tuple[str, str]]:
         self.said: list[str] = []
-        made = Window(
+        made = CaptureWindow(
             [self.bus],
             replace(ASKED, **asked),
             "x",
@@ -224,11 +224,11 @@ def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook.step(100)
-    window = Window([hook.bus], ASKED, "x", lambda _: None)
+    window = CaptureWindow([hook.bus], ASKED, "x", lambda _: None)
     words = [0] * w.CAPTURE_WORDS
     words[w.CAP_CHANGED_NS] = int(hook.now * 1e9)
     monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: hook.now))
-    (told,) = window.describe([Outcome(CaptureState.CANCELLED, "why", tuple(words))])
+    (told,) = window.describe([CaptureOutcome(CaptureState.CANCELLED, "why", tuple(words))])
     assert told.step_after_ms == Missing("nothing was recorded")
 
 
@@ -315,16 +315,16 @@ def test_a_recording_goes_on_where_another_was_told_busy(hook: Hook) -> None:
 
 def test_whose_turn_it_is_is_told_by_what_was_answered(hook: Hook) -> None:
     now = int(hook.now * 1e9)
-    assert judge_turn(hook.bus, now) is Turn.FREE
+    assert judge_turn(hook.bus, now) is LoopTurn.FREE
     hook.ask(1)
-    assert judge_turn(hook.bus, now) is Turn.TAKEN
-    assert judge_turn(hook.bus, now + 2 * SOON) is Turn.FREE  # nobody waits for it any more
+    assert judge_turn(hook.bus, now) is LoopTurn.TAKEN
+    assert judge_turn(hook.bus, now + 2 * SOON) is LoopTurn.FREE  # nobody waits for it any more
     hook.bus.post(make_cancel(2, 1))
-    assert judge_turn(hook.bus, now) is Turn.FREE  # of a request that was never read
+    assert judge_turn(hook.bus, now) is LoopTurn.FREE  # of a request that was never read
     hook.tell(1, w.STATE_RECORDING)
-    assert judge_turn(hook.bus, now) is Turn.ENDING
+    assert judge_turn(hook.bus, now) is LoopTurn.ENDING
     hook.answer(2, w.ANSWER_DONE)
-    assert judge_turn(hook.bus, now) is Turn.FREE
+    assert judge_turn(hook.bus, now) is LoopTurn.FREE
 
 
 def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook: Hook) -> None:
@@ -607,7 +607,7 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
     late.each = answer
     hook.step(99)
     late.step(101)
-    window = Window([one.bus for one in both], replace(ASKED, at=100), "x", lambda _: None)
+    window = CaptureWindow([one.bus for one in both], replace(ASKED, at=100), "x", lambda _: None)
     ended = [(one.state, one.reason) for one in window.run()]
     assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
     late.close()
@@ -641,10 +641,10 @@ def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
     request = bare.ask(asker, 7)
     assert request.words[w.ASK_OWNED] == 1
     assert not bare.pages.is_left(request)
-    assert judge_turn(other, 0) is Turn.TAKEN
+    assert judge_turn(other, 0) is LoopTurn.TAKEN
     asker.close()
     assert bare.pages.is_left(request)
-    assert judge_turn(other, 0) is Turn.FREE, "it is in nobody's way"
+    assert judge_turn(other, 0) is LoopTurn.FREE, "it is in nobody's way"
     of_an_older_tpmon = w.Request((*request.words[:13], 0, *request.words[14:]), "/x", "x")
     assert not bare.pages.is_left(of_an_older_tpmon)
     ours, bare.pages._descriptors = bare.pages._descriptors, []
@@ -698,7 +698,7 @@ os.execv(sys.executable, [sys.executable, "-c", again])
 def price(hook: Hook, monkeypatch: pytest.MonkeyPatch, pause_ms: float) -> list[int]:
     """Have the hook verify each request, a probe after so long a pause; return the kinds it is asked for."""
     kinds: list[int] = []
-    monkeypatch.setattr(Outcome, "size", property(lambda _: (10, 1000, pause_ms)))
+    monkeypatch.setattr(CaptureOutcome, "size", property(lambda _: (10, 1000, pause_ms)))
 
     def each() -> None:
         asked = hook.bus.read_asked()

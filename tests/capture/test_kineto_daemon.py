@@ -18,8 +18,8 @@ from tpmon.capture import files, kineto_window
 from tpmon.capture.dialog import STAYS_SLOWER
 from tpmon.capture.kineto_daemon import (
     DAEMON,
-    Ask,
     Daemon,
+    KinetoAsk,
     KinetoClient,
     Order,
     Socket,
@@ -55,17 +55,17 @@ def ask(bits: int = 3, *pids: int) -> bytes:
 
 
 def test_what_libkineto_sends_is_understood_and_nothing_else() -> None:
-    assert parse_ask(ask(3, 10, 1)) == Ask(registers=False, free=True)
-    assert parse_ask(ask(1, 10, 1)) == Ask(registers=False, free=False)
-    assert parse_ask(say(b"ctxt", struct.pack("<iiq", 0, 10, 0))) == Ask(registers=True, free=False)
+    assert parse_ask(ask(3, 10, 1)) == KinetoAsk(registers=False, free=True)
+    assert parse_ask(ask(1, 10, 1)) == KinetoAsk(registers=False, free=False)
+    assert parse_ask(say(b"ctxt", struct.pack("<iiq", 0, 10, 0))) == KinetoAsk(registers=True, free=False)
     for odd in (b"", b"x" * 39, ask()[:-1], ask() + b"1", say(b"data", b""), say(b"ctxt", b"1")):
         assert parse_ask(odd) is None
 
 
 def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
-    free = Ask(registers=False, free=True)
+    free = KinetoAsk(registers=False, free=True)
     assert write_answer(free, None) == say(b"req", b"")
-    assert write_answer(Ask(registers=True, free=False), None) == say(b"ctxt", struct.pack("<i", 1))
+    assert write_answer(KinetoAsk(registers=True, free=False), None) == say(b"ctxt", struct.pack("<i", 1))
     size, kind = HEAD.unpack_from(told := write_answer(free, ORDER))
     assert (size, kind.rstrip(b"\0")) == (len(told) - HEAD.size, b"req")
     lines = told[HEAD.size :].decode().splitlines()
@@ -79,7 +79,7 @@ def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
 def test_no_path_says_more_than_a_path(path: str) -> None:
     assert not is_sayable(path)
     with pytest.raises(ValueError, match="cannot be told"):
-        write_answer(Ask(registers=False, free=True), Order(path, 1, False, False, False))
+        write_answer(KinetoAsk(registers=False, free=True), Order(path, 1, False, False, False))
 
 
 def test_the_list_of_sockets_is_read_as_the_kernel_writes_it() -> None:

@@ -18,9 +18,9 @@ from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
 from tpmon.capture.conditions import to_conditions
 from tpmon.capture.kineto_capture import (
-    Around,
+    HookTold,
     Kept,
-    Told,
+    LoopAround,
     describe_from_bus,
     fit_updates,
     judge_recorded,
@@ -151,7 +151,7 @@ def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
 
 
-def mark_files(source: Path, target: Path, most: int, beside: Told) -> Known[kineto_capture.Marked]:
+def mark_files(source: Path, target: Path, most: int, beside: HookTold) -> Known[kineto_capture.MarkedTrace]:
     with source.open("rb") as events, target.open("wb") as packed:
         return mark_steps(events.fileno(), packed.fileno(), most, beside)
 
@@ -167,7 +167,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
-    marked = mark_files(source, target, 3, Told(json.dumps(told)))
+    marked = mark_files(source, target, 3, HookTold(json.dumps(told)))
     assert is_known(marked)
     assert (marked.marks, marked.why) == (3, "")
     assert isinstance(marked.first, Missing)
@@ -240,7 +240,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     base = 1_790_000_000_000_000_000
     source.write_text(json.dumps({**whole, "baseTimeNanoseconds": base}))
     ends = {"ends_ns": [base + us * 1000 for us in (3, 103, 203, 303)], "steps": [40, 41, 42, 43]}
-    beside = Told(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
+    beside = HookTold(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
     marked = mark_files(source, target, 3, beside)
     assert is_known(marked)
     assert (marked.marks, marked.first) == (3, 40)
@@ -297,7 +297,7 @@ def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_w
     monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=False))
     monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
     monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
-    around = Around(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
+    around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, lambda _: False)
     wanted = replace(ASKED, **{"named_seconds": False, **asked})
     told = try_kineto(me, 0, wanted, "x", lambda _: None, stopped=lambda: False, around=around)
     assert told == ("recorded" if alike else None)
@@ -313,7 +313,9 @@ def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(
     monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=True))
     monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
     monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
-    around = Around(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
+    around = LoopAround(
+        lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7
+    )
 
     def ask() -> object:
         return try_kineto(me, 0, ASKED, "x", said.append, stopped=lambda: False, around=around)

@@ -15,7 +15,7 @@ import pytest
 from tests.frames import make_finding, make_frame, make_target
 from tpmon import cli
 from tpmon.commands import diagnose
-from tpmon.commands.diagnose import OnChange, Watch, parse_command, parse_until, pick_exit_code
+from tpmon.commands.diagnose import DiagnoseWatch, OnChange, parse_command, parse_until, pick_exit_code
 from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
@@ -61,7 +61,7 @@ def test_a_command_is_split_and_must_be_there() -> None:
 
 
 def test_a_watch_ends_at_what_it_waits_for() -> None:
-    watch = Watch(None, frozenset(("hung",)), None)
+    watch = DiagnoseWatch(None, frozenset(("hung",)), None)
     assert not watch.read(update(Kind.DATA_BOUND))
     assert not watch.read(update(Kind.NOT_ENOUGH_EVIDENCE))
     assert watch.read(update(Kind.HUNG))
@@ -69,10 +69,10 @@ def test_a_watch_ends_at_what_it_waits_for() -> None:
 
 def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
     ended = make_target(state=TargetState.ENDED, ended="exit 0")
-    assert Watch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
-    assert Watch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
-    assert not Watch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
-    assert Watch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
+    assert DiagnoseWatch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
+    assert DiagnoseWatch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert not DiagnoseWatch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert DiagnoseWatch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
 
 
 def test_the_exit_code_is_that_of_the_kind() -> None:

@@ -27,7 +27,7 @@ from tpmon.commands.dump import pick_exit_code, pick_format, read_dumps, run_fol
 from tpmon.config import Options, resolve, settle
 from tpmon.errors import UsageError
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -66,7 +66,7 @@ def dump() -> Dump:
     workers = [make_worker(3, 0, frames=WORKER_READS, state="D", waits_on=NFS), make_worker(3, 1)]
     denied = make_rank(7, frames=Missing("not permitted: uid 7"))
     one = make_round(*ranks, odd, *workers, denied, errors=[DENIED])
-    return fold_rounds([replace(one, paused_ms=1.25)], Origin(4000, "train.py", 8))
+    return fold_rounds([replace(one, paused_ms=1.25)], DumpOrigin(4000, "train.py", 8))
 
 
 def test_the_odd_one_comes_first_and_the_others_as_ranges(dump):
@@ -122,7 +122,7 @@ def test_what_is_not_in_the_picture_is_said(dump):
 
 def test_a_deep_stack_keeps_its_innermost_lines():
     deep = tuple(StackFrame(f"step_{n}", "/run/a.py", n) for n in range(60))
-    said = text(fold_rounds([make_round(make_rank(0, frames=deep))], Origin(1, "a.py", 1)))
+    said = text(fold_rounds([make_round(make_rank(0, frames=deep))], DumpOrigin(1, "a.py", 1)))
     assert f"    ... {60 - MOST_FRAMES} more\n" in said
     assert "    step_59 a.py:59" in said
     assert "    step_1 a.py:1\n" not in said
@@ -130,14 +130,14 @@ def test_a_deep_stack_keeps_its_innermost_lines():
 
 def test_looks_are_told_with_their_span():
     looks = [make_round(make_rank(0, frames=IN_LOCK), at_s=at) for at in (0.0, 5.0, 10.0)]
-    said = text(fold_rounds(looks, Origin(1, "a.py", 1)))
+    said = text(fold_rounds(looks, DumpOrigin(1, "a.py", 1)))
     assert "3 looks over 10 s" in said
     assert "frozen for at least 10 s, 0 % CPU" in said
 
 
 def test_processes_of_several_hosts_are_named_with_their_host():
     rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
-    dumps = [fold_rounds([one], Origin(1, "a.py", 2)) for one in rounds]
+    dumps = [fold_rounds([one], DumpOrigin(1, "a.py", 2)) for one in rounds]
     said = text(fold_dumps(dumps))
     assert "2x ranks 0-1 on node-0, node-1: all_reduce" in said
     threads = [thread for group in dumps[0].groups for thread in group.threads]
@@ -170,13 +170,15 @@ def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
     assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == sum(len(g.threads) for g in dump.groups)
     assert "ranks 0-2,4-6 comm;[native pt_nccl_watchdg] 6" in lines
     assert "rank 7 main;[stack not read] 1" in lines
-    odd = fold_rounds([make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], Origin(1, "", 1))
+    odd = fold_rounds(
+        [make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], DumpOrigin(1, "", 1)
+    )
     assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
 
 
 def test_collapsed_stacks_of_several_hosts_name_the_host():
     rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
-    lines = write_collapsed(fold_dumps([fold_rounds([one], Origin(1, "a.py", 2)) for one in rounds]))
+    lines = write_collapsed(fold_dumps([fold_rounds([one], DumpOrigin(1, "a.py", 2)) for one in rounds]))
     assert lines[0].startswith("ranks 0-1 on node-0, node-1 main;")
 
 
@@ -240,7 +242,7 @@ def test_a_dump_of_somebody_else_sends_no_escape_sequence_to_the_terminal(tmp_pa
     frames = (StackFrame(evil, f"/{evil}.py", 1),)
     processes = [make_rank(0, thread, frames=frames), make_rank(1, frames=Missing(evil))]
     error = replace(DENIED, pid=4010, rank=1, reason=evil)
-    bad = fold_rounds([make_round(*processes, host=evil, errors=[error])], Origin(1, evil, 2))
+    bad = fold_rounds([make_round(*processes, host=evil, errors=[error])], DumpOrigin(1, evil, 2))
     path = tmp_path / "evil.json"
     path.write_text(encode(bad))
     (clean,) = read_dumps([str(path)])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.dumps import DECODE, make_rank, make_round
 from tpmon.commands.dump import _join_labelled, read_dumps
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import encode
 
 HOSTS = 8
@@ -35,7 +35,7 @@ def make_dumps() -> list[str]:
     def dump(rank: int) -> str:
         one = make_rank(rank, frames=DECODE) if rank == CULPRIT else make_rank(rank)
         look = make_round(one, host=f"node-{rank}")
-        return encode(fold_rounds([look], Origin(one.pid, "train.py", HOSTS)))
+        return encode(fold_rounds([look], DumpOrigin(one.pid, "train.py", HOSTS)))
 
     return [dump(rank) for rank in range(HOSTS)]
 

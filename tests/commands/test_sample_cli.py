@@ -18,7 +18,7 @@ from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.known import is_known
-from tpmon.model.sample import Counted, HotSample, SampleRequest
+from tpmon.model.sample import CountedFunction, HotSample, SampleRequest
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.child import find_spy
@@ -112,7 +112,7 @@ def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job: int
     done = call("sample", str(job), "--all", "--seconds", "1", "--only", "gil", "--json")
     assert done.returncode == 0, done.stderr
     hot = decode(HotSample, done.stdout)
-    assert (hot.counted, hot.groups[0].samples) == (Counted.GIL, 0)
+    assert (hot.counted, hot.groups[0].samples) == (CountedFunction.GIL, 0)
 
 
 @pytest.mark.torch

@@ -15,15 +15,15 @@ from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
 from tpmon import config
 from tpmon.commands import sample
-from tpmon.commands.sample import Asked, explain_errors, pick_format
+from tpmon.commands.sample import SampleAsked, explain_errors, pick_format
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import fold_stacks, hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.model.sample import (
-    Counted,
+    CountedFunction,
     HotFunction,
     HotSample,
     SampleRequest,
@@ -39,7 +39,7 @@ from tpmon.report.sample import Live, write_progress, write_sample
 from tpmon.report.text import WIDTH
 from tpmon.view.sample import say_group
 
-ORIGIN = Origin(4000, "train.py", 2)
+ORIGIN = DumpOrigin(4000, "train.py", 2)
 FEEDER = (StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),)
 READING = make_reading(
     make_sampled(
@@ -123,7 +123,8 @@ def test_what_was_not_sampled_was_lost_or_was_late_is_said():
 def test_samples_that_do_not_count_are_told():
     said = text(
         make_reading(
-            make_sampled(0, count(4000, BACKWARD, 5), looks=20), request=SampleRequest(counted=Counted.GIL)
+            make_sampled(0, count(4000, BACKWARD, 5), looks=20),
+            request=SampleRequest(counted=CountedFunction.GIL),
         )
     )
     assert "at 20 Hz; counted: samples where it held the GIL\n" in said
@@ -266,7 +267,7 @@ def options(**fields) -> config.Options:
     return replace(settled, **fields)
 
 
-NOTHING = Asked(None, everyone=False, out=None)
+NOTHING = SampleAsked(None, everyone=False, out=None)
 
 
 def test_the_form_is_picked():
@@ -280,9 +281,9 @@ def test_the_form_is_picked():
     [
         ({"sample_format": "collapsed", "json": True}, NOTHING, "--json and --format collapsed"),
         ({"no_stacks": True}, NOTHING, "no-stacks is set"),
-        ({}, Asked("1", everyone=True, out=None), "--rank and --all exclude each other"),
-        ({}, Asked("-1", everyone=False, out=None), "--rank: a rank is a number"),
-        ({}, Asked(None, everyone=False, out="/dev/null"), "--out: /dev/null is there already"),
+        ({}, SampleAsked("1", everyone=True, out=None), "--rank and --all exclude each other"),
+        ({}, SampleAsked("-1", everyone=False, out=None), "--rank: a rank is a number"),
+        ({}, SampleAsked(None, everyone=False, out="/dev/null"), "--out: /dev/null is there already"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, words):

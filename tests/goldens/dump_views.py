@@ -18,7 +18,7 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import NOW, NOW_NS
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -67,7 +67,7 @@ def make_update(
     if not rounds:
         return DumpUpdate(state_now, Missing("nothing was read yet"))
     not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
-    dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
+    dump = fold_rounds(rounds, DumpOrigin(51_100, "pretrain_vision.py", world_size, not_asked))
     dump = replace(dump, last_write=last_write)
     return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(dump.groups))
 

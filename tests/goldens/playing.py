@@ -9,7 +9,7 @@ from datetime import timedelta
 from tests.judging import SECOND
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
-from tpmon.judge.watch.tracker import Watch
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import known_or
 from tpmon.model.stacks import StackSlice
@@ -28,7 +28,7 @@ class Played:
 
 def play(frames: Sequence[Frame]) -> Played:
     """Judge Frames a second apart, the last of them taken when it says."""
-    standing, told, last = Standing(watch=Watch(may_ask=True)), list[Event](), len(frames) - 1
+    standing, told, last = Standing(watch=WatchedTime(may_ask=True)), list[Event](), len(frames) - 1
     placed = [_place(one, last - at) for at, one in enumerate(frames)]
     for at in range(len(placed)):
         judged = judge(placed[max(0, at + 1 - WINDOW_S) : at + 1], standing)

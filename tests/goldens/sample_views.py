@@ -8,7 +8,7 @@ from datetime import timedelta
 from tests.dumps import ALL_REDUCE, BACKWARD, HOST, NEXT_BATCH, WORKER_READS, WORKER_WAITS
 from tests.frames import NOW
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -22,7 +22,7 @@ FEEDER = (StackFrame("_feed", "/env/lib/python3.11/multiprocessing/queues.py", 2
 
 def make_update(reading: SampleReading, *, running: bool = False) -> SampleUpdate:
     """Build what the session hands to the screen."""
-    hot = hot_functions(reading, Origin(4200, "train.py", 2))
+    hot = hot_functions(reading, DumpOrigin(4200, "train.py", 2))
     return SampleUpdate(SampleState(reading.request, reading, running, ""), hot)
 
 

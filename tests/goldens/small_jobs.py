@@ -22,7 +22,7 @@ from tests.frames import (
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import ProcessSample, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.text.job_words import list_taxes, state_facts
 
 
@@ -166,10 +166,10 @@ def make_compiler(pid: int, rank_pid: int) -> ProcessSample:
 def oversubscribed_readings() -> Frame:
     """Two ranks, each with a 16-thread OpenMP pool, on two cores; launch blocking left on."""
     settings = (
-        Setting("CUDA_LAUNCH_BLOCKING", "1"),
-        Setting("OMP_NUM_THREADS", "16"),
-        Setting("RANK", "0"),
-        Setting("WORLD_SIZE", "2"),
+        EnvironmentSetting("CUDA_LAUNCH_BLOCKING", "1"),
+        EnvironmentSetting("OMP_NUM_THREADS", "16"),
+        EnvironmentSetting("RANK", "0"),
+        EnvironmentSetting("WORLD_SIZE", "2"),
     )
     ranks = [
         make_process(

@@ -11,7 +11,7 @@ from tests.frames import make_finding, make_frame
 from tests.frames import make_view as make_any_view
 from tests.starving import COMPUTES, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR, Cause, choose
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.finding import MOST_ALSO, MOST_IFS, list_others, list_worth
@@ -48,7 +48,7 @@ NOT_YET = frozenset(
     )
 )
 """No reading of a live run proves these."""
-NAMED = Facts(rank=2, pid=4211, card=0, ranks=1)
+NAMED = RunFacts(rank=2, pid=4211, card=0, ranks=1)
 
 
 def suspect(kind: Kind, cause: Cause) -> Suspicion:

@@ -18,7 +18,7 @@ from tests.frames import make_cpu, make_frame, make_output, make_process, make_t
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.finding import rate_confidence, write_try
 from tpmon.judge.hysteresis import Standing
@@ -26,7 +26,7 @@ from tpmon.judge.judge import Judgement, judge
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Outcome, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Finding, Kind
 from tpmon.report.verdict import write_verdict
@@ -57,7 +57,10 @@ def conclude(frames: Sequence[Frame]) -> Finding:
 def pool(seconds: int = 25) -> list[Frame]:
     """Build a rank with 16 threads on 2 CPUs."""
     process = make_process(
-        runnable=11.0, waiting=9.3, busy_threads=16, environment=(Setting("OMP_NUM_THREADS", "16"),)
+        runnable=11.0,
+        waiting=9.3,
+        busy_threads=16,
+        environment=(EnvironmentSetting("OMP_NUM_THREADS", "16"),),
     )
     cpu = make_cpu(
         **TWO_CPUS, used_cores=1.9, runnable=11.0, demand_ratio=5.5, pool_runnable=11.0, oversubscription=5.5,
@@ -364,10 +367,10 @@ def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_r
 
 
 def test_a_title_that_ends_as_its_paste_begins_is_said_once() -> None:
-    chosen = fill_remedy(CATALOGUE["persistent-workers"], frozenset((Need.RESPAWN_SEEN,)), Facts())
+    chosen = fill_remedy(CATALOGUE["persistent-workers"], frozenset((Need.RESPAWN_SEEN,)), RunFacts())
     said = "keep the workers between epochs: persistent_workers=True,  # argument of DataLoader"
     assert write_try(chosen).startswith(said)
-    other = fill_remedy(CATALOGUE["dump-stacks"], frozenset(), Facts(pid=4211))
+    other = fill_remedy(CATALOGUE["dump-stacks"], frozenset(), RunFacts(pid=4211))
     assert write_try(other).startswith(f"{other.text}: tpmon dump 4211")
 
 

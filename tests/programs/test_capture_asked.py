@@ -19,14 +19,14 @@ from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
-from tpmon.capture.dialog import Talk
+from tpmon.capture.dialog import CaptureDialog
 from tpmon.commands.screen import start_capture
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.resolve import find_job
-from tpmon.ui.monitor.key_conditions import Ask
+from tpmon.ui.monitor.key_conditions import Demand
 from tpmon.ui.monitor.keys import find_key
 from tpmon.ui.monitor.state import Overlay
 
@@ -48,7 +48,7 @@ class Screen:
         self.told: list[CaptureUpdate] = []
         self.ended = threading.Event()
         self._answers = dict(answers)
-        self.talk = Talk(self._take)
+        self.talk = CaptureDialog(self._take)
         start_capture(lambda: find_job(pid), self.talk)
 
     def _take(self, update: CaptureUpdate) -> None:
@@ -64,7 +64,7 @@ class Screen:
         view = make_view(capture=self.told[-1], overlay=Overlay.CAPTURE)
         key = find_key(name, view)
         assert key is not None, (name, self.told[-1])
-        assert isinstance(key.deed, Ask)
+        assert isinstance(key.deed, Demand)
         order = key.deed.make(view, ())[1]
         if isinstance(order, CaptureChoice):
             self.talk.choose(order)

@@ -20,7 +20,7 @@ from tests.programs.conftest import HERE, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, Dump, DumpRequest
 from tpmon.model.known import is_known
@@ -114,7 +114,7 @@ def ask(job: Job, limit_s: float) -> tuple[Dump, list[int], float]:
     service.ask(DumpRequest(Asker.KEY))
     assert wait_until(lambda: is_known(service.state) and not service.state.running, limit_s)
     assert is_known(service.state)
-    folded = fold_rounds(service.state.rounds, Origin(job.root.pid, job.script, RANKS))
+    folded = fold_rounds(service.state.rounds, DumpOrigin(job.root.pid, job.script, RANKS))
     return folded, seen, time.process_time() - cpu_s + folded.spy_cpu_ms / 1000
 
 

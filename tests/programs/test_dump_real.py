@@ -16,7 +16,7 @@ from tests.programs.conftest import TORCHRUN, run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
 from tpmon.model.known import is_known
@@ -84,7 +84,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         paths = []
         for number, ranks in enumerate(((0, 1), (2,))):
             members = [one for one in dumpable(job) if one.rank in ranks]
-            half = fold_rounds([Dumper(members).read_round()], Origin(job.root.pid, job.script, 3))
+            half = fold_rounds([Dumper(members).read_round()], DumpOrigin(job.root.pid, job.script, 3))
             assert half.world_size == 3
             assert not is_known(half.odd_one_out)
             path = tmp_path / f"{number}.json"
@@ -168,7 +168,7 @@ def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(smal
     victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
     os.kill(victim, signal.SIGKILL)
     assert wait_until(lambda: has_ended(victim))
-    folded = fold_rounds([first, dumper.read_round()], Origin(job.root.pid, job.script, job.world_size))
+    folded = fold_rounds([first, dumper.read_round()], DumpOrigin(job.root.pid, job.script, job.world_size))
     gone = [error for error in folded.errors if error.pid == victim]
     assert [error.kind for error in gone] == [ErrorKind.GONE]
     assert victim not in {thread.pid for group in folded.groups for thread in group.threads}

@@ -22,7 +22,7 @@ from tpmon.model.process import Identity
 from tpmon.model.stacks import StackCount, StackSlice
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.proc.main_threads import MainThreadProbe
-from tpmon.probe.spy.plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, Subject
+from tpmon.probe.spy.plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
 pytestmark = [
@@ -97,7 +97,7 @@ def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fet
         sampler, looks = StackSampler(), MainThreadProbe()
         slices: list[StackSlice] = []
         found = {"looks": 0, "batch_wait": 0}
-        sampler.watch([Subject(identity, 0)])
+        sampler.watch([SpySubject(identity, 0)])
         looks.watch([(identity, 0)])
         with sampling([pid, *workers]) as tracers:
             sampler.start()

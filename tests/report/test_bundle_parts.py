@@ -19,7 +19,7 @@ from tests.looks import RECORDS, update
 from tpmon.errors import UsageError
 from tpmon.evidence import RoundKeeper
 from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
@@ -225,7 +225,7 @@ def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
 def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -> DumpUpdate:
     """Say that our looks are done, with the records of the job or before they were read."""
     rounds = tuple(make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=at_s) for at_s in (0.0, 5.0))
-    dump = fold_rounds(rounds, Origin(1, "train.py", 2))
+    dump = fold_rounds(rounds, DumpOrigin(1, "train.py", 2))
     dump = add_collectives(dump, reading) if reading is not None else dump
     state = DumpState(request, rounds, 2, 2, running=False, refused="")
     return DumpUpdate(state, dump, awaits_records=reading is None)

@@ -13,9 +13,9 @@ from tests.frames import make_cpu, make_frame, make_loader, make_process, make_t
 from tests.reports import full_frame
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
-from tpmon.model.process import Setting
+from tpmon.model.process import EnvironmentSetting
 from tpmon.report.once import write_once
-from tpmon.report.text import WIDTH, Reading, lay_columns, lay_phrases, to_ascii
+from tpmon.report.text import WIDTH, TextReading, lay_columns, lay_phrases, to_ascii
 
 
 def without_readings(value: Any, reason: str) -> Any:
@@ -88,7 +88,9 @@ def test_a_second_loader_of_a_rank_is_named():
 
 
 def test_once_says_what_sizes_the_thread_pools_of_the_ranks():
-    one = make_process(environment=(Setting("NCCL_DEBUG", "INFO"), Setting("OMP_NUM_THREADS", "4")))
+    one = make_process(
+        environment=(EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("OMP_NUM_THREADS", "4"))
+    )
     unset = "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS not set"
     assert f"threads OMP_NUM_THREADS=4, {unset}" in text_of(make_frame(processes=(one,)))
     other = make_process(4212, rank=1, environment=())
@@ -171,7 +173,7 @@ def test_phrases_are_not_torn():
 
 
 def test_many_reasons_are_counted():
-    reading = Reading()
+    reading = TextReading()
     for i in range(20):
         reading.show(f"name {i}", Missing(f"reason {i}"))
     assert reading.missed().endswith("name 11 (reason 11); and for 8 more reasons")

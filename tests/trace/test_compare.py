@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import A100, TraceBuilder
-from tpmon.commands.trace import Asked, run_trace
+from tpmon.commands.trace import TraceAsked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing, is_known
@@ -216,21 +216,21 @@ def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked(csv="colours"),
-        Asked(csv="steps", against="x"),
-        Asked(csv="changes"),
-        Asked(top="many"),
-        Asked(target="2x"),
-        Asked(against="x", target="fast"),
+        TraceAsked(csv="colours"),
+        TraceAsked(csv="steps", against="x"),
+        TraceAsked(csv="changes"),
+        TraceAsked(top="many"),
+        TraceAsked(target="2x"),
+        TraceAsked(against="x", target="fast"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(asked: Asked, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_is_refused(asked: TraceAsked, tmp_path: Path) -> None:
     path = train(tmp_path / "t.json", [1000])
     options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
     with pytest.raises(UsageError):
         run_trace([path], options, asked, Output(1, ascii_only=True))
     with pytest.raises(UsageError):
-        run_trace([str(tmp_path / "*.none")], options, Asked(), Output(1, ascii_only=True))
+        run_trace([str(tmp_path / "*.none")], options, TraceAsked(), Output(1, ascii_only=True))
 
 
 def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
@@ -246,17 +246,17 @@ def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "json", "what"),
     [
-        (Asked(csv="steps"), True, "--csv and --json exclude each other"),
-        (Asked(csv="steps", top="3"), False, "--csv writes every row"),
-        (Asked(top="3"), True, "--json writes every row"),
-        (Asked(table="patterns"), True, "--json writes every table"),
-        (Asked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
-        (Asked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
-        (Asked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
-        (Asked(slice_out="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
+        (TraceAsked(csv="steps"), True, "--csv and --json exclude each other"),
+        (TraceAsked(csv="steps", top="3"), False, "--csv writes every row"),
+        (TraceAsked(top="3"), True, "--json writes every row"),
+        (TraceAsked(table="patterns"), True, "--json writes every table"),
+        (TraceAsked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
+        (TraceAsked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
+        (TraceAsked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
+        (TraceAsked(slice_out="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
     ],
 )
-def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: Asked, json: bool, what: str) -> None:
+def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: TraceAsked, json: bool, what: str) -> None:
     path = train(tmp_path / "a.json", [1000])
     options = settle(resolve({"json": True} if json else {}, {}, "", {}))
     with pytest.raises(UsageError, match=what):
@@ -266,12 +266,12 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: Asked, json: bo
 def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> None:
     path = train(tmp_path / "a.json", [1000])
     options = settle(resolve({}, {}, "", {"json": True}))
-    assert run_trace([path], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    assert run_trace([path], options, TraceAsked(csv="steps"), Output(1, ascii_only=True)) == 0
     assert "ProfilerStep#0" in capfd.readouterr().out
-    assert run_trace([path], options, Asked(top="3"), Output(1, ascii_only=True)) == 0
+    assert run_trace([path], options, TraceAsked(top="3"), Output(1, ascii_only=True)) == 0
     assert not capfd.readouterr().out.startswith("{")
     out = tmp_path / "small.json"
-    assert run_trace([path], options, Asked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
+    assert run_trace([path], options, TraceAsked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
     assert out.exists()
 
 
@@ -282,9 +282,9 @@ def test_what_a_directory_brings_along_is_named_and_left_out(
     other = tmp_path / "settings\x1b[31m.json"
     other.write_text("{}")
     options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
-    assert run_trace([str(tmp_path)], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    assert run_trace([str(tmp_path)], options, TraceAsked(csv="steps"), Output(1, ascii_only=True)) == 0
     said = capfd.readouterr()
     assert f"left out: {other.parent}/settings?[31m.json: " in said.err, "no escape sequence comes with it"
     assert "ProfilerStep#0" in said.out
     with pytest.raises(UsageError, match="no trace"):
-        run_trace([str(other)], options, Asked(), Output(1, ascii_only=True))
+        run_trace([str(other)], options, TraceAsked(), Output(1, ascii_only=True))

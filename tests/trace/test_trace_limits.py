@@ -61,8 +61,8 @@ def test_one_event_never_takes_more_than_its_cap(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(chunks, "EVENT_BYTES", 4 * MB)
     first, last = json.dumps(event(1)).encode(), json.dumps(event(2)).encode()
     filler = [b"a" * MB] * 40
-    pieces = chunks.Pieces(
-        chunks.Source(
+    pieces = chunks.FilePieces(
+        chunks.ByteSource(
             Fed(b'{"traceEvents": [' + first + b', {"ph": "X", "name": "', *filler, b'"}, ' + last + b"]}")
         )
     )

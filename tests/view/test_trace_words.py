@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.traces import TraceBuilder
 from tpmon.model.known import Missing
-from tpmon.model.results.trace import RankRow
+from tpmon.model.results.trace import TraceRankRow
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.view.trace import name_files, name_ranks
@@ -12,8 +12,8 @@ from tpmon.view.trace import name_files, name_ranks
 UNKNOWN = Missing("not told")
 
 
-def row(rank, path: str) -> RankRow:
-    return RankRow(rank, path, 1.0, 1.0, 0.0, 0.0, 0.0, UNKNOWN, UNKNOWN)
+def row(rank, path: str) -> TraceRankRow:
+    return TraceRankRow(rank, path, 1.0, 1.0, 0.0, 0.0, 0.0, UNKNOWN, UNKNOWN)
 
 
 def test_the_file_stands_where_the_rank_is_not_known_or_not_the_only_one():

@@ -25,7 +25,7 @@ NOT_READ = Missing("the clocks of the GPU were not read")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ConditionBlock:
     """Hold the conditions as they stand in a file, and between which bytes; a ``quoted`` one is a string."""
 
     start: int
@@ -34,7 +34,7 @@ class Block:
     quoted: bool
 
 
-def read_block(file: BinaryIO) -> Known[Block]:
+def read_block(file: BinaryIO) -> Known[ConditionBlock]:
     """Find what the hook wrote into an open trace of its surroundings: at the beginning, or at the end."""
     try:
         head = file.read(_EDGE)
@@ -46,7 +46,7 @@ def read_block(file: BinaryIO) -> Known[Block]:
     return find_block(head) or find_block(tail, at) or _NOT_THERE
 
 
-def find_block(edge: bytes, offset: int = 0) -> Block | None:
+def find_block(edge: bytes, offset: int = 0) -> ConditionBlock | None:
     """Find the conditions in a part of a trace that begins at ``offset``."""
     at = edge.find(_CONDITIONS)
     if at < 0:
@@ -64,10 +64,10 @@ def find_block(edge: bytes, offset: int = 0) -> Block | None:
         return None
     if not isinstance(told, dict):
         return None
-    return Block(offset + begin, offset + begin + length, told, quoted)
+    return ConditionBlock(offset + begin, offset + begin + length, told, quoted)
 
 
-def write_clocks(block: Block, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
+def write_clocks(block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
     """Write the conditions of a file once more, with the clocks of the GPUs."""
     told = json.dumps({**block.told, "clocks": to_plain(clocks)})
     return (json.dumps(told) if block.quoted else told).encode()

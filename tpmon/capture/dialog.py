@@ -18,7 +18,7 @@ from tpmon.capture.plan import (
     MOST_BYTES,
     MOST_ENTRIES,
     MOST_EVENTS,
-    Pace,
+    MeasuredPace,
     count_alike,
     known_paces,
     parse_pace,
@@ -72,7 +72,7 @@ def agree_always(_stage: CaptureStage, _said: Sequence[str]) -> bool:
     return True
 
 
-class Talk:
+class CaptureDialog:
     """Hold one talk: the thread of the capture tells and asks, the screen chooses and answers."""
 
     def __init__(
@@ -196,7 +196,7 @@ class RankHook:
     pid: int
     rank: Applicable[int]
     lacks: str
-    pace: Known[Pace]
+    pace: Known[MeasuredPace]
 
     @property
     def who(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
-from tpmon.capture.conditions import Block, read_block, to_conditions, write_clocks
+from tpmon.capture.conditions import ConditionBlock, read_block, to_conditions, write_clocks
 from tpmon.capture.plan import MOST_BYTES
 from tpmon.capture.summary import read_summary
 from tpmon.errors import UsageError
@@ -36,7 +36,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CapturePlace:
     """Hold a folder twice: as the training names it, and as this shell reaches it; and whose it is."""
 
     inside: str
@@ -48,7 +48,7 @@ class Place:
         return os.path.join(self.here, name)
 
 
-def locate(pid: int, folder: str) -> Place:
+def locate(pid: int, folder: str) -> CapturePlace:
     """Say where a folder of the training lies for this shell: below its root where its mounts are others."""
     try:
         same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
@@ -58,7 +58,7 @@ def locate(pid: int, folder: str) -> Place:
         owner = read_owner(pid)
     except OSError:
         owner = own()  # it ended: nothing will be written
-    return Place(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
+    return CapturePlace(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
 
 
 def make_anew(folder: str, pids: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ def make_anew(folder: str, pids: Sequence[int]) -> None:
             raise UsageError(f"{folder}: {error.strerror or error}", "tpmon capture PID --out DIR") from error
 
 
-def _make_folder(place: Place) -> tuple[int, int]:
+def _make_folder(place: CapturePlace) -> tuple[int, int]:
     """Make one by descriptors, and return its device and inode: no link is followed on the way there."""
     folder, name = os.path.split(place.here)
     with contextlib.ExitStack() as stack:
@@ -96,7 +96,7 @@ def _make_folder(place: Place) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def hold_folder(place: Place) -> Iterator[int]:
+def hold_folder(place: CapturePlace) -> Iterator[int]:
     """Hold the folder of a capture: what lies in it is met by this descriptor, not by a path."""
     folder = os.open(place.here, FOLDER)
     try:
@@ -116,7 +116,11 @@ def read_free_bytes(folder: str) -> Known[int]:
 
 
 def pack(
-    source: BinaryIO, name: str, folder: int, owner: Owner, instead: tuple[Block, bytes] | None = None
+    source: BinaryIO,
+    name: str,
+    folder: int,
+    owner: Owner,
+    instead: tuple[ConditionBlock, bytes] | None = None,
 ) -> str:
     """Compress an open file of a folder beside it and remove it; return the new name, or the old one.
 
@@ -154,7 +158,7 @@ def pack(
     return packed
 
 
-def clear_parts(place: Place, name: str, rank: int) -> list[str]:
+def clear_parts(place: CapturePlace, name: str, rank: int) -> list[str]:
     """Remove what a process that ended within its capture left behind, and return the names."""
     start = wire_capture.file_name(name, rank, 0, "")[:-1]
     removed = []
@@ -167,7 +171,7 @@ def clear_parts(place: Place, name: str, rank: int) -> list[str]:
 
 
 def look_at_trace(
-    place: Place, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
+    place: CapturePlace, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
     """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it.
 
@@ -198,7 +202,7 @@ def count_trace(summary: TraceSummary | Missing) -> tuple[Known[int], Known[int]
     return summary.steps, summary.events, summary.kernels
 
 
-def look_at_snapshot(place: Place, name: str, rank: int, first_step: int) -> CapturedFile:
+def look_at_snapshot(place: CapturePlace, name: str, rank: int, first_step: int) -> CapturedFile:
     """Name the allocator snapshot of one rank; what is in it is read by pytorch.org/memory_viz."""
     file = wire_capture.file_name(name, rank, first_step, ".pickle")
     reason = Missing("a snapshot is no trace")

@@ -191,7 +191,7 @@ class Cards(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class LoopAround:
     """Hold how the machine around a process is read: NVML around a window, and the memory left to it.
 
     ``stays_slower`` tells of a PID whether a profile leaves launches so, ``runs_cuda_11`` whether it may be
@@ -215,7 +215,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class MarkedTrace:
     """Hold what the child says of a file: how many steps it marked, which the first is, why there is none."""
 
     marks: int
@@ -224,7 +224,7 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HookTold:
     """Hold what goes into a file beside its events: conditions, and when steps ended, as JSON or ""."""
 
     conditions: str = ""
@@ -239,7 +239,7 @@ def try_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
-    around: Around,
+    around: LoopAround,
     agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
@@ -292,7 +292,7 @@ def capture_by_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
-    around: Around,
+    around: LoopAround,
     agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Have kineto record, and verify what it wrote; given up once ``stopped``, held until ``agreed``.
@@ -338,7 +338,7 @@ def capture_by_kineto(
                     told = _describe(bus, rank, clocks)
                     is_timed = bus is not None and bus.count_timed_steps() > timed
                     works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
-            beside = Told(json.dumps(told) if told else "", counted)
+            beside = HookTold(json.dumps(told) if told else "", counted)
             kept = _keep(window, recorded, rank, name, tell, beside=beside)
         after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
         if kept.file is not None and bus is not None:
@@ -418,7 +418,7 @@ def _keep(
     name: str,
     tell: Callable[[str], None],
     *,
-    beside: Told,
+    beside: HookTold,
 ) -> Kept:
     """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone."""
     if recorded.state is not CaptureState.VERIFIED:
@@ -468,7 +468,7 @@ def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
     }
 
 
-def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marked]:
+def mark_steps(source: int, target: int, most: int, beside: HookTold) -> Known[MarkedTrace]:
     """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
     told = (str(most), beside.conditions, beside.counted)
     try:
@@ -479,7 +479,7 @@ def mark_steps(source: int, target: int, most: int, beside: Told) -> Known[Marke
     try:
         done = json.loads(said)
         first = done["first"]
-        return Marked(
+        return MarkedTrace(
             int(done["marks"]),
             first if isinstance(first, int) else Missing(str(first["missing"])),
             str(done["why"]),

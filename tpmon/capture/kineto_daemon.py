@@ -48,7 +48,7 @@ _UNSAFE = "\n\r#=\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class KinetoAsk:
     """Hold what a process asked: to be registered, or for a configuration."""
 
     registers: bool
@@ -66,7 +66,7 @@ class Order:
     memory: bool
 
 
-def parse_ask(data: bytes) -> Ask | None:
+def parse_ask(data: bytes) -> KinetoAsk | None:
     """Parse a datagram of libkineto; None where it is none."""
     if len(data) < _HEAD.size:
         return None
@@ -76,15 +76,15 @@ def parse_ask(data: bytes) -> Ask | None:
         return None
     name = kind.split(b"\0", 1)[0]
     if name == b"ctxt" and size == _CONTEXT.size:
-        return Ask(registers=True, free=False)
+        return KinetoAsk(registers=True, free=False)
     if name == b"req" and size >= _REQUEST.size:
         bits, count, _ = _REQUEST.unpack_from(body)
         if count >= 0 and size == _REQUEST.size + 4 * count:
-            return Ask(registers=False, free=bool(bits & _FREE))
+            return KinetoAsk(registers=False, free=bool(bits & _FREE))
     return None
 
 
-def write_answer(ask: Ask, order: Order | None) -> bytes:
+def write_answer(ask: KinetoAsk, order: Order | None) -> bytes:
     """Write the answer to a question; without an order there is nothing to do."""
     if ask.registers:
         return _HEAD.pack(4, b"ctxt") + struct.pack("<i", 1)
@@ -252,7 +252,7 @@ class Heard:
     """Hold a question, who asked it, and whether an order went back."""
 
     pid: int
-    ask: Ask
+    ask: KinetoAsk
     ordered: bool
 
 

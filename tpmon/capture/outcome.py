@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from tpmon.capture.bus import Bus, Progress
-from tpmon.capture.files import Place, clear_parts, look_at_snapshot, look_at_trace
+from tpmon.capture.files import CapturePlace, clear_parts, look_at_snapshot, look_at_trace
 from tpmon.capture.plan import draw_number, mean_step, mean_step_of, parse_pace
 from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
@@ -50,7 +50,7 @@ def gather(
     asked: CaptureAsked,
     name: str,
     ranks: Sequence[RankCapture],
-    places: Sequence[Place],
+    places: Sequence[CapturePlace],
     price: Known[CapturePrice],
     *,
     works: Mapping[int, str],
@@ -186,7 +186,7 @@ _NOT_HEARD = "it was taken back before the hook heard of it"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaptureOutcome:
     """Hold how a request ended on one rank."""
 
     state: CaptureState
@@ -201,7 +201,7 @@ class Outcome:
         return words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES], spent_ns / 1e6
 
 
-class Turn(Enum):
+class LoopTurn(Enum):
     """Say whether a request may be written into a mailbox."""
 
     FREE = "free"
@@ -209,46 +209,48 @@ class Turn(Enum):
     TAKEN = "another request was not heard yet"
 
 
-def judge_turn(bus: Bus, now_ns: int) -> Turn:
+def judge_turn(bus: Bus, now_ns: int) -> LoopTurn:
     """Tell whether a request may be written: nothing is lost that somebody waits for."""
     asked = bus.read_asked()
     if asked is None or bus.read_answer()[0] == asked.words[wire_capture.ASK_NUMBER]:
-        return Turn.FREE
+        return LoopTurn.FREE
     kind = asked.words[wire_capture.ASK_KIND]
     if kind == wire_capture.KIND_CANCEL:
         progress = bus.read_progress(asked.words[wire_capture.ASK_SUBJECT])
         under_way = progress is not None and progress.state not in wire_capture.FINAL_STATES
-        return Turn.ENDING if under_way else Turn.FREE
+        return LoopTurn.ENDING if under_way else LoopTurn.FREE
     # Who waits gives up then; the request of a tpmon that was killed is in nobody's way.
     if bus.is_left(asked):
-        return Turn.FREE
-    return Turn.TAKEN if asked.words[wire_capture.ASK_EXPIRES_NS] > now_ns else Turn.FREE
+        return LoopTurn.FREE
+    return LoopTurn.TAKEN if asked.words[wire_capture.ASK_EXPIRES_NS] > now_ns else LoopTurn.FREE
 
 
 def find_end(
     bus: Bus, number: int, progress: Progress | None, *, cancel: int = 0, seen: bool = False
-) -> Outcome | None:
+) -> CaptureOutcome | None:
     """Return how a request ended, None while it may go on.
 
     ``cancel`` is the number of what took it back, 0 where nothing did; ``seen``: the hook told of it before.
     """
     if progress is not None and progress.state in wire_capture.FINAL_STATES:
-        return Outcome(STATES[progress.state], progress.reason, progress.words)
+        return CaptureOutcome(STATES[progress.state], progress.reason, progress.words)
     words = progress.words if progress is not None else NOTHING
     if end := bus.find_end():
-        return Outcome(*end, words)
+        return CaptureOutcome(*end, words)
     answered, answer = bus.read_answer()
     if answered == number and answer == wire_capture.ANSWER_BUSY:
-        return Outcome(CaptureState.BUSY, "another capture is under way there", words)
+        return CaptureOutcome(CaptureState.BUSY, "another capture is under way there", words)
     if answered == number and answer == wire_capture.ANSWER_UNKNOWN:
-        return Outcome(CaptureState.REFUSED, "the hook does not understand this request", words)
+        return CaptureOutcome(CaptureState.REFUSED, "the hook does not understand this request", words)
     if progress is not None or not _is_lost(bus, number, answered):
         return None
     if cancel:
-        return Outcome(CaptureState.CANCELLED, _NOT_HEARD, words)
+        return CaptureOutcome(CaptureState.CANCELLED, _NOT_HEARD, words)
     if seen:
-        return Outcome(CaptureState.FAILED, "another capture began before tpmon heard of its end", words)
-    return Outcome(CaptureState.BUSY, "another capture was asked for at the same time", words)
+        return CaptureOutcome(
+            CaptureState.FAILED, "another capture began before tpmon heard of its end", words
+        )
+    return CaptureOutcome(CaptureState.BUSY, "another capture was asked for at the same time", words)
 
 
 def has_lost_cancel(bus: Bus, cancel: int) -> bool:
@@ -266,11 +268,11 @@ def _is_lost(bus: Bus, number: int, answered: int) -> bool:
     return asked not in (0, number) and asked == answered and bus.tells_of_another(number)
 
 
-def unfinish(probe: Outcome) -> Outcome:
+def unfinish(probe: CaptureOutcome) -> CaptureOutcome:
     """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
     if probe.state is not CaptureState.VERIFIED:
         return probe
-    return Outcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
+    return CaptureOutcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)
 
 
 _EVERY_S = 0.02
@@ -319,7 +321,7 @@ def await_steps_after(
         time.sleep(_EVERY_S)
 
 
-def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: float) -> RankCapture:
+def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probed_ms: float) -> RankCapture:
     """Return the end of a request on one rank, with its steps before, during and after."""
     words = outcome.words
     began, ended = words[wire_capture.CAP_BEGAN_NS], words[wire_capture.CAP_ENDED_NS]
@@ -377,7 +379,7 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
     20 to 50 ms for each 100,000 of them.
     """
     limit = time.monotonic() + limit_s
-    if judge_turn(bus, time.monotonic_ns()) is not Turn.FREE:
+    if judge_turn(bus, time.monotonic_ns()) is not LoopTurn.FREE:
         return _BUSY
     number = draw_number()
     words = [0] * wire_capture.REQUEST_WORDS

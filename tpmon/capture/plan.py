@@ -58,7 +58,7 @@ ranks that exchange gradients are within one step of each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MeasuredPace:
     """Hold where a loop is: its steps, of training or of inference, and how many end in a second."""
 
     steps: int
@@ -66,7 +66,7 @@ class Pace:
     evaluates: bool
 
 
-def parse_pace(records: Sequence[Sequence[int]]) -> Known[Pace]:
+def parse_pace(records: Sequence[Sequence[int]]) -> Known[MeasuredPace]:
     """Tell where a loop is from its newest records; Missing where no step ever ended."""
     if not records:
         return Missing("no step ended yet")
@@ -79,17 +79,19 @@ def parse_pace(records: Sequence[Sequence[int]]) -> Known[Pace]:
     before = records[-2] if len(records) > 1 else first
     trained = last[wire.REC_STEPS] - before[wire.REC_STEPS]
     evaluated = last[wire.REC_EVAL_STEPS] - before[wire.REC_EVAL_STEPS]
-    return Pace(last[word], rate, word == wire.REC_STEPS and evaluated > 0 and trained == 0)
+    return MeasuredPace(last[word], rate, word == wire.REC_STEPS and evaluated > 0 and trained == 0)
 
 
-def choose_start(paces: Sequence[Pace]) -> int:
+def choose_start(paces: Sequence[MeasuredPace]) -> int:
     """Return a step that every rank hears of before it gets there: the same one for all."""
     furthest = max(pace.steps for pace in paces)
     rate = max(pace.rate_hz for pace in paces)
     return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
 
 
-def check_wait(start: int, paces: Sequence[Pace], steps_ms: Sequence[Known[float]], most_s: float) -> None:
+def check_wait(
+    start: int, paces: Sequence[MeasuredPace], steps_ms: Sequence[Known[float]], most_s: float
+) -> None:
     """Refuse a step that no request lives to see, before anything is paid for it.
 
     By the time of steps alone: a validation that ends in between only makes it later.
@@ -109,7 +111,7 @@ def check_wait(start: int, paces: Sequence[Pace], steps_ms: Sequence[Known[float
         )
 
 
-def count_alike(paces: Sequence[Pace]) -> bool:
+def count_alike(paces: Sequence[MeasuredPace]) -> bool:
     """Tell whether the ranks count the same steps: they do when all were hooked from the beginning on."""
     numbers = [pace.steps for pace in paces]
     slack = max(pace.rate_hz for pace in paces) * _AHEAD_S
@@ -298,7 +300,7 @@ def say_count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def known_paces(paces: Sequence[Known[Pace]]) -> list[Pace]:
+def known_paces(paces: Sequence[Known[MeasuredPace]]) -> list[MeasuredPace]:
     """Return the paces that could be told."""
     return [pace for pace in paces if is_known(pace)]
 

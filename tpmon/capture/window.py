@@ -27,9 +27,9 @@ from tpmon.capture.outcome import (
     ANOTHER_RANK,
     NOTHING,
     STATES,
+    CaptureOutcome,
     EndedWindow,
-    Outcome,
-    Turn,
+    LoopTurn,
     await_steps_after,
     describe_rank,
     find_end,
@@ -39,7 +39,7 @@ from tpmon.capture.outcome import (
     unfinish,
 )
 from tpmon.capture.plan import (
-    Pace,
+    MeasuredPace,
     check_wait,
     choose_start,
     count_alike,
@@ -101,7 +101,9 @@ class FirstStep:
         return len(self._backwards - {0}) >= _LEAST_BACKWARDS and not adds_up
 
 
-def say_progress(told: Sequence[Progress | None], pace: Callable[[], Known[Pace]], *, timed: bool) -> str:
+def say_progress(
+    told: Sequence[Progress | None], pace: Callable[[], Known[MeasuredPace]], *, timed: bool
+) -> str:
     """Say where the slowest rank is; "" where there is nothing new to say; ``pace`` reads its loop."""
     heard = [one for one in told if one is not None]
     if not heard:
@@ -159,7 +161,7 @@ _KINDS = {
 }
 
 
-class Window:
+class CaptureWindow:
     """Lead one capture on the given ranks; ``tell`` gets a line of progress whenever something changes."""
 
     def __init__(
@@ -189,7 +191,7 @@ class Window:
         self._before = self._mean_steps()
         self._probed_ms = [0.0] * len(self.buses)
 
-    def run(self) -> tuple[Outcome, ...]:
+    def run(self) -> tuple[CaptureOutcome, ...]:
         """Go through with it, and return how it ended on each rank.
 
         An evaluation before the first step looks like a program that does nothing else: where it ends in
@@ -207,7 +209,7 @@ class Window:
             outcomes = self._go_through()
         return outcomes
 
-    def _go_through(self) -> tuple[Outcome, ...]:
+    def _go_through(self) -> tuple[CaptureOutcome, ...]:
         if ended := self._await_steps():
             return ended
         paces = self._discover()
@@ -267,7 +269,7 @@ class Window:
         paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
         return self._fire(paces, price.steps or 1, seconds)
 
-    def describe(self, outcomes: Sequence[Outcome]) -> tuple[RankCapture, ...]:
+    def describe(self, outcomes: Sequence[CaptureOutcome]) -> tuple[RankCapture, ...]:
         """Say what became of each rank, with its steps before, during and after."""
         windows = [
             EndedWindow(bus, outcome.words[wire_capture.CAP_CHANGED_NS], before)
@@ -277,7 +279,7 @@ class Window:
         await_steps_after(windows, self._say, self._stopped)
         return tuple(map(describe_rank, self.buses, outcomes, self._before, self._probed_ms))
 
-    def _await_steps(self) -> tuple[Outcome, ...] | None:
+    def _await_steps(self) -> tuple[CaptureOutcome, ...] | None:
         """Wait for the first step of each loop, or until backwards alone say that there will be none.
 
         Returns None then, and how it ended where nobody waits any more, or there is nothing to wait for.
@@ -307,15 +309,15 @@ class Window:
             self._say_waiting("waits for the first step of the loop")
             time.sleep(_EVERY_S)
 
-    def _find_ended(self) -> tuple[Outcome, ...] | None:
+    def _find_ended(self) -> tuple[CaptureOutcome, ...] | None:
         """Say how it ends where one of the hooks ended; None while all run."""
         ended = tuple(bus.find_end() for bus in self.buses)
         if not any(ended):
             return None
         other = (CaptureState.CANCELLED, ANOTHER_RANK)
-        return tuple(Outcome(*(end or other), NOTHING) for end in ended)
+        return tuple(CaptureOutcome(*(end or other), NOTHING) for end in ended)
 
-    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> tuple[Outcome, ...] | None:
+    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> tuple[CaptureOutcome, ...] | None:
         """Hold until whoever asked agrees to what was said; how it ended where they do not."""
         limit = time.monotonic() + YES_S
         while not self._agreed(stage, said):
@@ -329,10 +331,10 @@ class Window:
     def _mean_steps(self) -> list[Known[float]]:
         return [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
 
-    def _end_all(self, state: CaptureState, reason: str) -> tuple[Outcome, ...]:
-        return tuple(Outcome(state, reason, NOTHING) for _ in self.buses)
+    def _end_all(self, state: CaptureState, reason: str) -> tuple[CaptureOutcome, ...]:
+        return tuple(CaptureOutcome(state, reason, NOTHING) for _ in self.buses)
 
-    def _discover(self) -> list[Pace]:
+    def _discover(self) -> list[MeasuredPace]:
         """Find out where the loops are; one that ends no step is captured by time.
 
         Raises:
@@ -352,7 +354,7 @@ class Window:
             raise UsageError(COUNT_APART, "tpmon capture --rank K takes one of them")
         return known
 
-    def _fire(self, paces: Sequence[Pace], steps: int, seconds: float) -> tuple[Outcome, ...]:
+    def _fire(self, paces: Sequence[MeasuredPace], steps: int, seconds: float) -> tuple[CaptureOutcome, ...]:
         start = self.asked.at if is_known(self.asked.at) else 0
         if not start and len(self.buses) > 1 and paces:
             start = choose_start(paces)
@@ -360,7 +362,7 @@ class Window:
             self._say(f"begins with step {start}{' on all ranks' if len(self.buses) > 1 else ''}")
         return self._post_all(_KINDS[self.asked.kind], steps, start, seconds)
 
-    def _post_all(self, kind: int, steps: int, start: int, seconds: float) -> tuple[Outcome, ...]:
+    def _post_all(self, kind: int, steps: int, start: int, seconds: float) -> tuple[CaptureOutcome, ...]:
         if start and (missed := self._find_missed(start)):
             return missed
         if blocked := self._await_turn():
@@ -387,7 +389,7 @@ class Window:
             self._cancel(number)
             raise
 
-    def _find_missed(self, start: int) -> tuple[Outcome, ...] | None:
+    def _find_missed(self, start: int) -> tuple[CaptureOutcome, ...] | None:
         """Say that a step cannot be recorded from its beginning on; None where a loop is before it.
 
         The hook of a rank that is past it says so itself, and the others record.
@@ -396,15 +398,15 @@ class Window:
             return None
         return self._end_all(CaptureState.MISSED, _PAST)
 
-    def _await_turn(self) -> tuple[Outcome, ...] | None:
+    def _await_turn(self) -> tuple[CaptureOutcome, ...] | None:
         """Wait until what was cancelled has ended; say busy where another request waits to be heard."""
         limit = time.monotonic() + _ENDS_S
         while True:
             turns = [judge_turn(bus, time.monotonic_ns()) for bus in self.buses]
-            if all(turn is Turn.FREE for turn in turns):
+            if all(turn is LoopTurn.FREE for turn in turns):
                 return None
             ended = any(bus.find_end() for bus in self.buses)
-            if Turn.TAKEN in turns or ended or self._stopped() or time.monotonic() > limit:
+            if LoopTurn.TAKEN in turns or ended or self._stopped() or time.monotonic() > limit:
                 return self._end_all(CaptureState.BUSY, "another capture was asked for, or is to end, there")
             self._say_waiting("waits for the end of a capture that was cancelled")
             time.sleep(_EVERY_S)
@@ -418,10 +420,10 @@ class Window:
                 bus.wake()
         return cancel.words[wire_capture.ASK_NUMBER]
 
-    def _follow(self, number: int, seconds: float) -> tuple[Outcome, ...]:
+    def _follow(self, number: int, seconds: float) -> tuple[CaptureOutcome, ...]:
         """Wait until the request ended on every rank."""
         cancel = 0
-        ended: dict[int, Outcome] = {}
+        ended: dict[int, CaptureOutcome] = {}
         seen: set[int] = set()
         woken = began = time.monotonic()
         limit = began + _WAIT_S + seconds + _SPARE_S
@@ -447,12 +449,12 @@ class Window:
                 limit = time.monotonic() + _ENDS_S
             elif cancel and late:
                 state = CaptureState.CANCELLED if self._stopped() else CaptureState.EXPIRED
-                gave_up = Outcome(state, "the loop came to no end of a step", NOTHING)
+                gave_up = CaptureOutcome(state, "the loop came to no end of a step", NOTHING)
                 return tuple(ended.get(at, gave_up) for at in range(len(self.buses)))
             time.sleep(_EVERY_S)
         return tuple(ended[at] for at in range(len(self.buses)))
 
-    def _read_pace(self) -> Known[Pace]:
+    def _read_pace(self) -> Known[MeasuredPace]:
         return parse_pace(self.buses[0].read_records())
 
     def _say_waiting(self, text: str) -> None:

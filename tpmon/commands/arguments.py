@@ -148,7 +148,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> 
     if setting is settings.STACKS_SETTING:
         parser.add_argument(setting.flag, action="store_true", **options)
         parser.add_argument("--stacks", action="store_false", **{**options, "help": "look at them (default)"})
-    elif setting.kind is settings.Kind.SWITCH:
+    elif setting.kind is settings.ValueKind.SWITCH:
         parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
     else:
         short = ("-i",) if setting.key == "interval" else ()

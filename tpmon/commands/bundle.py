@@ -19,7 +19,7 @@ from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.evidence import ROUNDS, Looking, OwnLook, SharedLook
 from tpmon.judge.dumps.collectives import add_collectives
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import date_log
 from tpmon.model.codec import encode
 from tpmon.model.dump import Dump, DumpRound, ShownFrame, StackGroup
@@ -168,7 +168,7 @@ class Bundler:
         found: list[Dump] = []
 
         def fold() -> list[str]:
-            dump = fold_rounds(rounds, Origin(job.root.pid, job.script, job.world_size))
+            dump = fold_rounds(rounds, DumpOrigin(job.root.pid, job.script, job.world_size))
             dump = replace(dump, last_write=self._date_log(dump.taken))
             found.append(add_collectives(dump, records) if is_known(records) else dump)
             return write_dump(found[0], _shorten)

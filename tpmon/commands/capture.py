@@ -14,13 +14,13 @@ from typing import Any
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.dialog import Agreed, advise_on_slot, agree_always, read_hook
-from tpmon.capture.files import NEW_FOLDER, Place, locate, sweep, write_host
-from tpmon.capture.kineto_capture import Around, try_kineto
+from tpmon.capture.files import NEW_FOLDER, CapturePlace, locate, sweep, write_host
+from tpmon.capture.kineto_capture import LoopAround, try_kineto
 from tpmon.capture.kineto_daemon import find_client
 from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
 from tpmon.capture.plan import LONGEST_S
-from tpmon.capture.window import Window
+from tpmon.capture.window import CaptureWindow
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.codec import encode
@@ -55,7 +55,7 @@ _WARNS = (
     "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
     " allocated before"
 )
-_AROUND = Around(
+_AROUND = LoopAround(
     watch=lambda process: watch_clocks([process]),
     memory_left=read_memory_left,
     stays_slower=stays_slower,
@@ -64,7 +64,7 @@ _AROUND = Around(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaptureCommand:
     """Hold what one call asks for."""
 
     ranks: Applicable[int]
@@ -82,7 +82,7 @@ class Asked:
     yes: bool = False
 
 
-def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
+def parse_asked(given: Mapping[str, Any], options: Options) -> CaptureCommand:
     """Check what was typed before anything is looked at.
 
     Raises:
@@ -104,7 +104,7 @@ def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
         raise UsageError(f"--{details[0]} belongs to a trace", f"leave --{details[0]} out")
     by_seconds = "seconds" in given and "steps" not in given
     most = str(MOST_STEPS if by_seconds else STEPS)
-    return Asked(
+    return CaptureCommand(
         ranks=_parse_number("--rank", rank, 0, 1_000_000) if rank is not None else NOT_APPLICABLE,
         every=every,
         steps=_parse_number("--steps", given.get("steps", most), 1, MOST_STEPS),
@@ -142,7 +142,7 @@ def _parse_seconds(text: str | None) -> float:
     return seconds
 
 
-def choose_ranks(job: Job, asked: Asked) -> tuple[Member, ...]:
+def choose_ranks(job: Job, asked: CaptureCommand) -> tuple[Member, ...]:
     """Return the ranks to capture: all, the one named, else that of the PID, else the lowest here.
 
     Raises:
@@ -171,7 +171,7 @@ def choose_ranks(job: Job, asked: Asked) -> tuple[Member, ...]:
     return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
 
 
-def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int:
+def run_capture(job: Job, options: Options, asked: CaptureCommand, output: Output) -> int:
     """Capture, write what came of it, and return the exit code.
 
     Raises:
@@ -204,7 +204,7 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
 
 def capture_job(
     job: Job,
-    asked: Asked,
+    asked: CaptureCommand,
     tell: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
     *,
@@ -267,7 +267,7 @@ def capture_job(
             stack.callback(bus.close)
         stack.enter_context(_remove_empty(mine, stays))
         slower = any(stays_slower(member.identity.pid) for member in members)
-        window = Window(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
+        window = CaptureWindow(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
@@ -309,7 +309,7 @@ def _remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[Non
                     os.rmdir(folder)
 
 
-def _check_slot(member: Member, asked: Asked) -> None:
+def _check_slot(member: Member, asked: CaptureCommand) -> None:
     """Refuse a range that could end the run, and a trace where nsys or another tool records the GPU.
 
     Raises:
@@ -397,7 +397,7 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     )
 
 
-def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:
+def _choose_place(pid: int, job: Job, asked: CaptureCommand) -> tuple[str, str]:
     """Return the name of the files, and the folder as the training sees it."""
     when = time.strftime("%Y%m%d-%H%M%S")
     name = f"{write_host()}-{job.root.pid}"
@@ -408,5 +408,5 @@ def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:
     return name, os.path.join(base, f"{NEW_FOLDER}{name}-{when}")
 
 
-def _locate(bus: Bus, folder: str) -> Place:
+def _locate(bus: Bus, folder: str) -> CapturePlace:
     return locate(bus.process.pid, folder)

@@ -160,7 +160,7 @@ def _end(child: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-class Watch:
+class DiagnoseWatch:
     """Follow the verdict of a session: a sink that knows when to stop."""
 
     def __init__(

@@ -17,7 +17,7 @@ from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives, fold_collectives
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import Origin, find_clash, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, find_clash, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import build_tree, date_log
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
@@ -68,7 +68,7 @@ PID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DumpAsked:
     """Hold what one call asks for that is no setting: which processes, and how deep to look."""
 
     ranks: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ def pick_format(options: Options) -> str:
     return config.pick_format(options, options.dump_format, options.dump_format_from)
 
 
-def check_asked(options: Options, asked: Asked) -> None:
+def check_asked(options: Options, asked: DumpAsked) -> None:
     """Refuse what cannot be done before anything is looked at.
 
     Raises:
@@ -150,7 +150,7 @@ def _parse_numbers(word: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_members(job: Job, asked: Asked) -> tuple[Member, ...]:
+def choose_members(job: Job, asked: DumpAsked) -> tuple[Member, ...]:
     """Return the processes to look at: all worth it, or ranks with what they started, or single ones.
 
     Raises:
@@ -185,7 +185,7 @@ def choose_members(job: Job, asked: Asked) -> tuple[Member, ...]:
     return (*chosen, *named)
 
 
-def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
+def run_dump(job: Job, options: Options, asked: DumpAsked, output: Output) -> int:
     """Look at a job as often as asked, write the fold, and return the exit code.
 
     Raises:
@@ -218,11 +218,11 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
     return logs if isinstance(logs, Missing) else date_log(logs)
 
 
-def _name_origin(job: Job, members: Sequence[Member]) -> Origin:
+def _name_origin(job: Job, members: Sequence[Member]) -> DumpOrigin:
     """Name the job, and count the ranks of it that were left out."""
     left_out = sum(one.role is Role.RANK and one not in members for one in job.members)
     whole = len(members) >= len(dumpable(job))
-    return Origin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
+    return DumpOrigin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
 
 
 def run_fold(paths: Sequence[str], options: Options, output: Output, *, tree: bool = False) -> int:

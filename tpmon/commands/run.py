@@ -63,7 +63,7 @@ _ENDS_WITHIN_S = 0.2
 """The screen, once left, ends tpmon within a second, whatever it is doing."""
 
 
-class Request:
+class RunRequest:
     """Hold what was asked for. No dataclass: to import that takes longer than all else here."""
 
     __slots__ = ("allow_stacks", "attach", "command", "kineto", "log", "nsys", "wants_help")
@@ -75,13 +75,13 @@ class Request:
         self.log = ""
 
 
-def parse_request(arguments: Sequence[str]) -> Request:
+def parse_request(arguments: Sequence[str]) -> RunRequest:
     """Parse what follows ``tpmon run``; the first word that is no option begins the program.
 
     Raises:
         UsageError: for an option that is none, and where there is no program.
     """
-    request = Request()
+    request = RunRequest()
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
         option, rest = rest[0], rest[1:]
@@ -142,7 +142,7 @@ def _read_first_words() -> list[bytes]:
         return []
 
 
-def _prepare(request: Request) -> dict[str, str]:
+def _prepare(request: RunRequest) -> dict[str, str]:
     """Return the environment of the program, and put nsys in front of it where that is asked for.
 
     Raises:
@@ -170,7 +170,7 @@ def _prepare(request: Request) -> dict[str, str]:
     return prepare(environment)
 
 
-def _take_back(request: Request, environment: dict[str, str]) -> None:
+def _take_back(request: RunRequest, environment: dict[str, str]) -> None:
     """Remove what was made for a program that did not start."""
     if request.kineto:
         from tpmon.capture.kineto_window import take_back  # noqa: PLC0415
@@ -192,7 +192,7 @@ def start(arguments: Sequence[str]) -> UsageError | None:
     return None
 
 
-def become(request: Request) -> NoReturn:
+def become(request: RunRequest) -> NoReturn:
     """Replace this process by the program.
 
     Raises:
@@ -241,7 +241,7 @@ def run_program(
     return _run_attached(request, watch)
 
 
-def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
+def _run_attached(request: RunRequest, watch: Callable[[Job], int]) -> int:
     from tpmon.report.text import complain  # noqa: PLC0415 a plain start needs none of it
 
     environment = _prepare(request)
@@ -270,7 +270,7 @@ def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
     return ended if ended >= 0 else 128 - ended
 
 
-def _start_logged(request: Request, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
+def _start_logged(request: RunRequest, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
     """Start the program beside this one; what it prints goes to a new file, whose path is returned.
 
     Raises:
@@ -341,7 +341,7 @@ def _open_log(asked: str) -> tuple[int, str]:
         ) from error
 
 
-def _refuse(request: Request, error: OSError) -> UsageError:
+def _refuse(request: RunRequest, error: OSError) -> UsageError:
     import shlex  # noqa: PLC0415 only who errs pays for it
 
     name = request.command[0]

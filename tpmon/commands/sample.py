@@ -12,7 +12,7 @@ from types import FrameType
 from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import fold_stacks, hot_functions
 from tpmon.model.codec import encode
 from tpmon.model.dump import DumpError, ErrorKind
@@ -21,7 +21,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import (
-    Counted,
+    CountedFunction,
     HotSample,
     SampleReading,
     SampleRequest,
@@ -49,7 +49,7 @@ _PERMISSIONS = "docs/guide.md, Permissions"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SampleAsked:
     """Hold what one call asks for that is no setting."""
 
     rank: str | None
@@ -65,7 +65,7 @@ class NewFile:
     descriptor: int
 
 
-def pick_format(options: Options, asked: Asked) -> str:
+def pick_format(options: Options, asked: SampleAsked) -> str:
     """Check what was asked for before anything is looked at, and return the form to write in.
 
     Raises:
@@ -87,7 +87,9 @@ def pick_format(options: Options, asked: Asked) -> str:
     return form
 
 
-def choose_request(members: tuple[Member, ...], job: Job, options: Options, asked: Asked) -> SampleRequest:
+def choose_request(
+    members: tuple[Member, ...], job: Job, options: Options, asked: SampleAsked
+) -> SampleRequest:
     """Turn what was asked for into processes: a rank with its workers, or all.
 
     Without --rank it is the rank that the PID belongs to, else the lowest one here.
@@ -114,7 +116,11 @@ def choose_request(members: tuple[Member, ...], job: Job, options: Options, aske
     request = fix_request(
         members,
         SampleRequest(
-            pids, asked.everyone, options.sample_seconds, options.sample_rate, Counted(options.sample_only)
+            pids,
+            asked.everyone,
+            options.sample_seconds,
+            options.sample_rate,
+            CountedFunction(options.sample_only),
         ),
     )
     if not choose_members(members, request):
@@ -125,7 +131,7 @@ def choose_request(members: tuple[Member, ...], job: Job, options: Options, aske
     return request
 
 
-def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
+def run_sample(job: Job, options: Options, asked: SampleAsked, output: Output) -> int:
     """Sample a job, show hot functions meanwhile, write the result, and return the exit code.
 
     Raises:
@@ -142,14 +148,14 @@ def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
     return ExitCode.OK
 
 
-def _sample(job: Job, options: Options, asked: Asked) -> tuple[HotSample, SampleReading]:
+def _sample(job: Job, options: Options, asked: SampleAsked) -> tuple[HotSample, SampleReading]:
     membership = Membership(job)
 
     def find() -> tuple[Member, ...]:
         membership.refresh(time.monotonic_ns())
         return dumpable(membership.job)
 
-    origin = Origin(job.root.pid, job.script, job.world_size)
+    origin = DumpOrigin(job.root.pid, job.script, job.world_size)
     service = SampleService(find)
     try:
         members = find()
@@ -167,7 +173,7 @@ def _sample(job: Job, options: Options, asked: Asked) -> tuple[HotSample, Sample
     return hot_functions(reading, origin), reading
 
 
-def _watch(service: SampleService, live: Live, origin: Origin, poll: Callable[[], None]) -> SampleReading:
+def _watch(service: SampleService, live: Live, origin: DumpOrigin, poll: Callable[[], None]) -> SampleReading:
     """Show what comes until the sampling is over, and return all of it."""
     try:
         while True:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from tpmon.capture.dialog import ChosenAnewError, Talk, judge_offers, read_hook
-from tpmon.commands.capture import SECONDS, STEPS, Asked, capture_job, choose_ranks
+from tpmon.capture.dialog import CaptureDialog, ChosenAnewError, judge_offers, read_hook
+from tpmon.commands.capture import SECONDS, STEPS, CaptureCommand, capture_job, choose_ranks
 from tpmon.config import Options
 from tpmon.errors import TpmonError
 from tpmon.evidence import RoundKeeper, SharedLook
@@ -48,7 +48,7 @@ from tpmon.ui.monitor.requests import LOOKS_EVERY_S
 from tpmon.ui.monitor.start import run_screen
 
 if TYPE_CHECKING:
-    from tpmon.capture.dialog import Talk
+    from tpmon.capture.dialog import CaptureDialog
     from tpmon.report.bundle import Sink as BundleSink
 
 
@@ -84,7 +84,7 @@ class Wiring:
         self._ended = False
         self._bundles = False
         self._captures = False
-        self._talk: Talk | None = None
+        self._talk: CaptureDialog | None = None
         self._bundle_path = ""
         self._left = threading.Event()
         self._late: list[str] = []
@@ -168,13 +168,13 @@ class Wiring:
 
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""
-        from tpmon.capture.dialog import Talk  # the first picture does without it
+        from tpmon.capture.dialog import CaptureDialog  # the first picture does without it
 
         if self._captures:
             self._results(Notice(CAPTURING))
             return
         self._captures = True
-        self._talk = Talk(self._take_capture, self._left.is_set)
+        self._talk = CaptureDialog(self._take_capture, self._left.is_set)
         start_capture(lambda: self._find_job(order.pid), self._talk)
 
     def _find_job(self, pid: Applicable[int] = NOT_APPLICABLE) -> Job:
@@ -310,7 +310,7 @@ def write_hot(update: SampleUpdate) -> str:
     return "\n".join(write_sample(update.hot)) if is_known(update.hot) else update.hot.reason
 
 
-def start_capture(find: Callable[[], Job], talk: Talk) -> None:
+def start_capture(find: Callable[[], Job], talk: CaptureDialog) -> None:
     """Capture what is chosen in a daemon thread, as far as whoever it talks with says yes.
 
     ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
@@ -336,7 +336,9 @@ def find_shown(result: CaptureResult) -> str:
     return find_place(result) if of_traces else result.files[0].host_path
 
 
-def _capture_chosen(find: Callable[[], Job], talk: Talk) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
+def _capture_chosen(
+    find: Callable[[], Job], talk: CaptureDialog
+) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Plan what is chosen, each time anew, until a plan is agreed to; lead that capture.
 
     Raises:
@@ -355,9 +357,9 @@ def _capture_chosen(find: Callable[[], Job], talk: Talk) -> tuple[CaptureResult,
                 raise
 
 
-def _ask_for(choice: CaptureChoice) -> Asked:
+def _ask_for(choice: CaptureChoice) -> CaptureCommand:
     """Return what the command would be given for a choice."""
-    bare = Asked(
+    bare = CaptureCommand(
         NOT_APPLICABLE, False, STEPS, SECONDS, NOT_APPLICABLE, "", False, False, False, CaptureKind.TRACE
     )
     return replace(bare, every=choice.every, steps=choice.steps, kind=choice.kind)

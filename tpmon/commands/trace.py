@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpmon.config import Options, Source
+from tpmon.config import Options, SettingSource
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
@@ -118,7 +118,7 @@ MOST_TOP = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TraceAsked:
     """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none.
 
     ``slice_out`` is the file for a slice of ``steps`` or of the ``top_gaps`` longest gaps. ``table`` is one
@@ -183,7 +183,7 @@ def _parse_top(text: str) -> int:
     return int(text)
 
 
-def check_pair(files: Sequence[str], asked: Asked) -> float:
+def check_pair(files: Sequence[str], asked: TraceAsked) -> float:
     """Return the speed-up that was hoped for; 1 without one, and where nothing is compared.
 
     Raises:
@@ -206,7 +206,7 @@ def refuse_empty(given: Mapping[str, Any]) -> None:
             raise UsageError(f"{flag} takes {_TAKES.get(key, 'a value')}, found ''", f"leave {flag} out")
 
 
-def _parse_target(asked: Asked) -> float:
+def _parse_target(asked: TraceAsked) -> float:
     if not asked.target:
         return 1.0
     try:
@@ -220,14 +220,14 @@ def _parse_target(asked: Asked) -> float:
     return target
 
 
-def _settle_form(options: Options, asked: Asked, *, slices: bool) -> Options:
+def _settle_form(options: Options, asked: TraceAsked, *, slices: bool) -> Options:
     """Return the options with the form that was typed: it wins over JSON of the file and the variable.
 
     Raises:
         UsageError: where one form would leave out what another asks for.
     """
     typed = slices or asked.csv or asked.top or asked.table
-    if typed and options.json_from is not Source.FLAG:
+    if typed and options.json_from is not SettingSource.FLAG:
         options = replace(options, json=False)
     if asked.csv and options.json:
         raise UsageError("--csv and --json exclude each other", "leave one of them out")
@@ -239,7 +239,7 @@ def _settle_form(options: Options, asked: Asked, *, slices: bool) -> Options:
     return options
 
 
-def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
+def run_trace(given: Sequence[str], options: Options, asked: TraceAsked, output: Output) -> int:
     """Analyse the traces that were named and write what was asked for."""
     top = _parse_top(asked.top)
     wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
@@ -247,7 +247,9 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
     options = _settle_form(options, asked, slices=slices)
     files = find_files(given)
     if slices:
-        if options.json or asked != Asked(slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps):
+        if options.json or asked != TraceAsked(
+            slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps
+        ):
             raise UsageError(
                 "--slice stands alone, without --json, --csv, --top, --table, --against and --target",
                 "leave the others out",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpmon.commands.trace import (
     PROGRESS_AFTER_S,
-    Asked,
+    TraceAsked,
     are_snapshots,
     check_pair,
     find_files,
@@ -37,7 +37,7 @@ from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal_io.terminal import has_terminal
 
 if TYPE_CHECKING:
-    from tpmon.ui.traces.state import Grouping, Subject, TraceControls
+    from tpmon.ui.traces.state import Grouping, ScreenSubject, TraceControls
 
 MOST_KEPT_EVENTS = 12_000_000
 """Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
@@ -47,7 +47,7 @@ LONG_SNAPSHOT_BYTES = 1 << 20
 _TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
 
 
-class _Kept:
+class _KeptAnalysis:
     """Hold what the screen may ask of each trace beyond its analysis."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Kept:
         return _TOO_LARGE if found is None else group_operators(found, grouping.value)
 
 
-class _Progress:
+class _ScreenProgress:
     """Say in one line of the terminal how far a file is read, once it takes a second."""
 
     def __init__(self) -> None:
@@ -130,10 +130,10 @@ def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> i
         warnings.simplefilter("ignore")  # numpy's on absurd numbers, written where a screen may be drawn
     refuse_empty(given)
     keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
-    asked = Asked(*(given.get(key, "") for key in keys))
+    asked = TraceAsked(*(given.get(key, "") for key in keys))
     named: Sequence[str] = given["files"]
-    compared = bool(asked.against) and asked == Asked(against=asked.against, target=asked.target)
-    if options.is_text or not (compared or asked == Asked()) or not has_terminal():
+    compared = bool(asked.against) and asked == TraceAsked(against=asked.against, target=asked.target)
+    if options.is_text or not (compared or asked == TraceAsked()) or not has_terminal():
         return run_trace(named, options, asked, output)
     files = find_files(named)
     if are_snapshots(files):
@@ -151,7 +151,7 @@ def show_snapshots(files: Sequence[str], options: Options, output: Output) -> in
     """
     from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415  # a trace does without all of it
 
-    progress = _Progress()
+    progress = _ScreenProgress()
     progress.announce(files)
     try:
         report = analyze_snapshots(files)
@@ -166,7 +166,7 @@ def show_snapshots(files: Sequence[str], options: Options, output: Output) -> in
 
 
 def show_traces(
-    files: Sequence[str], named: Sequence[str], asked: Asked, options: Options, output: Output
+    files: Sequence[str], named: Sequence[str], asked: TraceAsked, options: Options, output: Output
 ) -> int:
     """Analyse traces and draw them until the screen ends; return its exit code.
 
@@ -177,8 +177,8 @@ def show_traces(
         TpmonError: where one is no trace or may not be read.
     """
     target = check_pair(files, asked)
-    kept = _Kept()
-    progress = _Progress()
+    kept = _KeptAnalysis()
+    progress = _ScreenProgress()
 
     def skip(path: str, error: TpmonError) -> bool:
         """Leave out what only a directory or a pattern named: other files lie there too."""
@@ -203,7 +203,7 @@ def show_traces(
     return _draw(TraceSubject(report, comparison), controls, options, output)
 
 
-def _draw(subject: Subject, controls: TraceControls, options: Options, output: Output) -> int:
+def _draw(subject: ScreenSubject, controls: TraceControls, options: Options, output: Output) -> int:
     from tpmon.ui.traces.app import run_trace_screen  # noqa: PLC0415  # a wrong file is told without it
 
     result = run_trace_screen(subject, controls, ascii_only=options.ascii_only)

@@ -15,7 +15,7 @@ import time
 LATENCY_S = 0.025
 
 
-class Answer(socketserver.BaseRequestHandler):
+class StoreHandler(socketserver.BaseRequestHandler):
     """Answer each 4-byte index on one connection with the bytes of that sample."""
 
     def handle(self) -> None:
@@ -26,14 +26,14 @@ class Answer(socketserver.BaseRequestHandler):
             self.request.sendall(index * (size // 4))
 
 
-class Store(socketserver.ThreadingTCPServer):
+class StoreServer(socketserver.ThreadingTCPServer):
     """Listen on a free port of the loopback interface."""
 
     daemon_threads = True
 
 
 if __name__ == "__main__":
-    with Store(("127.0.0.1", 0), Answer) as server:
+    with StoreServer(("127.0.0.1", 0), StoreHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(server.server_address[1], flush=True)
         while os.read(0, 1):

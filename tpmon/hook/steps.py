@@ -56,7 +56,7 @@ _BY_UPDATE = wire.RULE_UPDATE
 _BACKWARDS_WITHOUT_UPDATE = wire.BACKWARDS_WITHOUT_UPDATE
 
 
-class Ends(Counts):
+class StepEnds(Counts):
     """End steps and evaluation steps by what is open."""
 
     __slots__ = ()
@@ -247,7 +247,7 @@ _LEFT = wire.LIVE_LEFT
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 
 
-class Steps(Ends):
+class Steps(StepEnds):
     """Count the steps of this process by its events."""
 
     __slots__ = ()

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.entry import Chosen, Risk
-from tpmon.judge.advice.facts import Facts, fill, write_gain
+from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene
@@ -213,7 +213,7 @@ def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str
         # What the remedy itself can do may be less: a worker still takes its time for each batch.
         if chosen is None or not _tells_workers(chosen) or chosen.ceiling.startswith(f"{gain} "):
             return whole
-        unread = fill(chosen.remedy.ceiling, Facts())
+        unread = fill(chosen.remedy.ceiling, RunFacts())
         return whole if chosen.ceiling == unread else f"{whole}, {chosen.ceiling}"
     if chosen is None or "{gain}" in chosen.remedy.ceiling or _tells_workers(chosen):
         return Missing("the share of time that it costs is not known")

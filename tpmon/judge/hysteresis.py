@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion
 from tpmon.judge.stacks.profile import differs
-from tpmon.judge.watch.tracker import NO_WATCH, Watch, longest_reading_s
+from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, longest_reading_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
@@ -92,7 +92,7 @@ class Standing:
     finding: Finding | None = None
     """What was said last, and the notes beside it."""
     notes: tuple[str, ...] = ()
-    watch: Watch = NO_WATCH
+    watch: WatchedTime = NO_WATCH
     """How long nothing has moved, and the looks at all stacks."""
 
 

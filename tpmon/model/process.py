@@ -85,7 +85,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EnvironmentSetting:
     """Carry one environment variable that the process was started with."""
 
     name: str
@@ -159,7 +159,7 @@ class ProcessSample:
     waits_for: Known[str]
     """What the main thread waits for, in words told from state, wchan and syscall."""
     waits_unchanged_s: Known[float]
-    environment: Known[tuple[Setting, ...]]
+    environment: Known[tuple[EnvironmentSetting, ...]]
     """Start-up values of the variables that change training speed; never the whole environment."""
     allowed_cpus: Known[str] = Missing("not read")
     """The CPUs on which its main thread may run, as the kernel writes them: "0-3,8"."""

@@ -28,7 +28,7 @@ SAMPLE_MS = 0.6
 What tpmon itself uses meanwhile is too little to measure beside that."""
 
 
-class Counted(str, Enum):
+class CountedFunction(str, Enum):
     """Name the samples that count."""
 
     ALL = "all"
@@ -49,7 +49,7 @@ class SampleRequest:
     everyone: bool = False
     seconds: float = SECONDS
     rate_hz: int = RATE_HZ
-    counted: Counted = Counted.ALL
+    counted: CountedFunction = CountedFunction.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class HotSample:
     seconds: float
     asked_seconds: float
     rate_hz: int
-    counted: Counted
+    counted: CountedFunction
     asked_processes: int
     sampled_processes: int
     ended_processes: int

@@ -16,7 +16,7 @@ from tpmon.model.results.doctor import (
     list_obstacles,
 )
 from tpmon.model.units import clean_text, count_cells, format_seconds
-from tpmon.report.text import LABEL_WIDTH, WIDTH, Reading, lay_columns, lay_paragraph, wrap_cells
+from tpmon.report.text import LABEL_WIDTH, WIDTH, TextReading, lay_columns, lay_paragraph, wrap_cells
 
 _WORDS = {
     Access.ALLOWED: "yes",
@@ -118,7 +118,7 @@ def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str
     if not jobs.jobs:
         said = [NO_OWN_JOBS] if hidden else NO_JOBS
         return [*(line for text in said for line in wrap_cells(text, width)), *hidden]
-    reading = Reading()
+    reading = TextReading()
     rows = [
         (
             str(job.pid),

@@ -17,7 +17,7 @@ from tpmon.model.units import (
     say_ratio,
 )
 from tpmon.report.text import (
-    Reading,
+    TextReading,
     lay_columns,
     lay_paragraph,
     lay_phrases,
@@ -36,7 +36,7 @@ def _write_cores(value: float) -> str:
     return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
 
 
-def write_cpu(frame: Frame, reading: Reading) -> list[str]:
+def write_cpu(frame: Frame, reading: TextReading) -> list[str]:
     """Say what the job may use, uses and asks for, and whose pool it is."""
     cpu = frame.cpu
     budget = reading.show("CPU budget", cpu.budget_cores, "{:g} CPUs".format)
@@ -75,7 +75,7 @@ def write_cpu(frame: Frame, reading: Reading) -> list[str]:
     return lines + host
 
 
-def write_memory(frame: Frame, reading: Reading) -> list[str]:
+def write_memory(frame: Frame, reading: TextReading) -> list[str]:
     """Say what memory the job holds, of what limit, and how it grows."""
     memory = frame.memory
     used = reading.show("memory used", memory.used_bytes, format_bytes)
@@ -110,7 +110,7 @@ def _at_least(frame: Frame) -> str:
     return "at least " if frame.target.unread else ""
 
 
-def write_io(frame: Frame, reading: Reading) -> list[str]:
+def write_io(frame: Frame, reading: TextReading) -> list[str]:
     """Say how many bytes the job asks for and how many the devices move."""
     asked_read = sum_known([p.asked_read_bytes_s for p in frame.processes])
     asked_write = sum_known([p.asked_write_bytes_s for p in frame.processes])
@@ -125,7 +125,7 @@ def write_io(frame: Frame, reading: Reading) -> list[str]:
     return lay_paragraph("io", text)
 
 
-def write_card_cells(card: GpuSample, reading: Reading) -> list[str]:
+def write_card_cells(card: GpuSample, reading: TextReading) -> list[str]:
     """Write utilisation, power and clock of a card."""
     return [
         reading.show("SM %", card.sm_pct, format_pct),
@@ -134,7 +134,7 @@ def write_card_cells(card: GpuSample, reading: Reading) -> list[str]:
     ]
 
 
-def write_gpus(frame: Frame, reading: Reading) -> list[str]:
+def write_gpus(frame: Frame, reading: TextReading) -> list[str]:
     """Write the table of the cards, or the one line that says why there is none."""
     if isinstance(frame.gpus, Missing):
         return lay_paragraph("gpus", f"not read: {frame.gpus.reason}")
@@ -185,7 +185,7 @@ def write_gpus(frame: Frame, reading: Reading) -> list[str]:
     return lines
 
 
-def _name_pids(card: GpuSample, reading: Reading) -> str:
+def _name_pids(card: GpuSample, reading: TextReading) -> str:
     pids = reading.show("processes on the card", card.pids, lambda found: " ".join(map(str, found)) or "none")
     return f"{pids} (by open device files)" if card.pids_are_visible_only else pids
 
@@ -206,7 +206,7 @@ def _list_remarks(card: GpuSample) -> list[str]:
     return remarks
 
 
-def write_network(frame: Frame, reading: Reading) -> list[str]:
+def write_network(frame: Frame, reading: TextReading) -> list[str]:
     """Say what the busiest interfaces and the sockets of the job move."""
     lines = []
     if isinstance(frame.network, Missing):

@@ -37,7 +37,7 @@ from tpmon.report.machine import (
 )
 from tpmon.report.text import (
     WIDTH,
-    Reading,
+    TextReading,
     cut,
     lay_columns,
     lay_paragraph,
@@ -63,7 +63,7 @@ def describe_target(frame: Frame) -> str:
     return f"{target.pid} {target.script}, {ranks}, {count_of(target.local_workers, 'worker')}"
 
 
-def _write_who(frame: Frame, reading: Reading) -> list[str]:
+def _write_who(frame: Frame, reading: TextReading) -> list[str]:
     target = frame.target
     up_s = (frame.taken - target.start).total_seconds()
     words = [
@@ -91,7 +91,7 @@ def _cards(frame: Frame) -> dict[int, GpuSample]:
     return {card.index: card for card in frame.gpus} if is_known(frame.gpus) else {}
 
 
-def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
+def _write_ranks(frame: Frame, reading: TextReading) -> list[str]:
     processes = {p.pid: p for p in frame.processes}
     cards = _cards(frame)
     headers = ["rank", "PID", "S", "CPU %", "threads", "runnable", "RSS"]
@@ -139,7 +139,7 @@ def _write_ago(seconds: float) -> str:
     return f"{format_seconds(seconds)} ago"
 
 
-def _write_steps(frame: Frame, reading: Reading) -> list[str]:
+def _write_steps(frame: Frame, reading: TextReading) -> list[str]:
     """Say how the steps go where a hook tells: rates, times, and the split of the host's time."""
     pace = frame.steps
     if isinstance(pace, Missing):
@@ -168,7 +168,7 @@ def _write_steps(frame: Frame, reading: Reading) -> list[str]:
     return lines
 
 
-def _write_settings(frame: Frame, reading: Reading) -> list[str]:
+def _write_settings(frame: Frame, reading: TextReading) -> list[str]:
     """Say what sizes the thread pools of the ranks: the variables that they were started with."""
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     told: Counter[str] = Counter()
@@ -199,7 +199,7 @@ def _rank_order(row: RankRow) -> tuple[int, int]:
     return known_or(row.rank, 1 << 30), row.pid
 
 
-def _process_cells(process: ProcessSample | None, reading: Reading) -> list[str]:
+def _process_cells(process: ProcessSample | None, reading: TextReading) -> list[str]:
     if process is None:
         return ["-", "-", "-", "-", "-"]
     return [
@@ -211,7 +211,7 @@ def _process_cells(process: ProcessSample | None, reading: Reading) -> list[str]
     ]
 
 
-def _write_loader(loader: LoaderSample, reading: Reading) -> list[str]:
+def _write_loader(loader: LoaderSample, reading: TextReading) -> list[str]:
     ready = reading.show("ready batches", loader.ready_batches, "{:.1f}".format)
     pending = [queue.pending_bytes for queue in loader.queues]
     idle = sum(1 for waiting in pending if is_known(waiting) and waiting == 0)
@@ -243,7 +243,7 @@ def _write_empty(ratio: float, looks: int) -> str:
     return f"none ready at {empty} of {looks} looks"
 
 
-def _write_workers(frame: Frame, reading: Reading) -> list[str]:
+def _write_workers(frame: Frame, reading: TextReading) -> list[str]:
     workers = [p for p in frame.processes if p.role is Role.WORKER]
     others = [p for p in frame.processes if p.role in (Role.COMPILE, Role.HELPER, Role.LAUNCHER)]
     lines = []
@@ -279,7 +279,7 @@ def _write_workers(frame: Frame, reading: Reading) -> list[str]:
     return lines
 
 
-def _write_output(frame: Frame, reading: Reading) -> list[str]:
+def _write_output(frame: Frame, reading: TextReading) -> list[str]:
     lines = []
     for output in frame.output:
         age = reading.show("age of the log", output.last_write_age_s, format_seconds)
@@ -304,7 +304,7 @@ def write_once(frame: Frame) -> list[str]:
 
     What was not read stands as "?" and with its reason at the end.
     """
-    reading = Reading()
+    reading = TextReading()
     lines = write_verdict(frame, full=False)
     lines += _write_who(frame, reading)
     lines += _write_ranks(frame, reading)

@@ -39,7 +39,7 @@ CROWD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PlainFigure:
     """Describe one figure that is followed: the change that is worth a line, and how to say it.
 
     A change counts from ``step`` on, and from a factor of ``factor`` on.
@@ -99,18 +99,18 @@ def _step_data(frame: Frame) -> Known[float]:
 
 
 FIGURES = (
-    Figure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
-    Figure("data wait of a step, host", _step_data, 15, 1.25, say_pct),
-    Figure("GPU busy", _gpu_busy, 15, 1.2, say_pct),
-    Figure("CPU used of the budget", _cpu_used, 25, 1.25, say_pct),
-    Figure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),
-    Figure("thread time waiting for a CPU", _waiting, 20, 1.25, say_pct),
-    Figure("looks without a ready batch", _empty_looks, 40, 1.5, say_pct),
-    Figure("memory used of its limit", _memory_used, 10, 1.0, say_pct),
+    PlainFigure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
+    PlainFigure("data wait of a step, host", _step_data, 15, 1.25, say_pct),
+    PlainFigure("GPU busy", _gpu_busy, 15, 1.2, say_pct),
+    PlainFigure("CPU used of the budget", _cpu_used, 25, 1.25, say_pct),
+    PlainFigure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),
+    PlainFigure("thread time waiting for a CPU", _waiting, 20, 1.25, say_pct),
+    PlainFigure("looks without a ready batch", _empty_looks, 40, 1.5, say_pct),
+    PlainFigure("memory used of its limit", _memory_used, 10, 1.0, say_pct),
 )
 
 
-def has_moved(figure: Figure, said: Known[float], now: Known[float]) -> bool:
+def has_moved(figure: PlainFigure, said: Known[float], now: Known[float]) -> bool:
     """Tell whether ``now`` lies outside the band around what was said last."""
     if isinstance(said, Missing) or isinstance(now, Missing):
         return isinstance(said, Missing) != isinstance(now, Missing)
@@ -266,7 +266,7 @@ def _say_who(frame: Frame) -> str:
     )
 
 
-def _say_move(figure: Figure, said: Known[float], now: Known[float]) -> str:
+def _say_move(figure: PlainFigure, said: Known[float], now: Known[float]) -> str:
     if isinstance(now, Missing):
         return f"{figure.name} no longer read, {now.reason}"
     if isinstance(said, Missing):

@@ -27,14 +27,14 @@ from tpmon.view.sample import (
     say_waiting,
     say_what,
 )
-from tpmon.view.table import Figure, Figures
+from tpmon.view.table import Figures, TableFigure
 
 AGAIN = Means("again: tpmon sample {pid}")
 _LINE_CHARS = 400
 _FIGURES: Figures[HotFunction] = (
     *FUNCTIONS,
-    Figure("code", lambda one: cut(one.package or YOURS, 16), left=True),
-    Figure("function", name_function, left=True),
+    TableFigure("code", lambda one: cut(one.package or YOURS, 16), left=True),
+    TableFigure("function", name_function, left=True),
 )
 
 

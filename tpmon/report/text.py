@@ -135,7 +135,7 @@ def sum_known(values: list[float | Missing]) -> float | Missing:
     return values[0]
 
 
-class Reading:
+class TextReading:
     """Turn readings into text and remember the name and reason of each that was not read."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ from tpmon.view.trace import (
     RANGES,
     RATES,
     STEPS,
-    Part,
+    WordPart,
     list_causes,
     list_parts,
     list_rank_figures,
@@ -308,7 +308,7 @@ def _write_breakdown(overview: Overview) -> list[str]:
     return lay_columns(("of a step", "ms", "share", "ms, overlapping"), rows, left=("of a step",))
 
 
-def _write_parts(name: str, parts: Sequence[Part], indent: int = 0) -> list[str]:
+def _write_parts(name: str, parts: Sequence[WordPart], indent: int = 0) -> list[str]:
     rows = [(one.name, ms_of_us(one.us), pct(one.share_pct)) for one in parts]
     return lay_columns((name, "ms", "of the window"), rows, left=(name,), indent=indent)
 

@@ -21,10 +21,10 @@ from tpmon.model.results.trace import (
     KernelRow,
     MemoryPeak,
     OperatorRow,
-    RankRow,
     StepRow,
     TraceComparison,
     TraceFile,
+    TraceRankRow,
     TraceReport,
 )
 from tpmon.model.results.trace_tables import (
@@ -47,7 +47,7 @@ _LEFT_OUT = ("largest",)
 def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
-        return _write_rows(RankRow, (((), row) for row in _ranks(report)))
+        return _write_rows(TraceRankRow, (((), row) for row in _ranks(report)))
     kind, read = _TABLES[table].kind, _TABLES[table].read
     named = (((file.path, file.rank), row) for file in report.files for row in known_or(read(file), ()))
     return _write_rows(kind, named, before=("path", "rank"))
@@ -82,7 +82,7 @@ def _write_rows(
     return write_csv_rows((*before, *names), cells)
 
 
-def _ranks(report: TraceReport) -> tuple[RankRow, ...]:
+def _ranks(report: TraceReport) -> tuple[TraceRankRow, ...]:
     return report.ranks.ranks if is_known(report.ranks) else ()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.results.trace import CardUse, TraceVerdict
@@ -18,7 +18,7 @@ from tpmon.trace.figures.breakdown import find_loader
 from tpmon.trace.figures.gaps import HostCauses
 from tpmon.trace.figures.nesting import Nest
 from tpmon.trace.figures.parts import Parts
-from tpmon.trace.figures.patterns import Seen
+from tpmon.trace.figures.patterns import PatternSeen
 from tpmon.trace.reading.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
 from tpmon.trace.reading.columns import distinct
 from tpmon.trace.reading.read import Trace
@@ -63,7 +63,7 @@ _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::line
 
 
 def advise(
-    parts: Parts, verdict: TraceVerdict, cards: tuple[CardUse, ...], patterns: Sequence[Seen]
+    parts: Parts, verdict: TraceVerdict, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]
 ) -> TraceVerdict:
     """Return the verdict with the remedies that the trace gives evidence for, else with none."""
     if verdict.kind is Kind.NOT_ENOUGH_EVIDENCE:
@@ -77,7 +77,7 @@ def advise(
     evidence = observed - {Need.GPU_PRESENT, Need.TORCH_LOADER}
     fitting = [
         one
-        for one in choose(verdict.kind, cause, observed, Facts())
+        for one in choose(verdict.kind, cause, observed, RunFacts())
         if (one.certain or evidence.intersection(one.remedy.needs))
         and not (low and one.remedy.id in _FOR_HIGH_PRECISION)
     ]
@@ -85,7 +85,9 @@ def advise(
     return replace(verdict, try_=texts[0], advice=texts) if texts else verdict
 
 
-def explain(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) -> tuple[PatternRow, ...]:
+def explain(
+    parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]
+) -> tuple[PatternRow, ...]:
     """Say what helps against each pattern; what the trace does not tell stands as an "if"."""
     observed = observe(parts, cards, patterns)
     low = uses_low_precision(parts.trace, parts.ops)
@@ -95,7 +97,7 @@ def explain(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) 
         first = [name for also in sorted(seen.also) for name in _WHEN.get(also, ())]
         remedies = [CATALOGUE[name] for name in dict.fromkeys([*first, *_REMEDIES[seen.name]])]
         texts = [
-            fill_remedy(remedy, observed, Facts()).text
+            fill_remedy(remedy, observed, RunFacts()).text
             for remedy in remedies
             if not observed.intersection(remedy.never_with)
             and (trains or remedy.id not in _FOR_TRAINING)
@@ -105,7 +107,7 @@ def explain(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) 
     return tuple(rows)
 
 
-def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) -> frozenset[Need]:
+def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]) -> frozenset[Need]:
     """Return what a trace proves of what remedies need."""
     window = parts.steps.window if parts.gaps else parts.steps.host_window
     observed = _observe(cards, parts.causes, find_loader(parts.trace, window))

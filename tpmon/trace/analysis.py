@@ -48,10 +48,10 @@ from tpmon.trace.figures.parts import Parts
 from tpmon.trace.figures.patterns import find_patterns
 from tpmon.trace.figures.products import count_work, sum_products
 from tpmon.trace.figures.python import nest_python, sum_frames
-from tpmon.trace.figures.steps import Steps, find_steps, match_calls
+from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
-from tpmon.trace.reading.schema import Header
+from tpmon.trace.reading.schema import TraceHeader
 from tpmon.trace.reading.slice import describe_slice
 from tpmon.trace.verdict import judge_device, judge_host
 
@@ -67,7 +67,7 @@ class Findings:
     """Hold what the analysis of one trace went through: the trace, and what was found out on the way."""
 
     trace: Trace
-    steps: Steps
+    steps: TraceSteps
     activity: Activity
     causes: HostCauses
     figures: LaunchFigures
@@ -214,7 +214,7 @@ def _tabulate_python(parts: Parts, wanted: Collection[str]) -> _PythonTables:
     )
 
 
-def _overview(trace: Trace, steps: Steps, activity: Activity, figures: LaunchFigures) -> Overview:
+def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: LaunchFigures) -> Overview:
     lengths = (steps.end - steps.start) / 1e6
     marks = (steps.host_end - steps.host_start) / 1e6
     origin = int(steps.host_start[0])
@@ -249,7 +249,7 @@ def _note_strays(activity: Activity) -> tuple[str, ...]:
     return (f"left out of means, shares and verdict, with {why}: {named} {numbers}",)
 
 
-def _versions(header: Header) -> str:
+def _versions(header: TraceHeader) -> str:
     named = (
         ("CUDA", header.cuda_runtime),
         ("driver", header.cuda_driver),

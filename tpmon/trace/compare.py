@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from tpmon.model.known import Known, Missing, is_known, sum_known
-from tpmon.model.results.trace import Change, Conditions, DeviceGaps, TraceComparison, TraceFile
+from tpmon.model.results.trace import Change, DeviceGaps, TraceComparison, TraceConditions, TraceFile
 from tpmon.trace.conditions import BATCH, PARAMETERS, SHAPES
 from tpmon.trace.figures.breakdown import STRAY_PCT
 from tpmon.trace.figures.steps import UNMARKED
@@ -76,7 +76,9 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     )
 
 
-def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def compare_conditions(
+    one: TraceConditions, other: TraceConditions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what differs, and what could not be compared."""
     differences, unchecked = [], []
     if is_known(one.world_size) and is_known(other.world_size):
@@ -104,7 +106,9 @@ def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, .
     return tuple(differences), tuple(unchecked)
 
 
-def _compare_inputs(one: Conditions, other: Conditions, told: list[str]) -> tuple[list[str], list[str]]:
+def _compare_inputs(
+    one: TraceConditions, other: TraceConditions, told: list[str]
+) -> tuple[list[str], list[str]]:
     """Return what differs of batch, shapes and types, and what of them could not be compared.
 
     A compiler calls other operators for the same model: with one side compiled they tell nothing. Where a

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.results.trace import Condition, Conditions
+from tpmon.model.results.trace import Condition, TraceConditions
 from tpmon.model.text.redaction import hide
 from tpmon.trace.reading.classes import flag, is_optimizer, runs_compiled
 from tpmon.trace.reading.columns import distinct
@@ -41,10 +41,10 @@ TOLD = {
 """What is compared of that. Settings that a fix may well change (TF32, threads, torch.compile) are not."""
 
 
-def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> Conditions:
+def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> TraceConditions:
     """Read world size, cards but for ``strays``, whether it trains, and shapes and types of the products."""
     size = read_distributed(trace).world_size
-    return Conditions(
+    return TraceConditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),
         devices=_read_devices(trace, strays),
         mode=_read_mode(trace),

@@ -10,10 +10,10 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.trace import RankRow, RankTable, TraceFile
+from tpmon.model.results.trace import RankTable, TraceFile, TraceRankRow
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.comms import find_annotations
-from tpmon.trace.figures.steps import NEVER, Steps
+from tpmon.trace.figures.steps import NEVER, TraceSteps
 from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace
@@ -44,7 +44,7 @@ OUTSIDE = "outside of the steps"
 class RankParts:
     """Hold of one trace what the comparison needs: its row, and when each collective ran, in ns."""
 
-    row: RankRow
+    row: TraceRankRow
     world_size: Known[int]
     collectives: dict[Key, tuple[int, int]]
     group_sizes: dict[str, int]
@@ -53,7 +53,7 @@ class RankParts:
 
 
 def take_parts(
-    trace: Trace, file: TraceFile, steps: Steps, activity: Activity, launched_by: Ints
+    trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activity, launched_by: Ints
 ) -> RankParts:
     """Take from a trace what ``compare_ranks`` needs; times of several devices as their mean."""
     on_device = len(trace.work.start) > 0
@@ -66,7 +66,7 @@ def take_parts(
         alone = (compute.within(start, end), talk.within(start, end))
         parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
     computing, talking, overlap, other = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)).tolist()
-    row = RankRow(
+    row = TraceRankRow(
         rank=file.rank,
         path=file.path,
         step_ms=float((end - start).mean()) / 1e6,
@@ -85,7 +85,9 @@ def take_parts(
     return RankParts(row, file.world_size, found, sizes, transfers, steps.names)
 
 
-def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Key, tuple[int, int]], int]:
+def _collectives(
+    trace: Trace, steps: TraceSteps, launched_by: Ints
+) -> tuple[dict[Key, tuple[int, int]], int]:
     """Return start and duration of the collectives by their numbers, and how many transfers there are.
 
     A transfer from one rank to another (send, receive) is none: the other end has another name and order.
@@ -132,7 +134,7 @@ def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Ke
     return found, transfers
 
 
-def _name_steps(steps: Steps, enqueued: Ints) -> list[str]:
+def _name_steps(steps: TraceSteps, enqueued: Ints) -> list[str]:
     """Name the step in which each collective was enqueued; ``OUTSIDE`` for those before or behind them.
 
     How many of those a rank has depends on how far its host runs ahead: they would shift all others.
@@ -341,5 +343,5 @@ def _split_keys(parts: Sequence[RankParts], found: Sequence[_Matched], at: int) 
     return (total - transfer) / 1e6, transfer / 1e6
 
 
-def _order(row: RankRow) -> tuple[int, str]:
+def _order(row: TraceRankRow) -> tuple[int, str]:
     return (row.rank if is_known(row.rank) else 1 << 30), row.path

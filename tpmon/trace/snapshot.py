@@ -51,7 +51,7 @@ _COUNTED_TOO = frozenset(("segment_unmap", "snapshot", "user_defined", "workspac
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AllocatorBlock:
     """Hold a piece of a segment; ``requested`` is -1 where it is not told, ``stack`` a number of a list."""
 
     address: int
@@ -69,11 +69,11 @@ class Segment:
     device: int
     size: int
     private: bool
-    blocks: tuple[Block, ...]
+    blocks: tuple[AllocatorBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocatorEvent:
     """Hold one event of the history: alloc, free_requested or oom; ``time_us`` is -1 where it is not told."""
 
     action: str
@@ -85,17 +85,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RawSnapshot:
     """Hold a snapshot: ``stacks`` are lists of frames, innermost first; number 0 is "none recorded"."""
 
     segments: tuple[Segment, ...]
-    history: Mapping[int, Sequence[Event]]
+    history: Mapping[int, Sequence[AllocatorEvent]]
     stacks: Sequence[tuple[str, ...]]
     lost: SnapshotLost
     file_bytes: int
 
 
-def read_snapshot(path: str) -> Snapshot:
+def read_snapshot(path: str) -> RawSnapshot:
     """Read the snapshot at ``path``.
 
     Raises:
@@ -122,7 +122,7 @@ def read_snapshot(path: str) -> Snapshot:
             gc.enable()
 
 
-def parse_snapshot(data: bytes) -> Snapshot:
+def parse_snapshot(data: bytes) -> RawSnapshot:
     """Parse the bytes of a snapshot.
 
     Raises:
@@ -133,14 +133,14 @@ def parse_snapshot(data: bytes) -> Snapshot:
     raw = load_plain(data, limits)
     if not isinstance(raw, dict) or not isinstance(raw.get("segments"), (list, tuple)):
         raise PlainError("it has no segments")
-    reader = _Reader()
+    reader = _SnapshotReader()
     segments = reader.read_segments(raw["segments"])
     history = reader.read_history(raw.get("device_traces"))
     lost = SnapshotLost(reader.lost_segments, reader.lost_blocks, reader.lost_events)
-    return Snapshot(segments, history, tuple(reader.stacks), lost, len(data))
+    return RawSnapshot(segments, history, tuple(reader.stacks), lost, len(data))
 
 
-class _Reader:
+class _SnapshotReader:
     """Turn plain values into typed ones, each stack once."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _Reader:
             blocks.append(block)
         return Segment(device, size, _is_private(raw.get("segment_pool_id")), tuple(blocks))
 
-    def _read_block(self, raw: object, at: int) -> Block | None:
+    def _read_block(self, raw: object, at: int) -> AllocatorBlock | None:
         if not isinstance(raw, dict):
             return None
         size, state = _size(raw.get("size")), raw.get("state")
@@ -191,18 +191,18 @@ class _Reader:
             requested = _size(before[0].get("real_size"))
             frames = before[0].get("frames", frames)
         address = _integer(raw.get("address", at))  # torch 2.0 tells that of the segment alone
-        return Block(
+        return AllocatorBlock(
             address, size, requested, state == _IN_USE, state in _PENDING, self._number_stack(frames)
         )
 
-    def read_history(self, raw: object) -> dict[int, list[Event]]:
-        found: dict[int, list[Event]] = {}
+    def read_history(self, raw: object) -> dict[int, list[AllocatorEvent]]:
+        found: dict[int, list[AllocatorEvent]] = {}
         for device, events in enumerate(raw if isinstance(raw, (list, tuple)) else ()):
             if isinstance(events, (list, tuple)) and events and device < MOST_DEVICES:
                 found[device] = list(self._read_events(events))
         return found
 
-    def _read_events(self, raw: Sequence[object]) -> Iterable[Event]:
+    def _read_events(self, raw: Sequence[object]) -> Iterable[AllocatorEvent]:
         skipped = max(len(raw) - (MOST_EVENTS - self._events), 0)
         self.lost_events += skipped
         self._events += len(raw) - skipped
@@ -215,7 +215,7 @@ class _Reader:
                 if size < 0:
                     self.lost_events += 1
                     continue
-                yield Event(
+                yield AllocatorEvent(
                     action,
                     _integer(one.get("addr")),
                     size,
@@ -298,7 +298,7 @@ def analyze_snapshots(paths: Sequence[str]) -> SnapshotReport:
     return SnapshotReport(SNAPSHOT_SCHEMA, tuple(files))
 
 
-def sum_devices(snapshot: Snapshot) -> Iterable[DeviceSnapshot]:
+def sum_devices(snapshot: RawSnapshot) -> Iterable[DeviceSnapshot]:
     """Give each device that has segments or a history, in order."""
     devices = {segment.device for segment in snapshot.segments} | set(snapshot.history)
     for device in sorted(devices):
@@ -360,7 +360,7 @@ class _ByStack:
         sums[2] += 1
         sums[3] += requested < 0
 
-    def rows(self, snapshot: Snapshot) -> tuple[StackBytes, ...]:
+    def rows(self, snapshot: RawSnapshot) -> tuple[StackBytes, ...]:
         ordered = sorted(self._sums.items(), key=lambda one: (-one[1][0], one[0]))[:MOST_STACKS]
         return tuple(
             StackBytes(
@@ -385,18 +385,20 @@ def own_line(frames: Sequence[str]) -> Known[str]:
     return _NO_OWN_LINE
 
 
-def _sum_live(blocks: Iterable[Block], snapshot: Snapshot) -> tuple[StackBytes, ...]:
+def _sum_live(blocks: Iterable[AllocatorBlock], snapshot: RawSnapshot) -> tuple[StackBytes, ...]:
     by_stack = _ByStack()
     for block in blocks:
         by_stack.add(block.stack, block.size, block.requested)
     return by_stack.rows(snapshot)
 
 
-def _requested(block: Block) -> int:
+def _requested(block: AllocatorBlock) -> int:
     return block.requested if block.requested >= 0 else block.size
 
 
-def _find_peak(blocks: Sequence[Block], events: Sequence[Event], snapshot: Snapshot) -> Known[MemoryMoment]:
+def _find_peak(
+    blocks: Sequence[AllocatorBlock], events: Sequence[AllocatorEvent], snapshot: RawSnapshot
+) -> Known[MemoryMoment]:
     """Follow the history backwards to the moment at which most was allocated, and find what was alive."""
     end = total = sum(map(_requested, blocks))
     peak, peak_at = total, len(events) - 1
@@ -429,12 +431,12 @@ def _find_peak(blocks: Sequence[Block], events: Sequence[Event], snapshot: Snaps
     return MemoryMoment(peak, end, max(peak_at, 0), _time(events, peak_at), older, by_stack.rows(snapshot))
 
 
-def _time(events: Sequence[Event], at: int) -> Known[float]:
+def _time(events: Sequence[AllocatorEvent], at: int) -> Known[float]:
     first, then = events[0].time_us, events[max(at, 0)].time_us
     return (then - first) / 1000 if 0 <= first <= then else _NO_TIME
 
 
-def _name_oom(event: Event, events: Sequence[Event], snapshot: Snapshot) -> OutOfMemory:
+def _name_oom(event: AllocatorEvent, events: Sequence[AllocatorEvent], snapshot: RawSnapshot) -> OutOfMemory:
     first = events[0].time_us
     frames = snapshot.stacks[event.stack]
     return OutOfMemory(

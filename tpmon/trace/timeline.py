@@ -17,7 +17,7 @@ from tpmon.model.results.trace_tables import StepStart, Stretch, TimeCell, Timel
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.gaps import HostCauses, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, Reals
-from tpmon.trace.figures.steps import Steps
+from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.classes import STEP
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
@@ -158,7 +158,7 @@ def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShar
 
 
 def lay_timelines(
-    trace: Trace, steps: Steps, activity: Activity, causes: HostCauses, figures: LaunchFigures
+    trace: Trace, steps: TraceSteps, activity: Activity, causes: HostCauses, figures: LaunchFigures
 ) -> Timelines:
     """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
 

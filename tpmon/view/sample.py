@@ -6,10 +6,10 @@ import math
 
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
-from tpmon.model.sample import Counted, HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.sample import CountedFunction, HotFunction, HotGroup, HotSample, pick_functions
 from tpmon.model.text.dump_words import list_numbers
 from tpmon.model.units import count_of, format_clock
-from tpmon.view.table import Figure, Figures
+from tpmon.view.table import Figures, TableFigure
 
 LEAST_PCT = 1.0
 """A share below this is not worth a word."""
@@ -22,8 +22,8 @@ WAITING_PCT = 95.0
 YOURS = "yours"
 """The code that is of no package."""
 _COUNTED = {
-    Counted.RUNNING: "; counted: samples where it ran",
-    Counted.GIL: "; counted: samples where it held the GIL",
+    CountedFunction.RUNNING: "; counted: samples where it ran",
+    CountedFunction.GIL: "; counted: samples where it held the GIL",
 }
 
 
@@ -125,9 +125,9 @@ def _pct_1(value: float) -> str:
 
 
 FUNCTIONS: Figures[HotFunction] = (
-    Figure("self %", lambda one: one.self_pct, _pct_1, 1, 6),
-    Figure("total %", lambda one: one.total_pct, _pct_1, 2, 7),
-    Figure("waits %", lambda one: one.waiting_pct, _pct_1, 5, 7),
-    Figure("samples", lambda one: one.total_samples, str, 6, 7),
+    TableFigure("self %", lambda one: one.self_pct, _pct_1, 1, 6),
+    TableFigure("total %", lambda one: one.total_pct, _pct_1, 2, 7),
+    TableFigure("waits %", lambda one: one.waiting_pct, _pct_1, 5, 7),
+    TableFigure("samples", lambda one: one.total_samples, str, 6, 7),
 )
 """What is measured of a function; its package and its name stand behind it."""

@@ -20,7 +20,7 @@ LEGEND = f"{LEVELS[-1]} allocated, {RESERVED} reserved beyond it"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChartSpan:
     """Hold the time that curves are drawn over, in ms from the start of the first mark."""
 
     begin_ms: float
@@ -33,14 +33,14 @@ class Span:
         return max(0, min(at, columns - 1))
 
 
-def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> Span:
+def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> ChartSpan:
     """Return the time from the first step or point to the last one, so that a peak outside is drawn too."""
     times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
     marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
-    return Span(min([*times, *marks]), max([*times, *marks]))
+    return ChartSpan(min([*times, *marks]), max([*times, *marks]))
 
 
-def say_span(span: Span) -> str:
+def say_span(span: ChartSpan) -> str:
     """Say from when to when curves are drawn."""
     return f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
 
@@ -69,20 +69,20 @@ def top_of(curve: MemoryCurve) -> int:
     return max(max(point.allocated_bytes, _reserved(point)) for point in curve.points)
 
 
-def draw_curve(curve: MemoryCurve, span: Span, columns: int, rows: int = ROWS) -> tuple[str, ...]:
+def draw_curve(curve: MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS) -> tuple[str, ...]:
     """Draw a curve from its top row down; a column shows the most of its time, or what was before it."""
     top = top_of(curve) or 1
     drawn = [_draw_column(point, top, rows) for point in _sample(curve, span, columns)]
     return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
 
 
-def label_curve(curve: MemoryCurve, span: Span, columns: int) -> list[tuple[str, str]]:
+def label_curve(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
     """Draw a curve with what its first and its last row stand for before them."""
     labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
     return list(zip(labels, draw_curve(curve, span, columns), strict=True))
 
 
-def draw_steps(steps: Sequence[StepRow], span: Span, columns: int) -> str:
+def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
     """Draw where steps begin, each with its number as far as there is room."""
     ruler = [" "] * columns
     free = 0
@@ -99,7 +99,7 @@ def _reserved(point: CurvePoint) -> int:
     return point.reserved_bytes if is_known(point.reserved_bytes) else 0
 
 
-def _sample(curve: MemoryCurve, span: Span, columns: int) -> list[CurvePoint | None]:
+def _sample(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[CurvePoint | None]:
     highest: dict[int, CurvePoint] = {}
     last: dict[int, CurvePoint] = {}
     for point in curve.points:

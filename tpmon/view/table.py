@@ -23,7 +23,7 @@ class Where(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Figure(Generic[Row]):
+class TableFigure(Generic[Row]):
     """Describe one column of a table.
 
     Of columns that do not fit a screen the least ``keep`` stays longest. ``width`` is the least one
@@ -48,4 +48,4 @@ class Figure(Generic[Row]):
         return self.write(self.read(row))
 
 
-Figures = tuple[Figure[Row], ...]
+Figures = tuple[TableFigure[Row], ...]

@@ -24,10 +24,10 @@ from tpmon.model.results.trace import (
     LargeGap,
     MemoryPeak,
     OperatorRow,
-    RankRow,
     RankTable,
     StepRow,
     TraceFile,
+    TraceRankRow,
     TraceVerdict,
 )
 from tpmon.model.results.trace_tables import (
@@ -42,7 +42,7 @@ from tpmon.model.results.trace_tables import (
 )
 from tpmon.model.units import clean_text, count_of, format_bytes
 from tpmon.view.snapshot import name_place
-from tpmon.view.table import Figure, Figures, Where
+from tpmon.view.table import Figures, TableFigure, Where
 
 NA = "n/a"
 CAUSES = {
@@ -158,7 +158,7 @@ def say_growth(value: Applicable[int]) -> str:
     return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
 
 
-def name_ranks(rows: Sequence[RankRow]) -> dict[str, str]:
+def name_ranks(rows: Sequence[TraceRankRow]) -> dict[str, str]:
     """Name the rows of ranks by their paths: by the file where the rank does not tell them apart."""
     counts = Counter(row.rank for row in rows if is_known(row.rank))
     alike = [row.path for row in rows if not is_known(row.rank) or counts[row.rank] > 1]
@@ -235,7 +235,7 @@ _THOUSANDTHS = partial(number, digits=3)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WordPart:
     """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
 
     name: str
@@ -244,27 +244,27 @@ class Part:
     overlapping_us: Known[float] = 0.0
 
 
-def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[Part, ...]:
+def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[WordPart, ...]:
     """Return the named fields of a split with their shares of all of them."""
     us: dict[str, Known[float]] = {key: getattr(own, key) for key in names}
     whole = sum(known_or(value, 0.0) for value in us.values()) or 1.0
     return tuple(
-        Part(name, us[key], _share(us[key], whole), getattr(full, key) if full else 0.0)
+        WordPart(name, us[key], _share(us[key], whole), getattr(full, key) if full else 0.0)
         for key, name in names.items()
     )
 
 
-def list_causes(gaps: DeviceGaps) -> tuple[Part, ...]:
+def list_causes(gaps: DeviceGaps) -> tuple[WordPart, ...]:
     """Return the causes of the idle time of a device with their shares of the window."""
     whole = gaps.window or 1.0
-    return tuple(Part(CAUSES[name], us, _share(us, whole)) for name, us in gaps.causes())
+    return tuple(WordPart(CAUSES[name], us, _share(us, whole)) for name, us in gaps.causes())
 
 
 def _share(us: Known[float], whole: float) -> Known[float]:
     return map_known(lambda value: 100 * value / whole, us)
 
 
-def _name_file(row: RankRow) -> str:
+def _name_file(row: TraceRankRow) -> str:
     return clean_text(os.path.basename(row.path))
 
 
@@ -277,166 +277,174 @@ def _name_frame(row: FrameRow) -> str:
 
 
 STEPS: Figures[StepRow] = (
-    Figure("step", lambda row: row.name, keep=0, width=20, left=True),
-    Figure("start ms", lambda row: row.start_ms, _THOUSANDTHS, 2, 12),
-    Figure("host ms", lambda row: row.host_ms, _THOUSANDTHS, 3, 12),
-    Figure("ms", lambda row: row.ms, _THOUSANDTHS, 1, 12),
+    TableFigure("step", lambda row: row.name, keep=0, width=20, left=True),
+    TableFigure("start ms", lambda row: row.start_ms, _THOUSANDTHS, 2, 12),
+    TableFigure("host ms", lambda row: row.host_ms, _THOUSANDTHS, 3, 12),
+    TableFigure("ms", lambda row: row.ms, _THOUSANDTHS, 1, 12),
 )
 CARDS: Figures[CardUse] = (
-    Figure("gpu", lambda row: row.device, left=True, where=Where.TEXT),
-    Figure("gpu", lambda row: row.device, keep=0, width=4, where=Where.SCREEN),
-    Figure("kernels", lambda row: row.utilization_pct, pct, 1, 7, text_head="kernels %"),
-    Figure("busy", lambda row: row.busy_pct, pct, 2, 7, text_head="busy %"),
-    Figure("est. SM eff.", lambda row: row.sm_efficiency_pct, pct, 3, 12),
-    Figure("occ. reported", lambda row: row.occupancy_reported_pct, pct, 5, 13),
-    Figure("recomputed", lambda row: row.occupancy_pct, pct, 4, 10),
-    Figure("tensor cores", lambda row: row.tensor_core_pct, pct, 6, 12),
-    Figure("unknown", lambda row: row.tensor_core_unknown_pct, pct, 8, 7),
-    Figure("count", lambda row: row.kernels, thousands, 9, 9, text_head="kernels"),
-    Figure("name", lambda row: row.name, said, 7, 20, left=True, grows=True, where=Where.SCREEN),
+    TableFigure("gpu", lambda row: row.device, left=True, where=Where.TEXT),
+    TableFigure("gpu", lambda row: row.device, keep=0, width=4, where=Where.SCREEN),
+    TableFigure("kernels", lambda row: row.utilization_pct, pct, 1, 7, text_head="kernels %"),
+    TableFigure("busy", lambda row: row.busy_pct, pct, 2, 7, text_head="busy %"),
+    TableFigure("est. SM eff.", lambda row: row.sm_efficiency_pct, pct, 3, 12),
+    TableFigure("occ. reported", lambda row: row.occupancy_reported_pct, pct, 5, 13),
+    TableFigure("recomputed", lambda row: row.occupancy_pct, pct, 4, 10),
+    TableFigure("tensor cores", lambda row: row.tensor_core_pct, pct, 6, 12),
+    TableFigure("unknown", lambda row: row.tensor_core_unknown_pct, pct, 8, 7),
+    TableFigure("count", lambda row: row.kernels, thousands, 9, 9, text_head="kernels"),
+    TableFigure("name", lambda row: row.name, said, 7, 20, left=True, grows=True, where=Where.SCREEN),
 )
 GAPS: Figures[LargeGap] = (
-    Figure("at ms", lambda row: row.start_ms, _THOUSANDTHS, 3, 12),
-    Figure("gap ms", lambda row: row.us, ms_of_us, 0, 11),
-    Figure("cause", lambda row: row.cause, name_cause, 2, 16, left=True),
-    Figure("what", lambda row: row, say_gap, 1, 14, left=True, grows=True),
+    TableFigure("at ms", lambda row: row.start_ms, _THOUSANDTHS, 3, 12),
+    TableFigure("gap ms", lambda row: row.us, ms_of_us, 0, 11),
+    TableFigure("cause", lambda row: row.cause, name_cause, 2, 16, left=True),
+    TableFigure("what", lambda row: row, say_gap, 1, 14, left=True, grows=True),
 )
 
 HOST_TIMES: Figures[Any] = (
-    Figure("host self ms", lambda row: row.host_self_us, ms_of_us, 2, 12, sorts=True),
-    Figure("host ms", lambda row: row.host_total_us, ms_of_us, 4, 12, sorts=True),
+    TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 2, 12, sorts=True),
+    TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 4, 12, sorts=True),
 )
 DEVICE_TIMES: Figures[Any] = (
-    Figure("gpu self ms", lambda row: row.device_self_us, ms_of_us, 1, 12, sorts=True),
-    Figure("gpu ms", lambda row: row.device_total_us, ms_of_us, 3, 12, sorts=True),
+    TableFigure("gpu self ms", lambda row: row.device_self_us, ms_of_us, 1, 12, sorts=True),
+    TableFigure("gpu ms", lambda row: row.device_total_us, ms_of_us, 3, 12, sorts=True),
 )
 OPERATORS: Figures[OperatorRow] = (
-    Figure("calls", lambda row: row.calls, thousands, 5, 8, sorts=True),
-    Figure("operator", lambda row: row.name, keep=0, width=16, left=True, grows=True),
+    TableFigure("calls", lambda row: row.calls, thousands, 5, 8, sorts=True),
+    TableFigure("operator", lambda row: row.name, keep=0, width=16, left=True, grows=True),
 )
 """What stands beside the times of an operator."""
 GROUPS: Figures[OperatorGroupRow] = (
     HOST_TIMES[0],
     *DEVICE_TIMES,
-    Figure("calls", lambda row: row.calls, thousands),
-    Figure("operator", lambda row: f"{row.name}  {said(row.group)}", left=True),
+    TableFigure("calls", lambda row: row.calls, thousands),
+    TableFigure("operator", lambda row: f"{row.name}  {said(row.group)}", left=True),
 )
 """The operators by what their calls have in common, as the text has them."""
 RANGES: Figures[RangeRow] = (
-    Figure("host ms", lambda row: row.host_total_us, ms_of_us, 1, sorts=True),
-    Figure("host self ms", lambda row: row.host_self_us, ms_of_us, 3, sorts=True),
-    Figure("mean ms", lambda row: row.host_mean_us, ms_of_us, 4),
-    Figure("gpu ms", lambda row: row.device_total_us, ms_of_us, 2, sorts=True),
-    Figure("count", lambda row: row.count, thousands, 5, sorts=True),
-    Figure(
+    TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 1, sorts=True),
+    TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 3, sorts=True),
+    TableFigure("mean ms", lambda row: row.host_mean_us, ms_of_us, 4),
+    TableFigure("gpu ms", lambda row: row.device_total_us, ms_of_us, 2, sorts=True),
+    TableFigure("count", lambda row: row.count, thousands, 5, sorts=True),
+    TableFigure(
         "range", lambda row: row.name, width=16, left=True, grows=True, text_head="range (record_function)"
     ),
 )
 PRODUCTS: Figures[ProductRow] = (
-    Figure("ms", lambda row: row.total_us, ms_of_us, 1, sorts=True),
-    Figure("share", lambda row: row.share_pct, pct, 2),
-    Figure("calls", lambda row: row.calls, thousands, 5, sorts=True),
-    Figure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3),
-    Figure("of peak", lambda row: row.peak_pct, pct, 4),
-    Figure("misaligned", lambda row: row.misaligned_pct, pct, 6),
-    Figure("type", lambda row: row.dtype, said, 0, left=True),
-    Figure("product", lambda row: row.kind, width=12, left=True, grows=True),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, sorts=True),
+    TableFigure("share", lambda row: row.share_pct, pct, 2),
+    TableFigure("calls", lambda row: row.calls, thousands, 5, sorts=True),
+    TableFigure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3),
+    TableFigure("of peak", lambda row: row.peak_pct, pct, 4),
+    TableFigure("misaligned", lambda row: row.misaligned_pct, pct, 6),
+    TableFigure("type", lambda row: row.dtype, said, 0, left=True),
+    TableFigure("product", lambda row: row.kind, width=12, left=True, grows=True),
 )
 MODULES: Figures[ModuleRow] = (
-    Figure("gpu fwd ms", lambda row: row.forward_total_us, ms_of_us),
-    Figure("bwd ms", lambda row: row.backward_total_us, ms_of_us),
-    Figure("fwd self ms", lambda row: row.forward_self_us, ms_of_us),
-    Figure("host ms", lambda row: row.host_total_us, ms_of_us),
-    Figure("host self ms", lambda row: row.host_self_us, ms_of_us),
-    Figure("calls", lambda row: row.calls, thousands),
-    Figure("module", _name_module, left=True),
+    TableFigure("gpu fwd ms", lambda row: row.forward_total_us, ms_of_us),
+    TableFigure("bwd ms", lambda row: row.backward_total_us, ms_of_us),
+    TableFigure("fwd self ms", lambda row: row.forward_self_us, ms_of_us),
+    TableFigure("host ms", lambda row: row.host_total_us, ms_of_us),
+    TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us),
+    TableFigure("calls", lambda row: row.calls, thousands),
+    TableFigure("module", _name_module, left=True),
 )
 """The modules, as the text has them; the screen leaves out what a trace without a device has not."""
 FRAMES: Figures[FrameRow] = (
-    Figure("self ms", lambda row: row.self_us, ms_of_us, 1, sorts=True),
-    Figure("ms", lambda row: row.total_us, ms_of_us, 2, sorts=True),
-    Figure("calls", lambda row: row.calls, thousands, 3, sorts=True),
-    Figure("Python function", _name_frame, left=True, where=Where.TEXT),
-    Figure("function", lambda row: row.name, width=30, left=True, grows=True, where=Where.SCREEN),
-    Figure("called by", lambda row: known_or(row.called_by, "-"), keep=4, left=True, where=Where.SCREEN),
+    TableFigure("self ms", lambda row: row.self_us, ms_of_us, 1, sorts=True),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 2, sorts=True),
+    TableFigure("calls", lambda row: row.calls, thousands, 3, sorts=True),
+    TableFigure("Python function", _name_frame, left=True, where=Where.TEXT),
+    TableFigure("function", lambda row: row.name, width=30, left=True, grows=True, where=Where.SCREEN),
+    TableFigure("called by", lambda row: known_or(row.called_by, "-"), keep=4, left=True, where=Where.SCREEN),
 )
 
 _KERNEL: Figures[KernelRow] = (
-    Figure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
-    Figure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN),
+    TableFigure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
+    TableFigure(
+        "kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN
+    ),
 )
 KERNELS: Figures[KernelRow] = (
-    Figure("ms", lambda row: row.total_us, ms_of_us, 1, 11, sorts=True),
-    Figure("count", lambda row: row.count, thousands, 2, 7, sorts=True),
-    Figure("mean us", lambda row: row.mean_us, number, 3, 9, sorts=True),
-    Figure("max us", lambda row: row.max_us, number, 7, 9, sorts=True),
-    Figure("blocks/SM", lambda row: row.blocks_per_sm, number, 8, 9),
-    Figure("occ.", lambda row: row.occupancy_reported_pct, _WHOLE, 9, 4),
-    Figure("recomp.", lambda row: row.occupancy_pct, _WHOLE, 5, 7),
-    Figure("limited by", lambda row: row.limited_by, said, 11, 14, left=True, where=Where.SCREEN),
-    Figure("tensor", lambda row: row.tensor_cores, said, 6, 7, left=True),
-    Figure("operator", lambda row: row.operator, said, 10, 24, left=True, where=Where.SCREEN),
-    Figure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
-    Figure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11, sorts=True),
+    TableFigure("count", lambda row: row.count, thousands, 2, 7, sorts=True),
+    TableFigure("mean us", lambda row: row.mean_us, number, 3, 9, sorts=True),
+    TableFigure("max us", lambda row: row.max_us, number, 7, 9, sorts=True),
+    TableFigure("blocks/SM", lambda row: row.blocks_per_sm, number, 8, 9),
+    TableFigure("occ.", lambda row: row.occupancy_reported_pct, _WHOLE, 9, 4),
+    TableFigure("recomp.", lambda row: row.occupancy_pct, _WHOLE, 5, 7),
+    TableFigure("limited by", lambda row: row.limited_by, said, 11, 14, left=True, where=Where.SCREEN),
+    TableFigure("tensor", lambda row: row.tensor_cores, said, 6, 7, left=True),
+    TableFigure("operator", lambda row: row.operator, said, 10, 24, left=True, where=Where.SCREEN),
+    TableFigure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
+    TableFigure(
+        "kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN
+    ),
 )
 RATES: Figures[KernelRow] = (
-    Figure("GB/s", lambda row: row.gb_s, _WHOLE, 1, sorts=True),
-    Figure("of peak", lambda row: row.gb_s_peak_pct, pct, 2),
-    Figure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3, sorts=True),
-    Figure("of its peak", lambda row: row.tflop_s_peak_pct, pct, 4, text_head="of peak "),
-    Figure("held by", lambda row: row.bound_by, said, 5, left=True),
-    Figure("occ. limit", lambda row: row.limited_by, said, left=True, where=Where.TEXT),
-    Figure("ms", lambda row: row.total_us, ms_of_us, 6, sorts=True, where=Where.SCREEN),
+    TableFigure("GB/s", lambda row: row.gb_s, _WHOLE, 1, sorts=True),
+    TableFigure("of peak", lambda row: row.gb_s_peak_pct, pct, 2),
+    TableFigure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3, sorts=True),
+    TableFigure("of its peak", lambda row: row.tflop_s_peak_pct, pct, 4, text_head="of peak "),
+    TableFigure("held by", lambda row: row.bound_by, said, 5, left=True),
+    TableFigure("occ. limit", lambda row: row.limited_by, said, left=True, where=Where.TEXT),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 6, sorts=True, where=Where.SCREEN),
     *_KERNEL,
 )
 COPIES: Figures[CopyRow] = (
-    Figure("ms", lambda row: row.total_us, ms_of_us, 1, 11),
-    Figure("count", lambda row: row.count, thousands, 2, 7),
-    Figure("bytes", lambda row: row.bytes, size, 3, 7),
-    Figure("GB/s", lambda row: row.gb_s, number, 4, 8),
-    Figure("copy", lambda row: row.name, width=16, left=True, grows=True),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11),
+    TableFigure("count", lambda row: row.count, thousands, 2, 7),
+    TableFigure("bytes", lambda row: row.bytes, size, 3, 7),
+    TableFigure("GB/s", lambda row: row.gb_s, number, 4, 8),
+    TableFigure("copy", lambda row: row.name, width=16, left=True, grows=True),
 )
 
-_GROWTH: Figure[MemoryPeak] = Figure("growth", lambda row: row.growth_bytes, say_growth, 5, 8)
-_UNUSED: Figure[MemoryPeak] = Figure("unused", lambda row: row.unused_pct, pct, 6, 7)
+_GROWTH: TableFigure[MemoryPeak] = TableFigure("growth", lambda row: row.growth_bytes, say_growth, 5, 8)
+_UNUSED: TableFigure[MemoryPeak] = TableFigure("unused", lambda row: row.unused_pct, pct, 6, 7)
 _PEAKS: Figures[MemoryPeak] = (
-    Figure("of", lambda row: name_place(row.kind, row.device), width=8, left=True, text_head="memory"),
-    Figure("peak allocated", lambda row: row.allocated_bytes, size, 1, 14),
-    Figure("peak reserved", lambda row: row.reserved_bytes, size, 2, 13),
+    TableFigure("of", lambda row: name_place(row.kind, row.device), width=8, left=True, text_head="memory"),
+    TableFigure("peak allocated", lambda row: row.allocated_bytes, size, 1, 14),
+    TableFigure("peak reserved", lambda row: row.reserved_bytes, size, 2, 13),
 )
 _IN_ALL: Figures[MemoryPeak] = (
-    Figure("allocated in all", lambda row: row.allocations_bytes, size, 3, 16),
-    Figure("freed in all", lambda row: row.frees_bytes, size, 4, 12),
+    TableFigure("allocated in all", lambda row: row.allocations_bytes, size, 3, 16),
+    TableFigure("freed in all", lambda row: row.frees_bytes, size, 4, 12),
 )
-_EVENTS: Figure[MemoryPeak] = Figure("events", lambda row: row.events, thousands, 7, 9)
+_EVENTS: TableFigure[MemoryPeak] = TableFigure("events", lambda row: row.events, thousands, 7, 9)
 PEAKS_IN_TEXT: Figures[MemoryPeak] = (*_PEAKS, *_IN_ALL, _GROWTH, _UNUSED)
 PEAKS_ON_SCREEN: Figures[MemoryPeak] = (*_PEAKS, _UNUSED, _GROWTH, *_IN_ALL, _EVENTS)
 ALLOCATIONS: Figures[AllocationRow] = (
-    Figure("of", lambda row: name_place(row.kind, row.device), keep=1, left=True, text_head="memory of"),
-    Figure("alive at the peak", lambda row: row.at_peak_bytes, size, 2, 17, sorts=True, text_head="at peak"),
-    Figure("kept", lambda row: row.kept_bytes, size, 3, 7, sorts=True),
-    Figure("allocated", lambda row: row.allocated_bytes, size, 4, 9, sorts=True),
-    Figure("times", lambda row: row.allocations, thousands, 5, 9, sorts=True),
-    Figure("operator", lambda row: row.operator, width=16, left=True, grows=True, text_head="by operator"),
+    TableFigure("of", lambda row: name_place(row.kind, row.device), keep=1, left=True, text_head="memory of"),
+    TableFigure(
+        "alive at the peak", lambda row: row.at_peak_bytes, size, 2, 17, sorts=True, text_head="at peak"
+    ),
+    TableFigure("kept", lambda row: row.kept_bytes, size, 3, 7, sorts=True),
+    TableFigure("allocated", lambda row: row.allocated_bytes, size, 4, 9, sorts=True),
+    TableFigure("times", lambda row: row.allocations, thousands, 5, 9, sorts=True),
+    TableFigure(
+        "operator", lambda row: row.operator, width=16, left=True, grows=True, text_head="by operator"
+    ),
 )
 
-_COLLECTIVE: Figure[CollectiveRow] = Figure(
+_COLLECTIVE: TableFigure[CollectiveRow] = TableFigure(
     "collective", lambda row: row.name, width=16, left=True, grows=True
 )
-_TIME: Figure[CollectiveRow] = Figure("ms", lambda row: row.total_us, ms_of_us, 1, 11)
+_TIME: TableFigure[CollectiveRow] = TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11)
 _MOVED: Figures[CollectiveRow] = (
-    Figure("bytes", lambda row: row.bytes, size, 3, 7),
-    Figure("bus GB/s", lambda row: row.bus_gb_s, number, 4, 8),
+    TableFigure("bytes", lambda row: row.bytes, size, 3, 7),
+    TableFigure("bus GB/s", lambda row: row.bus_gb_s, number, 4, 8),
 )
 COLLECTIVES_IN_TEXT: Figures[CollectiveRow] = (
     _COLLECTIVE,
-    Figure("calls", lambda row: row.count),
+    TableFigure("calls", lambda row: row.count),
     _TIME,
     *_MOVED,
 )
 COLLECTIVES_ON_SCREEN: Figures[CollectiveRow] = (
     _TIME,
-    Figure("calls", lambda row: row.count, thousands, 2, 7),
+    TableFigure("calls", lambda row: row.count, thousands, 2, 7),
     *_MOVED,
     _COLLECTIVE,
 )
@@ -446,38 +454,38 @@ def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
     """Return the columns of the modules on a screen, which a trace without a device has fewer of."""
     where = "gpu " if on_device else ""
     forward: Figures[ModuleRow] = (
-        Figure("gpu forward ms", lambda row: row.forward_total_us, ms_of_us, 1, sorts=True),
+        TableFigure("gpu forward ms", lambda row: row.forward_total_us, ms_of_us, 1, sorts=True),
     )
     own: Figures[ModuleRow] = (
-        Figure("gpu forward self", lambda row: row.forward_self_us, ms_of_us, 7, sorts=True),
-        Figure("gpu backward self", lambda row: row.backward_self_us, ms_of_us, 8, sorts=True),
+        TableFigure("gpu forward self", lambda row: row.forward_self_us, ms_of_us, 7, sorts=True),
+        TableFigure("gpu backward self", lambda row: row.backward_self_us, ms_of_us, 8, sorts=True),
     )
     return (
         *(forward if on_device else ()),
-        Figure(f"{where}backward ms", lambda row: row.backward_total_us, ms_of_us, 2, sorts=True),
-        Figure("host ms", lambda row: row.host_total_us, ms_of_us, 3, sorts=True),
-        Figure("host self ms", lambda row: row.host_self_us, ms_of_us, 6, sorts=True),
+        TableFigure(f"{where}backward ms", lambda row: row.backward_total_us, ms_of_us, 2, sorts=True),
+        TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 3, sorts=True),
+        TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 6, sorts=True),
         *(own if on_device else ()),
-        Figure("calls", lambda row: row.calls, thousands, 4),
-        Figure("module", _name_module, width=28, left=True, grows=True),
+        TableFigure("calls", lambda row: row.calls, thousands, 4),
+        TableFigure("module", _name_module, width=28, left=True, grows=True),
     )
 
 
-def list_rank_figures(ranks: Sequence[RankRow], digits: int = 3) -> Figures[RankRow]:
+def list_rank_figures(ranks: Sequence[TraceRankRow], digits: int = 3) -> Figures[TraceRankRow]:
     """Return the columns of the ranks, their milliseconds with so many digits."""
     names = name_ranks(ranks)
     is_named = not all(map(str.isdecimal, names.values()))
     ms = partial(number, digits=digits)
     return (
-        Figure("rank", lambda row: names[row.path], left=is_named),
-        Figure("step", lambda row: row.step_ms, ms, 1, sorts=True, text_head="step ms"),
-        Figure("compute", lambda row: row.compute_ms, ms, 3),
-        Figure("comms", lambda row: row.comm_ms, ms, 4),
-        Figure("of it hidden", lambda row: row.overlap_ms, ms, 5),
-        Figure("neither", lambda row: row.other_ms, ms, 7),
-        Figure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True, text_head="waits*"),
-        Figure("all moves", lambda row: row.transfer_ms, ms, 6, text_head="moves data*"),
-        Figure("file", _name_file, keep=8, width=12, left=True, grows=True, where=Where.SCREEN),
+        TableFigure("rank", lambda row: names[row.path], left=is_named),
+        TableFigure("step", lambda row: row.step_ms, ms, 1, sorts=True, text_head="step ms"),
+        TableFigure("compute", lambda row: row.compute_ms, ms, 3),
+        TableFigure("comms", lambda row: row.comm_ms, ms, 4),
+        TableFigure("of it hidden", lambda row: row.overlap_ms, ms, 5),
+        TableFigure("neither", lambda row: row.other_ms, ms, 7),
+        TableFigure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True, text_head="waits*"),
+        TableFigure("all moves", lambda row: row.transfer_ms, ms, 6, text_head="moves data*"),
+        TableFigure("file", _name_file, keep=8, width=12, left=True, grows=True, where=Where.SCREEN),
     )
 
 

@@ -12,7 +12,7 @@ from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.wire_capture import Request
 from tpmon.hook.capture.begin import is_sane, is_timed
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.file import CaptureFile, Sizes
+from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 from tpmon.hook.counters import Counts
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part: str) 
     words[wire_capture.ASK_MOST_EVENTS] = words[wire_capture.ASK_MOST_BYTES] = 1 << 20
 
     def refuse(folder: str) -> str:
-        return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), Sizes()).refuse()
+        return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), RecordingSizes()).refuse()
 
     assert "torch cannot write to a path with" in refuse(f"{tmp_path}/{part}")
     assert os.listdir(tmp_path) == []

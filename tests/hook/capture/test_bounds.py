@@ -20,7 +20,7 @@ from tpmon.hook.capture import file as capture_file
 from tpmon.hook.capture.begin import name_tracer
 from tpmon.hook.capture.bounds import judge_validation
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.file import CaptureFile, Sizes
+from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 
 GIB = 1 << 30
 
@@ -255,7 +255,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> N
             cuts.append(given[1:])
             return 1, 1
 
-    captured.capture._file = Noted(captured.capture._request, Sizes())
+    captured.capture._file = Noted(captured.capture._request, RecordingSizes())
     captured.loop.train(1)
     captured.loop.batch()
     captured.loop.spend(1100)
@@ -302,7 +302,7 @@ def ask_of(kind: int, steps: int = 10) -> w.Request:
 def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(
     kind: int, done: int, evals: int, ended: bool, state: int | None
 ) -> None:
-    sizes = Sizes()
+    sizes = RecordingSizes()
     sizes.found[0] = (100, 1 << 10, 1)
     request = ask_of(kind)
     end = judge_validation(request, CaptureFile(request, sizes), done, evals, ended=ended)
@@ -319,7 +319,7 @@ def test_a_snapshot_has_its_price_in_memory_and_on_disk(
     monkeypatch.setattr(capture_file, "read_disk_left", lambda _: 8 * GIB)
     for left, said in ((700 << 20, ""), (600 << 20, "needs 646 MiB of memory beside the run, 600 are left")):
         monkeypatch.setattr(capture_file, "read_memory_left", lambda left=left: left)
-        assert CaptureFile(request, Sizes()).refuse() == said
+        assert CaptureFile(request, RecordingSizes()).refuse() == said
 
 
 def test_stacks_are_refused_while_the_program_profiles_its_functions() -> None:

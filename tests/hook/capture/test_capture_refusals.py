@@ -14,7 +14,7 @@ from tests.hook.capture.test_bounds import Captured, Recorder
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.capture import capture
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
 
 
 def refuse(text: str) -> Callable[..., Any]:
@@ -49,8 +49,15 @@ class Played(Recorder):
 
 
 CASES = (
-    Case("a history of cudaMallocAsync", lambda: Snapshot(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY),
-    Case("a history of another allocator", lambda: Snapshot(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY),
+    Case(
+        "a history of cudaMallocAsync", lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY
+    ),
+    Case(
+        "a history of another allocator",
+        lambda: MemoryRecorder(10),
+        {"record": refuse(NO_HISTORY)},
+        NO_HISTORY,
+    ),
     Case("a range", Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5"),
     Case("a range that raises", Range, {"start": refuse("no CUPTI")}, "no CUPTI"),
     *(

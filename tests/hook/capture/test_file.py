@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tpmon.hook.bus import wire_capture as w
-from tpmon.hook.capture.file import CaptureFile, Sizes
+from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 from tpmon.hook.capture.recorder import rename_cut
 
 
@@ -24,7 +24,7 @@ def usual_mask():
 def write(folder: Path, save: Callable[[str], None]) -> tuple[int, int]:
     words = [0] * w.REQUEST_WORDS
     words[w.ASK_KIND] = w.KIND_CAPTURE
-    file = CaptureFile(w.Request(tuple(words), str(folder), "x"), Sizes())
+    file = CaptureFile(w.Request(tuple(words), str(folder), "x"), RecordingSizes())
     return file.write(SimpleNamespace(save=save, ending=".json"), -1, 5, 1)
 
 

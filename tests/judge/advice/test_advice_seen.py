@@ -8,12 +8,12 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process, make_t
 from tests.judging import make_phases, scene_of
 from tpmon.judge.advice.choose import REMEDIES_FOR, choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.model.host import ShmSample
-from tpmon.model.process import Setting
+from tpmon.model.process import EnvironmentSetting
 from tpmon.model.verdict import Kind
 
 SUSPECT = Suspicion(Kind.LAUNCH_BOUND, "main-thread", 0.5, 2.0, frozenset(("a",)), "text", ())
@@ -36,11 +36,11 @@ def test_stacks_were_read_where_every_rank_has_enough_samples() -> None:
 def test_what_stacks_would_have_shown_is_no_if() -> None:
     row = (Kind.LAUNCH_BOUND, "tiny-kernels")
     gpu = {Need.GPU_PRESENT}
-    unread = {one.remedy.id for one in choose(*row, frozenset(gpu), Facts())}
-    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), Facts())}
+    unread = {one.remedy.id for one in choose(*row, frozenset(gpu), RunFacts())}
+    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), RunFacts())}
     assert unread - read == {"more-at-once"}
     row = (Kind.LAUNCH_BOUND, "main-thread")
-    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), Facts())}
+    read = {one.remedy.id for one in choose(*row, frozenset(gpu | {Need.STACKS_READ}), RunFacts())}
     assert "log-rarely" not in read
     assert "sync-rarely" in read, ".item() runs in C: no stack shows it"
 
@@ -52,14 +52,14 @@ def test_ranks_run_elsewhere_where_the_world_is_larger_than_what_is_here() -> No
 
 def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number() -> None:
     row = (Kind.COMMS_BOUND, "straggler")
-    assert "look-at-late-rank" not in {one.remedy.id for one in choose(*row, frozenset(), Facts())}
-    named = choose(*row, frozenset((Need.RANK_BEHIND,)), Facts(pid=4212, rank=1))[0]
+    assert "look-at-late-rank" not in {one.remedy.id for one in choose(*row, frozenset(), RunFacts())}
+    named = choose(*row, frozenset((Need.RANK_BEHIND,)), RunFacts(pid=4212, rank=1))[0]
     assert (named.remedy.id, named.certain) == ("look-at-late-rank", True)
 
 
 def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank() -> None:
-    taken = (RANKS[0], make_process(4212, rank=1, environment=(Setting("NCCL_P2P_DISABLE", "1"),)))
-    kept = (RANKS[0], make_process(4212, rank=1, environment=(Setting("NCCL_P2P_DISABLE", "0"),)))
+    taken = (RANKS[0], make_process(4212, rank=1, environment=(EnvironmentSetting("NCCL_P2P_DISABLE", "1"),)))
+    kept = (RANKS[0], make_process(4212, rank=1, environment=(EnvironmentSetting("NCCL_P2P_DISABLE", "0"),)))
     assert Need.NCCL_PATH_OFF in observe(scene_of(make_frame(processes=taken)), SUSPECT)
     assert Need.NCCL_PATH_OFF not in observe(scene_of(make_frame(processes=kept)), SUSPECT)
 
@@ -67,7 +67,8 @@ def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank() -> None:
 def test_a_setting_counts_only_where_its_path_would_be_taken() -> None:
     def is_seen(name: str, ranks: int, world: int) -> bool:
         processes = tuple(
-            make_process(4211 + rank, rank=rank, environment=(Setting(name, "1"),)) for rank in range(ranks)
+            make_process(4211 + rank, rank=rank, environment=(EnvironmentSetting(name, "1"),))
+            for rank in range(ranks)
         )
         frame = make_frame(processes=processes, target=make_target(world_size=world))
         return Need.NCCL_PATH_OFF in observe(scene_of(frame), SUSPECT)
@@ -115,7 +116,7 @@ def test_a_cache_that_is_read_again_and_again_is_a_limit_that_is_near() -> None:
     seen = observe(scene_of(frame), thrash)
     assert Need.MEMORY_LIMIT_NEAR in seen
     assert Need.MEMORY_FREE not in seen
-    chosen = choose(Kind.DATA_BOUND, "page-cache-thrash", seen, Facts())
+    chosen = choose(Kind.DATA_BOUND, "page-cache-thrash", seen, RunFacts())
     assert next(one for one in chosen if one.remedy.id == "more-memory").certain
 
 
@@ -123,7 +124,7 @@ def test_workers_are_capped_to_a_quota_only_where_there_are_more() -> None:
     needs = frozenset((Need.QUOTA_THROTTLING, Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND))
 
     def ids(workers: int, observed: frozenset[Need] = needs) -> set[str]:
-        facts = Facts(ranks=1, quota_cores=8.0, workers_per_rank=workers)
+        facts = RunFacts(ranks=1, quota_cores=8.0, workers_per_rank=workers)
         return {one.remedy.id for one in choose(Kind.CPU_THROTTLED, "quota", observed, facts) if one.certain}
 
     assert "fit-workers-to-quota" in ids(12)
@@ -132,9 +133,9 @@ def test_workers_are_capped_to_a_quota_only_where_there_are_more() -> None:
 
 
 def test_what_is_always_known_is_no_if() -> None:
-    slow = choose(Kind.DATA_BOUND, "one-slow-worker", frozenset(), Facts())
+    slow = choose(Kind.DATA_BOUND, "one-slow-worker", frozenset(), RunFacts())
     assert not any("stopped" in one.text for one in slow)
-    full = choose(Kind.COMPUTE_BOUND, "gpu", frozenset((Need.GPU_PRESENT,)), Facts())
+    full = choose(Kind.COMPUTE_BOUND, "gpu", frozenset((Need.GPU_PRESENT,)), RunFacts())
     assert "fp16-amp" not in {one.remedy.id for one in full}, "the name of the card says what it can"
 
 

@@ -9,7 +9,7 @@ import pytest
 from tpmon.judge.advice import facts as advice_facts
 from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice.entry import Chosen, Risk
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.finding import write_ceiling, write_try
@@ -17,13 +17,13 @@ from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 
 
-def fill(name: str, facts: Facts | None = None) -> Chosen:
+def fill(name: str, facts: RunFacts | None = None) -> Chosen:
     remedy = CATALOGUE[name]
-    return fill_remedy(remedy, frozenset(remedy.needs), facts or Facts())
+    return fill_remedy(remedy, frozenset(remedy.needs), facts or RunFacts())
 
 
 def list_ids(kind: Kind, cause: str, *needs: Need) -> list[str]:
-    return [one.remedy.id for one in choose(kind, cause, frozenset(needs), Facts())]
+    return [one.remedy.id for one in choose(kind, cause, frozenset(needs), RunFacts())]
 
 
 def test_a_mapped_checkpoint_goes_into_the_parameters_that_the_optimizer_has() -> None:
@@ -49,7 +49,7 @@ def test_no_sync_is_advised_only_where_the_model_may_have_it() -> None:
         Kind.COMMS_BOUND, "transfer", Need.TRANSFER_SEEN, Need.FSDP_IN_STACK
     )
     seen = frozenset((Need.TRANSFER_SEEN,))
-    chosen = {one.remedy.id: one for one in choose(Kind.COMMS_BOUND, "transfer", seen, Facts())}
+    chosen = {one.remedy.id: one for one in choose(Kind.COMMS_BOUND, "transfer", seen, RunFacts())}
     assert not chosen["exchange-less-often"].certain
     assert "accumulate-no-sync" in list_ids(Kind.COMMS_BOUND, "transfer", Need.FSDP_IN_STACK)
 
@@ -73,7 +73,7 @@ def test_shards_stay_within_a_machine_where_ranks_run_on_several() -> None:
     seen = (Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE, Need.TRANSFER_SEEN)
     assert "fsdp-hybrid" not in list_ids(Kind.COMMS_BOUND, "transfer", *seen)
     assert "fsdp-hybrid" in list_ids(Kind.COMMS_BOUND, "transfer", *seen, Need.RANKS_ELSEWHERE)
-    assert "(world // 8, 8)" in fill("fsdp-hybrid", Facts(ranks=8)).paste
+    assert "(world // 8, 8)" in fill("fsdp-hybrid", RunFacts(ranks=8)).paste
 
 
 def test_an_accumulation_of_one_is_not_halved_to_none() -> None:
@@ -95,7 +95,7 @@ def test_each_worker_of_each_rank_reads_shards_of_its_own(world: int, workers: i
 
 def test_workers_on_a_small_shared_memory_are_told_of_it_in_the_paste() -> None:
     unread = Missing("shared memory was not seen to grow")
-    small = Facts(shm_total_bytes=64 << 20, shm_room=unread)
+    small = RunFacts(shm_total_bytes=64 << 20, shm_room=unread)
     for name in ("start-workers", "more-workers"):
         paste = fill(name, small).paste
         assert "# /dev/shm here is 64" in paste
@@ -106,8 +106,8 @@ def test_workers_on_a_small_shared_memory_are_told_of_it_in_the_paste() -> None:
 
 
 def test_a_large_shared_memory_is_looked_into_before_it_is_made_larger() -> None:
-    assert fill("bigger-shm", Facts(shm_total_bytes=64 << 20)).paste.startswith("docker run --shm-size=8g")
-    large = fill("bigger-shm", Facts(shm_total_bytes=8 << 30)).paste
+    assert fill("bigger-shm", RunFacts(shm_total_bytes=64 << 20)).paste.startswith("docker run --shm-size=8g")
+    large = fill("bigger-shm", RunFacts(shm_total_bytes=8 << 30)).paste
     assert large.startswith("du -ah /dev/shm")
     # How large it is does not tell a container from a machine of its own.
     assert "docker run --shm-size=16g" in large
@@ -148,7 +148,7 @@ def test_clocks_that_nobody_set_are_not_set_back() -> None:
     row = (Kind.GPU_THROTTLED, "odd-cap")
     assert list_ids(*row, Need.CARD_SICK)[0] == "check-card"
     assert list_ids(*row, Need.CARD_CAPPED)[0] == "reset-caps"
-    assert fill("check-card", Facts(card=3)).paste.endswith("-d PERFORMANCE,POWER,TEMPERATURE -i 3")
+    assert fill("check-card", RunFacts(card=3)).paste.endswith("-d PERFORMANCE,POWER,TEMPERATURE -i 3")
 
 
 def test_a_loader_that_stands_still_raises_without_a_name_of_a_worker() -> None:
@@ -159,7 +159,7 @@ def test_data_are_brought_near_before_they_are_written_anew() -> None:
     chosen = list_ids(Kind.DATA_BOUND, "storage-bandwidth", Need.WORKERS_IO_WAIT)
     assert chosen.index("stage-on-nvme") < chosen.index("denser-format")
     seen = frozenset((Need.WORKERS_IO_WAIT,))
-    assert not any(one.certain for one in choose(Kind.DATA_BOUND, "storage-bandwidth", seen, Facts()))
+    assert not any(one.certain for one in choose(Kind.DATA_BOUND, "storage-bandwidth", seen, RunFacts()))
 
 
 @pytest.mark.parametrize("need", [Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY])
@@ -184,7 +184,7 @@ def test_jpegs_are_decoded_on_a_gpu_if_that_is_what_the_workers_do() -> None:
     row = (Kind.DATA_BOUND, "cpu-transform")
     assert "decode-on-gpu" not in list_ids(*row, Need.WORKERS_CPU_BOUND)
     seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
-    decode = next(one for one in choose(*row, seen, Facts()) if one.remedy.id == "decode-on-gpu")
+    decode = next(one for one in choose(*row, seen, RunFacts()) if one.remedy.id == "decode-on-gpu")
     assert decode.text.startswith("if JPEG decoding is what the workers do: ")
 
 
@@ -196,7 +196,7 @@ def test_a_host_that_grows_beside_a_gpu_keeps_no_graphs() -> None:
 
 def test_one_worker_takes_its_time_for_each_batch():
     """A share w in loading: n workers leave the longer of w / n and 1 - w."""
-    facts = Facts(
+    facts = RunFacts(
         ranks=1,
         workers_per_rank=0,
         needed_ratio=14.0,
@@ -213,10 +213,10 @@ def test_one_worker_takes_its_time_for_each_batch():
     )
     on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
     assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
-    assert advice_facts.fill("{workers_gain}", Facts()) == "1 / (share of the wait / N)"
+    assert advice_facts.fill("{workers_gain}", RunFacts()) == "1 / (share of the wait / N)"
 
 
-MORE = Facts(
+MORE = RunFacts(
     ranks=1,
     workers_per_rank=2,
     needed_ratio=4.0,

@@ -18,14 +18,14 @@ from tpmon.commands.dump import read_dumps
 from tpmon.errors import UsageError
 from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.facts import Facts, fill_paste, propose_workers
+from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules.cpu import judge_quota
 from tpmon.model.host import ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Setting
+from tpmon.model.process import EnvironmentSetting
 from tpmon.model.verdict import TABLE, Kind
 
 ROWS = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
@@ -42,7 +42,7 @@ def facts_of(draw_number, draw_text):
         "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE),
     }
     return st.builds(
-        Facts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(Facts)}
+        RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)}
     )
 
 
@@ -56,18 +56,18 @@ def test_one_thread_of_python_is_not_told_to_use_more_threads_first():
     seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK}
     row = (Kind.PYTHON_BOUND, "single-thread")
     assert REMEDIES_FOR[row] == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
-    ids = [one.remedy.id for one in choose(*row, frozenset(seen), Facts(cores_free=7.0))]
+    ids = [one.remedy.id for one in choose(*row, frozenset(seen), RunFacts(cores_free=7.0))]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]
     ids = [
         one.remedy.id
-        for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), Facts(cores_free=7.0))
+        for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), RunFacts(cores_free=7.0))
     ]
     assert ids[0] == "profile-python"
 
 
 def test_workers_are_advised_for_certain_only_where_torch_s_loader_was_seen():
     seen = frozenset((Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE, Need.WORKERS_CPU_BOUND))
-    facts = Facts(workers_per_rank=0)
+    facts = RunFacts(workers_per_rank=0)
     own = choose(Kind.DATA_BOUND, "no-workers", seen, facts)
     assert not any(one.certain for one in own)
     assert own[0].text.startswith("if the batches come from torch's DataLoader: load in the background")
@@ -80,12 +80,15 @@ def test_collating_is_given_to_more_workers_where_cores_are_free():
     row = (Kind.DATA_BOUND, "collate")
     free = {Need.COLLATE_IN_STACK, Need.TORCH_LOADER, Need.CORES_FREE, Need.MEMORY_FREE}
     few = frozenset(free | {Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND})
-    seen = [(one.remedy.id, one.certain) for one in choose(*row, few, Facts())]
+    seen = [(one.remedy.id, one.certain) for one in choose(*row, few, RunFacts())]
     assert seen == [("collate-arrays", True), ("more-workers", True), ("transform-once", True)]
     none = frozenset(free | {Need.NO_WORKERS})
-    assert [one.remedy.id for one in choose(*row, none, Facts())][:2] == ["start-workers", "collate-arrays"]
+    assert [one.remedy.id for one in choose(*row, none, RunFacts())][:2] == [
+        "start-workers",
+        "collate-arrays",
+    ]
     full = few - {Need.CORES_FREE} | {Need.CORES_FULL}
-    assert "more-workers" not in {one.remedy.id for one in choose(*row, full, Facts())}
+    assert "more-workers" not in {one.remedy.id for one in choose(*row, full, RunFacts())}
 
 
 def test_every_fault_has_a_remedy():
@@ -102,7 +105,7 @@ def test_a_remedy_says_all_that_it_must(remedy):
 
 
 def test_the_dumps_of_several_hosts_come_in_files_or_with_labels_for_srun_mixes_what_its_tasks_print():
-    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, Facts(slurm_job="4711"))
+    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, RunFacts(slurm_job="4711"))
     lines = pasted.splitlines()
     lines += (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()
     dumps = [line for line in lines if "srun" in line and "tpmon dump" in line]
@@ -115,7 +118,7 @@ def test_the_dumps_of_several_hosts_come_in_files_or_with_labels_for_srun_mixes_
 
 def test_a_step_beside_the_job_names_the_job_shares_its_cores_and_has_a_task_a_host():
     """Without the job a login node asks for a new one; a step holds all that is there; -n is the shell's else."""
-    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, Facts(slurm_job="4711"))
+    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, RunFacts(slurm_job="4711"))
     guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
     told = [line for line in (*pasted.splitlines(), *guide.splitlines()) if "tpmon dump" in line]
     with pytest.raises(UsageError) as raised:
@@ -128,12 +131,12 @@ def test_a_step_beside_the_job_names_the_job_shares_its_cores_and_has_a_task_a_h
 
 @pytest.mark.parametrize("job", [NOT_APPLICABLE, Missing("no environment was read")])
 def test_outside_of_slurm_no_command_of_it_is_advised(job):
-    facts = Facts(slurm_job=job)
+    facts = RunFacts(slurm_job=job)
     for name in ("look-on-other-hosts", "restart-from-checkpoint", "find-killer"):
         pasted = fill_paste(CATALOGUE[name].paste, facts)
         assert not any(word in pasted for word in ("srun", "sacct", "JOBID", "{"))
     assert "> dump-$(hostname).json" in fill_paste(CATALOGUE["look-on-other-hosts"].paste, facts)
-    ended = fill_paste(CATALOGUE["find-killer"].paste, Facts(slurm_job="4711"))
+    ended = fill_paste(CATALOGUE["find-killer"].paste, RunFacts(slurm_job="4711"))
     assert ended.endswith("; sacct -j 4711")
 
 
@@ -204,14 +207,14 @@ def test_batches_that_new_workers_queue_must_fit_into_shared_memory():
     assert isinstance(gather_facts(see(line_up(frames[1:])), SUSPECT).shm_room, Missing)
 
 
-def _texts(kind: Kind, cause: str, needs: set[Need], facts: Facts) -> list[str]:
+def _texts(kind: Kind, cause: str, needs: set[Need], facts: RunFacts) -> list[str]:
     return [one.text for one in choose(kind, cause, frozenset(needs), facts)]
 
 
 def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers() -> None:
     needs = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
-    some = Facts(ranks=1, budget_cores=8.0, cores_free=2.9)
+    some = RunFacts(ranks=1, budget_cores=8.0, cores_free=2.9)
     assert "let the rank use its cores: OMP_NUM_THREADS=4" in _texts(*row, needs, some)
     full = replace(some, cores_free=0.6)
     assert not any("threads" in text for text in _texts(*row, needs, full))
@@ -228,7 +231,9 @@ def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle() -> None:
 
 
 def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
-    pool = make_process(busy_threads=12, runnable=12.0, environment=(Setting("OMP_NUM_THREADS", "2"),))
+    pool = make_process(
+        busy_threads=12, runnable=12.0, environment=(EnvironmentSetting("OMP_NUM_THREADS", "2"),)
+    )
     frame = make_frame(processes=(pool,), loader=(), cpu=make_cpu(host_cores=2, budget_cores=2.0))
     scene = scene_of(frame)
     observed = observe(scene, SUSPECT)
@@ -236,10 +241,10 @@ def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
     first = choose(Kind.OVERSUBSCRIBED, "rank-pool", observed, gather_facts(scene, SUSPECT))[0]
     assert (first.remedy.id, first.certain) == ("cap-threads-in-script", True)
     assert first.paste.startswith("torch.set_num_threads(2)")
-    asked = replace(pool, environment=(Setting("OMP_NUM_THREADS", "12"),))
+    asked = replace(pool, environment=(EnvironmentSetting("OMP_NUM_THREADS", "12"),))
     by_environment = observe(scene_of(replace(frame, processes=(asked,))), SUSPECT)
     assert Need.THREADS_IN_SCRIPT not in by_environment
-    first = choose(Kind.OVERSUBSCRIBED, "rank-pool", by_environment, Facts())[0]
+    first = choose(Kind.OVERSUBSCRIBED, "rank-pool", by_environment, RunFacts())[0]
     assert (first.remedy.id, first.certain) == ("cap-rank-threads", True)
 
 
@@ -254,13 +259,15 @@ def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
     )
     seen = frozenset((Need.IMPORT_IN_STACK,))
     starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
-    assert choose(Kind.STARTING, "import", starved, Facts()) == ()
-    named = choose(Kind.STARTING, "import", seen, Facts(script="slow log.py"))[0]
+    assert choose(Kind.STARTING, "import", starved, RunFacts()) == ()
+    named = choose(Kind.STARTING, "import", seen, RunFacts(script="slow log.py"))[0]
     assert named.paste.startswith("python -X importtime -c 'import torch' 2>")
 
 
 def test_a_late_rank_is_looked_at_with_tpmon():
-    late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), Facts(pid=31830, rank=2))[0]
+    late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), RunFacts(pid=31830, rank=2))[
+        0
+    ]
     assert late.paste.startswith("tpmon dump 31830 --rank 2")
 
 
@@ -270,9 +277,9 @@ def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_again
     def advised(*environments):
         ranks = tuple(make_process(4211 + i, rank=i, environment=one) for i, one in enumerate(environments))
         observed = observe(scene_of(make_frame(processes=ranks)), SUSPECT)
-        return {one.remedy.id: one.certain for one in choose(*row, observed, Facts())}
+        return {one.remedy.id: one.certain for one in choose(*row, observed, RunFacts())}
 
-    clean, taxed = (Setting("RANK", "0"),), (Setting("CUDA_LAUNCH_BLOCKING", "1"),)
+    clean, taxed = (EnvironmentSetting("RANK", "0"),), (EnvironmentSetting("CUDA_LAUNCH_BLOCKING", "1"),)
     assert "debug-taxes-off" not in advised(clean, clean)
     assert advised(clean, taxed)["debug-taxes-off"] is True
     assert advised(clean, Missing("belongs to another user"))["debug-taxes-off"] is False
@@ -281,8 +288,8 @@ def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_again
 @pytest.mark.parametrize(
     ("environment", "job"),
     [
-        ((Setting("RANK", "0"), Setting("SLURM_JOB_ID", "4711")), "4711"),
-        ((Setting("SLURM_JOB_ID", "$(reboot)"),), NOT_APPLICABLE),
+        ((EnvironmentSetting("RANK", "0"), EnvironmentSetting("SLURM_JOB_ID", "4711")), "4711"),
+        ((EnvironmentSetting("SLURM_JOB_ID", "$(reboot)"),), NOT_APPLICABLE),
         ((), NOT_APPLICABLE),
         (Missing("permission denied"), Missing("no environment was read")),
     ],

@@ -13,7 +13,7 @@ from tests.paces import make_hook, with_hooks
 from tests.view.test_hook import MIB, make_settings
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import DEEP_PREFETCH, observe, observe_done
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.model.frame import Frame
@@ -108,7 +108,7 @@ TRANSFER = (Kind.COMMS_BOUND, "transfer")
 def test_what_is_done_is_not_offered(name: str, row: tuple[Kind, str], done: dict[str, Any]) -> None:
     def list_ids(frame: Frame) -> set[str]:
         observed = observe(scene_of(frame), SUSPECT) | {Need.GPU_PRESENT, Need.WORKERS_PRESENT}
-        return {one.remedy.id for one in choose(*row, observed - {Need.NO_WORKERS}, Facts())}
+        return {one.remedy.id for one in choose(*row, observed - {Need.NO_WORKERS}, RunFacts())}
 
     plain = make_settings(
         **(NOTHING | {"autocast": False, "matmul_tf32": False, "fsdp": UNTOLD}),
@@ -121,6 +121,6 @@ def test_what_is_done_is_not_offered(name: str, row: tuple[Kind, str], done: dic
 
 def test_a_setting_that_no_hook_reads_stands_behind_an_if() -> None:
     """No reading tells gradient_as_bucket_view: where it is on already, the remedy must not be certain."""
-    chosen = choose(*TRANSFER, frozenset((Need.DDP_IN_STACK,)), Facts())
+    chosen = choose(*TRANSFER, frozenset((Need.DDP_IN_STACK,)), RunFacts())
     view = next(one for one in chosen if one.remedy.id == "gradient-as-bucket-view")
     assert view.text.startswith("if gradient_as_bucket_view is off: ")

@@ -13,7 +13,7 @@ from tests.paces import make_hook, with_hooks
 from tests.view.test_hook import MIB, make_settings
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.hook_needs import observe_settings
@@ -94,7 +94,7 @@ def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so() -> N
 def texts_of(kind: Kind, cause: str, seen: set[Need], **fields: Any) -> dict[str, str]:
     """Return what is advised for one run whose hook tells ``fields``: the remedies with their texts."""
     needs = observe_settings(scene_of(told(**fields))) | seen
-    return {one.remedy.id: one.text for one in choose(kind, cause, needs, Facts())}
+    return {one.remedy.id: one.text for one in choose(kind, cause, needs, RunFacts())}
 
 
 def test_a_setting_that_is_right_already_is_not_advised() -> None:

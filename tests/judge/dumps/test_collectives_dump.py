@@ -11,7 +11,7 @@ from tests.collectives import HOST, make_call, make_group, make_record, one_miss
 from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
 from tpmon.judge.dumps.collective_words import find_standings, may_wait
 from tpmon.judge.dumps.collectives import add_collectives, fold_collectives, judge_collectives
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -26,7 +26,7 @@ from tpmon.model.results.collectives import (
 from tpmon.model.stacks import StackFrame
 from tpmon.report.dump import write_dump
 
-ORIGIN = Origin(4000, "train.py", 4)
+ORIGIN = DumpOrigin(4000, "train.py", 4)
 NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
 BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
 REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
@@ -66,7 +66,7 @@ def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
         )
         for at_s in (0.0, 60.0)
     ]
-    return fold_rounds(looks, Origin(4000, "train.py", 4))
+    return fold_rounds(looks, DumpOrigin(4000, "train.py", 4))
 
 
 def test_a_dump_carries_what_was_recorded_and_survives_its_json():
@@ -135,7 +135,7 @@ def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_r
 
 def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():
     looks = make_round(*(make_rank(rank, frames=DECODE) for rank in range(2)))
-    dump = fold_rounds([looks], Origin(4000, "train.py", 2))
+    dump = fold_rounds([looks], DumpOrigin(4000, "train.py", 2))
     assert add_collectives(dump, reading(notes=[NO_SERVER])).collectives is NOT_APPLICABLE
     assert add_collectives(dump, reading()).collectives is NOT_APPLICABLE
 

@@ -8,11 +8,14 @@ import pytest
 
 from tests.collectives import make_call, make_group, make_record, reading
 from tests.frames import NOW
-from tpmon.judge.dumps.collective_words import Standing
+from tpmon.judge.dumps.collective_words import RankStanding
 from tpmon.judge.dumps.collectives import find_transfers, judge_collectives
 from tpmon.model.results.collectives import CallState
 
-STANDINGS = {0: Standing("decode data.py:88", "waits for: NFS"), 2: Standing("recv_forward train.py:40", "")}
+STANDINGS = {
+    0: RankStanding("decode data.py:88", "waits for: NFS"),
+    2: RankStanding("recv_forward train.py:40", ""),
+}
 
 
 def stages(name, ranks, *calls):

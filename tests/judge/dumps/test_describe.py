@@ -16,7 +16,7 @@ from tests.dumps import (
     WORKER_READS,
     WORKER_WAITS,
 )
-from tpmon.judge.dumps.describe import Wait, collapse_frames, describe_stack
+from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadKind
@@ -166,9 +166,9 @@ SAVES = StackFrame("_write_item", f"{SITE}/torch/distributed/checkpoint/filesyst
 @pytest.mark.parametrize(
     ("frames", "words", "wait"),
     [
-        ((BOOT, POOL_THREAD), "idle executor thread", Wait.WORK),
-        ((BOOT, POOL_THREAD, TASK, SAVES), "_write_item filesystem.py:300", Wait.NOTHING),
-        ((BOOT, POOL_THREAD, TASK, DECODES), "decode data.py:8", Wait.NOTHING),
+        ((BOOT, POOL_THREAD), "idle executor thread", StackWait.WORK),
+        ((BOOT, POOL_THREAD, TASK, SAVES), "_write_item filesystem.py:300", StackWait.NOTHING),
+        ((BOOT, POOL_THREAD, TASK, DECODES), "decode data.py:8", StackWait.NOTHING),
     ],
     ids=["no task", "a task of a library", "a task of the program"],
 )
@@ -177,7 +177,7 @@ def test_a_thread_of_a_pool_is_idle_only_where_it_has_no_task(frames, words, wai
     assert doing.text.endswith(words)
     assert doing.wait is wait
     shown = [one.text for one in collapse_frames(frames)]
-    assert any("idle" in one for one in shown) is (wait is Wait.WORK)
+    assert any("idle" in one for one in shown) is (wait is StackWait.WORK)
 
 
 PROCESS = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)

@@ -14,7 +14,7 @@ from tests.frames import NOW
 from tpmon.commands.dump import pick_exit_code, read_dumps, run_fold
 from tpmon.config import resolve, settle
 from tpmon.errors import ExitCode, UsageError
-from tpmon.judge.dumps.groups import Origin, find_clash, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, find_clash, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -25,7 +25,7 @@ from tpmon.report.text import Output
 
 def dump(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, pid: int = 1, **fields: Any) -> Dump:
     """Fold one look at a part of a job of four ranks."""
-    origin = Origin(pid, "train.py", 4, fields.pop("not_asked", NOT_APPLICABLE))
+    origin = DumpOrigin(pid, "train.py", 4, fields.pop("not_asked", NOT_APPLICABLE))
     return fold_rounds([make_round(*processes, at_s=at_s, host=host, **fields)], origin)
 
 
@@ -100,7 +100,7 @@ def test_dumps_of_one_moment_are_one_look():
 
 def test_a_single_look_does_not_take_the_place_of_several():
     looks = [make_round(make_rank(0), at_s=at_s) for at_s in (0.0, 60.0)]
-    frozen = fold_rounds(looks, Origin(1, "train.py", 1))
+    frozen = fold_rounds(looks, DumpOrigin(1, "train.py", 1))
     folded = fold_dumps([frozen, dump(make_rank(0), at_s=60.2)])
     assert (folded.groups[0].motion, folded.groups[0].since_s, folded.rounds) == (Motion.FROZEN, 60.0, 2)
 
@@ -110,7 +110,7 @@ def test_clocks_of_two_hosts_are_not_compared():
         [make_round(make_rank(rank), at_s=600.0 * rank + at_s, host=f"n{rank}") for at_s in (0.0, 5.0)]
         for rank in (0, 1)
     ]
-    folded = fold_dumps([fold_rounds(one, Origin(1, "train.py", 2)) for one in looks])
+    folded = fold_dumps([fold_rounds(one, DumpOrigin(1, "train.py", 2)) for one in looks])
     assert (folded.rounds, folded.seconds) == (2, 5.0)
 
 

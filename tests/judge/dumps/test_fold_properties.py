@@ -27,7 +27,7 @@ from tests.dumps import (
     odd_pid,
     rounds,
 )
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import TOP, build_tree, leaves
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ProcessLook
@@ -125,7 +125,7 @@ def place_of(dump: Dump) -> list[set[tuple[object, object]]]:
 @given(jobs(), st.randoms(use_true_random=False))
 def test_rounds_in_any_order_are_the_same_story(job: list[list[ProcessLook]], chance: random.Random):
     made = [make_round(*processes, at_s=5.0 * number) for number, processes in enumerate(job)]
-    origin = Origin(1, "train.py", 6)
+    origin = DumpOrigin(1, "train.py", 6)
     assert fold_rounds(chance.sample(made, len(made)), origin) == fold_rounds(made, origin)
 
 
@@ -138,7 +138,7 @@ def test_hosts_in_any_order_are_the_same_job(job: list[list[ProcessLook]], count
         for host in range(count):
             here = [one for one in processes if known_or(one.rank, 0) % count == host]
             one = make_round(*here, host=f"node-{host}", at_s=5.0 * number)
-            dumps.append(fold_rounds([one], Origin(100 + host, "train.py", 6)))
+            dumps.append(fold_rounds([one], DumpOrigin(100 + host, "train.py", 6)))
     folded = fold_dumps(dumps)
     again = fold_dumps([decode(Dump, encode(one)) for one in chance.sample(dumps, len(dumps))])
     assert encode(again) == encode(folded)

@@ -32,7 +32,7 @@ from tests.dumps import (
     rounds,
 )
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -307,10 +307,10 @@ def test_native_threads_are_judged_by_their_cpu():
 
 def test_two_hosts_accuse_nobody_until_they_are_folded():
     ranks = [make_rank(rank, frames=IN_LOCK if rank == 2 else ALL_REDUCE) for rank in range(4)]
-    one = fold_rounds([make_round(*ranks[:2], host="a")], Origin(1, "train.py", 4))
+    one = fold_rounds([make_round(*ranks[:2], host="a")], DumpOrigin(1, "train.py", 4))
     assert odd_pid(one) == 0
     assert "2 ranks are elsewhere" in one.summary
-    two = fold_rounds([make_round(*ranks[2:], host="b", at_s=1.0)], Origin(2, "train.py", 4))
+    two = fold_rounds([make_round(*ranks[2:], host="b", at_s=1.0)], DumpOrigin(2, "train.py", 4))
     both = fold_dumps([two, one])
     odd = both.odd_one_out
     assert is_known(odd)
@@ -337,22 +337,22 @@ def test_nothing_to_fold_is_refused():
     with pytest.raises(ValueError, match="needs a dump"):
         fold_dumps([])
     with pytest.raises(ValueError, match="needs a round"):
-        fold_rounds([], Origin(1, "", 1))
+        fold_rounds([], DumpOrigin(1, "", 1))
 
 
 def test_a_dead_child_is_named_and_no_worker_is_blamed_for_its_batch():
     killed = DeadChild(4712, 4000, "pt_data_worker", "SIGKILL")
     waits = make_rank(0, pid=4000, frames=NEXT_BATCH)
-    alone = fold_rounds([replace(make_round(waits), dead=(killed,))], Origin(1, "train.py", 1))
+    alone = fold_rounds([replace(make_round(waits), dead=(killed,))], DumpOrigin(1, "train.py", 1))
     assert "process 4712 (pt_data_worker) of rank 0 is dead: SIGKILL" in alone.summary
     assert "no worker of it was seen" not in alone.summary
     assert alone.dead == (killed,)
     idle = make_worker(0, 0)
-    left = fold_rounds([replace(make_round(waits, idle), dead=(killed,))], Origin(1, "train.py", 1))
+    left = fold_rounds([replace(make_round(waits, idle), dead=(killed,))], DumpOrigin(1, "train.py", 1))
     assert "its worker that lives waits for work too" in left.summary
     assert "lost" not in left.summary
     other = replace(killed, parent=9)
-    plain = fold_rounds([replace(make_round(waits, idle), dead=(other,))], Origin(1, "train.py", 1))
+    plain = fold_rounds([replace(make_round(waits, idle), dead=(other,))], DumpOrigin(1, "train.py", 1))
     assert "a batch was lost on the way" in plain.summary
     both = fold_dumps([left, fold(make_rank(1, pid=4000), host="node-9", world=2)])
     assert "process 4712 (pt_data_worker) of rank 0 is dead" in both.summary

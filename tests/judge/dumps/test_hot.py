@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tests.dumps import ALL_REDUCE, BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH, SITE, TRAIN, WORKER_READS
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import MOST_FUNCTIONS, NOT_KEPT, fold_stacks, hot_functions
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.model.sample import Counted, HotFunction, HotGroup, HotSample, SampleReading, SampleRequest
+from tpmon.model.sample import CountedFunction, HotFunction, HotGroup, HotSample, SampleReading, SampleRequest
 from tpmon.model.stacks import StackFrame
 
-ORIGIN = Origin(4000, "train.py", 2)
+ORIGIN = DumpOrigin(4000, "train.py", 2)
 
 
 def add_up(*processes, **fields) -> HotSample:
@@ -107,8 +107,8 @@ def test_lost_looks_are_in_no_share_and_are_told():
     assert (hot.groups[0].looks, find(hot.groups[0], "_engine_run_backward").self_pct) == (15, 100.0)
 
 
-@pytest.mark.parametrize("counted", [Counted.RUNNING, Counted.GIL])
-def test_where_some_samples_do_not_count_shares_are_of_all_looks(counted: Counted):
+@pytest.mark.parametrize("counted", [CountedFunction.RUNNING, CountedFunction.GIL])
+def test_where_some_samples_do_not_count_shares_are_of_all_looks(counted: CountedFunction):
     other = count(9, (TRAIN,), 5, "loader"), count(10, (TRAIN,), 5, "saver")
     process = make_sampled(0, count(4000, BACKWARD, 5), *other, looks=20)
     hot = add_up(process, request=SampleRequest(counted=counted))

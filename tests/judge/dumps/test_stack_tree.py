@@ -13,7 +13,7 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tpmon.judge.dumps.groups import Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import TOP, build_tree, show_stacks
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -25,7 +25,7 @@ FEEDS = (StackFrame("feed", "/run/data.py", 7),)
 
 
 def groups_of(*processes):
-    return fold_rounds([make_round(*processes)], Origin(1, "train.py", NOT_APPLICABLE)).groups
+    return fold_rounds([make_round(*processes)], DumpOrigin(1, "train.py", NOT_APPLICABLE)).groups
 
 
 def tree_text(*processes):
@@ -76,7 +76,7 @@ def test_the_tree_holds_threads_beside_the_main_ones_after_those_each_once():
         "3 feed data.py:7 =3",
         "1 ? =1",
     ]
-    dump = fold_rounds([make_round(*job)], Origin(1, "train.py", 2))
+    dump = fold_rounds([make_round(*job)], DumpOrigin(1, "train.py", 2))
     said = "\n".join(write_dump_tree(dump, build_tree(dump.groups)))
     assert (
         "\n\n2x <module> train.py:90\ntrain train.py:40\n  = rank 1: state S\n  1x hold train.py:12\n"
@@ -92,7 +92,7 @@ def test_the_tree_of_several_hosts_names_them_and_a_deep_one_stays_in_its_column
     ]
     here = make_round(*[make_rank(n, frames=one) for n, one in enumerate(frames)])
     there = make_round(make_rank(99, frames=frames[0]), host="node-02")
-    dumps = [fold_rounds([one], Origin(1, "train.py", 60)) for one in (here, there)]
+    dumps = [fold_rounds([one], DumpOrigin(1, "train.py", 60)) for one in (here, there)]
     dump = fold_dumps(dumps)
     lines = write_dump_tree(dump, build_tree(dump.groups))
     assert "  = ranks 0,99 on node-01, node-02: state S" in lines

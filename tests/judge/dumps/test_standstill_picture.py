@@ -26,7 +26,7 @@ from tests.dumps import (
     rounds,
 )
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import NOBODY, UNDECIDED, Origin, fold_dumps, fold_rounds
+from tpmon.judge.dumps.groups import NOBODY, UNDECIDED, DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import DeadChild, Dump, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -172,7 +172,7 @@ def test_a_stopped_rank_is_named_before_those_that_wait_for_it():
 def test_a_rank_that_waits_for_a_batch_beside_its_dead_worker():
     dead = DeadChild(4711, 4000, "pt_data_worker", "SIGKILL")
     one = replace(make_round(make_rank(0, frames=NEXT_BATCH)), dead=(dead,))
-    finding = verdict_of(fold_rounds([one], Origin(4000, "train.py", 1)))
+    finding = verdict_of(fold_rounds([one], DumpOrigin(4000, "train.py", 1)))
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "hung (dead-worker): rank 0 waits for a batch" in finding.summary
     assert "process 4711 (pt_data_worker) is dead: SIGKILL" in finding.summary
@@ -180,7 +180,7 @@ def test_a_rank_that_waits_for_a_batch_beside_its_dead_worker():
 
 def on_host(host: str, looks: Sequence[list[ProcessLook]], every_s: float = 16.0) -> Dump:
     taken = [make_round(*those, host=host, at_s=number * every_s) for number, those in enumerate(looks)]
-    return fold_rounds(taken, Origin(looks[0][0].pid, "train.py", 4))
+    return fold_rounds(taken, DumpOrigin(looks[0][0].pid, "train.py", 4))
 
 
 @pytest.mark.parametrize(("looks", "kind"), [(1, Kind.NOT_ENOUGH_EVIDENCE), (3, Kind.HUNG)])

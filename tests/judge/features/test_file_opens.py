@@ -14,7 +14,7 @@ from tests.phase_stacks import PYTHON_LIB, SITE
 from tests.starving import COMPUTES, DISK, DISTANT, LINE, RANK, SMALL_FILES, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion
 from tpmon.judge.features.snapshot import Scene, see
@@ -118,7 +118,7 @@ def test_few_large_reads_behind_slow_opens_are_many_small_files() -> None:
     assert {"workers", "stacks of the loading"} <= one.sources
     assert "reads" not in one.sources
     assert {row.name: row.value for row in one.evidence}["loading in open and stat"] == 75
-    chosen = choose(one.kind, one.cause, observe(scene, one), Facts())
+    chosen = choose(one.kind, one.cause, observe(scene, one), RunFacts())
     assert next(each for each in chosen if each.remedy.id == "shard-files").certain
 
 
@@ -157,7 +157,7 @@ def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_
     assert isinstance(one, Suspicion)
     assert {Need.SMALL_READS, Need.WORKERS_IO_WAIT} <= one.observed
     assert {row.name for row in one.evidence} >= {"loading in open and stat"}
-    chosen = choose(one.kind, one.cause, observe(loads(6, 30), one), Facts())
+    chosen = choose(one.kind, one.cause, observe(loads(6, 30), one), RunFacts())
     assert [each.remedy.id for each in chosen if each.certain][:2] == ["start-workers", "shard-files"]
     for io, opening in ((1, 30), (6, 5)):
         plain = judge_no_workers(loads(io, opening))

@@ -14,10 +14,10 @@ from tests.starving import line_up
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import SPEEDS, hold_back, is_unmoved
-from tpmon.judge.watch.tracker import Watch
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Finding, Kind
 
 LOCKED = make_rank(0, frames=IN_LOCK)
@@ -36,7 +36,7 @@ def conclude(frames: list[Frame], **watch: object) -> Finding:
 def unmoved(**fields: object) -> Scene:
     """Return 15 s of a rank that stood as long as tpmon watched."""
     frame = replace(blind(stand(LOCKED, seconds=15, log_age_s=60.0))[-1], **fields)
-    watch = Watch(begun_ns=frame.taken_ns - 15 * 10**9, still_ns=frame.taken_ns - 60 * 10**9)
+    watch = WatchedTime(begun_ns=frame.taken_ns - 15 * 10**9, still_ns=frame.taken_ns - 60 * 10**9)
     return replace(scene_of(frame), watch=watch)
 
 
@@ -121,23 +121,23 @@ def test_a_run_of_which_somebody_works_has_moved(busy):
 def test_ranks_that_stopped_moving_wait_for_each_other_or_for_ever():
     scene = unmoved()
     begun_ns = scene.frame.taken_ns - 40 * 10**9
-    stopped = replace(scene, watch=Watch(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 15 * 10**9))
+    stopped = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 15 * 10**9))
     assert not is_unmoved(stopped)
     comms, data = suspect(Kind.COMMS_BOUND), suspect(Kind.DATA_BOUND)
     assert hold_back([comms, data], stopped) == [
         Unsure("comms-bound cause (nothing has moved for 15 s)"),
         data,
     ]
-    shortly = replace(scene, watch=Watch(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 6 * 10**9))
+    shortly = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 6 * 10**9))
     assert hold_back([comms, data], shortly) == [comms, data]
 
 
 def test_before_the_first_reading_is_remembered_nothing_is_held_back():
-    assert not is_unmoved(replace(unmoved(), watch=Watch()))
+    assert not is_unmoved(replace(unmoved(), watch=WatchedTime()))
 
 
 def test_a_verdict_about_speed_does_not_outlast_the_movement():
-    threads = (Setting("OMP_NUM_THREADS", "16"),)
+    threads = (EnvironmentSetting("OMP_NUM_THREADS", "16"),)
     crowd = make_process(runnable=11.0, waiting=9.3, busy_threads=16, environment=threads)
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0),)
     rest = replace(

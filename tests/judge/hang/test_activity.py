@@ -23,7 +23,7 @@ from tests.frames import make_gpu, make_process
 from tests.hanging import add_run, conclude, sample, stand
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.watch.tracker import Watch
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -133,7 +133,7 @@ def test_a_thread_that_only_wakes_up_and_sleeps_does_not_work():
 def test_a_thread_of_c_that_computes_gives_a_wait_five_minutes_and_a_pool_half_an_hour(cpus, seconds, hung):
     frames = stand(make_rank(0, frames=TOKENIZE), seconds=seconds, log_age_s=400.0)
     assert (said(read(frames, 4000, runnable=cpus, waiting=0.0))[0] is Kind.HUNG) is hung
-    assert need_s(Watch(), Patience.FLOWS) == 1800.0
+    assert need_s(WatchedTime(), Patience.FLOWS) == 1800.0
 
 
 def test_one_call_with_a_pool_of_threads_has_half_an_hour():

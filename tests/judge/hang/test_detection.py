@@ -16,7 +16,7 @@ from tests.judging import SECOND
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import PATIENCE_S, need_s
 from tpmon.judge.watch.picture import choose_rounds, find_corner
-from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, Watch, observe
+from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, WatchedTime, observe
 from tpmon.model.dump import Asker, DumpError, ErrorKind
 from tpmon.model.host import SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -169,7 +169,7 @@ def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
         make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)
     ]
     for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
-        watch = Watch()
+        watch = WatchedTime()
         for frame in sample(frames, 4000, *stacks):
             watch = observe(watch, frame)
         assert bool(watch.moved_ns) is moved
@@ -229,21 +229,21 @@ def pauses(*lengths_s: int):
     [((10,), 30.0), ((10, 5), 30.0), ((70, 5), 138.0), ((70, 90, 5), 178.0), ((900, 5), 600.0)],
 )
 def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
-    watch = Watch()
+    watch = WatchedTime()
     for frame in pauses(*lengths):
         watch = observe(watch, frame)
     assert watch.hang_after_s == pytest.approx(expected, abs=3)
 
 
 def test_what_is_meant_to_take_long_may_take_as_long_as_it_did_before():
-    watch = Watch(longest_s=900.0)
+    watch = WatchedTime(longest_s=900.0)
     assert need_s(watch, Patience.SURE) == MOST_HANG_AFTER_S
     assert need_s(watch, Patience.MEANT) == need_s(watch, Patience.WORKS) == 1800.0
-    assert need_s(Watch(longest_s=900.0, asked_s=60.0), Patience.MEANT) == PATIENCE_S
+    assert need_s(WatchedTime(longest_s=900.0, asked_s=60.0), Patience.MEANT) == PATIENCE_S
 
 
 def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
-    watch = Watch()
+    watch = WatchedTime()
     for frame in pauses(70, 5, 100):
         watch = observe(watch, frame)
     assert watch.hang_after_s == pytest.approx(138, abs=3)
@@ -259,7 +259,7 @@ def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop(
     ]
     loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
     spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
-    watch = Watch()
+    watch = WatchedTime()
     for frame in [*spins, *sample(frames[110:150], 4000, loop)]:
         watch = observe(watch, frame)
     assert watch.hang_after_s == 30.0
@@ -280,11 +280,11 @@ def test_a_stack_that_stays_counts_whatever_the_thread_uses():
     frames = [
         make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)
     ]
-    watch = Watch()
+    watch = WatchedTime()
     for frame in sample(frames, 4000, FORWARD):
         watch = observe(watch, frame)
     assert (frame.taken_ns - watch.still_ns) / SECOND >= 39
-    moving = Watch()
+    moving = WatchedTime()
     for frame in sample(frames, 4000, FORWARD, BACKWARD):
         moving = observe(moving, frame)
     assert moving.still_ns == frame.taken_ns
@@ -299,7 +299,7 @@ def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays
             make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=())
             for n in range(40)
         ]
-        watch = Watch()
+        watch = WatchedTime()
         for frame in sample(frames, 4000, FORWARD):
             watch = observe(watch, frame)
         still_s[process.waits_for] = (frame.taken_ns - watch.still_ns) / SECOND

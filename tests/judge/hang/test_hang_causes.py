@@ -25,10 +25,10 @@ from tests.dumps import (
 )
 from tests.frames import make_gpu, make_loader, make_process
 from tests.hanging import conclude, run, sample, stand
-from tpmon.judge.watch.tracker import RankMemory, Watch, observe
+from tpmon.judge.watch.tracker import RankMemory, WatchedTime, observe
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Role, Setting, ThreadKind
+from tpmon.model.process import EnvironmentSetting, Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, SinceIs
 
@@ -102,7 +102,7 @@ def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
     old = three[0].processes
     for here in (replace(three[0], processes=()), three[0]):
         anew = [replace(one, start_ticks=7, pid=one.pid + 500) for one in old]
-        watch = observe(observe(Watch(), three[0]), replace(here, processes=()))
+        watch = observe(observe(WatchedTime(), three[0]), replace(here, processes=()))
         assert watch.numbers == {0, 1, 2}
         assert observe(watch, replace(here, processes=tuple(anew[:2]))).numbers == {0, 1}
 
@@ -131,7 +131,8 @@ def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_
     frames = []
     for frame in stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0):
         ranks = tuple(
-            replace(one, environment=(Setting("LOCAL_WORLD_SIZE", told),)) for one in frame.processes
+            replace(one, environment=(EnvironmentSetting("LOCAL_WORLD_SIZE", told),))
+            for one in frame.processes
         )
         above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
         frames.append(replace(frame, processes=(above, *ranks) if launcher else ranks))

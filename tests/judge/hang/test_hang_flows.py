@@ -10,7 +10,7 @@ from tests.dumps import ALL_REDUCE, MAIN, RUNNING, StackFrame, make_rank, make_t
 from tests.hanging import conclude, sample, stand
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.watch.tracker import Watch
+from tpmon.judge.watch.tracker import WatchedTime
 from tpmon.model.dump import ProcessToll
 from tpmon.model.process import ThreadKind
 from tpmon.model.verdict import Kind
@@ -85,11 +85,11 @@ def test_a_loop_is_told_whatever_it_gets_and_whoever_waits_for_it(toll, others):
 
 
 def test_more_patience_is_never_less_time():
-    for watch in (Watch(stepped=True), Watch(longest_s=1500.0, stepped=True)):
+    for watch in (WatchedTime(stepped=True), WatchedTime(longest_s=1500.0, stepped=True)):
         needs = [need_s(watch, one) for one in Patience]
         assert needs == sorted(needs)
 
 
 def test_a_loop_has_more_time_before_the_first_step_that_a_stack_or_the_hook_tells():
-    assert need_s(Watch(), Patience.LOOPS) == 300.0
-    assert need_s(Watch(stepped=True), Patience.LOOPS) == 120.0
+    assert need_s(WatchedTime(), Patience.LOOPS) == 300.0
+    assert need_s(WatchedTime(stepped=True), Patience.LOOPS) == 120.0

@@ -15,7 +15,7 @@ from tests.paces import make_hook, make_pace, with_hooks
 from tpmon.judge.hang.activity import see_quiet
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
-from tpmon.judge.watch.tracker import HANG_AFTER_S, Watch, observe
+from tpmon.judge.watch.tracker import HANG_AFTER_S, WatchedTime, observe
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Freezer, ThreadGroup, ThreadKind
@@ -50,8 +50,8 @@ def read_at(second: float, unchanged_s: float, **fields: object) -> Frame:
     )
 
 
-def remember(frames: list[Frame]) -> Watch:
-    watch = Watch()
+def remember(frames: list[Frame]) -> WatchedTime:
+    watch = WatchedTime()
     for frame in frames:
         watch = observe(watch, frame)
     return watch
@@ -162,12 +162,12 @@ def test_a_look_of_a_debugger_cuts_no_pause_short():
 def test_a_step_in_which_the_job_was_stopped_counts_without_that_time():
     hook = make_hook(4000, phase_s=1.0, pace=make_pace(4000, longest_ms=660_000.0))
     frame = with_hooks(read_at(0.0, 0.0), hook)
-    assert observe(Watch(lost_s=(600.0,)), frame).longest_s == pytest.approx(60)
-    assert observe(Watch(lost_s=(600.0, 30.0)), frame).longest_s == pytest.approx(60)
-    assert observe(Watch(lost_s=(700.0,)), frame).longest_s == pytest.approx(660)
-    assert observe(Watch(lost_s=(700.0, 60.0)), frame).longest_s == pytest.approx(600)
+    assert observe(WatchedTime(lost_s=(600.0,)), frame).longest_s == pytest.approx(60)
+    assert observe(WatchedTime(lost_s=(600.0, 30.0)), frame).longest_s == pytest.approx(60)
+    assert observe(WatchedTime(lost_s=(700.0,)), frame).longest_s == pytest.approx(660)
+    assert observe(WatchedTime(lost_s=(700.0, 60.0)), frame).longest_s == pytest.approx(600)
     # The readings around a stop blur how long it was.
-    assert observe(Watch(lost_s=(661.0,)), frame).longest_s == 0
+    assert observe(WatchedTime(lost_s=(661.0,)), frame).longest_s == 0
 
 
 @pytest.mark.parametrize("words", ["running", "lock with a time-out (futex)"])

@@ -28,10 +28,10 @@ from tests.dumps import (
 from tests.frames import make_gpu, make_process
 from tests.hanging import conclude, sample, stand
 from tests.judge.hang.test_devices import SPINS
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.host import NetworkSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, Role, ThreadGroup, ThreadKind
 from tpmon.model.results.collectives import RasReport
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -345,7 +345,7 @@ def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
     ids=["a gap", "the last", "of two machines", "nobody says it", "a container of its own"],
 )
 def test_orphans_of_a_launcher_miss_a_rank_where_they_say_that_all_were_started_here(numbers, size, words):
-    local = (Setting("LOCAL_WORLD_SIZE", size),)
+    local = (EnvironmentSetting("LOCAL_WORLD_SIZE", size),)
     looks = [make_rank(number) for number in numbers]
 
     def wait(seconds):
@@ -465,5 +465,5 @@ def test_nor_are_their_cards_said_to_wait_for_each_other_at_once():
 
 @pytest.mark.parametrize(("size", "words"), [(2, "at ranks that ended"), (UNTOLD, "or that run elsewhere")])
 def test_a_dump_of_ranks_of_an_unknown_number_looks_elsewhere_too(size, words):
-    dump = fold_rounds([make_round(make_rank(0), make_rank(1))], Origin(1, "train.py", size))
+    dump = fold_rounds([make_round(make_rank(0), make_rank(1))], DumpOrigin(1, "train.py", size))
     assert f"{words} (seen once" in dump.summary

@@ -22,7 +22,7 @@ from tpmon.judge.rules.cpu import (
 )
 from tpmon.model.host import Pool
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Role, Setting
+from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.verdict import Kind
 
 SECOND = 1_000_000_000
@@ -291,6 +291,6 @@ def test_one_of_a_kind_is_written_as_one():
 
 def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
     for value in ("9" * 5000, "4,2", "-1", "\u0664", ""):
-        rank = make_process(busy_threads=8, environment=(Setting("OMP_NUM_THREADS", value),))
+        rank = make_process(busy_threads=8, environment=(EnvironmentSetting("OMP_NUM_THREADS", value),))
         scene = see(window([rank], budget_cores=8.0, oversubscription=4.0, run_delay_ratio=0.7))
         assert judge_oversubscription(scene).sources == {"schedstat"}

@@ -9,7 +9,7 @@ from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on, said
 from tests.judging import make_phases, scene_of
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.finding import rate_confidence
@@ -221,7 +221,7 @@ def test_waits_of_the_scaler_and_of_the_trainer_are_explicit_ones_with_a_remedy_
         answer = judge_explicit_sync(scene)
         assert said(answer) == (Kind.SYNC_BOUND, "explicit")
         assert answer.observed == {need}
-        assert choose(answer.kind, answer.cause, observe(scene, answer), Facts())[0].remedy.id == first
+        assert choose(answer.kind, answer.cause, observe(scene, answer), RunFacts())[0].remedy.id == first
 
 
 def test_what_is_unpacked_is_not_laid_to_copies_to_the_gpu():

@@ -23,7 +23,7 @@ from tpmon.judge.judge import RULES, judge
 from tpmon.judge.rules.hook import find_late, weigh_in
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.hook_progress import HOOK, event_age_s, last_event_ns, longest_step_s
-from tpmon.judge.watch.tracker import NO_WATCH, Watch, observe
+from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, observe
 from tpmon.model.frame import Frame
 from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -211,7 +211,7 @@ def stands(age_s: float, **fields: Any) -> Frame:
 
 
 def test_a_loop_that_gets_on_does_not_stand_still() -> None:
-    watch = observe(Watch(begun_ns=1), stands(0.3))
+    watch = observe(WatchedTime(begun_ns=1), stands(0.3))
     assert see_quiet(watch, stands(0.3)).own_s == pytest.approx(0.3)
     hook = make_hook(phase_s=3.0, pace=make_pace())
     scene = scene_of(with_hooks(stands(100.0), hook), seconds=40)

@@ -12,7 +12,7 @@ from tests.judging import SECOND
 from tests.starving import line_up
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
@@ -82,7 +82,7 @@ def test_workers_that_grow_are_named_and_told_to_bound_their_caches():
     assert one.pid == WORKERS[1].pid
     assert Need.WORKERS_GROW in one.observed
     assert Need.ANON_GROWS not in one.observed
-    first = choose(one.kind, one.cause, observe(scene, one), Facts())[0]
+    first = choose(one.kind, one.cause, observe(scene, one), RunFacts())[0]
     assert (first.remedy.id, first.certain) == ("bounded-cache", True)
     assert Need.ANON_GROWS in judge_leak(plain).observed
     # Workers that map files grow too: where the rank explains what has no file, it is the rank.

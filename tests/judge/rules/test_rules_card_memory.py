@@ -16,7 +16,7 @@ from tests.starving import line_up
 from tests.view.test_hook import make_settings
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene, see
@@ -93,7 +93,7 @@ def test_retries_that_go_on_at_the_end_of_a_card_are_a_fault() -> None:
     told = {row.name: row.value for row in one.evidence}
     assert told["allocator retries"] == 5
     assert told["free in pieces of the cache"] == 9 * 1024
-    chosen = choose(one.kind, one.cause, observe(scene, one), Facts())
+    chosen = choose(one.kind, one.cause, observe(scene, one), RunFacts())
     assert [(each.remedy.id, each.certain) for each in chosen[:2]] == [
         ("expandable-segments", True),
         ("smaller-micro-batch", True),
@@ -142,7 +142,7 @@ def test_memory_that_grows_to_the_end_of_the_card_is_a_leak_with_its_time() -> N
     assert one.summary.endswith("its 80.0G are full in about 5 min")
     assert Need.CARD_MEMORY_GROWS in one.observed
     assert rate_confidence(one, 60.0) is Confidence.MEDIUM
-    first = choose(one.kind, one.cause, one.observed | {Need.GPU_PRESENT}, Facts())[0]
+    first = choose(one.kind, one.cause, one.observed | {Need.GPU_PRESENT}, RunFacts())[0]
     assert (first.remedy.id, first.certain) == ("detach-on-card", True)
 
 

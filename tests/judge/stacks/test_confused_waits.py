@@ -11,7 +11,7 @@ from tests.judging import make_looks, make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, frame_of, see_waiting, slice_of, stack
 from tests.starving import line_up
 from tpmon.judge.advice.choose import choose
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.loader import find_named_wait
@@ -164,7 +164,7 @@ def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
         one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
     )
     assert one.observed == {Need.EVENT_LOOP_WAIT}
-    chosen = choose(one.kind, one.cause, one.observed, Facts())
+    chosen = choose(one.kind, one.cause, one.observed, RunFacts())
     assert [each.remedy.id for each in chosen if each.certain] == ["feed-event-loop"]
     assert "call-aside" not in [each.remedy.id for each in chosen if each.certain]
 

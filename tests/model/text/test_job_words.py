@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.frames import GIB, make_cpu, make_gpu
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
-from tpmon.model.process import Setting
+from tpmon.model.process import EnvironmentSetting
 from tpmon.model.text.job_words import list_taxes, state_facts
 
 REFUSED = Missing("permission denied")
@@ -155,7 +155,7 @@ def test_the_line_never_leaves_a_hole_or_a_missing_value(used, budget, runnable,
     ],
 )
 def test_a_debug_setting_is_a_tax_unless_it_is_off(name, value, taxed):
-    lines = list_taxes((Setting(name, value),))
+    lines = list_taxes((EnvironmentSetting(name, value),))
     assert bool(lines) == taxed
     assert all(line.startswith(f"{name}={value}: ") for line in lines)
 
@@ -172,12 +172,14 @@ def test_a_debug_setting_is_a_tax_unless_it_is_off(name, value, taxed):
     ],
 )
 def test_nccl_that_logs_every_collective_is_a_tax_and_its_start_is_none(parts, taxed):
-    settings = (Setting("NCCL_DEBUG", "INFO"), Setting("NCCL_DEBUG_SUBSYS", parts))
+    settings = (EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts))
     assert bool(list_taxes(settings)) == taxed
-    assert not list_taxes((Setting("NCCL_DEBUG", "WARN"), Setting("NCCL_DEBUG_SUBSYS", parts)))
+    assert not list_taxes(
+        (EnvironmentSetting("NCCL_DEBUG", "WARN"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts))
+    )
 
 
 def test_taxes_come_in_one_order_whatever_the_environment_has():
-    settings = (Setting("NCCL_DEBUG", "TRACE"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
+    settings = (EnvironmentSetting("NCCL_DEBUG", "TRACE"), EnvironmentSetting("CUDA_LAUNCH_BLOCKING", "1"))
     assert [line.partition("=")[0] for line in list_taxes(settings)] == ["CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG"]
     assert list_taxes(()) == ()

@@ -13,7 +13,7 @@ from tests.frames import make_worker as worker
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Identity, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
 from tpmon.probe.collect.frame import (
     add_known,
     age_output,
@@ -27,7 +27,7 @@ from tpmon.probe.collect.frame import (
     name_place,
     withhold_sums,
 )
-from tpmon.probe.collect.processes import ProcessReading, Rates, Reading
+from tpmon.probe.collect.processes import ProcessRates, ProcessReading, Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.job.job import Member
@@ -75,11 +75,11 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
         name="python",
         label="train.py",
         started=NOW,
-        environment=(Setting("OMP_NUM_THREADS", "1"),),
+        environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"),),
     )
     now = ProcessReading(
         stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
-        rates=Rates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
+        rates=ProcessRates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
         threads=ThreadReading(
             1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND
         ),

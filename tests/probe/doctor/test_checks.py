@@ -9,7 +9,7 @@ import pytest
 
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.known import Missing
-from tpmon.probe.base.environment import Around, Place, parse_place
+from tpmon.probe.base.environment import Around, RuntimePlace, parse_place
 from tpmon.probe.doctor import rules as permissions_rules
 from tpmon.probe.doctor.rules import (
     check_yama,
@@ -250,21 +250,23 @@ def test_what_selinux_forbids_is_read_from_its_present_value(tmp_path):
 
 
 def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
-    def place(*marks: str, manager: str = "", release: str = "6.8.0-45-generic", **more: bool) -> Place:
+    def place(
+        *marks: str, manager: str = "", release: str = "6.8.0-45-generic", **more: bool
+    ) -> RuntimePlace:
         given = {"pods": False, "own_pids": True, **more}
         return parse_place(frozenset(marks), manager, release, **given)
 
     docker, podman, toolbox = "/.dockerenv", "/run/.containerenv", "/run/.toolboxenv"
     wsl = "5.15.167.4-microsoft-standard-WSL2"
-    assert place(own_pids=False) == Place(Around.HOST, False)
-    assert place(docker) == Place(Around.ENGINE, True)
-    assert place(docker, own_pids=False) == Place(Around.ENGINE, False)
-    assert place(podman, manager="podman", release=wsl) == Place(Around.ENGINE, True)
-    assert place(podman, toolbox, own_pids=False) == Place(Around.TOOLBOX, False)
-    assert place(release=wsl) == Place(Around.WSL, True)
-    assert place(manager="lxc") == Place(Around.LXC, True)
-    assert place() == Place(Around.UNKNOWN, True)
-    assert place(podman, pods=True) == Place(Around.UNKNOWN, True)
+    assert place(own_pids=False) == RuntimePlace(Around.HOST, False)
+    assert place(docker) == RuntimePlace(Around.ENGINE, True)
+    assert place(docker, own_pids=False) == RuntimePlace(Around.ENGINE, False)
+    assert place(podman, manager="podman", release=wsl) == RuntimePlace(Around.ENGINE, True)
+    assert place(podman, toolbox, own_pids=False) == RuntimePlace(Around.TOOLBOX, False)
+    assert place(release=wsl) == RuntimePlace(Around.WSL, True)
+    assert place(manager="lxc") == RuntimePlace(Around.LXC, True)
+    assert place() == RuntimePlace(Around.UNKNOWN, True)
+    assert place(podman, pods=True) == RuntimePlace(Around.UNKNOWN, True)
 
 
 def test_the_bounds_of_this_process_say_whether_sudo_can_help():

@@ -27,9 +27,9 @@ from tpmon.probe.doctor.nvml import NOT_ASKED
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.gpu.board import Board
 from tpmon.probe.gpu.wire import FailureLine, Line
-from tpmon.probe.spy.child import Outcome
+from tpmon.probe.spy.child import SpyOutcome
 from tpmon.probe.spy.failure import explain_empty, explain_outcome
-from tpmon.probe.spy.plan import Kind, Subject, Turn
+from tpmon.probe.spy.plan import SliceTurn, SpySubject, SubjectKind
 from tpmon.probe.spy.stacks import StackSampler
 from tpmon.probe.spy.text import Sampled
 
@@ -83,17 +83,17 @@ def test_every_reason_names_a_line_of_the_doctor() -> None:
 
 
 SPY_ENDS = {
-    "late": Outcome(b"", b"", 0, 0.0, 5.0, late=True, flooded=False),
-    "out of its CPU": Outcome(b"", b"", -signal.SIGXCPU, 2.0, 2.0, late=False, flooded=False),
-    "too much": Outcome(b"", b"", 0, 0.1, 0.1, late=False, flooded=True),
-    "killed": Outcome(b"", b"", -signal.SIGKILL, 0.1, 0.1, late=False, flooded=False),
-    "failed": Outcome(b"", b"Error: no luck", 1, 0.1, 0.1, late=False, flooded=False),
-    "another Python": Outcome(b"", b"Error: no python version", 1, 0.1, 0.1, late=False, flooded=False),
+    "late": SpyOutcome(b"", b"", 0, 0.0, 5.0, late=True, flooded=False),
+    "out of its CPU": SpyOutcome(b"", b"", -signal.SIGXCPU, 2.0, 2.0, late=False, flooded=False),
+    "too much": SpyOutcome(b"", b"", 0, 0.1, 0.1, late=False, flooded=True),
+    "killed": SpyOutcome(b"", b"", -signal.SIGKILL, 0.1, 0.1, late=False, flooded=False),
+    "failed": SpyOutcome(b"", b"Error: no luck", 1, 0.1, 0.1, late=False, flooded=False),
+    "another Python": SpyOutcome(b"", b"Error: no python version", 1, 0.1, 0.1, late=False, flooded=False),
 }
 
 
 @pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
-def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome: Outcome) -> None:
+def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome: SpyOutcome) -> None:
     failure = explain_outcome(os.getpid(), outcome, 5.0)
     assert failure is not None
     assert failure.reason != drop_pointers(failure.reason)
@@ -104,13 +104,13 @@ def test_stacks_without_a_thread_name_their_line() -> None:
 
 
 @pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
-def test_a_slice_that_is_refused_names_its_line(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_is_refused_names_its_line(outcome: SpyOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
     sampler = StackSampler()
     monkeypatch.setattr(sampler, "_read_tracer", lambda _subject: 0)
     monkeypatch.setattr(sampler, "_refuse", lambda _turn, _cpu_ms, reason, final: refused.append(reason))
-    subject = Subject(Identity(os.getpid(), 1), 0)
-    sampler._complain(Turn(subject, Kind.SLICE, 5, 1), outcome)
+    subject = SpySubject(Identity(os.getpid(), 1), 0)
+    sampler._complain(SliceTurn(subject, SubjectKind.SLICE, 5, 1), outcome)
     (reason,) = refused
     assert reason != drop_pointers(reason)
 

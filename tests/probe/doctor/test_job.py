@@ -30,7 +30,7 @@ from tpmon.probe.doctor.nvml import (
 )
 from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.nvml import blank_fast
-from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Identity
+from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
 from tpmon.probe.proc.access import Caller
 
 # the job
@@ -104,7 +104,7 @@ def test_a_job_with_a_network_of_its_own_is_said_with_the_way_into_it():
 
 
 def make_card(index: int = 0, reason: str = "", lost: str = "", minor: Known[int] = 0) -> CardLine:
-    identity = Identity("H100", minor, 1980.0, 2619.0, 5, 16, 90.0, True)
+    identity = CardIdentity("H100", minor, 1980.0, 2619.0, 5, 16, 90.0, True)
     return CardLine(
         index,
         f"GPU-{index}",

@@ -22,13 +22,13 @@ from tpmon.probe.doctor.checks import (
 )
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.host.machine import pick_lines
-from tpmon.probe.spy.child import Outcome
+from tpmon.probe.spy.child import SpyOutcome
 
 # programs
 
 
-def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: bool = False) -> Outcome:
-    return Outcome(output, errors, status, 0.0, 0.0, late, flooded=False)
+def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: bool = False) -> SpyOutcome:
+    return SpyOutcome(output, errors, status, 0.0, 0.0, late, flooded=False)
 
 
 @pytest.mark.parametrize(

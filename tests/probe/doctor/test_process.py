@@ -21,7 +21,7 @@ from tpmon.probe.doctor.process import (
     judge_stacks,
     try_source,
 )
-from tpmon.probe.proc.access import Caller, Standing, read_dumpable, read_standing
+from tpmon.probe.proc.access import AccessStanding, Caller, read_dumpable, read_standing
 from tpmon.probe.proc.memory import try_memory
 
 
@@ -53,7 +53,7 @@ def test_it_is_said_of_which_processes_a_file_may_not_be_read():
     assert check.fix == "sudo tpmon attach 11"
 
 
-STANDING = Standing(0, 1000, 1000, may_ptrace=False, dumpable=True)
+STANDING = AccessStanding(0, 1000, 1000, may_ptrace=False, dumpable=True)
 ROOT = replace(STANDING, own_uid=0, uid=0, gid=100, caller=Caller(0, root_may=False))
 INSIDE = Caller(1000, Around.ENGINE, root_may=False)
 

@@ -13,18 +13,18 @@ from tpmon.probe.gpu.board import NOT_VISIBLE, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import (
+    CardIdentity,
     CardLine,
+    CardProcessReading,
     DriverLine,
     FailureLine,
-    Identity,
     Line,
     NoteLine,
-    ProcessReading,
     XidLine,
 )
 
 SECOND_NS = 1_000_000_000
-IDENTITY = Identity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0, True)
+IDENTITY = CardIdentity("H100", 0, 1980.0, 2619.0, 5, 16, 87.0, True)
 
 
 class Story:
@@ -385,7 +385,9 @@ def test_driver_source_and_group_age() -> None:
 def test_the_jobs_processes_are_marked_on_their_card() -> None:
     story = Story()
     story.driver(1)
-    story.card(0, fast=replace(FAST, processes=(ProcessReading(42, 20, 40.0), ProcessReading(43, 1, 0.0))))
+    story.card(
+        0, fast=replace(FAST, processes=(CardProcessReading(42, 20, 40.0), CardProcessReading(43, 1, 0.0)))
+    )
     gpus = story.read({42: 1}).gpus
     assert is_known(gpus)
     assert gpus[0].pids == (42,)

@@ -16,7 +16,7 @@ from tpmon.probe.gpu.bounds import SHARED
 from tpmon.probe.gpu.calls import Calls, describe_code
 from tpmon.probe.gpu.nvml import measure_busy
 from tpmon.probe.gpu.processes import ProcessList
-from tpmon.probe.gpu.wire import Counter, ProcessReading
+from tpmon.probe.gpu.wire import CardProcessReading, Counter
 
 CODES = (3, 4, 6, 13, 15, 18, 999)
 COUNTERS_WITHOUT_ANOTHER_CALL = {
@@ -304,7 +304,7 @@ def test_what_the_server_of_mps_computes_is_nobodys(tmp_path: Path) -> None:
     card = FakeCard(processes=[(1, 5), (2, 6), (3, 7)], busy_rows=[(2, 100, 97)])
     listed = ProcessList(Calls(FakeNvml([card])), str(tmp_path)).read(card, with_busy=True)
     by_server = Missing("the server of MPS computes for it")
-    assert listed == (ProcessReading(1, 5, by_server), ProcessReading(3, 7, by_server))
+    assert listed == (CardProcessReading(1, 5, by_server), CardProcessReading(3, 7, by_server))
 
 
 def test_the_size_zero_quirk_is_no_failure() -> None:

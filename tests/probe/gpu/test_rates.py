@@ -20,13 +20,13 @@ from tpmon.probe.gpu.rates import (
 )
 from tpmon.probe.gpu.wire import (
     Busy,
+    CardIdentity,
     CardLine,
+    CardProcessReading,
     Counter,
     Counters,
     Fast,
     Health,
-    Identity,
-    ProcessReading,
     Slow,
 )
 
@@ -41,7 +41,7 @@ FAST = replace(
     memory_total_bytes=80,
     reasons=0,
     counters=ZERO,
-    processes=(ProcessReading(42, 20, 40.0),),
+    processes=(CardProcessReading(42, 20, 40.0),),
 )
 
 
@@ -208,7 +208,7 @@ def test_the_window_is_ten_seconds_and_keeps_two_readings() -> None:
 def test_slower_tiers_stay_until_they_are_read_again() -> None:
     slow = Slow(700.0, 2619.0, 25.0, 5, 16, False)
     health = Health(2, True, False, 0)
-    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
+    identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
     track = make_track(make_line(0, slow=slow, health=health, identity=identity), make_line(1))
     sample = track.sample("GPU-0")
     assert (sample.power_limit_w, sample.ecc_uncorrected, sample.name) == (700.0, 2, "H100")
@@ -219,7 +219,7 @@ def test_slower_tiers_stay_until_they_are_read_again() -> None:
 
 def test_margin_falls_back_to_the_threshold() -> None:
     slow = Slow(*[Missing("not supported")] * 6)
-    identity = Identity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0, True)
+    identity = CardIdentity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0, True)
     assert make_track(make_line(0, slow=slow, identity=identity)).sample("u").temperature_margin_c == 26.0
 
 
@@ -236,7 +236,7 @@ def test_one_shot_utilisation_says_so() -> None:
 
 
 def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live() -> None:
-    identity = Identity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
+    identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
     health = Health(2, True, False, 0)
     lost = make_line(5, blank_fast("GPU is lost"), lost="GPU is lost")
     track = make_track(make_line(0, identity=identity, health=health), lost)
@@ -260,7 +260,7 @@ def test_what_a_silent_card_does_now_is_not_known() -> None:
 
 
 def test_text_of_the_driver_is_cleaned() -> None:
-    identity = Identity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0, True)
+    identity = CardIdentity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0, True)
     sample = make_track(make_line(0, identity=identity)).sample("GPU-\x07")
     assert (sample.name, sample.uuid) == ("H100?[31m", "GPU-?")
 

@@ -20,7 +20,7 @@ from tpmon.hook.bus import wire
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.headroom import ends_at_limit
 from tpmon.hook.capture import file as capture_file
-from tpmon.hook.capture.file import CaptureFile, Sizes
+from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
@@ -153,7 +153,7 @@ def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(
     words[w.ASK_KIND], words[w.ASK_STEPS] = kind, 1
     words[w.ASK_MOST_EVENTS], words[w.ASK_MOST_BYTES] = 1 << 40, 1 << 40
     words[w.ASK_ENTRIES] = limit.size // w.ENTRY_BYTES
-    sizes = Sizes()
+    sizes = RecordingSizes()
     sizes.found[0] = (1, limit.size, 1)
     refusal = CaptureFile(w.Request(tuple(words), str(tmp_path), "x"), sizes).refuse()
     sized = kind != w.KIND_PROBE or limit.deadly

@@ -21,7 +21,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.hooked import page as hook
-from tpmon.probe.hooked.page import NO_HOOK, NO_SCALER, Seen, StepReader, parse_reading
+from tpmon.probe.hooked.page import NO_HOOK, NO_SCALER, PageSeen, StepReader, parse_reading
 
 MS = 1_000_000
 DRIVEN = """
@@ -296,7 +296,7 @@ def test_a_reading_names_what_it_does_not_know() -> None:
     try:
         me = identity(os.getpid())
         header = wire.parse_header(pages.page)
-        reading, seen = parse_reading(me, header, pages.page, Seen(), header.created_ns + 5 * MS)
+        reading, seen = parse_reading(me, header, pages.page, PageSeen(), header.created_ns + 5 * MS)
         assert seen.count == 0
         assert (reading.rank, reading.world_size, reading.local_rank) == (NOT_APPLICABLE,) * 3
         assert reading.now == Missing("nothing happened yet")

@@ -13,7 +13,7 @@ from tpmon.model.hook import LoopNow, LoopPhase, StepPace, StepReading, StepRule
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.text.job_words import is_evaluating, is_stalled
-from tpmon.probe.hooked.page import Seen, parse_reading
+from tpmon.probe.hooked.page import PageSeen, parse_reading
 from tpmon.probe.hooked.step_pace import RankPace
 
 SECOND_NS = 1_000 * MS
@@ -31,7 +31,7 @@ class Watched(Loop):
         self.attach()
 
     def attach(self) -> None:
-        self.seen, self.pace = Seen(), RankPace()
+        self.seen, self.pace = PageSeen(), RankPace()
         self.told.clear()
 
     def spend(self, ms: float) -> None:

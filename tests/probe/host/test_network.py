@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.host.network import (
     MOST_INTERFACES,
-    Counters,
+    InterfaceCounters,
     NetworkReader,
     choose_interfaces,
     parse_net_dev,
@@ -64,8 +64,8 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_net_dev_columns_and_names_that_touch_their_number() -> None:
     found = parse_net_dev((DATA / "net_dev").read_text())
-    assert found["enp65s0f0np0"] == Counters(66965987000, 131710000, 2 + 1, 17 + 3)
-    assert found["lo"] == Counters(903193, 903193, 0, 0)
+    assert found["enp65s0f0np0"] == InterfaceCounters(66965987000, 131710000, 2 + 1, 17 + 3)
+    assert found["lo"] == InterfaceCounters(903193, 903193, 0, 0)
     assert set(found) == {"lo", "ifb0", "docker0", "vethb1a2c3d", "enp65s0f0np0", "eth1.100"}
 
 
@@ -150,7 +150,7 @@ def test_ended_process_is_missing(machine: Machine) -> None:
 
 @given(st.dictionaries(st.text("abc0", min_size=1, max_size=3), st.integers(0, 99), max_size=40), st.data())
 def test_choice_is_bounded_and_used_ones_come_first(traffic, data) -> None:
-    counters = {name: Counters(count, 0, 0, 0) for name, count in traffic.items()}
+    counters = {name: InterfaceCounters(count, 0, 0, 0) for name, count in traffic.items()}
     used = set(data.draw(st.lists(st.sampled_from(sorted(traffic)), max_size=5))) if traffic else set()
     chosen = choose_interfaces(counters, set(), used)
     assert len(chosen) <= MOST_INTERFACES

@@ -69,7 +69,7 @@ def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the
     fake.add(301, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
     late = {300, 301}
 
-    def read(stat: procread.Stat, proc: str, *, deep: bool = False) -> facts.Facts:
+    def read(stat: procread.StatLine, proc: str, *, deep: bool = False) -> facts.Facts:
         if stat.pid in late:
             time.sleep(0.5)
         return read_facts(stat, proc, deep=deep)

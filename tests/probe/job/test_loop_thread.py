@@ -12,7 +12,7 @@ from tests.children import child
 from tests.members import member
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, LoopThread, Role, ThreadKind
@@ -25,7 +25,7 @@ from tpmon.probe.job.loop_thread import MAIN_S, LoopThreads, describe_loops, fin
 from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.spy.dump import Dumper
 from tpmon.probe.spy.dump_threads import read_threads
-from tpmon.probe.spy.plan import Subject
+from tpmon.probe.spy.plan import SpySubject
 from tpmon.probe.spy.sample import Sampler
 from tpmon.probe.spy.stacks import StackSampler
 
@@ -279,7 +279,7 @@ def test_slices_teach_which_thread_it_is(threaded):
     me = member(one.pid)
     sampler.start()
     try:
-        sampler.watch([Subject(me.identity, 0)])
+        sampler.watch([SpySubject(me.identity, 0)])
         slices = []
 
         def sampled() -> bool:
@@ -372,7 +372,7 @@ def test_samples_of_a_while_are_of_the_thread_that_trains(threaded):
         assert is_known(process.cpu_s)
         assert process.cpu_s > 0.2  # of the thread that trains, not of the one that rests
         assert process.watched_s > 0
-        main, others = hot_functions(reading, Origin(1, "train.py", 1)).groups
+        main, others = hot_functions(reading, DumpOrigin(1, "train.py", 1)).groups
         assert main.main
         assert main.looks > 10
         assert not others.main

@@ -9,11 +9,11 @@ import pytest
 
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe.base.procread import Mapped, Stat
-from tpmon.probe.job.facts import Facts, Place, parse_place
+from tpmon.probe.base.procread import Mapped, StatLine
+from tpmon.probe.job.facts import Facts, RankPlace, parse_place
 from tpmon.probe.job.job import names_workers
 from tpmon.probe.job.programs import identify, parse_command
-from tpmon.probe.job.roles import Departed, Part, assign_parts, thread_kind
+from tpmon.probe.job.roles import Departed, RolePart, assign_parts, thread_kind
 
 PYTHON = "/usr/bin/python3.11"
 TRAIN = (PYTHON, "train.py")
@@ -42,7 +42,7 @@ def process(
     torch: bool = True,
 ) -> Facts:
     return Facts(
-        stat=Stat(pid, name, "S", parent, False, len(threads) + 1, start + pid, 0),
+        stat=StatLine(pid, name, "S", parent, False, len(threads) + 1, start + pid, 0),
         argv=tuple(argv),
         environ=environ or {},
         exe=argv[0],
@@ -55,15 +55,15 @@ def cast(
     processes: Iterable[Facts],
     *,
     named: bool = True,
-    previous: Mapping[int, Part] | None = None,
+    previous: Mapping[int, RolePart] | None = None,
     departed: Sequence[Departed] = (),
     root: int = 10,
-) -> dict[int, Part]:
+) -> dict[int, RolePart]:
     facts = {fact.stat.pid: fact for fact in processes}
     return assign_parts(facts, root, now_ticks=NOW, named_workers=named, previous=previous, departed=departed)
 
 
-def told(parts: Mapping[int, Part]) -> dict[int, tuple[object, ...]]:
+def told(parts: Mapping[int, RolePart]) -> dict[int, tuple[object, ...]]:
     return {pid: (part.role, part.rank, part.worker) for pid, part in parts.items()}
 
 
@@ -435,17 +435,17 @@ def test_threads_are_told_by_name(name: str, kind: ThreadKind) -> None:
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, Place(5, 1, 8, "environment")),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "4"}, Place(1, 1, 4, "environment")),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"}, Place(None, 1, 4, "environment")),
-        ({"RANK": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, Place(2, None, None, "environment")),
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, RankPlace(5, 1, 8, "environment")),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "4"}, RankPlace(1, 1, 4, "environment")),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"}, RankPlace(None, 1, 4, "environment")),
+        ({"RANK": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, RankPlace(2, None, None, "environment")),
         ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}, None),
         ({"SLURM_PROCID": "0"}, None),
         ({"RANK": "one", "WORLD_SIZE": "²"}, None),
         ({}, None),
     ],
 )
-def test_places_are_read_from_the_start_environment(environ: dict[str, str], place: Place | None) -> None:
+def test_places_are_read_from_the_start_environment(environ: dict[str, str], place: RankPlace | None) -> None:
     assert parse_place(environ) == place
 
 

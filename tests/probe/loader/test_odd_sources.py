@@ -21,7 +21,7 @@ from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.loader.queues import PipeEnds
 from tpmon.probe.proc.files import Shares
 from tpmon.probe.proc.main_threads import Applicable
-from tpmon.probe.spy.plan import Subject, Turn
+from tpmon.probe.spy.plan import SliceTurn, SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
 ODD, SOUND = 1 << 22, os.getpid()
@@ -109,7 +109,7 @@ def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch: pyt
 def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
-    def take(self: StackSampler, turn: Turn, _: str) -> None:
+    def take(self: StackSampler, turn: SliceTurn, _: str) -> None:
         taken.append(turn.subject.identity.pid)
         if turn.subject.identity.pid == ODD:
             fail()
@@ -118,7 +118,7 @@ def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(StackSampler, "_take_turn", take)
     sampler = StackSampler(enabled=True)
     ranks: list[Applicable[int]] = [0, 1]
-    sampler.watch([Subject(Identity(pid, 1), rank) for pid, rank in zip((ODD, SOUND), ranks, strict=True)])
+    sampler.watch([SpySubject(Identity(pid, 1), rank) for pid, rank in zip((ODD, SOUND), ranks, strict=True)])
     sampler.start()
     try:
         assert wait_until(lambda: {ODD, SOUND} <= set(taken))

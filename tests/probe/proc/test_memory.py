@@ -24,7 +24,7 @@ from tpmon.probe.proc.memory import (
     SLOPE_SPAN_NS,
     AnonMemory,
     AnonReader,
-    Growth,
+    MemoryGrowth,
     Pss,
     PssRation,
     fit_slope,
@@ -313,7 +313,7 @@ def test_a_slope_needs_two_moments(points):
 
 
 def test_growth_waits_for_enough_readings_and_forgets_the_last_minute():
-    growth = Growth()
+    growth = MemoryGrowth()
     slopes = [growth.add(i * SECOND, 5e6 * i) for i in range(SLOPE_MIN_POINTS + 5)]
     assert not is_known(slopes[SLOPE_MIN_POINTS - 2])
     assert slopes[-1] == pytest.approx(5e6)

@@ -12,9 +12,16 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc import access as unreadable_python
-from tpmon.probe.proc.access import Caller, Standing, find_unreadable, judge_file, parse_pythons, read_refusal
+from tpmon.probe.proc.access import (
+    AccessStanding,
+    Caller,
+    find_unreadable,
+    judge_file,
+    parse_pythons,
+    read_refusal,
+)
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.child import Outcome
+from tpmon.probe.spy.child import SpyOutcome
 
 NAP = "say('up')\nhear()"
 MAPS = b"""\
@@ -26,7 +33,7 @@ MAPS = b"""\
 7f06-7f07 rw-p 00000000 00:00 0
 """
 COMPLAINT = b"Permission Denied: Try running again\nError: Permission denied (os error 13)\n"
-ROOT = Standing(Missing("no Yama"), 0, 1000, may_ptrace=True, gid=100, caller=Caller(0))
+ROOT = AccessStanding(Missing("no Yama"), 0, 1000, may_ptrace=True, gid=100, caller=Caller(0))
 
 
 def test_the_files_of_python_are_found_in_the_maps():
@@ -50,7 +57,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("closed")
 def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
     monkeypatch.setattr(stack_refusal, "read_standing", lambda _pid, _proc: ROOT)
-    outcome = Outcome(b"", COMPLAINT, 1, 0.0, 0.0, late=False, flooded=False)
+    outcome = SpyOutcome(b"", COMPLAINT, 1, 0.0, 0.0, late=False, flooded=False)
     with child(NAP) as one:
         path = find_unreadable(one.pid)
         refused = read_refusal(one.pid)
@@ -72,6 +79,6 @@ def test_files_that_may_be_read_are_not_blamed(monkeypatch):
 
 
 def test_who_is_the_jobs_user_already_is_not_sent_to_itself():
-    own = Standing(0, 1000, 1000, may_ptrace=False)
+    own = AccessStanding(0, 1000, 1000, may_ptrace=False)
     assert judge_file(own, "/x/python3", 7).fix == ""
     assert judge_file(own, "/x/python3", 7).why == "py-spy may not read /x/python3 as uid 1000"

@@ -17,7 +17,7 @@ from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.collectives import RecordSource
 from tpmon.probe.base.socket import LOOPBACK
-from tpmon.probe.host.sockets import Listener, parse_listeners, read_all_listeners, read_listeners
+from tpmon.probe.host.sockets import ListeningSocket, parse_listeners, read_all_listeners, read_listeners
 from tpmon.probe.records.debug_server import (
     NO_SERVER,
     Door,
@@ -27,11 +27,11 @@ from tpmon.probe.records.debug_server import (
     parse_answer,
     pick_door,
 )
-from tpmon.probe.records.flight_recorder import Origin
+from tpmon.probe.records.flight_recorder import RecordOrigin
 
-GLOO = Listener(11, 41643, LOOPBACK, 4096)
-STORE = Listener(12, 29400, "::", 2048)
-SERVER = Listener(13, 52007, "::", 5)
+GLOO = ListeningSocket(11, 41643, LOOPBACK, 4096)
+STORE = ListeningSocket(12, 29400, "::", 2048)
+SERVER = ListeningSocket(13, 52007, "::", 5)
 
 
 def answer(body: bytes = b'{"version":"2.10"}', status: bytes = b"200 OK", length: int = -1) -> bytes:
@@ -45,11 +45,13 @@ def answer(body: bytes = b'{"version":"2.10"}', status: bytes = b"200 OK", lengt
 
 def test_only_the_socket_of_the_server_is_picked():
     assert pick_door([GLOO, STORE, SERVER]) == Door(52007)
-    for others in ([], [GLOO, STORE], [GLOO, Listener(14, 1, LOOPBACK, 5)]):
+    for others in ([], [GLOO, STORE], [GLOO, ListeningSocket(14, 1, LOOPBACK, 5)]):
         assert isinstance(pick_door(others), Missing)
-    assert pick_door([Listener(15, 2, "0.0.0.0", 5), SERVER]) == Door(52007), "a metrics server in Python"
-    assert pick_door([Listener(15, 2, "0.0.0.0", 5)]) == Door(2)
-    two = pick_door([SERVER, Listener(15, 2, "::", 5)])
+    assert pick_door([ListeningSocket(15, 2, "0.0.0.0", 5), SERVER]) == Door(52007), (
+        "a metrics server in Python"
+    )
+    assert pick_door([ListeningSocket(15, 2, "0.0.0.0", 5)]) == Door(2)
+    two = pick_door([SERVER, ListeningSocket(15, 2, "::", 5)])
     assert isinstance(two, Missing)
     assert "none is asked" in two.reason
 
@@ -114,7 +116,7 @@ def dumped(*entries) -> bytes:
 def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record():
     own = dumped(make_entry(4, group=("1", "cpu")), make_entry(2))
     nccl = dumped(make_entry(9, "nccl:all_reduce"))
-    origin = Origin("node-01", 7, 0, RecordSource.SERVER, NOW)
+    origin = RecordOrigin("node-01", 7, 0, RecordSource.SERVER, NOW)
     answers = {b"/handler/fr_trace_json": own, b"/handler/dump_nccl_trace_json": nccl}
     asked: list[bytes] = []
     with socket.create_server((LOOPBACK, 0)) as listening:
@@ -182,7 +184,7 @@ def test_sockets_of_others_are_left_out():
     with socket.create_server((LOOPBACK, 0)) as mine:
         inode = os.fstat(mine.fileno()).st_ino
         found = read_listeners(
-            os.getpid(), (Listener(inode, 1, LOOPBACK, 5), Listener(inode + 10**7, 2, "::", 5))
+            os.getpid(), (ListeningSocket(inode, 1, LOOPBACK, 5), ListeningSocket(inode + 10**7, 2, "::", 5))
         )
         assert is_known(found)
         assert [one.port for one in found] == [1]

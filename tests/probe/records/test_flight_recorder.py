@@ -19,7 +19,13 @@ from tpmon.model.results.collectives import CallState, RecordSource
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.unpickle import Limits, PlainError
 from tpmon.probe.records import flight_recorder
-from tpmon.probe.records.flight_recorder import Origin, RecordError, parse_json, parse_pickle, parse_record
+from tpmon.probe.records.flight_recorder import (
+    RecordError,
+    RecordOrigin,
+    parse_json,
+    parse_pickle,
+    parse_record,
+)
 from tpmon.probe.records.flight_recorder_files import (
     ask_pipe,
     list_paths,
@@ -29,7 +35,7 @@ from tpmon.probe.records.flight_recorder_files import (
     wait_for_record,
 )
 
-ORIGIN = Origin("node-01", 4000, 0, RecordSource.FILE, NOW)
+ORIGIN = RecordOrigin("node-01", 4000, 0, RecordSource.FILE, NOW)
 AGO = timedelta(minutes=5)
 
 

@@ -29,7 +29,7 @@ from tpmon.model.results.doctor import DumpUpdate, Update
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc import access as stack_refusal
-from tpmon.probe.proc.access import Caller, Standing, read_standing
+from tpmon.probe.proc.access import AccessStanding, Caller, read_standing
 from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import dump, stacks
 from tpmon.report.once import write_once
@@ -65,7 +65,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
     return put
 
 
-def under_yama(pid: int, proc: str = "/proc") -> Standing:
+def under_yama(pid: int, proc: str = "/proc") -> AccessStanding:
     """Stand as a sibling of the process under kernel.yama.ptrace_scope=1, without any capability."""
     found = read_standing(pid, proc)
     return replace(

@@ -24,7 +24,7 @@ from tests.probe.spy.test_dump_probe import functions, main_of
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -64,7 +64,7 @@ def running(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
 
 
 def fold(look: DumpRound) -> Dump:
-    return fold_rounds([look], Origin(1, "train.py", 1))
+    return fold_rounds([look], DumpOrigin(1, "train.py", 1))
 
 
 def read_one(pid: int, depth: Depth | None = None) -> DumpRound:

@@ -23,10 +23,10 @@ from tpmon.model.sample import SampleReading, SampleRequest
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.child import Outcome, SpyChild
+from tpmon.probe.spy.child import SpyChild, SpyOutcome
 from tpmon.probe.spy.dump import Depth, Dumper
 from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, parse_length, patience_s
-from tpmon.probe.spy.sample import Sampler, Tally
+from tpmon.probe.spy.sample import Sampler, SampleTally
 
 ASLEEP = """
 import ctypes, platform
@@ -147,14 +147,14 @@ def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(monkeypatch, is_held):
-    def begin(*_: object) -> Outcome:
+    def begin(*_: object) -> SpyOutcome:
         raise AssertionError("py-spy was started")
 
     monkeypatch.setattr(SpyChild, "run", begin)
     sampler = Sampler(lambda: (), SampleRequest())
     with ending(sampler, is_held=is_held) as end:
         monkeypatch.setattr(sample, "read_thread", lambda *_: end())
-        answer = sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1)
+        answer = sampler._sample(SampleTally(member(os.getpid())), "py-spy", (), 1)
     assert isinstance(answer, Failure)
     assert answer.kind is (ErrorKind.BUSY if is_held else ErrorKind.LATE)
 
@@ -163,7 +163,7 @@ def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(
 def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end(monkeypatch, is_held):
     run, outcomes = SpyChild.run, []
 
-    def begin(spy: SpyChild, *_: object) -> Outcome:
+    def begin(spy: SpyChild, *_: object) -> SpyOutcome:
         end()
         outcomes.append(run(spy, ("/bin/sleep", "60"), 5))
         return outcomes[-1]
@@ -171,7 +171,7 @@ def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end
     monkeypatch.setattr(SpyChild, "run", begin)
     sampler = Sampler(lambda: (), SampleRequest())
     with ending(sampler, is_held=is_held) as end:
-        assert isinstance(sampler._sample(Tally(member(os.getpid())), "py-spy", (), 1), Failure)
+        assert isinstance(sampler._sample(SampleTally(member(os.getpid())), "py-spy", (), 1), Failure)
     assert [(one.status, one.late) for one in outcomes] == [(-signal.SIGKILL, False)]
 
 

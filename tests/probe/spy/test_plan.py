@@ -24,18 +24,18 @@ from tpmon.probe.spy.plan import (
     RATES_HZ,
     WORKER_EVERY,
     WORKER_SECONDS,
-    Kind,
+    SliceTurn,
+    SpySubject,
     StackPlan,
-    Subject,
-    Turn,
+    SubjectKind,
     find_working_worker,
 )
 
 SECOND = 1_000_000_000
 
 
-def subjects(count: int, first: int = 0) -> list[Subject]:
-    return [Subject(Identity(100 + rank, 7), rank) for rank in range(first, first + count)]
+def subjects(count: int, first: int = 0) -> list[SpySubject]:
+    return [SpySubject(Identity(100 + rank, 7), rank) for rank in range(first, first + count)]
 
 
 class Run:
@@ -45,16 +45,16 @@ class Run:
         self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4, *, works: bool = False
     ) -> None:
         self.plan = StackPlan(0)
-        worker = Subject(Identity(900, 7), 0, is_worker=True)
+        worker = SpySubject(Identity(900, 7), 0, is_worker=True)
         self.plan.watch([*subjects(ranks), *([worker] if works else [])])
         self.now_ns = 0
         self.start_ms, self.sample_ms = start_ms, sample_ms
-        self.done: list[tuple[int, Turn, float]] = []
+        self.done: list[tuple[int, SliceTurn, float]] = []
 
-    def until(self, seconds: float) -> list[tuple[int, Turn, float]]:
+    def until(self, seconds: float) -> list[tuple[int, SliceTurn, float]]:
         while self.now_ns < seconds * SECOND:
             turn = self.plan.next(self.now_ns)
-            if not isinstance(turn, Turn):
+            if not isinstance(turn, SliceTurn):
                 assert turn > 0
                 self.now_ns += round(turn * SECOND)
                 continue
@@ -66,20 +66,20 @@ class Run:
         return self.done
 
 
-def ranks_of(done, kind: Kind) -> list:
+def ranks_of(done, kind: SubjectKind) -> list:
     return [turn.subject.rank for _, turn, _ in done if turn.kind is kind]
 
 
 def test_every_rank_is_dumped_first_within_two_seconds():
     done = Run(8).until(2)
-    assert ranks_of(done[:8], Kind.DUMP) == list(range(8))
+    assert ranks_of(done[:8], SubjectKind.DUMP) == list(range(8))
     assert done[7][0] < 2 * SECOND
 
 
 def test_the_first_slice_is_short_and_of_rank_0():
     done = Run(1).until(15)
     _, first, _ = done[1]
-    assert (first.kind, first.rate_hz, first.seconds) == (Kind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
+    assert (first.kind, first.rate_hz, first.seconds) == (SubjectKind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
     _, second, _ = done[2]
     assert second.rate_hz in RATES_HZ
     assert second.seconds == EARLY_SECONDS
@@ -92,7 +92,9 @@ def test_the_first_slice_is_short_and_of_rank_0():
 def test_a_share_rests_on_more_than_the_first_slice_before_a_verdict_is_due(ranks, sample_ms, least, works):
     """That is 15 s after attaching, and 40 samples leave too much open."""
     done = Run(ranks, sample_ms=sample_ms, works=works).until(60)
-    slices = [(at, turn) for at, turn, _ in done if turn.kind is Kind.SLICE and not turn.subject.is_worker]
+    slices = [
+        (at, turn) for at, turn, _ in done if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker
+    ]
     for rank in range(ranks):
         own = [(at, turn) for at, turn in slices if turn.subject.rank == rank]
         assert sum(turn.rate_hz * turn.seconds for at, turn in own if at < 14 * SECOND) >= least
@@ -112,18 +114,18 @@ def test_an_early_slice_is_bounded_as_the_pace_is(pace):
 
 def test_many_ranks_take_turns_and_each_has_its_own_within_a_minute():
     done = Run(8).until(200)
-    assert ranks_of(done, Kind.SLICE)[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
-    times = [now_ns for now_ns, turn, _ in done if turn.kind is Kind.SLICE and turn.subject.rank == 5]
+    assert ranks_of(done, SubjectKind.SLICE)[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    times = [now_ns for now_ns, turn, _ in done if turn.kind is SubjectKind.SLICE and turn.subject.rank == 5]
     assert max(b - a for a, b in pairwise(times)) < 60 * SECOND
 
 
 def test_of_two_ranks_rank_0_has_every_second_slice():
-    assert ranks_of(Run(2).until(200), Kind.SLICE)[:5] == [0, 1, 0, 1, 0]
+    assert ranks_of(Run(2).until(200), SubjectKind.SLICE)[:5] == [0, 1, 0, 1, 0]
 
 
 def test_one_rank_has_every_slice_without_a_gap_at_the_expected_cost():
     done = Run(1).until(300)
-    slices = [turn for _, turn, _ in done if turn.kind is Kind.SLICE]
+    slices = [turn for _, turn, _ in done if turn.kind is SubjectKind.SLICE]
     assert sum(turn.seconds for turn in slices) > 0.9 * 300
     assert min(turn.rate_hz for turn in slices) >= 13
 
@@ -183,14 +185,14 @@ def test_who_sees_a_settled_verdict_shaken_has_a_short_slice_within_seconds(samp
     shaken_ns = run.now_ns
     run.until(run.now_ns / SECOND + 20)
     ended_ns, turn, _ = run.done[begun]
-    assert (turn.kind, turn.seconds) == (Kind.SLICE, EARLY_SECONDS)
+    assert (turn.kind, turn.seconds) == (SubjectKind.SLICE, EARLY_SECONDS)
     assert ended_ns - shaken_ns <= 6 * SECOND
     assert run.done[begun + 1][1].seconds >= 9
 
 
 def test_a_slice_that_the_change_cut_short_is_not_the_early_one():
     run = settle_down(1)
-    cut = Turn(subjects(1)[0], Kind.SLICE, 5, 10)
+    cut = SliceTurn(subjects(1)[0], SubjectKind.SLICE, 5, 10)
     run.plan.set_pace(Pace.FULL)
     run.plan.settle(cut, 10.0, 3, 10, run.now_ns)
     begun = len(run.done)
@@ -223,7 +225,7 @@ def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
     plan = StackPlan(0)
     plan.watch(subjects(2))
     first = plan.next(0)
-    assert isinstance(first, Turn)
+    assert isinstance(first, SliceTurn)
     plan.refuse(first, 3.0, "not permitted", 0, final=True)
     assert plan.refusals() == ((0, "not permitted"),)
     assert not plan.all_refused()
@@ -231,7 +233,7 @@ def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
     now_ns = 0
     while now_ns < 80 * SECOND:
         turn = plan.next(now_ns)
-        if isinstance(turn, Turn):
+        if isinstance(turn, SliceTurn):
             seen.append((now_ns // SECOND, turn.subject.rank))
             now_ns += turn.seconds * SECOND + 1
             plan.settle(turn, 10.0, 10, 10, now_ns)
@@ -246,7 +248,7 @@ def test_a_rank_that_only_starts_up_is_tried_again_sooner():
     plan = StackPlan(0)
     plan.watch(subjects(1))
     turn = plan.next(0)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, SliceTurn)
     now_s = 0.0
     for wait_s in (1.0, 3.0, 10.0, 60.0):
         plan.refuse(turn, 3.0, "unknown Python", round(now_s * SECOND), final=False)
@@ -254,14 +256,14 @@ def test_a_rank_that_only_starts_up_is_tried_again_sooner():
         assert plan.next(round(now_s * SECOND)) == pytest.approx(wait_s)
         now_s += wait_s
         turn = plan.next(round(now_s * SECOND))
-        assert isinstance(turn, Turn)
+        assert isinstance(turn, SliceTurn)
 
 
 def test_a_held_rank_waits_a_moment_and_is_taken_up_again():
     plan = StackPlan(0)
     plan.watch(subjects(1))
     turn = plan.next(0)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, SliceTurn)
     plan.postpone(turn, "traced", 0)
     assert plan.all_refused()
     assert plan.next(0) == pytest.approx(5)
@@ -274,15 +276,15 @@ def test_a_rank_that_is_gone_is_no_refusal_and_a_new_one_is_dumped():
     plan = StackPlan(0)
     assert plan.watch(subjects(1))
     turn = plan.next(0)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, SliceTurn)
     plan.forget(turn)
     assert plan.refusals() == ()
     assert not plan.all_refused()
-    assert not isinstance(plan.next(0), Turn)
+    assert not isinstance(plan.next(0), SliceTurn)
     assert plan.watch(subjects(1, first=5))
     new = plan.next(0)
-    assert isinstance(new, Turn)
-    assert (new.kind, new.subject.rank) == (Kind.DUMP, 5)
+    assert isinstance(new, SliceTurn)
+    assert (new.kind, new.subject.rank) == (SubjectKind.DUMP, 5)
     assert not plan.watch(subjects(1, first=5))
     plan.settle(turn, 10.0, 1, 10, 0)  # the answer of one that is not watched any more
 
@@ -291,10 +293,10 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
     plan = StackPlan(0)
     plan.watch(subjects(1))
     dump = plan.next(0)
-    assert isinstance(dump, Turn)
+    assert isinstance(dump, SliceTurn)
     plan.settle(dump, 30.0, 1, 400, 0)
     first = plan.next(0)
-    assert isinstance(first, Turn)
+    assert isinstance(first, SliceTurn)
     assert first.seconds == FIRST_SECONDS
     assert first.rate_hz < FIRST_RATE_HZ
     assert 30 + 0.018 * 400 * first.rate_hz * first.seconds <= CREDIT_MS
@@ -302,19 +304,19 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
 
 def test_a_working_worker_has_the_second_slice_and_every_fourth() -> None:
     ranks = subjects(1)
-    worker = Subject(Identity(900, 7), 0, is_worker=True)
+    worker = SpySubject(Identity(900, 7), 0, is_worker=True)
     plan = StackPlan(0)
     assert plan.watch([*ranks, worker])
     seen = []
     now_ns = 0
     while len(seen) < 10:
         turn = plan.next(now_ns)
-        if not isinstance(turn, Turn):
+        if not isinstance(turn, SliceTurn):
             now_ns += round(turn * 1e9) + 1
             continue
         now_ns += turn.seconds * 1_000_000_000
         plan.settle(turn, 10.0, 20, 40, now_ns)
-        if turn.kind is Kind.SLICE:
+        if turn.kind is SubjectKind.SLICE:
             seen.append(turn.subject.is_worker)
             assert not turn.subject.is_worker or turn.seconds == WORKER_SECONDS
         else:
@@ -323,10 +325,10 @@ def test_a_working_worker_has_the_second_slice_and_every_fourth() -> None:
 
 
 def test_a_refused_worker_is_no_word_about_the_ranks() -> None:
-    worker = Subject(Identity(900, 7), 0, is_worker=True)
+    worker = SpySubject(Identity(900, 7), 0, is_worker=True)
     plan = StackPlan(0)
     plan.watch([*subjects(1), worker])
-    plan.refuse(Turn(worker, Kind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
+    plan.refuse(SliceTurn(worker, SubjectKind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
     assert not plan.all_refused()
     assert plan.refusals() == ()
 
@@ -356,17 +358,17 @@ def test_a_worker_that_sleeps_is_looked_at_where_none_computes() -> None:
 
 def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_named_meanwhile():
     plan = StackPlan(0)
-    asleep = Subject(Identity(901, 5), 0, is_worker=True)
+    asleep = SpySubject(Identity(901, 5), 0, is_worker=True)
     plan.watch([asleep])
-    turn = Turn(asleep, Kind.SLICE, 3, 3)
+    turn = SliceTurn(asleep, SubjectKind.SLICE, 3, 3)
     plan.refuse(turn, 1.0, "permission denied", plan.now_ns, final=True)
     plan.watch([])
     plan.watch([asleep])
     waits_s = plan.next(plan.now_ns + SECOND)
-    assert not isinstance(waits_s, Turn)
+    assert not isinstance(waits_s, SliceTurn)
     assert waits_s > 50
     plan.watch([])
     plan.next(plan.now_ns + 70 * SECOND)
     plan.watch([])
     plan.watch([asleep])
-    assert isinstance(plan.next(plan.now_ns + SECOND), Turn)
+    assert isinstance(plan.next(plan.now_ns + SECOND), SliceTurn)

@@ -19,11 +19,11 @@ from tests.probe.spy.test_dump_odd_targets import NEWEST, find_python, running
 from tests.probe.spy.test_dump_probe import NAP
 from tests.spying import spies_of
 from tests.waiting import wait_until
-from tpmon.judge.dumps.groups import Origin
+from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
-from tpmon.model.sample import Counted, SampledProcess, SampleReading, SampleRequest
+from tpmon.model.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import parse_tracer
@@ -32,8 +32,8 @@ from tpmon.probe.spy.child import find_spy
 from tpmon.probe.spy.sample import (
     MOST_STACKS,
     Sampler,
-    Slice,
-    Tally,
+    SampleSlice,
+    SampleTally,
     choose_members,
     count_looks,
     fix_request,
@@ -63,7 +63,7 @@ while True:
         before = now
     os.pwrite(truth, struct.pack("dd", *spent), 0)
 """
-ORIGIN = Origin(1, "train.py", 1)
+ORIGIN = DumpOrigin(1, "train.py", 1)
 
 
 def run(*members: Member, seconds: float = 1.0, spy=find_spy, progress=None, **fields) -> SampleReading:
@@ -97,11 +97,11 @@ def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_i
 
 
 def test_no_form_of_sampling_ever_stops_the_target():
-    for counted in Counted:
+    for counted in CountedFunction:
         arguments = sample_arguments(7, 50, 2, counted)
         assert "--nonblocking" in arguments
-        assert ("--idle" in arguments) == (counted is not Counted.RUNNING)
-        assert ("--gil" in arguments) == (counted is Counted.GIL)
+        assert ("--idle" in arguments) == (counted is not CountedFunction.RUNNING)
+        assert ("--gil" in arguments) == (counted is CountedFunction.GIL)
         assert not {"--native", "--subprocesses", "--locals"}.intersection(arguments)
 
 
@@ -122,14 +122,14 @@ def test_lost_and_late_samples_are_found_in_what_py_spy_says():
 
 
 def test_looks_are_those_that_gave_a_stack_and_those_that_did_not():
-    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), Counted.ALL, 39) == 19
-    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), Counted.GIL, 39) == 39
-    assert count_looks(Sampled(40, (), 0), Remarks(2, 0), Counted.RUNNING, 39) == 42
+    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.ALL, 39) == 19
+    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.GIL, 39) == 39
+    assert count_looks(Sampled(40, (), 0), Remarks(2, 0), CountedFunction.RUNNING, 39) == 42
 
 
 def test_stacks_beyond_the_most_stay_counted():
     me = member(os.getpid())
-    tally = Tally(me)
+    tally = SampleTally(me)
     stacks = tuple(
         StackCount(me.identity.pid, "MainThread", (StackFrame("f", "/a.py", line),), 2)
         for line in range(MOST_STACKS + 10)
@@ -137,9 +137,13 @@ def test_stacks_beyond_the_most_stay_counted():
     seen = 2 * len(stacks)
     nothing = Missing("no schedstat")
     tally.add(
-        Slice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing)
+        SampleSlice(
+            Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing
+        )
     )
-    tally.add(Slice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing))
+    tally.add(
+        SampleSlice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing)
+    )
     total = tally.total(20)
     assert len(total.stacks) == MOST_STACKS + 1
     assert sum(one.samples for one in total.stacks) == seen + 2
@@ -205,7 +209,7 @@ def spun(sampling_works) -> dict[int, tuple[SampleReading, SampledProcess]]:
         }
         members = [member(pid, minor) for minor, pid in pids.items()]
         reading = run(*members, seconds=2.0)
-        holding = run(*members, counted=Counted.GIL)
+        holding = run(*members, counted=CountedFunction.GIL)
     assert reading.errors == holding.errors == ()
     assert [one.rank for one in reading.processes] == [one.rank for one in holding.processes] == list(pids)
     return {
@@ -230,18 +234,18 @@ def test_main_and_other_threads_of_each_python_are_told_apart(minor: int, spun):
 @pytest.mark.usefixtures("sampling_works")
 def test_running_and_gil_leave_out_a_thread_that_sleeps():
     with child(NAP) as one, child(NAP) as two, child(NAP) as three:
-        counts = {Counted.RUNNING: one, Counted.GIL: two, Counted.ALL: three}
+        counts = {CountedFunction.RUNNING: one, CountedFunction.GIL: two, CountedFunction.ALL: three}
         with ThreadPoolExecutor(len(counts)) as pool:
             started = {
                 counted: pool.submit(run, member(napping.pid), counted=counted)
                 for counted, napping in counts.items()
             }
         found = {counted: one.result().processes for counted, one in started.items()}
-        for counted in (Counted.RUNNING, Counted.GIL):
+        for counted in (CountedFunction.RUNNING, CountedFunction.GIL):
             (process,) = found[counted]
             assert process.looks >= 4, "three py-spy at once on a busy machine are slow to start"
             assert sum(stack.samples for stack in process.stacks) <= process.looks / 4
-        (process,) = found[Counted.ALL]
+        (process,) = found[CountedFunction.ALL]
     assert functions_of(process) == {"nap"}
     assert is_known(process.cpu_s)
     assert process.cpu_s < process.watched_s / 2

@@ -29,8 +29,8 @@ from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc.access import (
     CAP_SYS_PTRACE,
+    AccessStanding,
     Caller,
-    Standing,
     explain_refusal,
     judge_refusal,
     parse_capability,
@@ -41,7 +41,7 @@ from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import plan as stack_plan
 from tpmon.probe.spy import stacks
 from tpmon.probe.spy.child import SpyChild, dump_arguments, find_spy, record_arguments
-from tpmon.probe.spy.plan import Subject
+from tpmon.probe.spy.plan import SpySubject
 from tpmon.probe.spy.stacks import OFF, StackSampler
 
 INSIDE = Caller(1000, Around.ENGINE, root_may=False)
@@ -56,12 +56,12 @@ train()
 """
 
 
-def subject(pid: int, rank: int = 0) -> Subject:
-    return Subject(Identity(pid, read_stat(pid).start_ticks), rank)
+def subject(pid: int, rank: int = 0) -> SpySubject:
+    return SpySubject(Identity(pid, read_stat(pid).start_ticks), rank)
 
 
 @contextmanager
-def sampling(*subjects: Subject) -> Iterator[StackSampler]:
+def sampling(*subjects: SpySubject) -> Iterator[StackSampler]:
     sampler = StackSampler()
     sampler.watch(subjects)
     sampler.start()
@@ -225,7 +225,9 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
     fake = tmp_path / "py-spy"
     monkeypatch.setattr(stacks, "find_spy", lambda: str(fake))
     monkeypatch.setattr(
-        stack_refusal, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), NOBODY, 0, False)
+        stack_refusal,
+        "read_standing",
+        lambda _pid, _proc: AccessStanding(Missing("no Yama"), NOBODY, 0, False),
     )
     with run_as_nobody(spy) as command, child(NAP) as one:
         fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -239,67 +241,76 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (Standing(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0"),
         (
-            Standing(1, 1000, 1000, False, caller=INSIDE),
+            AccessStanding(1, 1000, 1000, False),
+            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0",
+        ),
+        (
+            AccessStanding(1, 1000, 1000, False, caller=INSIDE),
             ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host",
         ),
         (
-            Standing(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
+            AccessStanding(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
             (
                 ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
                 "sysctl kernel.yama.ptrace_scope=0  # on the host, as root"
             ),
         ),
-        (Standing(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama)"),
-        (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
+        (AccessStanding(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama)"),
+        (AccessStanding(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
         (
-            Standing(2, 1000, 1000, False, caller=INSIDE),
+            AccessStanding(2, 1000, 1000, False, caller=INSIDE),
             "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
-        (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew"),
-        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
+        (AccessStanding(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew"),
+        (AccessStanding(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
         (
-            Standing(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
+            AccessStanding(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
             (
                 ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
                 "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7"
             ),
         ),
         (
-            Standing(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
+            AccessStanding(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
             "it is a process of uid 1000; docker exec -it --privileged -u 0 CONTAINER tpmon attach 7",
         ),
-        (Standing(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable)"),
-        (Standing(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
+        (AccessStanding(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable)"),
         (
-            Standing(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
+            AccessStanding(0, 1000, 1000, False, dumpable=False),
+            "protects itself (not dumpable); sudo tpmon attach",
+        ),
+        (
+            AccessStanding(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
             "capabilities that tpmon has not",
         ),
         (
-            Standing(0, 1000, 1000, False, call_works=False, caller=INSIDE),
+            AccessStanding(0, 1000, 1000, False, call_works=False, caller=INSIDE),
             "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start",
         ),
-        (Standing(0, 1000, 1000, False, call_works=False), "a sandbox forbids it"),
+        (AccessStanding(0, 1000, 1000, False, call_works=False), "a sandbox forbids it"),
         (
-            Standing(0, 1000, 1000, False, confined="docker-default (enforce)", caller=INSIDE),
+            AccessStanding(0, 1000, 1000, False, confined="docker-default (enforce)", caller=INSIDE),
             "apparmor=unconfined  # at its next start",
         ),
-        (Standing(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it"),
+        (AccessStanding(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it"),
         (
-            Standing(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
+            AccessStanding(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
             "may forbid it (system_u:system_r:container_t:s0); docker run --security-opt label=disable",
         ),
         (
-            Standing(0, 1000, 1000, False, deny_ptrace=True),
+            AccessStanding(0, 1000, 1000, False, deny_ptrace=True),
             "(deny_ptrace is on); sudo setsebool deny_ptrace off",
         ),
-        (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
+        (AccessStanding(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
         (
-            Standing(0, 0, 0, True, all_users=False),
+            AccessStanding(0, 0, 0, True, all_users=False),
             "outside of tpmon's user namespace: run tpmon outside of it",
         ),
-        (Standing(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
+        (
+            AccessStanding(0, 1000, Missing("hidden"), False),
+            "a sandbox forbids it, or the process protects itself",
+        ),
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):
@@ -361,7 +372,7 @@ def test_a_sampler_that_fails_twice_is_off_with_its_reason(monkeypatch):
         assert wait_until(lambda: sampler_threads() == 0)
 
 
-def run_shell(script: str, deadline_s: float = 20.0) -> stack_child.Outcome:
+def run_shell(script: str, deadline_s: float = 20.0) -> stack_child.SpyOutcome:
     return SpyChild().run(("/bin/sh", "-c", script), deadline_s)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.trace.figures.steps import UNCOUNTED, Counted, number_first
+from tpmon.trace.figures.steps import UNCOUNTED, CountedSteps, number_first
 
 MS = 1_000_000
 BASE = 1_790_000_000 * 10**9
@@ -18,8 +18,8 @@ def spans(*ends_ms: float) -> list[tuple[int, int]]:
     return [(int(start * MS), int(end * MS)) for start, end in pairwise(ends_ms)]
 
 
-def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int = 1) -> Counted:
-    return Counted(
+def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int = 1) -> CountedSteps:
+    return CountedSteps(
         [BASE + int(ms * MS) for ms in ends_ms], [first + each * at for at in range(len(ends_ms))], at_update
     )
 
@@ -38,11 +38,11 @@ def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int 
         # A program that sleeps asks for its batch only 0.8 ms before its update.
         (spans(100, 111, 122), counted(99.2, 110.2, 121.2, 132.2), 8),
         # An evaluation between them, whose records count the same step.
-        (spans(100, 110, 120), Counted([BASE + ms * MS for ms in (102, 104, 112, 122)], [7, 7, 8, 9], False), 7),
+        (spans(100, 110, 120), CountedSteps([BASE + ms * MS for ms in (102, 104, 112, 122)], [7, 7, 8, 9], False), 7),
     ],
 )  # fmt: skip
 def test_a_step_has_the_number_of_those_that_had_ended_before_it(
-    found: list[tuple[int, int]], loop: Counted, first: int
+    found: list[tuple[int, int]], loop: CountedSteps, first: int
 ) -> None:
     assert number_first(found, BASE, loop) == first
 
@@ -60,7 +60,7 @@ def test_a_step_has_the_number_of_those_that_had_ended_before_it(
     ],
 )
 def test_what_is_not_certain_has_no_number_but_a_reason(
-    found: list[tuple[int, int]], base: int | None, loop: Counted | Missing, why: str
+    found: list[tuple[int, int]], base: int | None, loop: CountedSteps | Missing, why: str
 ) -> None:
     told: Known[int] = number_first(found, base, loop)
     assert not is_known(told)

@@ -15,7 +15,7 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
 from tpmon.ui.kit.keys import ByDigit, Effect, Move
-from tpmon.ui.monitor.key_conditions import Ask, OpenRow
+from tpmon.ui.monitor.key_conditions import Demand, OpenRow
 from tpmon.ui.monitor.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
 from tpmon.ui.monitor.state import INTERVALS_S, Overlay, Pane, Size, ViewState
@@ -88,7 +88,7 @@ def test_whatever_is_shown_does_something():
         for key in KEYS:
             if not key.when.holds(view) or isinstance(key.deed, (Effect, Move, OpenRow)):
                 continue
-            if isinstance(key.deed, Ask):
+            if isinstance(key.deed, Demand):
                 after, request = key.deed.make(view, (4211,))
                 assert is_known(request) or after != view, (key.id, view)
                 continue

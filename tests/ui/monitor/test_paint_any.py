@@ -17,7 +17,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
-from tpmon.model.process import Role, Setting
+from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
 from tpmon.ui.monitor.keys import keys_shown
@@ -82,7 +82,7 @@ def processes(draw):
         name=draw(TEXTS),
         threads=draw(st.integers(0, 10**6)),
         rss_bytes=draw(COUNTS),
-        environment=draw(st.one_of(REASONS, st.tuples(st.builds(Setting, TEXTS, TEXTS)))),
+        environment=draw(st.one_of(REASONS, st.tuples(st.builds(EnvironmentSetting, TEXTS, TEXTS)))),
     )
     return _shaken(draw, plain)
 

@@ -9,7 +9,7 @@ import sys
 from tpmon.hook.bus import wire_capture
 from tpmon.hook.bus.headroom import read_resident
 from tpmon.hook.capture.recorder import Recorder
-from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
 from tpmon.hook.context import GRAPHS
 
 TYPE_CHECKING = False
@@ -58,11 +58,11 @@ def name_tracer(request: Request) -> str:
     return ""
 
 
-def make_recorder(request: Request) -> Recorder | Snapshot | Range:
+def make_recorder(request: Request) -> Recorder | MemoryRecorder | Range:
     """Return what records a request of this kind."""
     kind = request.words[wire_capture.ASK_KIND]
     if kind == wire_capture.KIND_SNAPSHOT:
-        return Snapshot(request.words[wire_capture.ASK_ENTRIES])
+        return MemoryRecorder(request.words[wire_capture.ASK_ENTRIES])
     if kind == wire_capture.KIND_RANGE:
         return Range()
     return Recorder(request.words[wire_capture.ASK_OPTIONS])

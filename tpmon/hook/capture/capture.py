@@ -35,7 +35,7 @@ from tpmon.hook.capture.bounds import (
     note_rank,
 )
 from tpmon.hook.capture.conditions import describe_run
-from tpmon.hook.capture.file import CaptureFile, Sizes, describe_window
+from tpmon.hook.capture.file import CaptureFile, RecordingSizes, describe_window
 from tpmon.hook.capture.guard import Guard, is_recording
 from tpmon.hook.context import describe, is_of_torch, is_ours, torch_folder
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tpmon.hook.capture.recorder import Recorder
-    from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+    from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
     from tpmon.hook.counters import Counts
 
 _YIELDED = "the program began a profile of its own"
@@ -83,13 +83,13 @@ class Capture:
         self._hush = hush
         self._busy = False
         self.guard = Guard(self._yield, self._lose_sight)
-        self._sizes = Sizes()
+        self._sizes = RecordingSizes()
         self._broken = ""
         self.failure: Exception | None = None
         self._words = [0] * wire_capture.CAPTURE_WORDS
         self._request: Request | None = None
         self._bounds: Bounds | None = None
-        self._recorder: Recorder | Snapshot | Range | None = None
+        self._recorder: Recorder | MemoryRecorder | Range | None = None
         self._file: CaptureFile | None = None
         self._forget()
 

@@ -15,7 +15,7 @@ from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, count_events,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tpmon.hook.capture.recorder_cuda import Range, Snapshot
+    from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
 
 _DISK_SPARE = 64 << 20
 """Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
@@ -27,7 +27,7 @@ _MIB = 1 << 20
 _ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
 
 
-class Sizes:
+class RecordingSizes:
     """Remember what probes found: by options, events and bytes of how many steps or ns."""
 
     __slots__ = ("found",)
@@ -42,7 +42,7 @@ class CaptureFile:
 
     __slots__ = ("_part", "_request", "_sizes")
 
-    def __init__(self, request: wire_capture.Request, sizes: Sizes) -> None:
+    def __init__(self, request: wire_capture.Request, sizes: RecordingSizes) -> None:
         """Write nothing yet."""
         self._request = request
         self._sizes = sizes
@@ -100,7 +100,9 @@ class CaptureFile:
             or told[1] * steps > words[wire_capture.ASK_MOST_BYTES]
         )
 
-    def write_window(self, recorder: Recorder | Snapshot | Range, words: list[int], *, cut: bool) -> None:
+    def write_window(
+        self, recorder: Recorder | MemoryRecorder | Range, words: list[int], *, cut: bool
+    ) -> None:
         """Write the file of a window and note events and bytes; ``cut``: its last step did not end.
 
         Raises:
@@ -113,7 +115,12 @@ class CaptureFile:
         words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
 
     def write(
-        self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int, cut: int = -1
+        self,
+        recorder: Recorder | MemoryRecorder | Range,
+        rank: int,
+        first: int,
+        recorded_ns: int,
+        cut: int = -1,
     ) -> tuple[int, int]:
         """Write the file, and return events (of a probe) and bytes; ``cut`` is a step that did not end.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PICKLE_END = b"."
 
 
-class Snapshot:
+class MemoryRecorder:
     """Keep the allocator's history over some steps, and write it for pytorch.org/memory_viz."""
 
     ending = ".pickle"

@@ -1,6 +1,6 @@
 """Choose what to do about a verdict: the catalogue of remedies, and which of them fit a cause, best first.
 
-Knows no reading: what was observed comes in as a set of ``Need``, the numbers as ``Facts``.
+Knows no reading: what was observed comes in as a set of ``Need``, the numbers as ``RunFacts``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tpmon.judge.advice.catalogue import progress as advice_progress
 from tpmon.judge.advice.catalogue import storage as advice_storage
 from tpmon.judge.advice.entry import Chosen, Remedy
 from tpmon.judge.advice.facts import (
-    Facts,
+    RunFacts,
     count_threads_in_free,
     fill,
     fill_paste,
@@ -300,7 +300,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
 """The remedies of every row of the table, best first."""
 
 
-def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
+def _more_workers_help(observed: frozenset[Need], facts: RunFacts) -> bool:
     if Need.WORKERS_CPU_BOUND in observed and Need.CORES_FREE not in observed:
         return False
     proposal = size_loader(facts)
@@ -342,7 +342,7 @@ def _tells(need: Need, observed: frozenset[Need]) -> bool:
     return need in _ALWAYS_SEEN or (need in _SEEN_IN_STACKS and Need.STACKS_READ in observed)
 
 
-def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
+def _fits(remedy: Remedy, observed: frozenset[Need], facts: RunFacts) -> bool:
     if observed.intersection(remedy.never_with):
         return False
     if any(need not in observed and _tells(need, observed) for need in remedy.needs):
@@ -356,7 +356,7 @@ def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
     return not remedy.adds_workers or _more_workers_help(observed, facts)
 
 
-def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chosen:
+def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: RunFacts) -> Chosen:
     """Write one remedy for one run; needs that were not observed come first, after "if"."""
     unseen = [need.value for need in remedy.needs if need not in observed]
     title = fill(remedy.title, facts)
@@ -369,7 +369,7 @@ def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chos
     )
 
 
-def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) -> tuple[Chosen, ...]:
+def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: RunFacts) -> tuple[Chosen, ...]:
     """Return the remedies of one row of the table for one run, those first of which least is unseen.
 
     Among these ``first_with`` ones, then those of which most was seen, then the order of the table. What

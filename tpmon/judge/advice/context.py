@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator
 
-from tpmon.judge.advice.facts import Facts
+from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features import comms as rank_waits
@@ -418,7 +418,7 @@ def _pid(scene: Scene, suspicion: Suspicion) -> Applicable[int]:
     return scene.frame.target.pid if accuses_none else suspicion.pid
 
 
-def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
+def gather_facts(scene: Scene, suspicion: Suspicion) -> RunFacts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
     ranks = len(scene.ranks)
@@ -434,7 +434,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     pool = frame.cpu.pool
     awaited = _awaited(scene, suspicion)
     named = next((one for one in frame.processes if one.pid == suspicion.pid), None)
-    return Facts(
+    return RunFacts(
         ranks=ranks or Missing("no rank was read"),
         workers_per_rank=workers,
         budget_cores=budget,

@@ -152,7 +152,7 @@ _UNREAD = Missing("not measured")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """Hold the numbers that remedies name.
 
     Cores, memory and ranks are those of the job on this machine; workers are those of one rank.
@@ -198,7 +198,7 @@ class Facts:
     """Who traces it."""
 
 
-def size_loader(facts: Facts) -> Known[int]:
+def size_loader(facts: RunFacts) -> Known[int]:
     """Propose ``num_workers`` for one rank of the job, each rank with an equal share of what is free."""
     if not is_known(facts.ranks):
         return facts.ranks
@@ -221,14 +221,14 @@ def _whole_cores(value: Applicable[float]) -> Known[int]:
     return max(1, math.floor(value))
 
 
-def _threads_per_rank(facts: Facts) -> Known[int]:
+def _threads_per_rank(facts: RunFacts) -> Known[int]:
     cores = _whole_cores(facts.budget_cores)
     if not is_known(cores) or not is_known(facts.ranks):
         return _UNREAD
     return max(1, cores // max(facts.ranks, known_or(facts.pools, 1), 1))
 
 
-def count_threads_in_free(facts: Facts) -> Known[int]:
+def count_threads_in_free(facts: RunFacts) -> Known[int]:
     """Return the threads for a rank that has one: a core for each new one is free, its share at most.
 
     The loader's workers have the other cores: a pool of the whole budget would fight with them.
@@ -241,7 +241,7 @@ def count_threads_in_free(facts: Facts) -> Known[int]:
     return min(most, 1 + math.floor(facts.cores_free / max(facts.ranks, 1) + ROUNDING_CORES))
 
 
-def _workers_in_quota(facts: Facts) -> Known[int]:
+def _workers_in_quota(facts: RunFacts) -> Known[int]:
     """Leave each rank a core of the quota and share the rest among its workers."""
     quota = _whole_cores(facts.quota_cores)
     if not is_known(quota) or not is_known(facts.ranks):
@@ -249,13 +249,13 @@ def _workers_in_quota(facts: Facts) -> Known[int]:
     return max(1, quota // max(facts.ranks, 1) - 1)
 
 
-def may_exceed_quota(facts: Facts) -> bool:
+def may_exceed_quota(facts: RunFacts) -> bool:
     """Tell whether a rank may have more workers than its quota pays for: a cap is never above what runs."""
     most, now = _workers_in_quota(facts), facts.workers_per_rank
     return not is_known(most) or not is_known(now) or now > most
 
 
-def _fewer_workers(facts: Facts) -> Known[int]:
+def _fewer_workers(facts: RunFacts) -> Known[int]:
     return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
 
 
@@ -266,14 +266,14 @@ def write_gain(share: float) -> str:
     return f"{1 / (1 - share):.1f}x"
 
 
-def _gain(facts: Facts) -> Known[str]:
+def _gain(facts: RunFacts) -> Known[str]:
     waiting = facts.waiting_ratio
     if not is_known(waiting) or not 0 <= waiting <= 1:
         return _UNREAD
     return write_gain(waiting)
 
 
-def _workers_gain(facts: Facts) -> Known[str]:
+def _workers_gain(facts: RunFacts) -> Known[str]:
     """Return what so many workers gain a loop that loads by itself: they take turns with it no more.
 
     Of a share w of the time in loading, n workers leave w / n, or all else if that is longer.
@@ -285,7 +285,7 @@ def _workers_gain(facts: Facts) -> Known[str]:
     return write_gain(1 - min(1.0, max(loading / count, 1 - waiting)))
 
 
-def _growth_gain(facts: Facts) -> Known[str]:
+def _growth_gain(facts: RunFacts) -> Known[str]:
     """Return what more workers than there are gain: no more than the whole wait."""
     now, waiting, count = facts.workers_per_rank, facts.waiting_ratio, size_loader(facts)
     free, busy, needed = facts.cores_free, facts.worker_busy_ratio, facts.needed_ratio
@@ -316,7 +316,7 @@ _OWN_CAPS = (("OpenCV", "cv2.setNumThreads(0)"), ("numexpr", "numexpr.set_num_th
 """Libraries that threadpoolctl does not know, and what limits each."""
 
 
-def _pool_exports(facts: Facts) -> Known[str]:
+def _pool_exports(facts: RunFacts) -> Known[str]:
     """Return the assignments that cap the pool that was seen, or every pool when it has no name."""
     threads = _threads_per_rank(facts)
     if not is_known(threads):
@@ -327,7 +327,7 @@ def _pool_exports(facts: Facts) -> Known[str]:
     return " ".join(f"{name}={threads}" for name in names)
 
 
-def _worker_cap(facts: Facts) -> str:
+def _worker_cap(facts: RunFacts) -> str:
     """Return the lines of a worker_init_fn that leave each worker one thread."""
     seen = facts.pool_library if is_known(facts.pool_library) else ""
     lines = ["    threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
@@ -342,14 +342,14 @@ def _worker_cap(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _shm_size(facts: Facts) -> Known[str]:
+def _shm_size(facts: RunFacts) -> Known[str]:
     if not is_known(facts.shm_total_bytes):
         return _UNREAD
     wanted = max(2 * facts.shm_total_bytes, _LEAST_SHM_BYTES)
     return f"{math.ceil(wanted / _GIB)}g"
 
 
-def _shm_note(facts: Facts) -> str:
+def _shm_note(facts: RunFacts) -> str:
     """Return a line of paste for a small /dev/shm that nothing was seen to grow in: batches may not fit."""
     total = facts.shm_total_bytes
     if not is_known(total) or total >= _GIB or is_known(facts.shm_room):
@@ -360,7 +360,7 @@ def _shm_note(facts: Facts) -> str:
     )
 
 
-def _shm_fix(facts: Facts) -> str:
+def _shm_fix(facts: RunFacts) -> str:
     """Return what to paste against a full /dev/shm: a small default, or a mount that something fills."""
     size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
     start = f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
@@ -373,7 +373,7 @@ def _shm_fix(facts: Facts) -> str:
     return start
 
 
-def _dump_all_hosts(facts: Facts) -> str:
+def _dump_all_hosts(facts: RunFacts) -> str:
     """Return how the stacks of all hosts of a job come into one folder, by Slurm or by hand."""
     if not is_known(facts.slurm_job):
         return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
@@ -387,22 +387,22 @@ def _dump_all_hosts(facts: Facts) -> str:
     )
 
 
-def _ask_slurm(facts: Facts) -> str:
+def _ask_slurm(facts: RunFacts) -> str:
     """Return what Slurm says of how the job ended, "" for one outside of it."""
     return f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else ""
 
 
-def _thaw(facts: Facts) -> Known[str]:
+def _thaw(facts: RunFacts) -> Known[str]:
     """Return what thaws a control group: whoever made it, by its path, else the kernel's own file."""
     return write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD
 
 
-def _name_tracer(facts: Facts) -> Known[str]:
+def _name_tracer(facts: RunFacts) -> Known[str]:
     tracer = facts.tracer
     return f"{tracer.name} ({tracer.pid})" if is_known(tracer) else _UNREAD
 
 
-def _tracer_pid(facts: Facts) -> Known[str]:
+def _tracer_pid(facts: RunFacts) -> Known[str]:
     return str(facts.tracer.pid) if is_known(facts.tracer) else _UNREAD
 
 
@@ -410,7 +410,7 @@ def _text(value: Applicable[int]) -> Known[str]:
     return str(value) if is_known(value) else _UNREAD
 
 
-def _peer(facts: Facts) -> Known[str]:
+def _peer(facts: RunFacts) -> Known[str]:
     return facts.peer if is_known(facts.peer) else _UNREAD
 
 
@@ -418,7 +418,7 @@ def _peer(facts: Facts) -> Known[str]:
 class Field:
     """Hold one field of the templates: its reading, and what stands there when it was not read."""
 
-    read: Callable[[Facts], Known[str]]
+    read: Callable[[RunFacts], Known[str]]
     stand_in: str
     meaning: str
 
@@ -477,7 +477,7 @@ def list_fields(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def fill(template: str, facts: Facts) -> str:
+def fill(template: str, facts: RunFacts) -> str:
     """Put the numbers of a run into a template; what was not read is named by its stand-in."""
     values = {}
     for name in list_fields(template):
@@ -486,7 +486,7 @@ def fill(template: str, facts: Facts) -> str:
     return template.format_map(values)
 
 
-def fill_paste(template: str, facts: Facts) -> str:
+def fill_paste(template: str, facts: RunFacts) -> str:
     """Fill what is pasted, and say in a comment below what each stand-in is for."""
     unread = (FIELDS[name] for name in list_fields(template) if not is_known(FIELDS[name].read(facts)))
     comments = dict.fromkeys(f"# {field.stand_in}: {field.meaning}" for field in unread)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tpmon.judge.advice.catalogue import explain_cards, explain_speed
 from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR
 from tpmon.judge.advice.entry import Explanation, Remedy
-from tpmon.judge.advice.facts import Facts, fill, fill_paste
+from tpmon.judge.advice.facts import RunFacts, fill, fill_paste
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code
 
@@ -66,7 +66,7 @@ def _table() -> Iterator[str]:
 
 
 def _remedy(name: str) -> str:
-    return f"[{fill(CATALOGUE[name].title, Facts())}](#{name})"
+    return f"[{fill(CATALOGUE[name].title, RunFacts())}](#{name})"
 
 
 def _section(explanation: Explanation) -> Iterator[str]:
@@ -94,17 +94,17 @@ def _kind(row: KindRow) -> Iterator[str]:
 def _entry(remedy: Remedy) -> Iterator[str]:
     yield f"### {remedy.id}"
     yield ""
-    yield f"**{fill(remedy.title, Facts())}**"
+    yield f"**{fill(remedy.title, RunFacts())}**"
     yield ""
     yield f"* Applies: {remedy.applies}"
     yield f"* Not when: {remedy.not_when}"
     yield f"* Must have been observed: {'; '.join(need.value for need in remedy.needs) or 'nothing'}."
-    yield f"* Ceiling: {fill(remedy.ceiling, Facts())}"
+    yield f"* Ceiling: {fill(remedy.ceiling, RunFacts())}"
     yield f"* Risk to the experiment: {remedy.risk.value}"
     yield f"* Proof that it helped: {remedy.proof}"
     yield ""
     yield f"```{remedy.language.value}"
-    yield fill_paste(remedy.paste, Facts())
+    yield fill_paste(remedy.paste, RunFacts())
     yield "```"
     yield ""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
-from tpmon.judge.dumps.describe import Wait, describe_stack
+from tpmon.judge.dumps.describe import StackWait, describe_stack
 from tpmon.judge.dumps.outlier import IN_COLLECTIVE
 from tpmon.judge.stacks.classify import package_of
 from tpmon.model.dump import DumpThread, Motion, StackGroup
@@ -116,22 +116,22 @@ _FRAMEWORKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStanding:
     """Say where the main thread of a rank is by its stack, and what it waits for; "" for not known."""
 
     doing: str
     waits: str
 
 
-def find_standings(groups: Sequence[StackGroup]) -> dict[int, Standing]:
+def find_standings(groups: Sequence[StackGroup]) -> dict[int, RankStanding]:
     """Return where each rank of a dump is; of a number that several have none: which is recorded is not told.
 
     Ranks that a program starts itself are numbered by birth, on each host of a job from 0 on.
     """
-    found: dict[int, list[Standing]] = {}
+    found: dict[int, list[RankStanding]] = {}
     for group, thread in _ranks_of(groups):
         if is_known(thread.rank):
-            standing = Standing(group.doing if is_known(group.frames) else "", say_wait(thread))
+            standing = RankStanding(group.doing if is_known(group.frames) else "", say_wait(thread))
             found.setdefault(thread.rank, []).append(standing)
     return {rank: those[0] for rank, those in found.items() if len(those) == 1}
 
@@ -182,12 +182,12 @@ def find_backend(names: Iterable[str]) -> str:
 def may_wait(groups: Sequence[StackGroup]) -> bool:
     """Tell whether any rank waits for other ranks or for its device, or could not be read."""
     return any(
-        not is_known(group.frames) or _waits_for_ranks(group) or _wait_of(group) is Wait.DEVICE
+        not is_known(group.frames) or _waits_for_ranks(group) or _wait_of(group) is StackWait.DEVICE
         for group, _ in _ranks_of(groups)
     )
 
 
-def _wait_of(group: StackGroup) -> Wait:
+def _wait_of(group: StackGroup) -> StackWait:
     first = group.threads[0]
     return describe_stack(first.role, first.kind, known_or(group.frames, ())).wait
 
@@ -202,7 +202,7 @@ def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpTh
 def _waits_for_ranks(group: StackGroup) -> bool:
     if not is_known(group.frames):
         return False
-    return group.doing.startswith(IN_COLLECTIVE) or _wait_of(group) is Wait.RANKS
+    return group.doing.startswith(IN_COLLECTIVE) or _wait_of(group) is StackWait.RANKS
 
 
 def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -> str:
@@ -257,7 +257,7 @@ def _say_age(age_s: float) -> str:
 
 def write_summary(
     one: CollectiveFinding,
-    standings: Mapping[int, Standing],
+    standings: Mapping[int, RankStanding],
     age_s: float = 0.0,
     transfers: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
@@ -309,7 +309,7 @@ def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
     return f" (of these wait themselves: {', '.join(shown)})"
 
 
-def _say_missing(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
+def _say_missing(one: CollectiveFinding, standings: Mapping[int, RankStanding]) -> str:
     verb = "has" if len(one.missing) == 1 else "have"
     said = f"{name_numbers(one.missing)} {verb} not called it"
     if one.cause is CollectiveCause.CROSSED:

@@ -15,7 +15,7 @@ from math import isfinite
 
 from tpmon.judge.dumps.collective_words import (
     JUST_NOW_S,
-    Standing,
+    RankStanding,
     UncountedWait,
     find_differences,
     find_standings,
@@ -57,7 +57,7 @@ _CAUSES = tuple(CollectiveCause)
 def judge_collectives(
     readings: Sequence[CollectivesReading],
     world_size: Applicable[int],
-    standings: Mapping[int, Standing],
+    standings: Mapping[int, RankStanding],
     now: Applicable[datetime] = NOT_APPLICABLE,
 ) -> Collectives:
     """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack.

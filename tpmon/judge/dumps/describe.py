@@ -16,7 +16,7 @@ from enum import Enum
 from functools import lru_cache
 
 from tpmon.judge.stacks.classify import (
-    Reading,
+    StackReading,
     is_at,
     is_library,
     is_native,
@@ -51,7 +51,7 @@ class Inside:
     place: tuple[str, str, int]
 
 
-def read_inside(frames: Sequence[StackFrame], reading: Reading) -> Inside | None:
+def read_inside(frames: Sequence[StackFrame], reading: StackReading) -> Inside | None:
     """Read what the phase of a stack waits for; None where it waits for nothing that the stack tells."""
     if reading.phase not in _KEEPS:
         return None
@@ -84,7 +84,7 @@ _FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
-class Wait(Enum):
+class StackWait(Enum):
     """Name what a thread waits for, as far as its stack alone tells."""
 
     RANKS = "other ranks"
@@ -96,11 +96,11 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class StackDoing:
     """Say what a thread does. ``place`` is equal for threads at the same line of the user's code."""
 
     text: str
-    wait: Wait
+    wait: StackWait
     phase: Phase
     place: tuple[str, str, int]
 
@@ -230,7 +230,7 @@ def _word_of_run(run: Sequence[StackFrame]) -> str:
     return f"{package}: {name}" if package else f"{name} {name_line(first)}"
 
 
-def _word_of_phase(run: Sequence[StackFrame], reading: Reading) -> str:
+def _word_of_phase(run: Sequence[StackFrame], reading: StackReading) -> str:
     """Say in which phase library frames are, in the word of the call that is known best; "" for none."""
     inside = read_inside(run, reading)
     if inside is not None:
@@ -293,10 +293,10 @@ def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     return frames
 
 
-_WAIT_OF_PHASE = {Phase.COMMS: Wait.RANKS, Phase.SYNC: Wait.DEVICE}
+_WAIT_OF_PHASE = {Phase.COMMS: StackWait.RANKS, Phase.SYNC: StackWait.DEVICE}
 
 
-def _describe_worker(frames: Sequence[StackFrame]) -> Doing:
+def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what the main thread of a loader worker does."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
@@ -305,52 +305,54 @@ def _describe_worker(frames: Sequence[StackFrame]) -> Doing:
     fetching = reading.phase is Phase.DATA_WAIT
     if in_loop and not fetching and word in ("queue.get", "queue.put"):
         text = "waits for work (queue.get)" if word == "queue.get" else "hands over a batch (queue.put)"
-        return Doing(text, Wait.WORK if word == "queue.get" else Wait.QUEUE, reading.phase, reading.place)
+        return StackDoing(
+            text, StackWait.WORK if word == "queue.get" else StackWait.QUEUE, reading.phase, reading.place
+        )
     if users is None:
         text = reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
-        return Doing(text, Wait.NOTHING, reading.phase, reading.place)
+        return StackDoing(text, StackWait.NOTHING, reading.phase, reading.place)
     where = f"{plain_name(users.function)} {name_line(users)}"
     text = f"{word} in {where}" if word else where
-    return Doing(text, Wait.QUEUE if word else Wait.NOTHING, reading.phase, reading.place)
+    return StackDoing(text, StackWait.QUEUE if word else StackWait.NOTHING, reading.phase, reading.place)
 
 
-def _describe_main(frames: Sequence[StackFrame]) -> Doing:
+def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
     reading = read_stack(frames)
     inside = read_inside(frames, reading)
     if inside is not None:
         at_queue = inside.phase is Phase.DATA_WAIT and inside.part in (DataPart.QUEUE, None)
-        wait = Wait.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, Wait.NOTHING)
-        return Doing(inside.text, wait, reading.phase, inside.place)
+        wait = StackWait.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, StackWait.NOTHING)
+        return StackDoing(inside.text, wait, reading.phase, inside.place)
     if reading.phase is Phase.DATA_WAIT:
         if reading.part in (DataPart.QUEUE, None):
-            return Doing(reading.where, Wait.BATCH, reading.phase, reading.place)
+            return StackDoing(reading.where, StackWait.BATCH, reading.phase, reading.place)
         users = next((frame for frame in reversed(frames) if is_users(frame)), None)
         text = (
             f"{plain_name(users.function)} {name_line(users)} ({Phase.DATA_WAIT.value})"
             if users
             else reading.where
         )
-        return Doing(text, Wait.NOTHING, reading.phase, reading.place)
+        return StackDoing(text, StackWait.NOTHING, reading.phase, reading.place)
     if reading.phase is not Phase.OTHER:
-        wait = _WAIT_OF_PHASE.get(reading.phase, Wait.NOTHING)
-        return Doing(reading.where, wait, reading.phase, reading.place)
+        wait = _WAIT_OF_PHASE.get(reading.phase, StackWait.NOTHING)
+        return StackDoing(reading.where, wait, reading.phase, reading.place)
     word = _find_word(_last_run(frames))
     if word and not any(map(is_users, frames)):
         text = f"waits for {word}" if word.startswith("threads") else word
     else:
         text = f"{word} in {reading.where}" if word and word not in reading.where else reading.where
-    return Doing(text, Wait.QUEUE if word else Wait.NOTHING, reading.phase, reading.place)
+    return StackDoing(text, StackWait.QUEUE if word else StackWait.NOTHING, reading.phase, reading.place)
 
 
-def _describe_other(frames: Sequence[StackFrame]) -> Doing:
+def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
     word = _find_word(_last_run(frames))
-    wait = Wait.WORK if word in _IDLE_WORDS else Wait.QUEUE if word else Wait.NOTHING
+    wait = StackWait.WORK if word in _IDLE_WORDS else StackWait.QUEUE if word else StackWait.NOTHING
     if users is not None:
         where = f"{plain_name(users.function)} {name_line(users)}"
-        return Doing(f"{word} in {where}" if word else where, wait, reading.phase, reading.place)
+        return StackDoing(f"{word} in {where}" if word else where, wait, reading.phase, reading.place)
     package = next(
         (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
     )
@@ -358,18 +360,18 @@ def _describe_other(frames: Sequence[StackFrame]) -> Doing:
     text = word or f"{plain_name(innermost.function)} {name_line(innermost)}"
     if package not in ("threading", "multiprocessing", "queue", "torch"):
         text = f"{package}: {text}"
-    return Doing(text, wait, reading.phase, reading.place)
+    return StackDoing(text, wait, reading.phase, reading.place)
 
 
 @lru_cache(maxsize=4096)
-def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> Doing:
+def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> StackDoing:
     """Say what a thread of a process of ``role`` does; ``frames`` outermost first.
 
     Frames of C count only where those of Python say nothing of a wait.
     """
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
-        return Doing("no Python frames", Wait.NOTHING, Phase.OTHER, ("", "", 0))
+        return StackDoing("no Python frames", StackWait.NOTHING, Phase.OTHER, ("", "", 0))
     if kind is not ThreadKind.MAIN:
         return _describe_other(own)
     if role is Role.WORKER:
@@ -378,20 +380,24 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
 
 
 _NATIVE_WAITS = (
-    (re.compile(r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|ncclWork\w*::"), Wait.RANKS, "a collective"),
-    (re.compile(r"c10d::Reducer::finalize_backward"), Wait.RANKS, "a collective"),
+    (
+        re.compile(r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|ncclWork\w*::"),
+        StackWait.RANKS,
+        "a collective",
+    ),
+    (re.compile(r"c10d::Reducer::finalize_backward"), StackWait.RANKS, "a collective"),
     (
         re.compile(r"cu(?:da)?(?:Stream|Device|Event|Ctx)Synchronize|_local_scalar_dense"),
-        Wait.DEVICE,
+        StackWait.DEVICE,
         "the device",
     ),
 )
 """Waits that have no frame of Python: ``work.wait()`` and ``.item()`` show their line alone."""
 
 
-def _name_native(doing: Doing, frames: Sequence[StackFrame]) -> Doing:
+def _name_native(doing: StackDoing, frames: Sequence[StackFrame]) -> StackDoing:
     """Say what frames of C tell of a wait that those of Python leave open."""
-    if doing.wait is not Wait.NOTHING or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
+    if doing.wait is not StackWait.NOTHING or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
         return doing
     names = [frame.function for frame in frames if is_native(frame.file)]
     for pattern, wait, words in _NATIVE_WAITS:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from tpmon.judge.dumps.describe import Wait
+from tpmon.judge.dumps.describe import StackWait
 from tpmon.judge.dumps.fold_looks import (
     LEAST_APART_S,
     Sighting,
@@ -26,8 +26,8 @@ from tpmon.judge.dumps.fold_looks import (
 from tpmon.judge.dumps.outlier import (
     HANG_AFTER_S,
     PATIENT,
-    Scene,
-    Seen,
+    DumpScene,
+    ThreadSeen,
     divide,
     find_odd,
     is_meant,
@@ -192,14 +192,14 @@ class _Suspect:
     """
 
     cause: str
-    seen: Applicable[Seen]
+    seen: Applicable[ThreadSeen]
     text: str
-    still: tuple[Seen, ...]
+    still: tuple[ThreadSeen, ...]
     excuse: str
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DumpSpan:
     """Say when the newest look was, how many there were of each process, and the job that they are of."""
 
     taken: datetime
@@ -207,7 +207,7 @@ class Span:
     pid: int
 
 
-def judge_scene(scene: Scene, span: Span) -> Known[Finding]:
+def judge_scene(scene: DumpScene, span: DumpSpan) -> Known[Finding]:
     """Say what the picture decides; Missing where it names nobody."""
     if not scene.ranks:
         return NOBODY
@@ -215,7 +215,7 @@ def judge_scene(scene: Scene, span: Span) -> Known[Finding]:
     return suspect if isinstance(suspect, Missing) else _find(suspect, scene, span)
 
 
-def _find_suspect(scene: Scene) -> _Suspect | Missing:
+def _find_suspect(scene: DumpScene) -> _Suspect | Missing:
     ranks, several = scene.ranks, _has_hosts(scene)
     stopped = tuple(seen for seen in ranks if seen.is_stopped)
     if stopped:
@@ -224,7 +224,7 @@ def _find_suspect(scene: Scene) -> _Suspect | Missing:
         return _Suspect("stopped", first, text, stopped[:1], "")
     if dead := _find_dead(scene, with_host=several):
         return dead
-    waiting = tuple(seen for seen in ranks if seen.doing.wait is Wait.RANKS)
+    waiting = tuple(seen for seen in ranks if seen.doing.wait is StackWait.RANKS)
     if waiting == ranks and scene.remote:
         who = f"all {len(ranks)} ranks here wait" if len(ranks) > 1 else "the rank here waits"
         text = f"{who} for ranks that are elsewhere"
@@ -235,7 +235,9 @@ def _find_suspect(scene: Scene) -> _Suspect | Missing:
     return _blame_odd(tuple(seen for seen in waiting if seen not in odd), odd, scene)
 
 
-def _blame_odd(waiting: Sequence[Seen], odd: Sequence[Seen], scene: Scene) -> _Suspect | Missing:
+def _blame_odd(
+    waiting: Sequence[ThreadSeen], odd: Sequence[ThreadSeen], scene: DumpScene
+) -> _Suspect | Missing:
     """Blame the first of the ranks that are not where those that wait are."""
     first = odd[0]
     name = name_rank(first.thread, with_host=_has_hosts(scene))
@@ -249,36 +251,36 @@ def _blame_odd(waiting: Sequence[Seen], odd: Sequence[Seen], scene: Scene) -> _S
     return _Suspect("missing-rank", first, text, (first, *waiting), _excuse(first, waiting))
 
 
-def _find_dead(scene: Scene, *, with_host: bool) -> _Suspect | None:
+def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
     """Find a rank that waits for a batch beside a dead process of its own."""
     for seen in scene.ranks:
         dead = scene.dead_of(seen)
-        if dead and seen.doing.wait is Wait.BATCH:
+        if dead and seen.doing.wait is StackWait.BATCH:
             one, name = dead[0], name_rank(seen.thread, with_host=with_host)
             text = f"{name} waits for a batch, and its process {one.pid} ({one.name}) is dead: {one.how}"
             return _Suspect("dead-worker", seen, text, (seen,), "")
     return None
 
 
-def _excuse(culprit: Seen, waiting: Sequence[Seen]) -> str:
+def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
     """Say why what keeps the ranks may end by itself, "" where nothing speaks for it."""
     phase, thread = culprit.doing.phase, culprit.thread
     if phase in (*PATIENT, Phase.LOGGING):
         return f"{phase.value} may take long"
     if thread.state == "R" or thread.waits_for == "running":
         return "it computes"
-    if culprit.doing.wait is Wait.DEVICE:
+    if culprit.doing.wait is StackWait.DEVICE:
         return "it waits for its card"
     if thread.waits_for == "sleep":
         return "a sleep ends by itself"
     return "they wait for what one rank does alone" if is_meant(waiting) else ""
 
 
-def _has_hosts(scene: Scene) -> bool:
+def _has_hosts(scene: DumpScene) -> bool:
     return len({seen.thread.host for seen in scene.ranks}) > 1
 
 
-def _find(suspect: _Suspect, scene: Scene, span: Span) -> Finding:
+def _find(suspect: _Suspect, scene: DumpScene, span: DumpSpan) -> Finding:
     """Write the verdict: hung where all stood still for long enough, else who it would be."""
     stood_s = _stood_s(suspect.still)
     looks, hung = span.looks, f"hung ({suspect.cause})"
@@ -329,14 +331,14 @@ def _date_back(taken: datetime, seconds: float) -> datetime:
         return taken
 
 
-def _stood_s(still: Sequence[Seen]) -> float:
+def _stood_s(still: Sequence[ThreadSeen]) -> float:
     """Return how long all of them stood still, 0 where that is not known of one."""
     times = [seen.sighting.since_s for seen in still if seen.motion is Motion.FROZEN]
     known = [time for time in times if is_known(time)]
     return min(known) if len(known) == len(still) else 0.0
 
 
-def _say_next(suspect: _Suspect, scene: Scene, span: Span, *, is_hung: bool) -> str:
+def _say_next(suspect: _Suspect, scene: DumpScene, span: DumpSpan, *, is_hung: bool) -> str:
     if suspect.cause == "remote-rank":
         return "tpmon dump --job --json on every machine of the job, and tpmon fold on the results"
     seen = suspect.seen
@@ -347,7 +349,7 @@ def _say_next(suspect: _Suspect, scene: Scene, span: Span, *, is_hung: bool) -> 
     return f"tpmon dump {pid} --rounds 3 --every 16{where}"
 
 
-def _list_unknown(scene: Scene) -> tuple[str, ...]:
+def _list_unknown(scene: DumpScene) -> tuple[str, ...]:
     unread = [f"{len(scene.unread)} ranks whose stacks could not be read"] if scene.unread else []
     elsewhere = [f"{scene.remote} ranks that are not in the picture"] if scene.remote else []
     return ("whether steps or the log go on", *unread, *elsewhere)
@@ -361,7 +363,7 @@ _ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class DumpOrigin:
     """Name the job that a dump is of; ``not_asked`` counts ranks of it here that nobody asked for."""
 
     pid: int
@@ -372,7 +374,7 @@ class Origin:
 
 def fold_rounds(
     rounds: Sequence[DumpRound],
-    origin: Origin,
+    origin: DumpOrigin,
     *,
     earlier: Applicable[DumpRound] = NOT_APPLICABLE,
 ) -> Dump:
@@ -392,7 +394,7 @@ def fold_rounds(
     sightings = join_looks(looks, last.taken_ns / 1e9, begun_s=rounds[0].taken_ns / 1e9)
     dead = [(last.host, one) for one in last.dead]
     looks_taken = len(before) + len(rounds)
-    span = Span(last.taken, looks_taken, origin.pid)
+    span = DumpSpan(last.taken, looks_taken, origin.pid)
     folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead, span=span)
     return Dump(
         schema=DUMP_SCHEMA,
@@ -436,7 +438,7 @@ def fold_dumps(dumps: Sequence[Dump]) -> Dump:
     left_out = [job.not_asked for job in jobs if is_known(job.not_asked)]
     dead = [(job.host, one) for job in jobs for one in job.dead]
     looks_taken = max(job.rounds for job in jobs)
-    span = Span(last.taken, looks_taken, first.pid)
+    span = DumpSpan(last.taken, looks_taken, first.pid)
     folded = _fold(sightings, world_size, errors, sum(left_out), dead, span=span)
     return Dump(
         schema=DUMP_SCHEMA,
@@ -476,7 +478,7 @@ def _fold(
     not_asked: int,
     dead: Sequence[tuple[str, DeadChild]],
     *,
-    span: Span,
+    span: DumpSpan,
 ) -> _Folded:
     seen = see_threads(sightings)
     scene = set_scene(seen, world_size, not_asked, dead)
@@ -488,7 +490,7 @@ def _fold(
 _Key = tuple[Role, ThreadKind, Motion, object]
 
 
-def _key(seen: Seen) -> _Key:
+def _key(seen: ThreadSeen) -> _Key:
     thread, frames = seen.thread, seen.sighting.frames
     what: object = seen.stack
     if not is_known(frames):
@@ -497,13 +499,13 @@ def _key(seen: Seen) -> _Key:
     return thread.role, thread.kind, seen.motion, what
 
 
-def group_threads(seen: Iterable[Seen], odd: tuple[str, int] | None = None) -> tuple[StackGroup, ...]:
+def group_threads(seen: Iterable[ThreadSeen], odd: tuple[str, int] | None = None) -> tuple[StackGroup, ...]:
     """Group threads of equal stacks, kind and motion; every thread is in exactly one group.
 
     The main thread of the process ``odd`` comes first, then main threads of ranks, of workers, of
     others, then all other threads; large groups before small ones.
     """
-    members: dict[_Key, list[Seen]] = {}
+    members: dict[_Key, list[ThreadSeen]] = {}
     for one in seen:
         members.setdefault(_key(one), []).append(one)
     groups = [_make_group(those) for those in members.values()]
@@ -517,7 +519,7 @@ def group_threads(seen: Iterable[Seen], odd: tuple[str, int] | None = None) -> t
     return tuple(sorted(groups, key=order))
 
 
-def _make_group(those: Sequence[Seen]) -> StackGroup:
+def _make_group(those: Sequence[ThreadSeen]) -> StackGroup:
     ordered = sorted(those, key=lambda one: order_threads(one.thread))
     frames: Applicable[tuple[StackFrame, ...]] = ordered[0].sighting.frames
     words = Counter(one.doing.text for one in ordered)

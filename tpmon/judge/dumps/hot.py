@@ -9,8 +9,8 @@ from datetime import datetime
 
 from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.describe import Wait, collapse_frames, describe_stack, own_frames
-from tpmon.judge.dumps.groups import Origin, fold_rounds
+from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack, own_frames
+from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DumpRound, DumpState, DumpThread, ShownFrame, StackGroup
@@ -22,7 +22,7 @@ from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import DumpUpdate, GroupStack, TreeLine
 from tpmon.model.sample import (
     SAMPLE_SCHEMA,
-    Counted,
+    CountedFunction,
     FoldedStack,
     HotFunction,
     HotGroup,
@@ -41,7 +41,7 @@ _UNNAMED = "python"
 _ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 
-def hot_functions(reading: SampleReading, origin: Origin) -> HotSample:
+def hot_functions(reading: SampleReading, origin: DumpOrigin) -> HotSample:
     """Add up what was sampled of a job."""
     request = reading.request
     return HotSample(
@@ -66,7 +66,7 @@ def hot_functions(reading: SampleReading, origin: Origin) -> HotSample:
     )
 
 
-def _group_processes(processes: Sequence[SampledProcess], counted: Counted) -> Iterable[HotGroup]:
+def _group_processes(processes: Sequence[SampledProcess], counted: CountedFunction) -> Iterable[HotGroup]:
     """Group by role, main threads first of each; ranks, then workers, then helpers."""
     for main in (True, False):
         for role in _ROLES:
@@ -175,7 +175,9 @@ def _name_package(frame: StackFrame) -> str:
     return package_of(frame.file) or _UNNAMED
 
 
-def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *, main: bool) -> HotGroup:
+def _add_up(
+    role: Role, processes: Sequence[SampledProcess], counted: CountedFunction, *, main: bool
+) -> HotGroup:
     counts = _Counts()
     # Processes of one role are mostly in the same stacks, and what a stack does is costly to tell.
     merged: Counter[tuple[StackFrame, ...]] = Counter()
@@ -185,7 +187,7 @@ def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *
         seen = process.looks - process.lost
         if main:
             looks += seen
-        elif counted is Counted.ALL:
+        elif counted is CountedFunction.ALL:
             looks += sum(stack.samples for stack in stacks)
         else:
             looks += seen * len({stack.tid for stack in stacks})
@@ -217,7 +219,7 @@ def _count_stack(
     counts: _Counts, role: Role, frames: tuple[StackFrame, ...], samples: int, *, main: bool
 ) -> None:
     doing = describe_stack(role, ThreadKind.MAIN if main else ThreadKind.OTHER, frames)
-    counts.add(_shorten(frames), samples, waits=doing.wait is not Wait.NOTHING)
+    counts.add(_shorten(frames), samples, waits=doing.wait is not StackWait.NOTHING)
     if main and role is Role.RANK:
         counts.phases[doing.phase] += samples
 
@@ -356,7 +358,7 @@ def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
         return DumpUpdate(state, NOTHING_READ)
     target, pids = frame.target, state.request.pids
     not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
-    origin = Origin(target.pid, target.script, target.world_size, not_asked)
+    origin = DumpOrigin(target.pid, target.script, target.world_size, not_asked)
     dump = fold_rounds(rounds, origin, earlier=state.earlier)
     dump = replace(dump, last_write=date_log(frame.output))
     awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)

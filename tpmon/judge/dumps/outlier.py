@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tpmon.judge.dumps.describe import Doing, Wait, describe_stack
+from tpmon.judge.dumps.describe import StackDoing, StackWait, describe_stack
 from tpmon.judge.dumps.fold_looks import Sighting
 from tpmon.judge.stacks.classify import is_native, last_name
 from tpmon.judge.stacks.phases import Phase
@@ -36,11 +36,11 @@ _DEVICE = re.compile(r"/dev/(?!shm/)")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ThreadSeen:
     """Hold one thread with what it does in words; ``stack`` is the same number for equal stacks."""
 
     sighting: Sighting
-    doing: Doing
+    doing: StackDoing
     stack: int = -1
 
     @property
@@ -63,17 +63,17 @@ class Seen:
 class Camp:
     """Hold ranks whose main threads do the same at the same line, in a collective of the same name."""
 
-    doing: Doing
-    ranks: tuple[Seen, ...]
+    doing: StackDoing
+    ranks: tuple[ThreadSeen, ...]
 
     @property
     def waits_for_ranks(self) -> bool:
         """Tell whether they wait for other ranks."""
-        return self.doing.wait is Wait.RANKS
+        return self.doing.wait is StackWait.RANKS
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DumpScene:
     """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
 
     ``unread`` are main threads of ranks whose stack could not be read, ``not_asked`` counts ranks of
@@ -83,15 +83,15 @@ class Scene:
 
     camps: tuple[Camp, ...]
     unread: tuple[DumpThread, ...]
-    workers: tuple[Seen, ...]
+    workers: tuple[ThreadSeen, ...]
     world_size: Applicable[int]
     not_asked: int = 0
     dead: tuple[tuple[str, DeadChild], ...] = ()
-    pinning: tuple[Seen, ...] = ()
+    pinning: tuple[ThreadSeen, ...] = ()
     """Threads that are at a batch, on its way into pinned memory."""
 
     @property
-    def ranks(self) -> tuple[Seen, ...]:
+    def ranks(self) -> tuple[ThreadSeen, ...]:
         """Return the main thread of every rank that was read."""
         return tuple(seen for camp in self.camps for seen in camp.ranks)
 
@@ -106,14 +106,14 @@ class Scene:
         here = self.local + self.not_asked
         return max(0, self.world_size - here) if is_known(self.world_size) else 0
 
-    def workers_of(self, rank: Seen) -> tuple[Seen, ...]:
+    def workers_of(self, rank: ThreadSeen) -> tuple[ThreadSeen, ...]:
         """Return the main threads of a rank's loader workers."""
         host, pid = rank.thread.host, rank.thread.pid
         return tuple(
             seen for seen in self.workers if seen.thread.host == host and seen.thread.rank_pid == pid
         )
 
-    def dead_of(self, rank: Seen) -> tuple[DeadChild, ...]:
+    def dead_of(self, rank: ThreadSeen) -> tuple[DeadChild, ...]:
         """Return the children of a rank that ended badly."""
         return tuple(
             one for host, one in self.dead if (host, one.parent) == (rank.thread.host, rank.thread.pid)
@@ -126,7 +126,7 @@ def order_threads(thread: DumpThread) -> tuple[float, str, int, int, str]:
     return rank, thread.host, thread.pid, thread.tid if is_known(thread.tid) else -1, thread.name
 
 
-def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
+def see_threads(sightings: Iterable[Sighting]) -> tuple[ThreadSeen, ...]:
     """Put what each thread does into words, ordered by rank and process."""
     those = sorted(sightings, key=lambda one: order_threads(one.thread))
     talking = {(one.thread.host, one.thread.pid) for one in those if one.thread.kind is ThreadKind.COMM}
@@ -134,7 +134,7 @@ def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
     where = talking if len(ranks) > 1 else talking & ranks
     # Hashing a stack is what costs most: once for each thread, and never again.
     numbers: dict[tuple[StackFrame, ...], int] = {}
-    told: dict[tuple[int, Role, ThreadKind], Doing] = {}
+    told: dict[tuple[int, Role, ThreadKind], StackDoing] = {}
     where -= {(one.thread.host, one.thread.pid) for one in those if _works_in_engine(one)}
     return tuple(_see(one, where, numbers, told) for one in those)
 
@@ -146,17 +146,17 @@ def _works_in_engine(sighting: Sighting) -> bool:
         return False
     if all(is_native(one.file) for one in frames):
         return False
-    return _weigh_wait(sighting, _describe_engine(frames)).wait is not Wait.RANKS
+    return _weigh_wait(sighting, _describe_engine(frames)).wait is not StackWait.RANKS
 
 
-def _describe_engine(frames: tuple[StackFrame, ...]) -> Doing:
+def _describe_engine(frames: tuple[StackFrame, ...]) -> StackDoing:
     """Say what a thread of the engine does: what its main thread would do itself without a card."""
     return describe_stack(Role.RANK, ThreadKind.MAIN, frames)
 
 
-def _weigh_wait(sighting: Sighting, doing: Doing) -> Doing:
+def _weigh_wait(sighting: Sighting, doing: StackDoing) -> StackDoing:
     """Take back that a thread waits for ranks where it reads a file, or packs what it sends, meanwhile."""
-    if doing.wait is not Wait.RANKS:
+    if doing.wait is not StackWait.RANKS:
         return doing
     thread, frames = sighting.thread, sighting.frames
     target = thread.waits_on
@@ -165,19 +165,19 @@ def _weigh_wait(sighting: Sighting, doing: Doing) -> Doing:
         return doing  # in a driver: of the card, or of the network
     inner = frames[-1] if is_known(frames) and frames else None
     works = inner is not None and (last_name(inner.function) in _PICKLES or _SWAPS in inner.file)
-    return replace(doing, wait=Wait.NOTHING) if thread.state == "D" or at_file or works else doing
+    return replace(doing, wait=StackWait.NOTHING) if thread.state == "D" or at_file or works else doing
 
 
 def _see(
     sighting: Sighting,
     talking: set[tuple[str, int]],
     numbers: dict[tuple[StackFrame, ...], int],
-    told: dict[tuple[int, Role, ThreadKind], Doing],
-) -> Seen:
+    told: dict[tuple[int, Role, ThreadKind], StackDoing],
+) -> ThreadSeen:
     thread, frames = sighting.thread, sighting.frames
     if not is_known(frames):
         words = f"native thread {thread.name}" if thread.kind is not ThreadKind.MAIN else "stack not read"
-        return Seen(sighting, Doing(words, Wait.NOTHING, Phase.OTHER, (words, "", 0)))
+        return ThreadSeen(sighting, StackDoing(words, StackWait.NOTHING, Phase.OTHER, (words, "", 0)))
     stack = numbers.setdefault(frames, len(numbers))
     key = (stack, thread.role, thread.kind)
     doing = told.get(key)
@@ -192,11 +192,11 @@ def _see(
         # The engine calls the reducer's hooks in C++: a wait for gradients shows as a lock alone.
         where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
         text = f"{IN_COLLECTIVE} {where}".strip()
-        doing = replace(doing, text=text, wait=Wait.RANKS, place=("collective", *doing.place[1:]))
-    return Seen(sighting, _weigh_wait(sighting, doing), stack)
+        doing = replace(doing, text=text, wait=StackWait.RANKS, place=("collective", *doing.place[1:]))
+    return ThreadSeen(sighting, _weigh_wait(sighting, doing), stack)
 
 
-def is_pinning(seen: Seen) -> bool:
+def is_pinning(seen: ThreadSeen) -> bool:
     """Tell whether a thread puts a batch into pinned memory, and does not wait at one of its queues."""
     frames = seen.sighting.frames
     if seen.thread.kind is not ThreadKind.PIN or not is_known(frames):
@@ -206,13 +206,13 @@ def is_pinning(seen: Seen) -> bool:
     return bool(steps) and len(frames) - steps[0] > 2 and not at_queue
 
 
-def _is_main_of(seen: Seen, role: Role) -> bool:
+def _is_main_of(seen: ThreadSeen, role: Role) -> bool:
     return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
 
 
-def _find_engines(seen: Iterable[Seen]) -> dict[tuple[str, int], Seen]:
+def _find_engines(seen: Iterable[ThreadSeen]) -> dict[tuple[str, int], ThreadSeen]:
     """Return of each process the thread of the engine that works, before others one that moves."""
-    found: dict[tuple[str, int], Seen] = {}
+    found: dict[tuple[str, int], ThreadSeen] = {}
     for one in seen:
         key = (one.thread.host, one.thread.pid)
         if _works_in_engine(one.sighting) and (key not in found or one.motion is Motion.MOVING):
@@ -220,7 +220,7 @@ def _find_engines(seen: Iterable[Seen]) -> dict[tuple[str, int], Seen]:
     return found
 
 
-def _stand_in(main: Seen, engines: dict[tuple[str, int], Seen]) -> Seen:
+def _stand_in(main: ThreadSeen, engines: dict[tuple[str, int], ThreadSeen]) -> ThreadSeen:
     """Return what keeps a rank: while its main thread waits in backward for the engine, that does."""
     engine = engines.get((main.thread.host, main.thread.pid))
     frames = engine.sighting.frames if engine is not None else NOT_APPLICABLE
@@ -230,35 +230,35 @@ def _stand_in(main: Seen, engines: dict[tuple[str, int], Seen]) -> Seen:
     return replace(engine, doing=_weigh_wait(engine.sighting, _describe_engine(frames)))
 
 
-def _camp_of(seen: Seen) -> tuple[str, str, int]:
+def _camp_of(seen: ThreadSeen) -> tuple[str, str, int]:
     """Return what is equal for ranks of one camp.
 
     The one line of the user that starts a framework's loop makes many collectives: those that wait for
     others are told apart by the operation, whose words hold the line, and not by where in its library.
     """
     doing = seen.doing
-    return (doing.place[0], doing.text, 0) if doing.wait is Wait.RANKS else doing.place
+    return (doing.place[0], doing.text, 0) if doing.wait is StackWait.RANKS else doing.place
 
 
 def set_scene(
-    seen: Sequence[Seen],
+    seen: Sequence[ThreadSeen],
     world_size: Applicable[int],
     not_asked: int = 0,
     dead: Sequence[tuple[str, DeadChild]] = (),
-) -> Scene:
+) -> DumpScene:
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
     engines = _find_engines(seen)
     ranks = [_stand_in(one, engines) for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
     sizes = Counter(map(_camp_of, read))
-    by_place: dict[tuple[str, str, int], list[Seen]] = {}
+    by_place: dict[tuple[str, str, int], list[ThreadSeen]] = {}
     for one in read:
         by_place.setdefault(_camp_of(one), []).append(one)
     camps = tuple(
         Camp(those[0].doing, tuple(those))
         for place, those in sorted(by_place.items(), key=lambda entry: (-sizes[entry[0]], entry[0]))
     )
-    return Scene(
+    return DumpScene(
         camps=camps,
         unread=tuple(one.thread for one in ranks if not is_known(one.sighting.frames)),
         workers=tuple(one for one in seen if _is_main_of(one, Role.WORKER)),
@@ -274,22 +274,22 @@ MOST_DEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OutlierAnswer:
     """Hold who is odd, if anybody can be named, and one sentence that says where everybody is."""
 
     odd: Applicable[OddOne]
     summary: str
 
 
-def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
+def find_odd(scene: DumpScene, errors: Sequence[DumpError] = ()) -> OutlierAnswer:
     """Find the odd one out among the main threads of a job."""
     ranks = scene.ranks
     if not ranks:
         if scene.unread:
-            return Answer(NOT_APPLICABLE, f"no rank could be read{_say_unread(scene, errors)}")
+            return OutlierAnswer(NOT_APPLICABLE, f"no rank could be read{_say_unread(scene, errors)}")
         if scene.not_asked:
-            return Answer(NOT_APPLICABLE, _say_workers(scene))
-        return Answer(NOT_APPLICABLE, "no rank was found")
+            return OutlierAnswer(NOT_APPLICABLE, _say_workers(scene))
+        return OutlierAnswer(NOT_APPLICABLE, "no rank was found")
     norm, odd = divide(scene)
     unread = f"{_say_dead(scene)}{_say_unread(scene, errors)}"
     if not odd:
@@ -297,9 +297,9 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
     if norm is None:
         all_wait = all(camp.waits_for_ranks for camp in scene.camps)
         remote = _say_remote(scene) if all_wait else ""
-        return Answer(NOT_APPLICABLE, f"{_say_camps(scene)}{remote}{unread}")
+        return OutlierAnswer(NOT_APPLICABLE, f"{_say_camps(scene)}{remote}{unread}")
     if all(seen.motion is Motion.MOVING for seen in norm.ranks):
-        return Answer(NOT_APPLICABLE, f"the ranks move: {_say_camps(scene)}{unread}")
+        return OutlierAnswer(NOT_APPLICABLE, f"the ranks move: {_say_camps(scene)}{unread}")
     first = odd[0]
     head = f"{_say_norm(norm, scene)}; "
     worker, held = _find_worker(first, scene)
@@ -308,10 +308,10 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
     several = len({seen.thread.host for seen in ranks}) > 1
     said = f"{name_rank(first.thread, with_host=several)} {_say_place(first)}"
     summary = f"{head}{said}{f'; {held}' if held else ''}{more}{unread}{_say_looks(first)}"
-    return Answer(_name(worker or first, others), summary)
+    return OutlierAnswer(_name(worker or first, others), summary)
 
 
-def _say_workers(scene: Scene) -> str:
+def _say_workers(scene: DumpScene) -> str:
     """Say where workers are whose rank was not asked for."""
     read = [seen for seen in scene.workers if is_known(seen.sighting.frames)]
     said = [f"{name_process(seen.thread)} {_say_place(seen)}" for seen in read[:MOST_CAMPS]]
@@ -320,7 +320,7 @@ def _say_workers(scene: Scene) -> str:
     return ", ".join((*said, *more)) or "no rank was asked for"
 
 
-def divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
+def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
     """Return the norm and the ranks outside of it; no norm where none is clearly the larger part."""
     stopped = tuple(seen for seen in scene.ranks if seen.is_stopped)
     if 0 < len(stopped) < len(scene.ranks):
@@ -332,9 +332,9 @@ def divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
     waiting = [camp for camp in scene.camps if camp.waits_for_ranks]
     first, second = scene.camps[0], scene.camps[1]
     if waiting:
-        outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not Wait.RANKS)
+        outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not StackWait.RANKS)
         # Who waits for its card may be in the same collective: the host of a card waits for that alone.
-        hosts = tuple(seen for seen in outside if seen.doing.wait is not Wait.DEVICE)
+        hosts = tuple(seen for seen in outside if seen.doing.wait is not StackWait.DEVICE)
         still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in hosts)
         if hosts and (still or 2 * len(hosts) <= total):
             return waiting[0], _worst_first(hosts)
@@ -347,13 +347,13 @@ def divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
     return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)
 
 
-def _worst_first(ranks: tuple[Seen, ...]) -> tuple[Seen, ...]:
+def _worst_first(ranks: tuple[ThreadSeen, ...]) -> tuple[ThreadSeen, ...]:
     """Put the ranks that did not move first, among them those that sleep where nothing interrupts."""
     still = (Motion.FROZEN, Motion.ONCE, Motion.SLOW, Motion.MOVING)
     return tuple(sorted(ranks, key=lambda seen: (still.index(seen.motion), seen.thread.state != "D")))
 
 
-def _name(seen: Seen, others: tuple[int, ...]) -> OddOne:
+def _name(seen: ThreadSeen, others: tuple[int, ...]) -> OddOne:
     thread = seen.thread
     return OddOne(
         host=thread.host,
@@ -368,29 +368,29 @@ def _name(seen: Seen, others: tuple[int, ...]) -> OddOne:
     )
 
 
-def _say_place(seen: Seen) -> str:
+def _say_place(seen: ThreadSeen) -> str:
     """Say where one rank is: "is in decode data.py:88, blocked in a read of ..."."""
     # A wait for a batch is said by the place already.
-    waits = "" if seen.doing.wait is Wait.BATCH and not seen.is_stopped else say_wait(seen.thread)
+    waits = "" if seen.doing.wait is StackWait.BATCH and not seen.is_stopped else say_wait(seen.thread)
     told = (
         _say_doing(seen.doing.text, seen.doing.wait),
         waits,
         say_motion(seen.motion, seen.sighting.since_s),
     )
-    verb = "waits in" if seen.doing.wait is Wait.RANKS else "" if _says_wait(seen) else "is in"
+    verb = "waits in" if seen.doing.wait is StackWait.RANKS else "" if _says_wait(seen) else "is in"
     return f"{verb} {', '.join(word for word in told if word)}".strip()
 
 
-def _says_wait(seen: Seen) -> bool:
+def _says_wait(seen: ThreadSeen) -> bool:
     """Tell whether the words of a place begin with a verb: "waits for work (queue.get)"."""
     return seen.doing.text.startswith(("waits ", "hands "))
 
 
-def _say_doing(text: str, wait: Wait) -> str:
-    return f"its wait for a batch ({text.removeprefix('data wait: ')})" if wait is Wait.BATCH else text
+def _say_doing(text: str, wait: StackWait) -> str:
+    return f"its wait for a batch ({text.removeprefix('data wait: ')})" if wait is StackWait.BATCH else text
 
 
-def _say_norm(norm: Camp, scene: Scene) -> str:
+def _say_norm(norm: Camp, scene: DumpScene) -> str:
     """Say where the norm is: "7 of 8 ranks wait in all_reduce (ddp backward)"."""
     waiting = [camp for camp in scene.camps if camp.waits_for_ranks]
     if norm.waits_for_ranks and len(waiting) < len(scene.camps):
@@ -405,7 +405,7 @@ def _say_norm(norm: Camp, scene: Scene) -> str:
     return f"{count} of {scene.local} ranks {verb} in {place}"
 
 
-def _say_camps(scene: Scene) -> str:
+def _say_camps(scene: DumpScene) -> str:
     """Say where the ranks are, a camp each."""
     shown = [f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}" for camp in scene.camps]
     if len(shown) > MOST_CAMPS:
@@ -414,7 +414,7 @@ def _say_camps(scene: Scene) -> str:
     return ", ".join(shown)
 
 
-def _say_unread(scene: Scene, errors: Sequence[DumpError]) -> str:
+def _say_unread(scene: DumpScene, errors: Sequence[DumpError]) -> str:
     if not scene.unread:
         return ""
     reasons = {(error.host, error.pid): error.reason for error in errors}
@@ -423,7 +423,7 @@ def _say_unread(scene: Scene, errors: Sequence[DumpError]) -> str:
     return f"; {name_ranks(scene.unread)} could not be read{why}"
 
 
-def _say_dead(scene: Scene) -> str:
+def _say_dead(scene: DumpScene) -> str:
     """Say which processes of ranks are dead: "; process 4712 (python) of rank 0 is dead: SIGKILL"."""
     told = [
         f"process {one.pid} ({one.name}) of {name_rank(rank.thread)} is dead: {one.how}"
@@ -434,11 +434,11 @@ def _say_dead(scene: Scene) -> str:
     return "".join(f"; {one}" for one in (*told[:MOST_DEAD], *more))
 
 
-def _say_looks(seen: Seen) -> str:
+def _say_looks(seen: ThreadSeen) -> str:
     return ONCE_HINT if seen.motion is Motion.ONCE else ""
 
 
-def _answer_alike(scene: Scene, unread: str) -> Answer:
+def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
     """Say where all ranks are; only a worker can be odd then."""
     first = scene.ranks[0]
     count = len(scene.ranks)
@@ -447,7 +447,7 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
         said = f"{name_rank(first.thread)} {_say_place(first)}"
     else:
         alone = count == 1
-        verb = ("waits" if alone else "wait") if wait is Wait.RANKS else "is" if alone else "are"
+        verb = ("waits" if alone else "wait") if wait is StackWait.RANKS else "is" if alone else "are"
         place = _say_doing(first.doing.text, wait)
         place = place if alone else place.replace("its wait", "their wait")
         who = f"all {count} ranks here" if scene.remote else f"all {count} ranks"
@@ -459,15 +459,15 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
         said += f"; {held}"
     if scene.remote:
         said += _say_remote(scene)
-    elif wait is Wait.RANKS and not scene.unread and not scene.not_asked and count > 1:
+    elif wait is StackWait.RANKS and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
         # Ranks that a program started itself carry no WORLD_SIZE.
         said += ", or that run elsewhere" if isinstance(scene.world_size, Missing) else ""
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
-    return Answer(odd, f"{said}{unread}{_say_looks(first)}")
+    return OutlierAnswer(odd, f"{said}{unread}{_say_looks(first)}")
 
 
-def _say_remote(scene: Scene) -> str:
+def _say_remote(scene: DumpScene) -> str:
     """Say that ranks are on other machines, and what tells where those are; "" where none is."""
     if not scene.remote:
         return ""
@@ -475,7 +475,7 @@ def _say_remote(scene: Scene) -> str:
     return f"; {scene.remote} {noun}: run tpmon dump there, and tpmon fold on the results"
 
 
-def _say_common(scene: Scene) -> str:
+def _say_common(scene: DumpScene) -> str:
     """Say how long all of them have been there, the shortest time of all."""
     times = [seen.sighting.since_s for seen in scene.ranks]
     known = [time for time in times if is_known(time)]
@@ -485,16 +485,16 @@ def _say_common(scene: Scene) -> str:
     return f", {motions.pop().value}" if len(motions) == 1 and Motion.ONCE not in motions else ""
 
 
-def _find_worker(rank: Seen, scene: Scene) -> tuple[Seen | None, str]:
+def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None, str]:
     """Find the worker that a rank waits for, and say what its workers do; "" where it waits for none."""
-    if rank.doing.wait is not Wait.BATCH:
+    if rank.doing.wait is not StackWait.BATCH:
         return None, ""
     workers = scene.workers_of(rank)
     died = bool(scene.dead_of(rank))
     if not workers:
         return None, "" if died else "no worker of it was seen"
     read = [seen for seen in workers if is_known(seen.sighting.frames)]
-    busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not Wait.WORK))
+    busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not StackWait.WORK))
     if not read:
         return None, "its workers could not be read"
     key = (rank.thread.host, rank.thread.pid)
@@ -522,7 +522,7 @@ _AWAITS_ONE = re.compile(
 """Calls by which ranks wait for one of them, as "file:function"."""
 
 
-def is_meant(waiting: Iterable[Seen]) -> bool:
+def is_meant(waiting: Iterable[ThreadSeen]) -> bool:
     """Tell whether some wait for what one rank does alone: a save, an evaluation, a start, an object."""
     return any(
         seen.doing.phase in PATIENT

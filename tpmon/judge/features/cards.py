@@ -121,7 +121,7 @@ NO_SLICE = Missing("which MIG slice the job computes on is not known")
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class CardSlice:
     """Hold the activity of the job's slice over a span, and its memory now."""
 
     sm_active_pct: Known[float]
@@ -139,17 +139,17 @@ def _own(sample: GpuSample) -> MigInstance | None:
     return own[0] if len(own) == 1 else None
 
 
-def find_slice(samples: Sequence[GpuSample]) -> Slice:
+def find_slice(samples: Sequence[GpuSample]) -> CardSlice:
     """Return the job's slice of a card over its readings; Missing figures where none or several are its."""
     own = _own(samples[-1])
     if own is None:
-        return Slice(NO_SLICE, NO_SLICE, NO_SLICE)
+        return CardSlice(NO_SLICE, NO_SLICE, NO_SLICE)
 
     def active(sample: GpuSample) -> Known[float]:
         found = (one.sm_active_pct for one in sample.mig_instances if one.uuid == own.uuid)
         return next(found, NO_SLICE)
 
-    return Slice(mean_known(map(active, samples)), own.memory_used_bytes, own.memory_total_bytes)
+    return CardSlice(mean_known(map(active, samples)), own.memory_used_bytes, own.memory_total_bytes)
 
 
 def is_sliced(sample: GpuSample) -> bool:

@@ -202,7 +202,7 @@ SPINNING_RATIO = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RankWait:
     """Hold the share of a rank's time in collectives, the upper end of its interval, and what tells it."""
 
     rank: RankScene
@@ -215,16 +215,16 @@ def _has_comm_threads(rank: RankScene) -> bool:
     return any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups)
 
 
-def _by_stacks(rank: RankScene) -> Known[Wait]:
+def _by_stacks(rank: RankScene) -> Known[RankWait]:
     if not is_known(rank.phases):
         return rank.phases
     if rank.phases.samples < LEAST_SAMPLES:
         return Missing(f"{rank.phases.samples} stack samples are too few")
     share = rank.phases.share(Phase.COMMS)
-    return Wait(rank, share.ratio, share.high, frozenset(("stacks",)))
+    return RankWait(rank, share.ratio, share.high, frozenset(("stacks",)))
 
 
-def _by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
+def _by_looks(rank: RankScene, scene: Scene) -> Known[RankWait]:
     """Read the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
     main = rank.main
     if not is_known(main):
@@ -234,7 +234,7 @@ def _by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
     if not _has_comm_threads(rank):
         return Missing("the rank has no communication threads")
     share = share_of(round((main.lock + main.timed_lock) * main.looks), main.looks)
-    return Wait(rank, share.ratio, share.high, frozenset(("kernel looks",)))
+    return RankWait(rank, share.ratio, share.high, frozenset(("kernel looks",)))
 
 
 def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[CardScene]) -> bool:
@@ -247,7 +247,7 @@ def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[Card
     )
 
 
-def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
+def _by_card(rank: RankScene, scene: Scene) -> Known[RankWait] | None:
     """Read a collective that spins on the card: busy, hollow, and the host waits for it.
 
     None where the card tells of no wait: there is none, or it does little as well while the host does not
@@ -271,10 +271,10 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
     if not _may_be_collective(rank, rank.phases, cards):
         return None
     sources = slack.sources | {"stacks"}
-    return Wait(rank, min(held.ratio, slack.ratio), min(held.high, slack.ratio), sources)
+    return RankWait(rank, min(held.ratio, slack.ratio), min(held.high, slack.ratio), sources)
 
 
-def _within_backward(looks: Wait) -> Wait:
+def _within_backward(looks: RankWait) -> RankWait:
     """Count a lock for a collective only as far as the stacks are in one, or in backward.
 
     DDP waits for its gradients in C, within backward: no frame tells, but the lock does. Any other lock is
@@ -290,7 +290,7 @@ def _within_backward(looks: Wait) -> Wait:
     return replace(looks, ratio=min(looks.ratio, most.ratio), high=min(looks.high, most.high))
 
 
-def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
+def _wait_of(rank: RankScene, scene: Scene) -> Known[RankWait]:
     by_card = _by_card(rank, scene)
     if by_card is not None:
         return by_card
@@ -315,7 +315,7 @@ def _left_undone(card: CardScene) -> Known[float]:
     return map_known(lambda work: max(0.0, (1 - work) / (1 - HOLLOW_POWER_RATIO)), card.work_ratio)
 
 
-def _as_far_as_cards_wait(wait: Wait, scene: Scene) -> Wait:
+def _as_far_as_cards_wait(wait: RankWait, scene: Scene) -> RankWait:
     """Count a wait of the host in a collective only as far as its cards had nothing else to do.
 
     Some collectives synchronise: the host is in their frames while the card does the work before them.
@@ -331,7 +331,7 @@ def _as_far_as_cards_wait(wait: Wait, scene: Scene) -> Wait:
     return replace(wait, ratio=min(wait.ratio, most), high=min(wait.high, most))
 
 
-def find_waits(scene: Scene) -> Known[list[Wait]]:
+def find_waits(scene: Scene) -> Known[list[RankWait]]:
     """Return the waits of all ranks of this machine, least first; Missing when one is not known."""
     waits = []
     for rank in scene.ranks:
@@ -352,7 +352,7 @@ def cards_unread(scene: Scene) -> tuple[str, ...]:
     return () if silent is None else (f"how much of the cards works meanwhile ({silent.reason})",)
 
 
-def locks_unread(waits: Sequence[Wait]) -> tuple[str, ...]:
+def locks_unread(waits: Sequence[RankWait]) -> tuple[str, ...]:
     """Say that only the kernel's word tells of a wait: its lock may be one of the program's own."""
     stacks = [one.rank.phases for one in waits]
     silent = next((one for one in stacks if isinstance(one, Missing)), None)

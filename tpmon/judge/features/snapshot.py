@@ -37,7 +37,7 @@ from tpmon.judge.features.readings import (
 )
 from tpmon.judge.stacks.profile import RankPhases, Share
 from tpmon.judge.watch.hook_progress import find_pace
-from tpmon.judge.watch.tracker import NO_WATCH, Watch
+from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
@@ -154,7 +154,7 @@ class Scene:
     """The same cards over the span."""
     gpu_pct: Known[float]
     """Mean SM % of the job's cards over the span."""
-    watch: Watch = NO_WATCH
+    watch: WatchedTime = NO_WATCH
     """What is remembered of how long nothing moved, and the newest picture of all stacks."""
 
     @property
@@ -357,7 +357,7 @@ def ranks_on(card: CardScene, scene: Scene) -> tuple[ProcessSample, ...]:
 def see(
     frames: Sequence[Frame],
     phases: Mapping[int, RankPhases] = MappingProxyType({}),
-    watch: Watch = NO_WATCH,
+    watch: WatchedTime = NO_WATCH,
 ) -> Scene:
     """Condense the Frames of a Window, oldest first; ``phases`` holds the stack shares by rank PID.
 

@@ -21,7 +21,7 @@ from tpmon.judge.features.readings import is_io_wait
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns
-from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState, list_missed, list_silent
@@ -443,7 +443,7 @@ FIRST_STEPS = (Kind.STARTING, "first-steps")
 """Steps too: a run that stands from its first second on has none."""
 
 
-def watched_s(watch: Watch, frame: Frame) -> float:
+def watched_s(watch: WatchedTime, frame: Frame) -> float:
     """Return for how long tpmon has watched."""
     return (frame.taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else 0.0
 

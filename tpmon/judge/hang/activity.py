@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpmon.judge.dumps.describe import Wait
-from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.card_use import MEDIUM_POWER, judge_hollow
 from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.snapshot import SPAN_S, Scene
@@ -24,7 +24,7 @@ from tpmon.judge.hang.causes import Blame, Patience, give_patience, name_thread
 from tpmon.judge.stacks.classify import is_users
 from tpmon.judge.watch.hook_progress import HOOK, event_age_s
 from tpmon.judge.watch.picture import Picture, Stance, find_stance
-from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -67,7 +67,7 @@ class Beside:
 
 
 def weigh_beside(
-    blame: Blame | str, seen: Seen, stance: Stance, scene: Scene, picture: Picture
+    blame: Blame | str, seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture
 ) -> Blame | str:
     """Give a wait more time, or take the blame back, where something works that may end it."""
     if isinstance(blame, Blame) and stance is Stance.RUNS and blame.seen is seen:
@@ -90,7 +90,7 @@ def _allow(blame: Blame, beside: Beside) -> Blame:
     return replace(give_patience(blame, patience), text=f"{blame.text}; meanwhile {beside.text}")
 
 
-def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
+def find_beside(seen: ThreadSeen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
     """Return what works beside a thread of a process that rests, None where nothing does.
 
     ``children``: processes that it started count too.
@@ -105,7 +105,7 @@ def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = 
     return min(found, key=lambda one: (not one.goes_on, not one.flows), default=None)
 
 
-def _find_threads(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+def _find_threads(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     """Find threads of Python that get on or compute. One that only wakes up now and then does not work."""
     for one in picture.threads_of(seen.thread.pid):
         frames = one.sighting.frames
@@ -124,7 +124,7 @@ def _find_threads(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside
             yield Beside(f"{name} computes in {one.doing.text}", goes_on=False)
 
 
-def _find_cpus(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+def _find_cpus(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     """Find CPU that others of its threads use, most of them of C: now, or while it was looked at."""
     pid = seen.thread.pid
     spans = [_others_of(process) for process in _readings(scene, pid)]
@@ -160,13 +160,13 @@ def _others_of(process: ProcessSample) -> float:
     return max(0.0, _ran(process) - sum(known_or(one, 0.0) for one in groups))
 
 
-def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
+def _find_children(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
     """Find a process that it started, or one of that process, which works."""
     target = seen.thread.waits_on
     at_pipe = is_known(target) and target.kind is WaitKind.PIPE
     awaited = at_pipe or any(word in seen.doing.text for word in _CHILD_WORDS) or _waits_for_child(seen)
     # The pipe of a loader is that of its workers, which are asked themselves.
-    awaited = awaited and seen.doing.wait is not Wait.BATCH
+    awaited = awaited and seen.doing.wait is not StackWait.BATCH
     parents = {one.pid: one.parent for one in scene.frame.processes}
     for process in scene.frame.processes:
         # A shell between them is no process of the job, and a child of an older torch looks like a worker.
@@ -185,7 +185,7 @@ def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
             yield Beside(text, goes_on=False, flows=flows)
 
 
-def _waits_for_child(seen: Seen) -> bool:
+def _waits_for_child(seen: ThreadSeen) -> bool:
     waits = seen.thread.waits_for
     return is_known(waits) and "child process" in waits
 
@@ -201,7 +201,7 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
-def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+def _find_bytes(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     """Find bytes that its threads read or write, however little CPU that takes: a download, an upload.
 
     While they flow it goes on; those that flowed since nothing moves, or while it was looked at, only give
@@ -229,7 +229,7 @@ def _moved_bytes_s(scene: Scene, pid: int, span_s: float) -> float:
     return statistics.fmean(rates) if rates else 0.0
 
 
-def find_exchange(waiting: Sequence[Seen], scene: Scene) -> str:
+def find_exchange(waiting: Sequence[ThreadSeen], scene: Scene) -> str:
     """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none.
 
     Beside a busy card they may be NCCL's, which turn in a collective that hangs too.
@@ -252,7 +252,7 @@ def _ran_for_ranks(process: ProcessSample) -> float:
     return min(wanted, _ran(process))
 
 
-def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:
+def find_cards(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
     """Find a card of the process that does work, or may by its power."""
     for card in cards_of(seen.thread.pid, scene.gpus):
         hollow = judge_hollow(card)
@@ -327,7 +327,7 @@ def connections_age_s(frame: Frame) -> float | None:
     return min(ages) if ages else None
 
 
-def see_quiet(watch: Watch, frame: Frame) -> Quiet:
+def see_quiet(watch: WatchedTime, frame: Frame) -> Quiet:
     """Say for how long nothing has moved."""
     own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
     cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.collectives import WORLD
-from tpmon.judge.dumps.describe import Wait
-from tpmon.judge.dumps.outlier import PATIENT, Seen, is_meant
+from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen, is_meant
 from tpmon.judge.features.cards import CardScene, cards_of
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT
@@ -117,7 +117,7 @@ def _tell_local_size(living: Sequence[ProcessSample]) -> int:
     return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
 
 
-def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+def blame_nobody(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
     """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
     blame = _find_absent(waiting, scene, picture)
     works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
@@ -131,7 +131,7 @@ def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
     return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
 
 
-def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+def _find_absent(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
     ended = find_ended(scene)
     if ended:
         return _blame_ended(ended, waiting, scene)
@@ -140,15 +140,15 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
     return doubt_all_here(_blame_each_other(waiting), scene)
 
 
-def _say_all(waiting: Sequence[Seen]) -> str:
+def _say_all(waiting: Sequence[ThreadSeen]) -> str:
     return "the rank here waits" if len(waiting) == 1 else f"all {len(waiting)} ranks here wait"
 
 
-def _say_places(waiting: Sequence[Seen]) -> str:
+def _say_places(waiting: Sequence[ThreadSeen]) -> str:
     return " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
 
 
-def _blame_ended(ended: Sequence[int], waiting: Sequence[Seen], scene: Scene) -> Blame:
+def _blame_ended(ended: Sequence[int], waiting: Sequence[ThreadSeen], scene: Scene) -> Blame:
     """Say that ranks have ended; those that are left wait for them, and none of them is to blame."""
     names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
     verb = "have ended" if len(ended) > 1 else "has ended"
@@ -165,7 +165,7 @@ def _blame_ended(ended: Sequence[int], waiting: Sequence[Seen], scene: Scene) ->
     )
 
 
-def _blame_remote(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
     """Say that the one that is missing is on another machine."""
     remote, size = picture.scene.remote, picture.scene.world_size
     numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
@@ -192,7 +192,7 @@ def _blame_remote(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
     )
 
 
-def _blame_each_other(waiting: Sequence[Seen]) -> Blame:
+def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
     """Say of ranks that all wait, and that are all there are, where they do; most often none is to blame."""
     first, count, camps = waiting[0], len(waiting), find_camps(waiting)
     others = tuple(waiting[1:])
@@ -201,7 +201,7 @@ def _blame_each_other(waiting: Sequence[Seen]) -> Blame:
             f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
         return Blame("no-progress", first, text, also=others, is_of_all=True)
-    hosts = [seen for seen in waiting if seen.doing.wait is Wait.RANKS]
+    hosts = [seen for seen in waiting if seen.doing.wait is StackWait.RANKS]
     if len(camps) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
         # The line at which a host waits for its card may be any after the collective. At a barrier it waits
         # itself: there it is in no collective that another has launched.
@@ -261,7 +261,7 @@ def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
     return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=is_of_all)
 
 
-def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
+def _weigh_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Patience:
     """Say how long ranks may wait for one that cannot be seen.
 
     While rank 0 saves alone the others wait in the next step's collective, which looks like any other.
@@ -271,11 +271,11 @@ def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
     return Patience.MEANT if is_meant(waiting) else Patience.AWAY
 
 
-def _is_transfer(seen: Seen) -> bool:
+def _is_transfer(seen: ThreadSeen) -> bool:
     return any(_TRANSFER.search(last_name(one.function)) is not None for one in _frames(seen))
 
 
-def _frames(seen: Seen) -> Sequence[StackFrame]:
+def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:
     return known_or(seen.sighting.frames, ())
 
 
@@ -325,7 +325,7 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     )
 
 
-def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: Picture) -> Blame | str:
+def _find_blame(stances: Sequence[tuple[ThreadSeen, Stance]], scene: Scene, picture: Picture) -> Blame | str:
     for seen, stance in stances:
         if stance is Stance.MOVES:
             return f"{name_rank(seen.thread)} moves: {seen.doing.text}"
@@ -380,7 +380,7 @@ def _longest(blames: Sequence[Blame]) -> Patience:
     return max((blame.patience for blame in blames), key=list(Patience).index, default=Patience.SURE)
 
 
-def _blame_unread(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame | str:
+def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame | str:
     """Say what the kernel tells of a rank whose stack could not be read, where all others wait for it."""
     unread = picture.scene.unread
     first = picture.main_of(unread[0].pid)
@@ -402,7 +402,9 @@ def _blame_unread(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
     return Blame("missing-rank", first, text, Patience.MEANT, also=tuple(waiting))
 
 
-def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tuple[Seen, Stance]]) -> Blame:
+def _blame_missing(
+    blame: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[tuple[ThreadSeen, Stance]]
+) -> Blame:
     """Say of the one that the others wait for that it is not with them."""
     count, local = len(waiting), len(waiting) + len(outside)
     places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
@@ -415,7 +417,7 @@ def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tupl
     return replace(blame, cause=cause, text=f"{head}; {blame.text}{others}")
 
 
-def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_rank(seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one rank that does not wait for other ranks."""
     blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
     if isinstance(blame, str):
@@ -434,7 +436,7 @@ def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> B
     return give_patience(blame, Patience.MEANT) if meant else blame
 
 
-def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_stance(seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     name = name_rank(seen.thread)
     if stance in (Stance.STOPPED, Stance.UNREAD):
         return f"{name} is stopped" if stance is Stance.STOPPED else f"{name}: not enough looks"
@@ -462,14 +464,14 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     return blame_thread(seen, stance, name, picture, polls=polls, circles=circles)
 
 
-def _may_wait(seen: Seen, cards: Sequence[CardScene], picture: Picture) -> bool:
+def _may_wait(seen: ThreadSeen, cards: Sequence[CardScene], picture: Picture) -> bool:
     """Tell whether a thread that runs may be waiting for a card: it does not compute beside idle ones."""
     if picture.goes_round(seen):
         return False
     return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
 
-def _changes_lines(seen: Seen, scene: Scene) -> bool:
+def _changes_lines(seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether samples found a main thread at several lines of the one function that it is in."""
     one = next((one for one in scene.watch.ranks if one.pid == seen.thread.pid), None)
     if one is None or not one.corner_ns:
@@ -478,7 +480,7 @@ def _changes_lines(seen: Seen, scene: Scene) -> bool:
     return one.stack is None or (one.stack_ns > one.corner_ns and at_line_s <= LINE_S)
 
 
-def _polls(seen: Seen, picture: Picture) -> bool:
+def _polls(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a thread that goes round asks the kernel again and again, and gets nothing.
 
     Such a call gives the interpreter's lock away, as a long call of a library does; that one computes

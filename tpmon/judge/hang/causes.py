@@ -8,8 +8,8 @@ from dataclasses import field, replace
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.dumps.describe import Wait
-from tpmon.judge.dumps.outlier import PATIENT, Seen
+from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
@@ -55,11 +55,11 @@ class Blame:
     """
 
     cause: str
-    seen: Seen
+    seen: ThreadSeen
     text: str
     patience: Patience = Patience.SURE
     needs: frozenset[Need] = frozenset()
-    also: tuple[Seen, ...] = ()
+    also: tuple[ThreadSeen, ...] = ()
     sources: frozenset[str] = field(default_factory=frozenset)
     dead: tuple[DeadChild, ...] = ()
     is_of_all: bool = False
@@ -68,21 +68,21 @@ class Blame:
     """The number of the one rank that is to blame, where it has ended and ``seen`` waits for it."""
 
 
-def say_place(seen: Seen) -> str:
+def say_place(seen: ThreadSeen) -> str:
     """Say where a thread is and what it waits for: "is in decode data.py:88, blocked in a read of ..."."""
     doing = seen.doing
-    if doing.wait is Wait.RANKS:
+    if doing.wait is StackWait.RANKS:
         return f"waits in {doing.text}"
-    if doing.wait is Wait.BATCH:
+    if doing.wait is StackWait.BATCH:
         return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
     waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock")
-    if doing.wait is Wait.QUEUE:
+    if doing.wait is StackWait.QUEUE:
         waits = waits.removesuffix("waiting for a lock")
     verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
     return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
 
 
-def name_thread(seen: Seen) -> str:
+def name_thread(seen: ThreadSeen) -> str:
     """Name a thread that is no main thread: "thread log-flusher (4711)"."""
     tid = f" ({seen.thread.tid})" if is_known(seen.thread.tid) else ""
     return f"thread {seen.thread.name}{tid}"
@@ -99,14 +99,14 @@ def give_patience(blame: Blame, patience: Patience) -> Blame:
     return replace(blame, patience=max(blame.patience, patience, key=list(Patience).index))
 
 
-def find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
+def find_camps(waiting: Sequence[ThreadSeen]) -> list[list[ThreadSeen]]:
     """Return the ranks that wait by the place where they do, the largest group first."""
     places = dict.fromkeys(seen.doing.text for seen in waiting)
     camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
     return sorted(camps, key=len, reverse=True)
 
 
-def say_camps(waiting: Sequence[Seen]) -> str:
+def say_camps(waiting: Sequence[ThreadSeen]) -> str:
     """Say which ranks wait at which place."""
     return ", ".join(
         f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in find_camps(waiting)
@@ -114,7 +114,13 @@ def say_camps(waiting: Sequence[Seen]) -> str:
 
 
 def blame_thread(
-    seen: Seen, stance: Stance, name: str, picture: Picture, *, polls: bool = False, circles: bool = False
+    seen: ThreadSeen,
+    stance: Stance,
+    name: str,
+    picture: Picture,
+    *,
+    polls: bool = False,
+    circles: bool = False,
 ) -> Blame | str:
     """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
 
@@ -128,7 +134,7 @@ def blame_thread(
         holders = _find_lock_holders(seen, picture)
         told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
         return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
-    if stance is Stance.LOCK and seen.doing.wait is Wait.QUEUE:
+    if stance is Stance.LOCK and seen.doing.wait is StackWait.QUEUE:
         feeders = _find_holders(seen, picture)
         told = _say_feeders(feeders, "nothing comes" if _GET in seen.doing.text else "it does not end")
         return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
@@ -146,7 +152,7 @@ def blame_thread(
     return Blame("no-progress", seen, text, Patience.NAPS, needs=needs)
 
 
-def needs_of_io(seen: Seen) -> frozenset[Need]:
+def needs_of_io(seen: ThreadSeen) -> frozenset[Need]:
     """Return what a read or write that does not return waits for: a peer, another process, or a file."""
     target, words = seen.thread.waits_on, seen.thread.waits_for
     others = target.others if is_known(target) else target
@@ -173,7 +179,7 @@ def needs_of_words(words: str) -> frozenset[Need]:
     return frozenset((Need.PROCESS_WAIT if "pipe" in words else Need.BLOCKED_READ,))
 
 
-def _find_lock_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+def _find_lock_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
     """Return the main threads of those processes of the job that hold the lock of a file."""
     target = seen.thread.waits_on
     if not is_known(target) or not is_known(target.others):
@@ -182,7 +188,7 @@ def _find_lock_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
     return tuple(main for main in mains if main is not None)
 
 
-def _say_feeders(feeders: Sequence[Seen], verb: str) -> str:
+def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:
     """Say who might put something into a queue: "; nothing comes: thread prefetch (7) is in ..."."""
     if not feeders:
         return f"; {verb}, and no other thread of it stands in the program"
@@ -190,7 +196,7 @@ def _say_feeders(feeders: Sequence[Seen], verb: str) -> str:
     return f"; {verb}: {name_thread(first)} {say_place(first)}"
 
 
-def _queue_needs(seen: Seen) -> frozenset[Need]:
+def _queue_needs(seen: ThreadSeen) -> frozenset[Need]:
     """Return what a wait in the standard library is for: what feeds it, its lock, or a process."""
     told = ((_GET, Need.QUEUE_WAIT), ("semaphore", Need.LOCK_WAIT))
     found = next((need for word, need in told if word in seen.doing.text), None)
@@ -199,7 +205,7 @@ def _queue_needs(seen: Seen) -> frozenset[Need]:
     return frozenset((found,)) if found is not None else frozenset()
 
 
-def gets_something(seen: Seen, picture: Picture) -> bool:
+def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether the process of a thread read, wrote or made memory while it was looked at."""
     toll = picture.tolls.get(seen.thread.pid)
     return toll is not None and (
@@ -207,7 +213,7 @@ def gets_something(seen: Seen, picture: Picture) -> bool:
     )
 
 
-def _weigh_run(seen: Seen, picture: Picture, *, polls: bool, circles: bool) -> Patience:
+def _weigh_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: bool) -> Patience:
     """Say how long a thread that runs may go on: at work longer than in a loop without end.
 
     At work are those that get something from the kernel, and those that load data, in a worker or in the
@@ -222,12 +228,12 @@ def _weigh_run(seen: Seen, picture: Picture, *, polls: bool, circles: bool) -> P
     return Patience.WORKS if loads else Patience.LOOPS
 
 
-def _lock_needs(seen: Seen) -> frozenset[Need]:
+def _lock_needs(seen: ThreadSeen) -> frozenset[Need]:
     workers = frozenset((Need.WORKERS_PRESENT,)) if seen.thread.role is Role.WORKER else frozenset[Need]()
     return workers | {Need.LOCK_WAIT}
 
 
-def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
     """Return the threads that may hold what ``seen`` waits for: the one that is known, else those at rest."""
     others = [
         one
@@ -243,7 +249,7 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
     at_rest = [
         one
         for one in others
-        if one.doing.wait is not Wait.WORK
+        if one.doing.wait is not StackWait.WORK
         and one.thread.kind is ThreadKind.OTHER
         and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
     ]
@@ -251,7 +257,7 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
     return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in PATIENT)[:3])
 
 
-def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
+def _say_holders(seen: ThreadSeen, holders: Sequence[ThreadSeen]) -> str:
     target = seen.thread.waits_on
     if is_known(target) and is_known(target.others) and target.others:
         return "".join(f"; that thread {say_place(one)}" for one in holders)
@@ -261,7 +267,7 @@ def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
     return "; who holds it cannot be seen: no other thread stands in the program"
 
 
-def blame_gil(seen: Seen, picture: Picture) -> Blame:
+def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:
     """Say who holds the interpreter's lock and does not run Python: a library that kept it."""
     holder = find_gil_holder(seen, picture) or seen
     name = name_rank(seen.thread) if seen.thread.role is Role.RANK else name_process(seen.thread)
@@ -277,7 +283,7 @@ def blame_gil(seen: Seen, picture: Picture) -> Blame:
     return Blame("lock", holder, text, needs=needs, also=(seen,))
 
 
-def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
+def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
     """Say which thread keeps a program whose main thread has finished."""
     name = name_rank(seen.thread)
     left = [
@@ -309,21 +315,21 @@ def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
     return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *ordered[1:3]))
 
 
-def _blame_unseen_end(seen: Seen) -> Blame:
+def _blame_unseen_end(seen: ThreadSeen) -> Blame:
     text = f"{name_rank(seen.thread)} has finished and waits for threads that were not seen"
     return Blame("lock", seen, text, Patience.NAPS)
 
 
-def _is_daemon(seen: Seen) -> bool:
+def _is_daemon(seen: ThreadSeen) -> bool:
     """Tell whether a thread is of a library that starts only such threads as Python does not wait for."""
     frames = known_or(seen.sighting.frames, ())
     return any(package_of(one.file) in _DAEMONS for one in frames) and not any(map(is_users, frames))
 
 
-def _order_left(seen: Seen, tids: Collection[int]) -> tuple[bool, bool, bool]:
+def _order_left(seen: ThreadSeen, tids: Collection[int]) -> tuple[bool, bool, bool]:
     """Put first the thread that the interpreter is known to wait for, then those that run the program."""
     frames = known_or(seen.sighting.frames, ())
-    return seen.thread.tid not in tids, seen.doing.wait is Wait.WORK, not any(map(is_users, frames))
+    return seen.thread.tid not in tids, seen.doing.wait is StackWait.WORK, not any(map(is_users, frames))
 
 
 def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:

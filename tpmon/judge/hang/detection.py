@@ -7,8 +7,8 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.judge.dumps.describe import Wait
-from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import Once, RankScene, Scene
 from tpmon.judge.features.standstill import (
     are_ranks_unmoved,
@@ -36,7 +36,7 @@ from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
 from tpmon.judge.stacks.classify import is_users, name_line, plain_name
 from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, SLEEP, Picture, came_late
-from tpmon.judge.watch.tracker import Watch, age_ns, log_age_s
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -77,7 +77,7 @@ _COMPUTES = (Patience.WORKS, Patience.FLOWS)
 _MEANT = (Patience.AWAY, Patience.MEANT)
 
 
-def need_s(watch: Watch, patience: Patience) -> float:
+def need_s(watch: WatchedTime, patience: Patience) -> float:
     """Return how long nothing may move in a state of this kind."""
     least = watch.hang_after_s
     if patience is Patience.SURE:
@@ -97,7 +97,7 @@ def need_s(watch: Watch, patience: Patience) -> float:
     return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
 
 
-def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
+def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
     """Return the looks that are worth reading now, not applicable where none are."""
     frame = scene.frame
     if not watch.may_ask or not scene.ranks or frame.target.state is not TargetState.RUNNING:
@@ -180,7 +180,7 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
 
 def _waits_with_others(blame: Blame) -> bool:
     """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
-    return blame.is_of_all or blame.seen.doing.wait is Wait.RANKS
+    return blame.is_of_all or blame.seen.doing.wait is StackWait.RANKS
 
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
@@ -332,7 +332,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     return tuple(rows)
 
 
-def _show(seen: Seen, picture: Picture, age_s: float) -> Evidence:
+def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> Evidence:
     """Show one thread: who, its innermost lines of the program, what it waits for."""
     main = seen.thread.tid == seen.thread.pid
     tail = "" if main else f", {name_thread(seen)}"

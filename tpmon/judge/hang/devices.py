@@ -22,7 +22,7 @@ from tpmon.judge.dumps.collective_words import (
     write_report,
 )
 from tpmon.judge.dumps.collectives import DEFAULT_TIMEOUTS_S
-from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.card_use import MEDIUM_POWER, full_power_ratio, judge_hollow
 from tpmon.judge.features.cards import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of, is_sliced
 from tpmon.judge.features.comms import nic_bytes_s
@@ -49,13 +49,13 @@ _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
 
 
-def may_card_spin(seen: Seen, scene: Scene) -> bool:
+def may_card_spin(seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether a card of a rank is busy, with whatever, or may be: also one that cannot be seen."""
     cards = cards_of(seen.thread.pid, scene.gpus)
     return not cards or any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
 
-def say_card_works(seen: Seen, scene: Scene) -> str:
+def say_card_works(seen: ThreadSeen, scene: Scene) -> str:
     """Say that a card of a rank works, or may, "" where all of them are known not to."""
     for card in cards_of(seen.thread.pid, scene.gpus):
         state = _say_state(card, scene)
@@ -110,7 +110,7 @@ def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
     return is_network_busy(scene, picture) or not is_known(card.link_bytes_s)
 
 
-def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
+def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     """Say that a rank waits for its card. Where that works it may be in a kernel that does not end.
 
     A collective over a slow network is as hollow as a kernel that does not end; the bytes tell them apart.
@@ -147,7 +147,7 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     )
 
 
-def blame_unseen_card(seen: Seen, picture: Picture) -> Blame | None:
+def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
     """Say that a rank may wait for its card where that cannot be read; None where it does something else.
 
     A card of AMD, or of another container: NCCL's threads tell that there is one. A host that waits for its
@@ -163,7 +163,7 @@ def blame_unseen_card(seen: Seen, picture: Picture) -> Blame | None:
     return Blame("gpu-wait", seen, text, Patience.WORKS, needs=frozenset((Need.GPU_WAIT,)))
 
 
-def _computes(seen: Seen, picture: Picture) -> bool:
+def _computes(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a rank is at work itself: torch waits for the card without the interpreter's lock."""
     trait = picture.trait_of(seen)
     if trait is not None and trait.gil_ratio > 0:

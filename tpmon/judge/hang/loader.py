@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.dumps.outlier import Seen, is_pinning
+from tpmon.judge.dumps.outlier import ThreadSeen, is_pinning
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hang.activity import find_beside, weigh_beside
 from tpmon.judge.hang.causes import (
@@ -37,7 +37,7 @@ _RESULTS = ("queue.get", "pool result", "future.result")
 """Waits for what another process of Python hands over."""
 
 
-def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str, scene: Scene) -> Blame:
+def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: Scene) -> Blame:
     name, dead = name_rank(seen.thread), tell_ends(dead, scene)
     pids = ", ".join(f"{one.pid}: {one.how}" for one in dead)
     many = len(dead) > 1
@@ -52,13 +52,13 @@ def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str, scene: Scene) 
     return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)), dead=tuple(dead))
 
 
-def _waits_for_another(seen: Seen, dead: Sequence[DeadChild]) -> bool:
+def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
     """Tell whether what a rank waits for by number is none of the dead processes: it lives."""
     awaited = _find_awaited(seen)
     return bool(awaited) and awaited.isdisjoint(one.pid for one in dead)
 
 
-def _find_awaited(seen: Seen) -> set[int]:
+def _find_awaited(seen: ThreadSeen) -> set[int]:
     """Return the processes whose end a thread waits for, where its call names them."""
     target = seen.thread.waits_on
     if not is_known(target) or target.call not in CHILD_WAITS or not is_known(target.others):
@@ -67,7 +67,7 @@ def _find_awaited(seen: Seen) -> set[int]:
 
 
 def _blame_workers(
-    seen: Seen, workers: Sequence[Seen], scene: Scene, picture: Picture, what: str = _BATCH
+    seen: ThreadSeen, workers: Sequence[ThreadSeen], scene: Scene, picture: Picture, what: str = _BATCH
 ) -> Blame | str | None:
     """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
     name = name_rank(seen.thread)
@@ -97,7 +97,7 @@ def _blame_workers(
     return moving or (pick_blame(told) if told else None)
 
 
-def _blame_worker(worker: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_worker(worker: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one process that is not idle. One that moves may try the same again without end."""
     who = f"{name_process(worker.thread)} ({worker.thread.pid})"
     if stance is Stance.MOVES:
@@ -112,13 +112,13 @@ def _blame_worker(worker: Seen, stance: Stance, scene: Scene, picture: Picture) 
     return give_patience(blame, Patience.WORKS) if isinstance(blame, Blame) and asks else blame
 
 
-def _is_torch_loader(seen: Seen) -> bool:
+def _is_torch_loader(seen: ThreadSeen) -> bool:
     """Tell whether a rank waits in torch's DataLoader: others have threads or actors, and no workers."""
     frames = seen.sighting.frames
     return is_known(frames) and Need.TORCH_LOADER in read_stack(frames).needs
 
 
-def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether a dead child may have been a loader worker, and not a program that the rank started."""
     if dead.name.startswith(WORKER_NAME):
         return True
@@ -133,7 +133,7 @@ def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
     return rank is not None and dead.name == rank.name
 
 
-def _may_answer(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether a dead child may be what a rank waits for: into a queue or a pool only Python puts."""
     if all(word not in seen.doing.text for word in _RESULTS):
         return True
@@ -141,13 +141,13 @@ def _may_answer(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
     return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
 
 
-def _is_loaders(seen: Seen) -> bool:
+def _is_loaders(seen: ThreadSeen) -> bool:
     """Tell whether a process is a worker of torch's DataLoader by its stack."""
     frames = seen.sighting.frames
     return is_known(frames) and any(one.file.endswith(_WORKER_LOOP) for one in frames)
 
 
-def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
+def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
     """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
     workers = picture.scene.workers_of(seen)
@@ -181,7 +181,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     )
 
 
-def _blame_pin(seen: Seen, pin: Seen, picture: Picture) -> Blame | str:
+def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | str:
     """Say what keeps the thread that puts batches into pinned memory, through which all of them go."""
     stance = find_stance(pin, picture)
     who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
@@ -193,7 +193,7 @@ def _blame_pin(seen: Seen, pin: Seen, picture: Picture) -> Blame | str:
     return blame if isinstance(blame, str) else replace(blame, also=(seen, *blame.also))
 
 
-def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
+def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say the same of processes that the program started itself; None where it started none."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
     dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen, scene)]
@@ -234,7 +234,7 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     return Blame("lost-batch", seen, text, also=tuple(children[:4]))
 
 
-def blame_other_end(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
+def blame_other_end(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say what keeps the process that has the other end of what a rank waits on; None where none is known."""
     target = seen.thread.waits_on
     if not is_known(target) or not is_known(target.others):

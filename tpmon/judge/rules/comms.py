@@ -12,7 +12,7 @@ from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_fi
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
     NIC_SOURCE,
-    Wait,
+    RankWait,
     cards_unread,
     find_exchange,
     find_traffic,
@@ -105,13 +105,13 @@ def _say_doing(rank: RankScene) -> str:
     return "runs"
 
 
-def _sources(waits: Sequence[Wait]) -> frozenset[str]:
+def _sources(waits: Sequence[RankWait]) -> frozenset[str]:
     """Return what tells of every wait: two ranks told by one source each are not told by two."""
     common = frozenset.intersection(*(wait.sources for wait in waits))
     return common or waits[0].sources
 
 
-def _say_sources(wait: Wait) -> str:
+def _say_sources(wait: RankWait) -> str:
     return " and ".join(sorted(wait.sources))
 
 
@@ -139,7 +139,7 @@ def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
     return own / typical if typical > 0 else Missing("the others took no CPU time")
 
 
-def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
+def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None:
     late, others = waits[0], waits[1:]
     if not others:
         return None
@@ -284,7 +284,7 @@ def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
     return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
-def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
+def _all_wait(scene: Scene, cause: str) -> tuple[list[RankWait], float] | Answer:
     """Return the waits when even the least waiting rank waits long, else why that is no cause."""
     alone = _answer_alone(scene)
     if alone is not None:
@@ -300,7 +300,7 @@ def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
     return waits, least
 
 
-def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) -> Suspicion:
+def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: str) -> Suspicion:
     least = waits[0].ratio
     age = scene.frame.ages_s.stacks
     return Suspicion(

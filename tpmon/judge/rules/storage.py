@@ -55,7 +55,7 @@ _POLLS = ("poll",)
 _NETWORK_FILES = ("FUSE", "NFS", "Ceph", "Lustre")
 
 
-class Store(Enum):
+class StoreReading(Enum):
     """Name what reads wait for."""
 
     BYTES = "storage-bandwidth"
@@ -118,20 +118,20 @@ def _name_server(found: Starved, scene: Scene) -> str:
     return f"{_LOCAL[0]}; {server.label} {server.pid} wants {demand:.1f} CPUs"
 
 
-def _size_up(reads: Reads) -> Known[Store]:
+def _size_up(reads: Reads) -> Known[StoreReading]:
     """Tell waiting for bytes from waiting for answers; Missing when the reads do not decide."""
     size, rate = reads.mean_bytes, reads.bytes_s
     if not is_known(rate):
         return rate
     if rate >= FAST_BYTES_S:
-        return Store.BYTES
+        return StoreReading.BYTES
     if not is_known(size):
         return size
     if size <= SMALL_READ_BYTES:
-        return Store.ANSWERS
+        return StoreReading.ANSWERS
     if size >= LARGE_READ_BYTES:
-        return Store.BYTES
-    return Store.BYTES if rate >= SOME_BYTES_S else Store.ANSWERS
+        return StoreReading.BYTES
+    return StoreReading.BYTES if rate >= SOME_BYTES_S else StoreReading.ANSWERS
 
 
 def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
@@ -139,22 +139,22 @@ def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
     return is_opening(scene) and known_or(reads.bytes_s, 0.0) < FAST_BYTES_S
 
 
-def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[Store]:
+def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[StoreReading]:
     """Say what the reads wait for; opens and look-ups count as answers, however large the few reads are.
 
     A network file system with small reads is slow by their number, with large and fast ones by its
     bytes; one that is neither is slow because it is far away.
     """
     if _is_network(found, scene):
-        return Store.NETWORK
+        return StoreReading.NETWORK
     if _tell_by_opens(scene, reads):
-        return Store.ANSWERS
+        return StoreReading.ANSWERS
     store = _size_up(reads)
     if mean_wait(found.workers, _NETWORK_FILES) < BLOCKED_WORKER:
         return store
     slow = is_known(reads.bytes_s) and reads.bytes_s < SOME_BYTES_S
-    if not is_known(store) or (slow and store is Store.BYTES):
-        return Store.NETWORK
+    if not is_known(store) or (slow and store is StoreReading.BYTES):
+        return StoreReading.NETWORK
     return store
 
 
@@ -164,12 +164,12 @@ def _network_load(found: Starved, scene: Scene) -> bool:
     return load is Load.READ or (load is Load.OTHER_WAIT and _is_network(found, scene))
 
 
-def _observed(found: Starved, scene: Scene, store: Store, reads: Reads) -> frozenset[Need]:
+def _observed(found: Starved, scene: Scene, store: StoreReading, reads: Reads) -> frozenset[Need]:
     seen = {Need.WORKERS_IO_WAIT}
-    if store is Store.NETWORK or mean_wait(found.workers, _NETWORK_FILES) >= BLOCKED_WORKER:
+    if store is StoreReading.NETWORK or mean_wait(found.workers, _NETWORK_FILES) >= BLOCKED_WORKER:
         seen.add(Need.NETWORK_WAIT)
     small = is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES
-    if (small and store is not Store.BYTES) or _tell_by_opens(scene, reads):
+    if (small and store is not StoreReading.BYTES) or _tell_by_opens(scene, reads):
         seen.add(Need.SMALL_READS)
     return frozenset(seen)
 
@@ -196,25 +196,25 @@ def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence
 
 
 _WHY = {
-    Store.BYTES: "its workers wait for bytes from the storage ({rate})",
-    Store.ANSWERS: "its workers wait for many small or slow reads ({size} each)",
-    Store.NETWORK: "its workers wait for a store behind the network ({waits})",
+    StoreReading.BYTES: "its workers wait for bytes from the storage ({rate})",
+    StoreReading.ANSWERS: "its workers wait for many small or slow reads ({size} each)",
+    StoreReading.NETWORK: "its workers wait for a store behind the network ({waits})",
 }
 
 
-def _margin(store: Store, reads: Reads, found: Starved, scene: Scene) -> float:
+def _margin(store: StoreReading, reads: Reads, found: Starved, scene: Scene) -> float:
     """Return how far the deciding figure is past its threshold; for sockets it is the wait itself."""
     blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
-    if store is Store.ANSWERS and _tell_by_opens(scene, reads):
+    if store is StoreReading.ANSWERS and _tell_by_opens(scene, reads):
         return min(blocked, known_or(find_open_share(scene), OPENS_RATIO) / OPENS_RATIO)
-    if store is Store.NETWORK or not is_known(reads.mean_bytes):
+    if store is StoreReading.NETWORK or not is_known(reads.mean_bytes):
         return blocked
-    if store is Store.ANSWERS:
+    if store is StoreReading.ANSWERS:
         return min(blocked, LARGE_READ_BYTES / max(reads.mean_bytes, 1.0))
     return min(blocked, max(reads.mean_bytes / SMALL_READ_BYTES, known_or(reads.bytes_s, 0.0) / FAST_BYTES_S))
 
 
-def _judge_store(scene: Scene, wanted: Store, name: str) -> Answer:
+def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
@@ -237,7 +237,7 @@ def _judge_store(scene: Scene, wanted: Store, name: str) -> Answer:
         return Unsure(f"whether bytes or answers of the storage are slow ({store.reason})")
     if store is not wanted:
         return Cleared(f"{name} (reads of {_size_text(reads)})")
-    opens = store is Store.ANSWERS and _tell_by_opens(scene, reads)
+    opens = store is StoreReading.ANSWERS and _tell_by_opens(scene, reads)
     why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
     if opens:
         why = f"its workers wait in open and stat, {_opens_text(scene)} of their work: many small files"
@@ -270,17 +270,17 @@ def _rate_text(reads: Reads) -> str:
 
 def judge_storage_bandwidth(scene: Scene) -> Answer:
     """Suspect the bandwidth of the storage when workers wait in large or fast reads."""
-    return _judge_store(scene, Store.BYTES, "storage bandwidth")
+    return _judge_store(scene, StoreReading.BYTES, "storage bandwidth")
 
 
 def judge_storage_latency(scene: Scene) -> Answer:
     """Suspect the latency of the storage, or many small files, when workers wait in small reads."""
-    return _judge_store(scene, Store.ANSWERS, "storage latency")
+    return _judge_store(scene, StoreReading.ANSWERS, "storage latency")
 
 
 def judge_network_store(scene: Scene) -> Answer:
     """Suspect the way to a distant store when workers wait on sockets or a slow network file system."""
-    return _judge_store(scene, Store.NETWORK, "network store")
+    return _judge_store(scene, StoreReading.NETWORK, "network store")
 
 
 def judge_page_cache_thrash(scene: Scene) -> Answer:

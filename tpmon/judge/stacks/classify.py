@@ -244,7 +244,7 @@ EVENT_LOOP = "event loop"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StackReading:
     """Say what one stack does; ``place`` is equal for stacks in the same line of the same phase."""
 
     phase: Phase
@@ -519,10 +519,10 @@ def _needs_of(region: _Region) -> frozenset[Need]:
     return frozenset(own) if region.phase is Phase.IMPORT else frozenset(own | (region.needs - _OF_PHASES))
 
 
-def read_stack(frames: Sequence[StackFrame]) -> Reading:
+def read_stack(frames: Sequence[StackFrame]) -> StackReading:
     """Read one stack, outermost frame first: phase, place in words, and what it proves."""
     if not frames:
-        return Reading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
+        return StackReading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
     region = _walk(frames)
     index = _users_frame(frames, region)
     frame = frames[index]
@@ -538,4 +538,4 @@ def read_stack(frames: Sequence[StackFrame]) -> Reading:
     else:
         where = f"{word} {name_line(frame)}"
     place = (region.phase.value, frame.file, frame.line)
-    return Reading(region.phase, region.part, where, place, _needs_of(region), region.by_name)
+    return StackReading(region.phase, region.part, where, place, _needs_of(region), region.by_name)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.classify import (
-    Reading,
+    StackReading,
     calls_out,
     classify,
     is_users,
@@ -162,7 +162,7 @@ _SAVES = re.compile(r"(?:^|[^a-z])(?:ckpts?|checkpoints?|checkpointer|snapshots?
 """In the name of a thread or a function: "async_ckpt_0" is one, "checkpointing" of activations none."""
 
 
-def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> list[Reading]:
+def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> list[StackReading]:
     """Read the stacks of a main thread as ``read_stack`` does, with an eye on the threads ``beside`` it.
 
     A wait for a future is one for the checkpoint where another thread writes one for half of that wait.
@@ -180,7 +180,7 @@ def read_beside(stacks: Sequence[StackCount], beside: Iterable[StackCount]) -> l
     return readings
 
 
-def _as_checkpoint(reading: Reading) -> Reading:
+def _as_checkpoint(reading: StackReading) -> StackReading:
     name = Phase.CHECKPOINT.value
     place = (name, *reading.place[1:])
     return replace(reading, phase=Phase.CHECKPOINT, where=f"{name}: {reading.where}", place=place)

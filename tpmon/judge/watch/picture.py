@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
-from tpmon.judge.dumps.describe import Wait
+from tpmon.judge.dumps.describe import StackWait
 from tpmon.judge.dumps.fold_looks import RESTS_RATIO, join_looks, looks_of_round
-from tpmon.judge.dumps.outlier import Scene, Seen, see_threads, set_scene
+from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.stacks.classify import is_library, is_native, is_users, last_name
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, Motion, ThreadLook, WaitKind
@@ -63,8 +63,8 @@ class Picture:
     first_ns: int
     last_ns: int
     looks: int
-    scene: Scene
-    threads: tuple[Seen, ...]
+    scene: DumpScene
+    threads: tuple[ThreadSeen, ...]
     traits: Mapping[tuple[int, int], Trait]
     errors: tuple[DumpError, ...]
     dead: tuple[DeadChild, ...] = ()
@@ -75,27 +75,27 @@ class Picture:
         """Return the time from the first look to the last."""
         return (self.last_ns - self.first_ns) / 1e9
 
-    def threads_of(self, pid: int) -> tuple[Seen, ...]:
+    def threads_of(self, pid: int) -> tuple[ThreadSeen, ...]:
         """Return the threads of one process."""
         return tuple(one for one in self.threads if one.thread.pid == pid)
 
-    def main_of(self, pid: int) -> Seen | None:
+    def main_of(self, pid: int) -> ThreadSeen | None:
         """Return the main thread of one process."""
         return next((one for one in self.threads_of(pid) if one.thread.kind is ThreadKind.MAIN), None)
 
-    def trait_of(self, seen: Seen) -> Trait | None:
+    def trait_of(self, seen: ThreadSeen) -> Trait | None:
         """Return what the looks together tell of a thread; None where it was not in all of them."""
         tid = seen.thread.tid
         return self.traits.get((seen.thread.pid, tid)) if is_known(tid) else None
 
-    def rests(self, seen: Seen) -> bool:
+    def rests(self, seen: ThreadSeen) -> bool:
         """Tell whether a thread hardly ran: a wait with a time-out wakes up, and goes on."""
         trait = self.trait_of(seen)
         if trait is None:
             return seen.thread.state not in ("R", "?")
         return trait.used_s <= RESTS_RATIO * self.seconds and not trait.ready
 
-    def goes_round(self, seen: Seen) -> bool:
+    def goes_round(self, seen: ThreadSeen) -> bool:
         """Tell whether a thread runs in one function alone, and is no long call of a C library.
 
         Those of torch and numpy let other threads have the interpreter meanwhile.
@@ -252,12 +252,12 @@ class Stance(Enum):
     UNREAD = "not known"
 
 
-def is_running(seen: Seen, picture: Picture) -> bool:
+def is_running(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a thread ran, or wanted to, all the time between the looks."""
     return seen.thread.state == "R" and not picture.rests(seen)
 
 
-def find_gil_holder(seen: Seen, picture: Picture) -> Seen | None:
+def find_gil_holder(seen: ThreadSeen, picture: Picture) -> ThreadSeen | None:
     """Return the thread of the same process that held the interpreter's lock in every look."""
     return next(
         (
@@ -269,7 +269,7 @@ def find_gil_holder(seen: Seen, picture: Picture) -> Seen | None:
     )
 
 
-def waits_for_gil(seen: Seen, picture: Picture) -> bool:
+def waits_for_gil(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a thread cannot go on because the interpreter's lock is held in C code, by it or another.
 
     Who waits for that lock wakes up 200 times a second, which is no movement.
@@ -284,23 +284,23 @@ def waits_for_gil(seen: Seen, picture: Picture) -> bool:
     return ticks and (_waits(seen, _TIMED_LOCK) or seen.thread.state == "R")
 
 
-def _waits(seen: Seen, *words: str) -> bool:
+def _waits(seen: ThreadSeen, *words: str) -> bool:
     waits = seen.thread.waits_for
     return is_known(waits) and any(word in waits for word in words)
 
 
-def sleeps(seen: Seen) -> bool:
+def sleeps(seen: ThreadSeen) -> bool:
     """Tell whether a thread sleeps for a time that it chose itself."""
     return _waits(seen, SLEEP)
 
 
-def _reads_input(seen: Seen) -> bool:
+def _reads_input(seen: ThreadSeen) -> bool:
     target = seen.thread.waits_on
     fd = is_known(target) and target.fd == 0
     return fd or _waits(seen, *_INPUT) or seen.doing.phase is Phase.INPUT
 
 
-def find_stance(seen: Seen, picture: Picture) -> Stance:
+def find_stance(seen: ThreadSeen, picture: Picture) -> Stance:
     """Say what keeps a thread; ``picture`` tells whether it ran and who holds the interpreter's lock."""
     if seen.is_stopped:
         return Stance.STOPPED
@@ -317,10 +317,10 @@ def find_stance(seen: Seen, picture: Picture) -> Stance:
     if has_no_task(seen, picture):
         return Stance.NO_TASK
     by_place = {
-        Wait.RANKS: Stance.RANKS,
-        Wait.BATCH: Stance.BATCH,
-        Wait.WORK: Stance.WORK,
-        Wait.DEVICE: Stance.DEVICE,
+        StackWait.RANKS: Stance.RANKS,
+        StackWait.BATCH: Stance.BATCH,
+        StackWait.WORK: Stance.WORK,
+        StackWait.DEVICE: Stance.DEVICE,
     }
     if seen.doing.wait in by_place:
         return by_place[seen.doing.wait]
@@ -329,7 +329,7 @@ def find_stance(seen: Seen, picture: Picture) -> Stance:
     return _find_rest(seen)
 
 
-def _find_rest(seen: Seen) -> Stance:
+def _find_rest(seen: ThreadSeen) -> Stance:
     """Say what keeps a thread that rests at a place that does not tell."""
     target = seen.thread.waits_on
     if _EXIT in seen.doing.text:
@@ -347,7 +347,7 @@ def _find_rest(seen: Seen) -> Stance:
     return Stance.LOCK if _waits(seen, _LOCK) else Stance.TIMED
 
 
-def has_no_task(seen: Seen, picture: Picture) -> bool:
+def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a process is an actor of ray that nobody has asked for anything: its driver may work."""
     frames = [one for one in known_or(seen.sighting.frames, ()) if not is_native(one.file)]
     if not frames or not picture.rests(seen) or last_name(frames[-1].function) != "main_loop":
@@ -357,7 +357,7 @@ def has_no_task(seen: Seen, picture: Picture) -> bool:
     return frames[-1].file.endswith(_RAY_LOOP) and not busy
 
 
-def is_idle(seen: Seen, picture: Picture) -> bool:
+def is_idle(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a worker or a process of a pool has nothing to do."""
     stance = find_stance(seen, picture)
     if stance in (Stance.WORK, Stance.BATCH):

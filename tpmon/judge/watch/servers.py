@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tpmon.judge.dumps.describe import own_frames
-from tpmon.judge.dumps.outlier import Seen
+from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.stacks.classify import (
     is_at,
     is_event_loop,
@@ -61,7 +61,7 @@ _STORES = re.compile(
 _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
 
 
-def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None:
+def find_server(frame: Frame, picture: Picture, *, trained: bool) -> ThreadSeen | None:
     """Return the main thread of a process that waits for requests; None where it may be a training.
 
     ``trained``: the process was seen in a step before.
@@ -90,7 +90,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
     return seen if any(is_at(one, *_QUEUE) for one in _last_call(frames)) else None
 
 
-def _may_serve(seen: Seen, picture: Picture) -> bool:
+def _may_serve(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
     if find_stance(seen, picture) not in ASKS or not picture.rests(seen):
         return False
@@ -113,7 +113,7 @@ def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
     return is_event_loop(frames) or _has_no_request(frames) or any(loops)
 
 
-def asks_another(seen: Seen) -> bool:
+def asks_another(seen: ThreadSeen) -> bool:
     """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time.
 
     What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
@@ -123,13 +123,13 @@ def asks_another(seen: Seen) -> bool:
     return is_event_loop(frames) or asks_actor(seen) or clients
 
 
-def asks_actor(seen: Seen) -> bool:
+def asks_actor(seen: ThreadSeen) -> bool:
     """Tell whether a thread waits for actors of ray: rollouts, or a whole training, which take any time."""
     path, calls = _RAY_CALLS
     return any(one.file.endswith(f"/{path}") and last_name(one.function) in calls for one in _frames(seen))
 
 
-def asks_here(seen: Seen) -> bool:
+def asks_here(seen: ThreadSeen) -> bool:
     """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
     target = seen.thread.waits_on
     if any(_STORES.search(one.file) for one in _last_call(_frames(seen))) or not is_known(target):
@@ -140,7 +140,7 @@ def asks_here(seen: Seen) -> bool:
     return is_known(others) and any(end.pid != seen.thread.pid for end in others)
 
 
-def _frames(seen: Seen) -> Sequence[StackFrame]:
+def _frames(seen: ThreadSeen) -> Sequence[StackFrame]:
     frames = seen.sighting.frames
     if not is_known(frames):
         return ()

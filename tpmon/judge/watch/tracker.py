@@ -139,7 +139,7 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchedTime:
     """Hold what the hang watch remembers. Times are CLOCK_MONOTONIC ns.
 
     ``asked_s`` is the time that the user gave, None where the run's rhythm decides. ``still_ns`` says
@@ -208,7 +208,7 @@ class Watch:
         return min(max(HANG_AFTER_S, self.rhythm_s), MOST_HANG_AFTER_S)
 
 
-NO_WATCH = Watch()
+NO_WATCH = WatchedTime()
 
 
 def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int) -> RankMemory:
@@ -306,7 +306,7 @@ def log_age_s(frame: Frame) -> float | None:
     return min((one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)), default=None)
 
 
-def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
+def _leave_out_gap(watch: WatchedTime, frame: Frame) -> WatchedTime:
     """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
     gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)
     if not gap_ns:
@@ -327,7 +327,7 @@ def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
     )
 
 
-def _note_stop(watch: Watch, living: Iterable[ProcessSample], now_ns: int) -> Watch:
+def _note_stop(watch: WatchedTime, living: Iterable[ProcessSample], now_ns: int) -> WatchedTime:
     """Note that a rank is stopped: the run does not pause by itself then; a debugger's look ends no pause."""
     if not any(map(is_stopped, living)):
         return replace(watch, stopped_since_ns=0) if watch.stopped_since_ns else watch
@@ -342,7 +342,7 @@ def _note_stop(watch: Watch, living: Iterable[ProcessSample], now_ns: int) -> Wa
     )
 
 
-def observe(watch: Watch, frame: Frame) -> Watch:
+def observe(watch: WatchedTime, frame: Frame) -> WatchedTime:
     """Take one Frame into the memory."""
     now_ns = frame.taken_ns
     watch = _leave_out_gap(watch, frame)
@@ -402,7 +402,7 @@ def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tupl
     return tuple(counts.items())
 
 
-def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
+def _take_rounds(watch: WatchedTime, frame: Frame, moved_ns: int) -> WatchedTime:
     """Take the looks of a Frame, draw a picture of the newest, and drop one from before ``moved_ns``."""
     if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
         kept = [
@@ -420,7 +420,7 @@ def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
     return watch
 
 
-def _take_records(watch: Watch, frame: Frame) -> Watch:
+def _take_records(watch: WatchedTime, frame: Frame) -> WatchedTime:
     """Take what the job recorded of its collectives, and keep it as long as the picture is true."""
     if watch.picture is None:
         return replace(watch, calls=None) if watch.calls is not None else watch

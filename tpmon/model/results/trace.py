@@ -325,7 +325,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class TraceConditions:
     """Hold what must be equal for two traces to be compared.
 
     ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order. ``told``
@@ -363,7 +363,7 @@ class TraceFile:
     memory: MemoryUse
     communication: Applicable[Communication]
     launched_before: int
-    conditions: Conditions
+    conditions: TraceConditions
     verdict: TraceVerdict
     lost: Lost
     products: tuple[ProductRow, ...]
@@ -377,7 +377,7 @@ class TraceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
+class TraceRankRow:
     """Hold one rank beside the others, in milliseconds of the mean step.
 
     ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that are matched: what of
@@ -399,7 +399,7 @@ class RankRow:
 class RankTable:
     """Hold all ranks, the one that waits least first named as the straggler where waits differ."""
 
-    ranks: tuple[RankRow, ...]
+    ranks: tuple[TraceRankRow, ...]
     world_size: Known[int]
     missing: tuple[int, ...]
     straggler: Applicable[int]

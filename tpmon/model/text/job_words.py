@@ -9,7 +9,7 @@ from tpmon.model.gpu import GpuSample, list_silent, list_used, may_be_on
 from tpmon.model.hook import StepPace, StepRule, list_shares
 from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.process import ProcessSample, Role, Setting
+from tpmon.model.process import EnvironmentSetting, ProcessSample, Role
 from tpmon.model.units import count_of, format_pct, format_rate, format_seconds
 
 
@@ -249,7 +249,7 @@ _TAXES = (
 )
 
 
-def list_taxes(settings: Sequence[Setting]) -> tuple[str, ...]:
+def list_taxes(settings: Sequence[EnvironmentSetting]) -> tuple[str, ...]:
     """Name the debug settings of a start environment that slow training, with what they do."""
     values = {setting.name: setting.value for setting in settings}
     parts = values.get("NCCL_DEBUG_SUBSYS", "").strip().lower()

@@ -33,14 +33,16 @@ class Around(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RuntimePlace:
     """Say what is around tpmon, and whether PIDs are its own there: two things, see ``--pid=host``."""
 
     around: Around = Around.HOST
     own_pids: bool = False
 
 
-def parse_place(marks: frozenset[str], manager: str, release: str, *, pods: bool, own_pids: bool) -> Place:
+def parse_place(
+    marks: frozenset[str], manager: str, release: str, *, pods: bool, own_pids: bool
+) -> RuntimePlace:
     """Tell what is around tpmon. Pure.
 
     Args:
@@ -51,19 +53,19 @@ def parse_place(marks: frozenset[str], manager: str, release: str, *, pods: bool
         own_pids: the PID namespace is not the machine's first.
     """
     if _TOOLBOX in marks:
-        return Place(Around.TOOLBOX, own_pids)
+        return RuntimePlace(Around.TOOLBOX, own_pids)
     if marks and not pods:
-        return Place(Around.ENGINE, own_pids)
+        return RuntimePlace(Around.ENGINE, own_pids)
     if manager.startswith("lxc"):
-        return Place(Around.LXC, own_pids)
+        return RuntimePlace(Around.LXC, own_pids)
     if marks or pods:
-        return Place(Around.UNKNOWN, own_pids)
+        return RuntimePlace(Around.UNKNOWN, own_pids)
     if not own_pids:
-        return Place(Around.HOST, own_pids)
-    return Place(Around.WSL if "microsoft" in release.lower() else Around.UNKNOWN, own_pids)
+        return RuntimePlace(Around.HOST, own_pids)
+    return RuntimePlace(Around.WSL if "microsoft" in release.lower() else Around.UNKNOWN, own_pids)
 
 
-def read_place(proc: str = PROC, environment: Mapping[str, str] = os.environ) -> Place:
+def read_place(proc: str = PROC, environment: Mapping[str, str] = os.environ) -> RuntimePlace:
     """Read what is around tpmon."""
     marks = frozenset(filter(os.path.exists, (*_MARKS, _TOOLBOX)))
     manager = environment.get("container") or _read_text(_MANAGER).strip() or _read_manager(proc)

@@ -87,7 +87,7 @@ _PYTHON = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class StatLine:
     """Hold the fields of /proc/PID/stat that tell processes apart.
 
     ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
@@ -158,7 +158,7 @@ def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
         os.close(fd)
 
 
-def parse_stat(data: bytes) -> Stat:
+def parse_stat(data: bytes) -> StatLine:
     """Parse /proc/PID/stat; the name may hold spaces and parentheses.
 
     Raises:
@@ -169,7 +169,7 @@ def parse_stat(data: bytes) -> Stat:
     if len(rest) < 20:
         raise ValueError("short stat line")
     start = data.index(b"(")
-    return Stat(
+    return StatLine(
         pid=int(data[:start]),
         name=parse_name(data[start + 1 : end]),
         state=rest[0].decode(),
@@ -183,7 +183,7 @@ def parse_stat(data: bytes) -> Stat:
     )
 
 
-def read_stat(pid: int, proc: str = PROC) -> Stat:
+def read_stat(pid: int, proc: str = PROC) -> StatLine:
     """Read /proc/PID/stat.
 
     Raises:
@@ -208,7 +208,7 @@ def list_pids(proc: str = PROC) -> list[int]:
     return [int(name) for name in os.listdir(proc) if name.isdigit()]
 
 
-def read_table(proc: str = PROC) -> dict[int, Stat]:
+def read_table(proc: str = PROC) -> dict[int, StatLine]:
     """Read the stat line of every process; those that go meanwhile are left out."""
     read = each_process(list_pids(proc), lambda pid: read_stat(pid, proc))
     return {pid: stat for pid, stat in read.items() if is_known(stat)}

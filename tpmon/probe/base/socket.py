@@ -13,7 +13,7 @@ _CREDENTIALS = struct.Struct("iII")
 _CHUNK = 1 << 16
 
 
-class Talk:
+class Conversation:
     """Hold one conversation; every method raises OSError once its time is over."""
 
     def __init__(self, link: socket.socket, seconds: float) -> None:

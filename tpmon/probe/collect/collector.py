@@ -62,7 +62,7 @@ from tpmon.probe.proc.suspended import HoldReader, are_all_held, leave_out_froze
 from tpmon.probe.records.collectives import CollectivesService
 from tpmon.probe.spy.dump import dumpable
 from tpmon.probe.spy.dump_service import DumpService
-from tpmon.probe.spy.plan import Subject, find_working_worker
+from tpmon.probe.spy.plan import SpySubject, find_working_worker
 from tpmon.probe.spy.sample_service import SampleService
 from tpmon.probe.spy.stacks import StackSampler
 from tpmon.supervisor import supervisors
@@ -309,7 +309,7 @@ class Collector:
         self._loader.watch(self._loader_ranks, now_ns)
         pace = Pace.SETTLED if self._settled else Pace.SHED if self._cost.shedding else Pace.FULL
         self._main_threads.watch(self._named, pace, self._loops.tids())
-        subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
+        subjects = [SpySubject(*one) for one in self._named] + find_working_worker(processes)
         self._stacks.watch(subjects, pace)
         self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings}, pace)
 

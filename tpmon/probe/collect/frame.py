@@ -10,7 +10,7 @@ from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadKind
+from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.collect.processes import Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
@@ -280,7 +280,7 @@ def make_memory(
     )
 
 
-def first_environment(processes: Sequence[ProcessSample]) -> tuple[Setting, ...]:
+def first_environment(processes: Sequence[ProcessSample]) -> tuple[EnvironmentSetting, ...]:
     """Return the settings that the first rank was started with; none where they could not be read."""
     first = next((one for one in processes if one.role is Role.RANK), None)
     return known_or(first.environment, ()) if first is not None else ()

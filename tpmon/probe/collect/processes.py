@@ -54,7 +54,7 @@ _HIDDEN = Missing("the kernel does not say (wchan is 0)")
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ProcessRates:
     """Hold per-second differences of one process over its last interval."""
 
     cpu_pct: Known[float]
@@ -72,7 +72,7 @@ class ProcessReading:
     """Hold what one tick told of one process."""
 
     stat: Stat
-    rates: Rates
+    rates: ProcessRates
     threads: ThreadReading
     wchan: Known[str]
     syscall: Known[str]
@@ -84,7 +84,7 @@ class ProcessReading:
     allowed_cpus: Known[str] = Missing("not read")
 
 
-_QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_QUIET = ProcessRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def rate(new: float, old: float, elapsed_s: float) -> float:
@@ -92,10 +92,10 @@ def rate(new: float, old: float, elapsed_s: float) -> float:
     return max(0.0, new - old) / elapsed_s
 
 
-def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> Rates:
+def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> ProcessRates:
     """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
     if old is None or new[2] <= old[2]:
-        return Rates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
+        return ProcessRates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
     elapsed_s = (new[2] - old[2]) / 1e9
     stat, io, _ = new
     old_stat, old_io, _ = old
@@ -112,7 +112,7 @@ def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Know
             return _REAPED
         return rate(read(io), read(old_io), elapsed_s)
 
-    return Rates(
+    return ProcessRates(
         cpu_pct=100.0 * rate(stat.cpu_s, old_stat.cpu_s, elapsed_s),
         minor_faults_s=rate(stat.minor_faults, old_stat.minor_faults, elapsed_s),
         major_faults_s=rate(stat.major_faults, old_stat.major_faults, elapsed_s),

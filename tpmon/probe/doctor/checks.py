@@ -48,7 +48,7 @@ from tpmon.probe.doctor.rules import (
 from tpmon.probe.host.machine import try_log
 from tpmon.probe.job.job import Job, Member, user_name
 from tpmon.probe.proc.access import parse_capability
-from tpmon.probe.spy.child import Outcome, SpyChild, find_spy, install_spy
+from tpmon.probe.spy.child import SpyChild, SpyOutcome, find_spy, install_spy
 
 SPY_S = 5.0
 _OLDEST_SPY = (0, 4)
@@ -58,7 +58,7 @@ _TMUX_S = 2.0
 ALLOW_CLIPBOARD = "tmux set-option -s set-clipboard on"
 
 
-def judge_spy(path: Known[str], outcome: Known[Outcome], privileges: str, install: str) -> Check:
+def judge_spy(path: Known[str], outcome: Known[SpyOutcome], privileges: str, install: str) -> Check:
     """Say whether py-spy is there, starts, and is new enough.
 
     ``privileges`` are its file's own, or ""; ``install`` is the command that puts a new one there.
@@ -100,7 +100,7 @@ def read_privileges(path: str) -> str:
 def check_spy(find: Callable[[], Known[str]] = find_spy) -> Check:
     """Find py-spy and have it say its version."""
     path = find()
-    outcome: Known[Outcome] = Missing("not started")
+    outcome: Known[SpyOutcome] = Missing("not started")
     if isinstance(path, Missing):
         return judge_spy(path, outcome, "", install_spy())
     try:

@@ -19,7 +19,7 @@ from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import (
     OUTSIDE_USERS,
-    Standing,
+    AccessStanding,
     call_as_user,
     call_with_capability,
     read_refusal,
@@ -34,7 +34,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProcSource:
     """Name one file of /proc/PID that tpmon reads, what it tells, and how to try it."""
 
     name: CheckName
@@ -66,13 +66,13 @@ def _list(path: str) -> object:
 
 
 SOURCES = (
-    Source("stat", "state, CPU time and threads", True, False, _read_some),
-    Source("io", "bytes read and written", False, False, _read_some),
-    Source("smaps_rollup", "shared and private memory", False, False, _open),
-    Source("environ", "rank, world size and thread settings", True, False, _read_some),
-    Source("fd", "loader queues, log files, cards and what a blocked call waits on", True, False, _list),
-    Source("wchan", "the kernel function that a thread sleeps in", False, False, _read_some),
-    Source("syscall", "the system call that a thread is in", False, True, _read_some),
+    ProcSource("stat", "state, CPU time and threads", True, False, _read_some),
+    ProcSource("io", "bytes read and written", False, False, _read_some),
+    ProcSource("smaps_rollup", "shared and private memory", False, False, _open),
+    ProcSource("environ", "rank, world size and thread settings", True, False, _read_some),
+    ProcSource("fd", "loader queues, log files, cards and what a blocked call waits on", True, False, _list),
+    ProcSource("wchan", "the kernel function that a thread sleeps in", False, False, _read_some),
+    ProcSource("syscall", "the system call that a thread is in", False, True, _read_some),
 )
 
 
@@ -85,7 +85,7 @@ class Trial:
     gone: bool = False
 
 
-def try_source(source: Source, pid: int, proc: str = PROC) -> Trial:
+def try_source(source: ProcSource, pid: int, proc: str = PROC) -> Trial:
     """Read one file of one process the way the probes do."""
     try:
         answer = source.read(f"{proc}/{pid}/{source.name}")
@@ -106,7 +106,9 @@ def _may_read(pid: int, proc: str) -> bool:
     return True
 
 
-def judge_source(source: Source, trials: Sequence[Trial], why_not: Callable[[int], tuple[str, str]]) -> Check:
+def judge_source(
+    source: ProcSource, trials: Sequence[Trial], why_not: Callable[[int], tuple[str, str]]
+) -> Check:
     """Sum the trials of one source up; ``why_not`` says of a PID why and what would change it."""
     alive = [trial for trial in trials if not trial.gone]
     refused = [trial for trial in alive if trial.refusal]
@@ -136,7 +138,7 @@ def _name_refused(refused: Sequence[Trial], tried: int) -> str:
     return f" of {len(refused)} of {tried} processes ({names}{more})"
 
 
-def explain_read(standing: Standing, pid: int) -> tuple[str, str]:
+def explain_read(standing: AccessStanding, pid: int) -> tuple[str, str]:
     """Say why a file that asks for the same user is refused, and what would change it; pure."""
     attach = f"attach {pid}"
     capable = call_with_capability(standing.caller, attach)
@@ -152,7 +154,7 @@ def explain_read(standing: Standing, pid: int) -> tuple[str, str]:
     return "the process has more capabilities than tpmon, or a sandbox forbids it", capable
 
 
-def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:
+def check_source(source: ProcSource, pids: Sequence[int], proc: str = PROC) -> Check:
     """Try one file of every process."""
 
     def why_not(pid: int) -> tuple[str, str]:
@@ -166,7 +168,7 @@ def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check
 
 def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
     """Try process_vm_readv on every process. Where a filter forbids it alone, py-spy has /proc/PID/mem."""
-    source = Source("memory", "its memory, which stacks are read from", False, True, _read_some)
+    source = ProcSource("memory", "its memory, which stacks are read from", False, True, _read_some)
     trials = []
     for pid in pids:
         answer = try_memory(pid)

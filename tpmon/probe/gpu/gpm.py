@@ -19,7 +19,7 @@ from tpmon.model.gpu import MigInstance
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.probe.gpu.calls import NO_PERMISSION, Calls, describe_code
 from tpmon.probe.gpu.processes import ProcessList
-from tpmon.probe.gpu.wire import Gpm, ProcessReading
+from tpmon.probe.gpu.wire import CardProcessReading, Gpm
 
 MIN_SPAN_S = 0.1
 MAX_SPAN_S = 5.0
@@ -165,9 +165,9 @@ class MigReader:
         """Return the instances with the SM activity since the last call."""
         return tuple(replace(one.shown, sm_active_pct=_sm_active(one.gpm, now_ns)) for one in self._instances)
 
-    def read_processes(self, lists: ProcessList) -> Known[tuple[ProcessReading, ...]]:
+    def read_processes(self, lists: ProcessList) -> Known[tuple[CardProcessReading, ...]]:
         """List the processes of the instances that may be read; the whole card would want privileges."""
-        found: list[ProcessReading] = []
+        found: list[CardProcessReading] = []
         refused: list[Missing] = []
         for one in self._instances:
             listed = lists.read(one.handle, with_busy=False)

@@ -17,7 +17,7 @@ from tpmon.probe.gpu.bounds import SHARED, bound
 from tpmon.probe.gpu.calls import NOTHING_STUCK, UNSUPPORTED, Calls, Clock, Counted, Stuck, to_float, to_int
 from tpmon.probe.gpu.gpm import GpmSampler, MigReader
 from tpmon.probe.gpu.processes import ProcessList
-from tpmon.probe.gpu.wire import Busy, CardLine, Counter, Counters, Fast, Health, Identity, Slow
+from tpmon.probe.gpu.wire import Busy, CardIdentity, CardLine, Counter, Counters, Fast, Health, Slow
 
 SLOW_S = 10.0
 HEALTH_S = 30.0
@@ -99,7 +99,7 @@ class CardReader:
         self._processes = ProcessList(self.calls)
         self._gpm: GpmSampler | None = None
         self._mig: MigReader | None = None
-        self._identity: Identity | None = None
+        self._identity: CardIdentity | None = None
         self._has_links: bool | None = None
         self._link: tuple[Known[int], Known[int]] = (NOT_LOADED, NOT_LOADED)
         self._link_idle = False
@@ -136,7 +136,7 @@ class CardReader:
             self.handle = None
             return self._blank_line(now_ns, lost)
         health: Applicable[Health] = NOT_APPLICABLE
-        identity: Applicable[Identity] = NOT_APPLICABLE
+        identity: Applicable[CardIdentity] = NOT_APPLICABLE
         if health_due:
             health = self._read_health()
             identity = self._identity = self._read_identity()
@@ -316,8 +316,8 @@ class CardReader:
             recovery_action=action,
         )
 
-    def _read_identity(self) -> Identity:
-        return Identity(
+    def _read_identity(self) -> CardIdentity:
+        return CardIdentity(
             name=self._checked(self.calls.ask("nvmlDeviceGetName", self.handle), str),
             minor=self._whole("nvmlDeviceGetMinorNumber"),
             sm_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM, kind=_CLOCK_SM),

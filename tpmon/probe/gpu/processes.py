@@ -16,7 +16,7 @@ from tpmon.probe.gpu.calls import (
     code_of,
     describe_code,
 )
-from tpmon.probe.gpu.wire import ProcessReading
+from tpmon.probe.gpu.wire import CardProcessReading
 
 MAX_PROCESSES = 1024
 _INSUFFICIENT_SIZE = 7
@@ -45,7 +45,7 @@ class ProcessList:
         self._read: Callable[[Any], Known[list[Any]]] | None = None
         self._seen_us = 0
 
-    def read(self, handle: Any, with_busy: bool) -> Known[tuple[ProcessReading, ...]]:
+    def read(self, handle: Any, with_busy: bool) -> Known[tuple[CardProcessReading, ...]]:
         """List the compute processes of a card or MIG device; ``with_busy`` adds their SM %.
 
         The server of MPS computes for its clients, and their SM % is not told: it is left out.
@@ -56,7 +56,7 @@ class ProcessList:
         busy: Known[dict[int, float]] = Missing("not measured on MIG devices")
         if with_busy:
             busy = self._busy(handle)
-        found: dict[int, ProcessReading] = {}
+        found: dict[int, CardProcessReading] = {}
         entries = entries[:MAX_PROCESSES]
         known, self._servers = self._servers, {}
         for pid in {int(entry.pid) for entry in entries}:
@@ -72,7 +72,7 @@ class ProcessList:
                 found[pid] = replace(found[pid], used_bytes=_sum(found[pid].used_bytes, used))
                 continue
             sm_pct = busy.get(pid, _NO_ROW) if is_known(busy) else busy
-            found[pid] = ProcessReading(pid, used, sm_pct)
+            found[pid] = CardProcessReading(pid, used, sm_pct)
         return tuple(found.values())
 
     def _list(self, handle: Any) -> Known[list[Any]]:

@@ -15,7 +15,7 @@ from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance, Thrott
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text
 from tpmon.probe.gpu.bounds import LEAST_W, LIVE, bound, bound_sample, hold_against, most_power_w
-from tpmon.probe.gpu.wire import CardLine, Counter, Counters, Fast, Gpm, Health, Identity, Slow
+from tpmon.probe.gpu.wire import CardIdentity, CardLine, Counter, Counters, Fast, Gpm, Health, Slow
 
 WINDOW_S = 10.0
 MAX_SPAN_S = 15.0
@@ -42,7 +42,7 @@ REASONS = (
 _ALL_BITS = REASON_IDLE | sum(bit for bit, _ in REASONS)
 
 _NO = Missing("not read yet")
-_NO_IDENTITY = Identity(_NO, _NO, _NO, _NO, _NO, _NO, _NO, _NO)
+_NO_IDENTITY = CardIdentity(_NO, _NO, _NO, _NO, _NO, _NO, _NO, _NO)
 _NO_SLOW = Slow(_NO, _NO, _NO, _NO, _NO, _NO)
 _NO_HEALTH = Health(_NO, _NO, _NO, _NO)
 
@@ -194,7 +194,7 @@ def _clean_instance(instance: MigInstance) -> MigInstance:
     return replace(instance, uuid=clean_text(instance.uuid, NAME_LIMIT))
 
 
-def _margin(slow: Slow, identity: Identity, temperature: Known[float]) -> Known[float]:
+def _margin(slow: Slow, identity: CardIdentity, temperature: Known[float]) -> Known[float]:
     if is_known(slow.margin_c):
         return slow.margin_c
     if is_known(identity.slowdown_c) and is_known(temperature):
@@ -209,7 +209,7 @@ class CardTrack:
     window: deque[CardLine]
     slow: Slow = _NO_SLOW
     health: Health = _NO_HEALTH
-    identity: Identity = _NO_IDENTITY
+    identity: CardIdentity = _NO_IDENTITY
     xids: tuple[int, ...] = ()
     answered: CardLine | None = None
     """The newest line in which the card was not lost."""

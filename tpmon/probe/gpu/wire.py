@@ -90,7 +90,7 @@ class Gpm:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessReading:
+class CardProcessReading:
     """Hold one entry of a card's process list."""
 
     pid: int
@@ -114,7 +114,7 @@ class Fast:
     memory_used_bytes: Known[int]
     memory_total_bytes: Known[int]
     gpm: Known[Gpm]
-    processes: Known[tuple[ProcessReading, ...]]
+    processes: Known[tuple[CardProcessReading, ...]]
     instances: tuple[MigInstance, ...]
 
     @property
@@ -147,7 +147,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CardIdentity:
     """Hold what is read of a card once, and said again every 30 s."""
 
     name: Known[str]
@@ -178,7 +178,7 @@ class CardLine:
     fast: Fast
     slow: Applicable[Slow]
     health: Applicable[Health]
-    identity: Applicable[Identity]
+    identity: Applicable[CardIdentity]
 
 
 @dataclass(frozen=True, slots=True)

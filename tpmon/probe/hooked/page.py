@@ -89,7 +89,7 @@ _NOTHING = (0,) * wire.RECORD_WORDS
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PageSeen:
     """Hold what was read of a page: how many records, and the last of them at the end of a step, if known."""
 
     count: int = 0
@@ -97,7 +97,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenPage:
     """Hold a mapped page of one process, and what of its records was read."""
 
     mapped: mmap.mmap
@@ -106,7 +106,7 @@ class _Open:
     stat: os.stat_result
     header: wire.Header
     checked_at: float
-    seen: Seen = Seen()
+    seen: PageSeen = PageSeen()
     last_event_ns: int = 0
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class StepReader:
     def __init__(self, proc: str = PROC) -> None:
         """Read nothing yet."""
         self._proc = proc
-        self._open: dict[Identity, _Open] = {}
+        self._open: dict[Identity, _OpenPage] = {}
         self._absent: dict[Identity, _Absent] = {}
 
     def read_steps(self, processes: Iterable[Identity]) -> dict[Identity, Known[StepReading]]:
@@ -168,7 +168,7 @@ class StepReader:
             self._open.pop(process).close()
         return reading
 
-    def _is_gone(self, page: _Open, now: float) -> bool:
+    def _is_gone(self, page: _OpenPage, now: float) -> bool:
         """Tell whether the process gave up its page: another or none is there, and this one is quiet."""
         if now - page.checked_at < _CHECK_S:
             return False
@@ -181,7 +181,7 @@ class StepReader:
         except OSError:
             return quiet
 
-    def _find(self, process: Identity, now: float) -> _Open | Missing:
+    def _find(self, process: Identity, now: float) -> _OpenPage | Missing:
         """Map the page that belongs to this process and to no parent of it."""
         pid, reason = process.pid, NO_HOOK
         try:
@@ -208,7 +208,7 @@ class StepReader:
         word = _read_word(process.pid, self._proc) if reason == NO_HOOK else ""
         return Missing(f"the hook turned itself off: {word}" if word else reason)
 
-    def _confirm(self, process: Identity, page: _Open) -> _Open | Missing:
+    def _confirm(self, process: Identity, page: _OpenPage) -> _OpenPage | Missing:
         """Make sure that the PID was not reused while its descriptors were read."""
         with suppress(OSError):
             if read_stat(process.pid, self._proc).start_ticks == process.start_ticks:
@@ -252,7 +252,7 @@ def _list_links(folder: str) -> list[str]:
     return [path for path, target in targets.items() if target == _LINK][:_MOST_PAGES]
 
 
-def _map(link: str, owner: Owner, now: float) -> _Open:
+def _map(link: str, owner: Owner, now: float) -> _OpenPage:
     """Map one page for reading.
 
     Raises:
@@ -270,7 +270,7 @@ def _map(link: str, owner: Owner, now: float) -> _Open:
         os.close(descriptor)
     view = memoryview(mapped)
     try:
-        return _Open(mapped, view, link, told, wire.parse_header(view), now)
+        return _OpenPage(mapped, view, link, told, wire.parse_header(view), now)
     except ValueError:
         view.release()
         mapped.close()
@@ -284,8 +284,8 @@ def _is_size_sealed(descriptor: int) -> bool:
 
 
 def parse_reading(
-    process: Identity, header: wire.Header, page: memoryview, seen: Seen, taken_ns: int
-) -> tuple[StepReading, Seen]:
+    process: Identity, header: wire.Header, page: memoryview, seen: PageSeen, taken_ns: int
+) -> tuple[StepReading, PageSeen]:
     """Parse a page whose header is believed, and return what was read of it by now."""
     state, patches, error = wire.parse_status(page)
     count, records = wire.parse_records(page, seen.count, _MOST_RECORDS)
@@ -326,7 +326,7 @@ def parse_reading(
         settings=parse_settings(page, taken_ns),
         device=parse_device(page, taken_ns),
     )
-    return reading, Seen(count, ended)
+    return reading, PageSeen(count, ended)
 
 
 def _list_ends(records: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
-from tpmon.probe.proc.files import PAGE_BYTES, ProcFile, Rates
+from tpmon.probe.proc.files import PAGE_BYTES, CounterRates, ProcFile
 
 THREADS_READ = 256
 """Threads of one process whose mask is read: bounds the cost of a pinned job."""
@@ -355,7 +355,7 @@ class CgroupReader:
         self._pids = tuple(pids)
         self._proc = proc
         self._files: dict[str, ProcFile | Missing] = {}
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._oom_kills_of: dict[str, int] = {}
         self._layout = find_layout(JobGroups(self._pids, proc), proc)
         self._look_ns: int | None = None

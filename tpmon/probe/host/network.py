@@ -15,7 +15,7 @@ from tpmon.model.host import LOOPBACK, NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.proc.files import Rates
+from tpmon.probe.proc.files import CounterRates
 
 LOOK_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16
@@ -28,7 +28,7 @@ IB_DATA_UNIT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class InterfaceCounters:
     """Hold the totals of one interface or port since it came up."""
 
     received: Known[int]
@@ -46,7 +46,7 @@ class Port:
     directory: str
 
 
-def parse_net_dev(text: str) -> dict[str, Counters]:
+def parse_net_dev(text: str) -> dict[str, InterfaceCounters]:
     """Parse /proc/PID/net/dev (proc_pid_net(5)); lines that do not fit are left out."""
     found = {}
     for line in text.splitlines()[2:]:
@@ -54,7 +54,7 @@ def parse_net_dev(text: str) -> dict[str, Counters]:
         fields = rest.split()
         if len(fields) >= 12 and all(field.isdigit() for field in fields):
             numbers = [int(field) for field in fields]
-            found[name.strip()] = Counters(
+            found[name.strip()] = InterfaceCounters(
                 received=numbers[0],
                 sent=numbers[8],
                 errors=numbers[2] + numbers[10],
@@ -74,7 +74,7 @@ def same_network_namespace(pid: int, proc: str = "/proc") -> Known[bool]:
 
 
 def choose_interfaces(
-    counters: dict[str, Counters], hardware: Collection[str], used: Collection[str]
+    counters: dict[str, InterfaceCounters], hardware: Collection[str], used: Collection[str]
 ) -> list[str]:
     """Choose the interfaces to show: those the job uses and those with hardware behind them.
 
@@ -103,7 +103,7 @@ class NetworkReader:
         self._pid = 0
         self._proc = proc
         self._sys = sys
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._look_ns: int | None = None
         self._hardware: frozenset[str] = frozenset()
         self._ports: tuple[Port, ...] = ()
@@ -138,7 +138,7 @@ class NetworkReader:
         return tuple(samples)
 
     def _sample(
-        self, name: str, kind: str, counters: Counters, used: Known[bool], now_ns: int
+        self, name: str, kind: str, counters: InterfaceCounters, used: Known[bool], now_ns: int
     ) -> NetworkSample:
         label = admit_text(name, NAME_LENGTH)
         return NetworkSample(
@@ -180,7 +180,7 @@ def find_ports(sys: str) -> Iterator[Port]:
                 yield Port(device, port, f"{directory}/counters")
 
 
-def read_port(port: Port) -> Counters:
+def read_port(port: Port) -> InterfaceCounters:
     """Read the counters of one port; one that the device does not have is Missing."""
 
     def number(name: str) -> Known[int]:
@@ -188,7 +188,7 @@ def read_port(port: Port) -> Counters:
         return int(text) if text.isdigit() else Missing(f"the port has no {name}")
 
     received, sent = number("port_rcv_data"), number("port_xmit_data")
-    return Counters(
+    return InterfaceCounters(
         received=map_known(lambda units: units * IB_DATA_UNIT, received),
         sent=map_known(lambda units: units * IB_DATA_UNIT, sent),
         errors=number("port_rcv_errors"),

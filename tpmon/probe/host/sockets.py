@@ -304,7 +304,7 @@ _MOST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListeningSocket:
     """Hold one listening TCP socket; ``backlog`` is what the program asked for, capped by the kernel."""
 
     inode: int
@@ -318,14 +318,14 @@ class Listener:
         return self.address in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
 
 
-def parse_listeners(data: bytes) -> tuple[list[Listener], bool]:
+def parse_listeners(data: bytes) -> tuple[list[ListeningSocket], bool]:
     """Parse one datagram of a dump: the sockets in it, and whether it was the last.
 
     Raises:
         OSError: with the kernel's error number.
         ValueError: when a message is cut.
     """
-    found: list[Listener] = []
+    found: list[ListeningSocket] = []
     at = 0
     while at + _HEADER.size <= len(data):
         size, kind, *_ = _HEADER.unpack_from(data, at)
@@ -345,10 +345,10 @@ def parse_listeners(data: bytes) -> tuple[list[Listener], bool]:
     return found, False
 
 
-def _parse_listener(message: bytes) -> Listener:
+def _parse_listener(message: bytes) -> ListeningSocket:
     family = message[0]
     width = 4 if family == socket.AF_INET else 16
-    return Listener(
+    return ListeningSocket(
         inode=_NUMBER.unpack_from(message, _INODE_AT)[0],
         port=_PORT.unpack_from(message, _PORT_AT)[0],
         address=socket.inet_ntop(family, message[_ADDRESS_AT : _ADDRESS_AT + width]),
@@ -356,14 +356,14 @@ def _parse_listener(message: bytes) -> Listener:
     )
 
 
-def read_all_listeners() -> tuple[Listener, ...]:
+def read_all_listeners() -> tuple[ListeningSocket, ...]:
     """Read every listening TCP socket of our network namespace.
 
     Raises:
         OSError: when the kernel refuses or does not answer.
         ValueError: when its answer is not understood.
     """
-    found: list[Listener] = []
+    found: list[ListeningSocket] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
         link.settimeout(TIMEOUT_S)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -378,8 +378,8 @@ def read_all_listeners() -> tuple[Listener, ...]:
 
 
 def read_listeners(
-    pid: int, everything: tuple[Listener, ...], proc: str = PROC
-) -> Known[tuple[Listener, ...]]:
+    pid: int, everything: tuple[ListeningSocket, ...], proc: str = PROC
+) -> Known[tuple[ListeningSocket, ...]]:
     """Pick out of ``everything`` on what one process listens, by its descriptors.
 
     No port on which another one listens too, at the address of another family: that one would be asked.

@@ -20,7 +20,7 @@ from tpmon.model.units import clean_text
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
-    Stat,
+    StatLine,
     each_process,
     has_ended,
     is_python_name,
@@ -53,7 +53,7 @@ class Survey:
 class Sight:
     """Read the facts of processes once, in bulk where it is known which are wanted."""
 
-    def __init__(self, table: Mapping[int, Stat], proc: str) -> None:
+    def __init__(self, table: Mapping[int, StatLine], proc: str) -> None:
         self.table = table
         self.proc = proc
         self._facts: dict[int, Facts | None] = {}
@@ -114,7 +114,7 @@ def survey(sight: Sight) -> Survey:
     )
 
 
-def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
+def ancestry(pid: int, table: Mapping[int, StatLine]) -> Iterator[int]:
     """Yield a process and those above it, nearest first."""
     seen: set[int] = set()
     while pid in table and pid not in seen:
@@ -123,7 +123,7 @@ def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
         pid = table[pid].parent
 
 
-def _may_train(stat: Stat, proc: str) -> bool:
+def _may_train(stat: StatLine, proc: str) -> bool:
     """Tell by what is cheap to read whether a process may be Python with torch of its own."""
     if stat.kernel or has_ended(stat.state, stat.threads) or stat.name.startswith(WORKER_NAME):
         return False

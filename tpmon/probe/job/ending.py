@@ -16,7 +16,7 @@ from tpmon.model.process import Identity
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
-    Stat,
+    StatLine,
     has_ended,
     in_first_pid_namespace,
     read_stat,
@@ -182,7 +182,7 @@ def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tu
     )
 
 
-def _age_of_oldest_s(killed: list[Stat]) -> float:
+def _age_of_oldest_s(killed: list[StatLine]) -> float:
     """Return how far back the kernel log tells of them: before they began, their numbers were others'."""
     begun_ticks = min(stat.start_ticks for stat in killed)
     return max(RECENT_S, (now_ticks() - begun_ticks) / TICKS_PER_S)

@@ -226,7 +226,7 @@ def tell_end(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
     )
 
 
-class Ends:
+class MemberEnds:
     """Follow the ends of one job's members."""
 
     def __init__(self, root: Identity) -> None:
@@ -349,7 +349,7 @@ class EventTeller:
     def __init__(self, root: Identity) -> None:
         """Begin with nothing told; ``root`` is the process whose end is the job's."""
         self._oom_kills = OomKills()
-        self._ends = Ends(root)
+        self._ends = MemberEnds(root)
         self._last_ends: tuple[ProcessEnd, ...] = ()
         self._told_shedding = self._attached = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()

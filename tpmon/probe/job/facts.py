@@ -20,7 +20,7 @@ from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import (
     PROC,
     Mapped,
-    Stat,
+    StatLine,
     is_python_name,
     parse_cmdline,
     parse_environ,
@@ -42,7 +42,7 @@ _NO_STEP = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Hold the place in a process group that a launcher wrote into the environment of a rank."""
 
     rank: int | None
@@ -56,15 +56,15 @@ def parse_count(text: str) -> int | None:
     return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal() else None
 
 
-def parse_place(environ: Mapping[str, str]) -> Place | None:
+def parse_place(environ: Mapping[str, str]) -> RankPlace | None:
     """Read the place of a rank: torch's own names first, then Horovod's, MPI's and Slurm's.
 
     Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
     """
     number = {name: count for name, value in environ.items() if (count := parse_count(value)) is not None}
 
-    def place(rank: str, local_rank: str, world_size: str, source: str) -> Place:
-        return Place(number.get(rank), number.get(local_rank), number.get(world_size), source)
+    def place(rank: str, local_rank: str, world_size: str, source: str) -> RankPlace:
+        return RankPlace(number.get(rank), number.get(local_rank), number.get(world_size), source)
 
     if "RANK" in number:
         return place("RANK", "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
@@ -105,7 +105,7 @@ class Facts:
     alone, ``thread_names`` of those that neither carry a rank nor name themselves workers.
     """
 
-    stat: Stat
+    stat: StatLine
     argv: tuple[str, ...]
     environ: Known[Mapping[str, str]]
     exe: Known[str]
@@ -125,7 +125,7 @@ class Facts:
         return identify(self.stat.name, self.argv)
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RankPlace | None:
         """Return the place in a process group that the start environment tells, if it was read."""
         return None if isinstance(self.environ, Missing) else parse_place(self.environ)
 
@@ -146,7 +146,7 @@ class Facts:
         """Say why the process was not read though it may be: no answer in time, or text nobody foresaw."""
         return self.environ.reason if isinstance(self.environ, Missing) and not self.denied else ""
 
-    def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
+    def is_stale(self, now: StatLine, age_s: float, *, retry: bool = False) -> bool:
         """Tell whether a process may have run another program or loaded torch since it was read.
 
         One that was killed and is held by a thread shows an empty address space: what was read of it stands.
@@ -162,7 +162,7 @@ class Facts:
         importing = not self.torch and age_s < IMPORT_S
         return importing or ("RANK" not in self.environ and now.threads != self.stat.threads)
 
-    def is_replaced(self, now: Stat) -> bool:
+    def is_replaced(self, now: StatLine) -> bool:
         """Tell whether the process ran another program since (exec); False where that may not be seen."""
         return bool(now.image and self.stat.image) and now.image != self.stat.image
 
@@ -171,7 +171,7 @@ class Facts:
         return replace(self, stat=other.stat) == other and self.stat.name == other.stat.name
 
 
-def read_facts(stat: Stat, proc: str = PROC, *, deep: bool = False) -> Facts:
+def read_facts(stat: StatLine, proc: str = PROC, *, deep: bool = False) -> Facts:
     """Read the cold facts of one process; what this user may not read is Missing.
 
     ``deep`` also looks for Python inside a program that is not named after it.
@@ -197,7 +197,7 @@ def read_facts(stat: Stat, proc: str = PROC, *, deep: bool = False) -> Facts:
 
 
 def read_all_facts(
-    stats: Iterable[Stat],
+    stats: Iterable[StatLine],
     proc: str = PROC,
     *,
     deep: bool = False,

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.process import Identity, LoopThread, Role, Setting
+from tpmon.model.process import EnvironmentSetting, Identity, LoopThread, Role
 from tpmon.model.text.redaction import HIDDEN, admit_text
 from tpmon.model.text.secrets import rate_name
 from tpmon.probe.base.deadline import read_within
@@ -22,7 +22,7 @@ from tpmon.probe.base.procread import (
     SHOWN_NAME,
     TICKS_PER_S,
     Mapped,
-    Stat,
+    StatLine,
     boot_time_s,
     has_ended,
     read_file,
@@ -31,7 +31,7 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.job.facts import WORKER_UNREAD, Facts
 from tpmon.probe.job.leaderless import read_facts_of
-from tpmon.probe.job.roles import Part, assign_parts
+from tpmon.probe.job.roles import RolePart, assign_parts
 
 NO_TORCH = Missing("no process of the job has torch mapped yet")
 NAMED_WORKERS_SINCE = (2, 5)
@@ -63,7 +63,7 @@ class Member:
     name: str
     label: str
     started: datetime
-    environment: Known[tuple[Setting, ...]]
+    environment: Known[tuple[EnvironmentSetting, ...]]
     loop: Applicable[Loop] = NOT_APPLICABLE
     """The thread of its training loop, where that is not the main one."""
     is_loop_told: bool = False
@@ -97,10 +97,10 @@ class Job:
     remark: str
     facts: Mapping[int, Facts] = field(repr=False, compare=False)
     """What each process said, shells between the members included; ``Membership`` keeps it up to date."""
-    parts: Mapping[int, Part] = field(repr=False, compare=False)
+    parts: Mapping[int, RolePart] = field(repr=False, compare=False)
 
 
-def find_descendants(root: int, table: Mapping[int, Stat]) -> list[int]:
+def find_descendants(root: int, table: Mapping[int, StatLine]) -> list[int]:
     """List ``root`` and all that descends from it, parents first, without those that have ended."""
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
@@ -115,7 +115,7 @@ def find_descendants(root: int, table: Mapping[int, Stat]) -> list[int]:
 def assemble_job(
     root: int,
     asked_pid: int,
-    table: Mapping[int, Stat],
+    table: Mapping[int, StatLine],
     proc: str = PROC,
     *,
     strays: Sequence[int] = (),
@@ -161,7 +161,7 @@ def assemble_job(
     )
 
 
-def make_member(fact: Facts, part: Part, boot_s: float) -> Member:
+def make_member(fact: Facts, part: RolePart, boot_s: float) -> Member:
     """Join what a process says of itself with its part in the job."""
     stat = fact.stat
     return Member(
@@ -179,23 +179,23 @@ def make_member(fact: Facts, part: Part, boot_s: float) -> Member:
     )
 
 
-def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[Setting, ...]]:
+def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[EnvironmentSetting, ...]]:
     """Pick the variables that change training speed, by name; what may be a secret is hidden."""
     if isinstance(environ, Missing):
         return environ
     return tuple(
-        Setting(name, HIDDEN if rate_name(name) else admit_text(value))
+        EnvironmentSetting(name, HIDDEN if rate_name(name) else admit_text(value))
         for name, value in sorted(environ.items())
         if SHOWN_NAME.fullmatch(name)
     )
 
 
-def tell_script(parts: Mapping[int, Part], default: str) -> str:
+def tell_script(parts: Mapping[int, RolePart], default: str) -> str:
     """Name what is trained: the script of the first rank, else ``default``."""
     return next((part.label for part in parts.values() if part.role is Role.RANK), default)
 
 
-def tell_world_size(parts: Iterable[Part]) -> Applicable[int]:
+def tell_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
     """Return the largest world size that a rank tells."""
     sizes = [part.world_size for part in parts if part.role is Role.RANK]
     known = [size for size in sizes if is_known(size)]
@@ -204,7 +204,7 @@ def tell_world_size(parts: Iterable[Part]) -> Applicable[int]:
     return sizes[0] if sizes else Missing("no rank yet")
 
 
-def tell_rank_source(parts: Iterable[Part]) -> str:
+def tell_rank_source(parts: Iterable[RolePart]) -> str:
     """Say how the ranks were told, each way once."""
     sources = dict.fromkeys(part.source for part in parts if part.role is Role.RANK)
     return ", ".join(sources) or "no rank yet"
@@ -243,7 +243,7 @@ def names_workers(version: Known[str]) -> bool:
     return numbers is None or tuple(map(int, numbers.groups())) >= NAMED_WORKERS_SINCE
 
 
-def read_owner(root: int, parts: Mapping[int, Part], facts: Mapping[int, Facts], proc: str = PROC) -> int:
+def read_owner(root: int, parts: Mapping[int, RolePart], facts: Mapping[int, Facts], proc: str = PROC) -> int:
     """Return whose job it is: the user of its first rank that is Python with torch, else of its root.
 
     Raises:

@@ -16,7 +16,15 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import PROC, Stat, each_process, has_ended, parse_stat, read_file, read_stat
+from tpmon.probe.base.procread import (
+    PROC,
+    StatLine,
+    each_process,
+    has_ended,
+    parse_stat,
+    read_file,
+    read_stat,
+)
 from tpmon.probe.job.facts import Facts, read_all_facts
 
 _MOST_THREADS = 512
@@ -68,13 +76,13 @@ def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | Non
     return LeftThread(tid, states[tid], wchan, _read(f"{folder}/syscall"), bool(how), stuck)
 
 
-def pick_reader(stat: Stat, proc: str = PROC) -> int:
+def pick_reader(stat: StatLine, proc: str = PROC) -> int:
     """Return the number under which a process tells of itself: its own, or that of a thread that lives."""
     left = find_left(stat.pid, proc=proc) if stat.state == "Z" and stat.threads > 1 else None
     return stat.pid if left is None else left.tid
 
 
-def read_facts_of(stats: Iterable[Stat], proc: str = PROC, *, deep: bool = False) -> dict[int, Facts]:
+def read_facts_of(stats: Iterable[StatLine], proc: str = PROC, *, deep: bool = False) -> dict[int, Facts]:
     """Read the facts of many processes (``read_all_facts``), also where the first thread has ended."""
     asked = {pick_reader(stat, proc): stat for stat in stats}
     read = read_all_facts((replace(stat, pid=tid) for tid, stat in asked.items()), proc, deep=deep)
@@ -99,7 +107,7 @@ def _read(path: str) -> Known[bytes]:
         return Missing(error.strerror or str(error))
 
 
-def _why_ending(stat: Stat, folder: str) -> str:
+def _why_ending(stat: StatLine, folder: str) -> str:
     """Say how a process with a thread that was told to end came to it: "killed", "exit 1"; "" for none."""
     pending = next(
         (line.split()[1] for line in _read_status(folder).splitlines() if line.startswith(b"SigPnd:")), b"0"

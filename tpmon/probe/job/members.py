@@ -20,7 +20,7 @@ from tpmon.model.process import WORKER_NAME, Identity, Role
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
-    Stat,
+    StatLine,
     boot_time_s,
     follow_boot_time_s,
     has_ended,
@@ -44,7 +44,7 @@ from tpmon.probe.job.job import (
     tell_script,
     tell_world_size,
 )
-from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, Part, assign_parts
+from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
 from tpmon.probe.proc.files import NO_DESCRIPTOR, Shares, read_shares
 
 SCAN_EVERY_NS = 5_000_000_000
@@ -63,7 +63,7 @@ class _Watched:
         self.facts = facts
         self.identity = Identity(facts.stat.pid, facts.stat.start_ticks)
         self.parent = facts.stat.parent
-        self.told: tuple[Facts, Part, int, float] | None = None
+        self.told: tuple[Facts, RolePart, int, float] | None = None
         """What the member was made from."""
         self.children: bytes | None = None
         self.children_fd = -1
@@ -92,7 +92,7 @@ class Membership:
         self._job = job
         self._boot_s = boot_time_s()
         self._watched: dict[int, _Watched] = {}
-        self._parts: dict[int, Part] = dict(job.parts)
+        self._parts: dict[int, RolePart] = dict(job.parts)
         self._members: dict[int, Member] = {member.identity.pid: member for member in job.members}
         self._departed: list[Departed] = []
         self._ignored: set[int] = set()
@@ -184,7 +184,7 @@ class Membership:
         """
         dead = {watched.identity.pid for watched in ended}
         now = now_ticks()
-        again: list[Stat] = []
+        again: list[StatLine] = []
         moved = False
         for pid, watched in self._watched.items():
             before = watched.facts
@@ -270,7 +270,7 @@ class Membership:
             room -= len(met)
         return followed
 
-    def _postpone(self, stat: Stat) -> None:
+    def _postpone(self, stat: StatLine) -> None:
         """Meet a process again at the next call."""
         self._seen.discard(stat.pid)
         if stat.parent in self._watched:
@@ -279,7 +279,7 @@ class Membership:
     def _is_full_scan_due(self, now_ns: int) -> bool:
         return not self._full_scan_ns or now_ns - self._full_scan_ns >= FULL_SCAN_EVERY_NS
 
-    def _scan(self, now_ns: int) -> dict[int, Stat]:
+    def _scan(self, now_ns: int) -> dict[int, StatLine]:
         """Read the stat lines of processes that are new on this machine, once a minute of all."""
         full = self._is_full_scan_due(now_ns)
         pids = set(list_pids(self._proc))
@@ -354,10 +354,10 @@ class Membership:
             job = replace(job, python_version=tell_python_version(facts.values()))
         self._job = job
 
-    def _read_facts(self, stats: Iterable[Stat]) -> dict[int, Facts]:
+    def _read_facts(self, stats: Iterable[StatLine]) -> dict[int, Facts]:
         return read_all_facts(stats, self._proc, each_s=_FACTS_S, all_s=2 * _FACTS_S)
 
-    def _read_stat(self, pid: int) -> Stat | None:
+    def _read_stat(self, pid: int) -> StatLine | None:
         try:
             return read_stat(pid, self._proc)
         except OSError:
@@ -396,5 +396,5 @@ def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
     return [replace(each, oom_victim=each.member.identity.pid in victims) for each in gone]
 
 
-def _birth(stat: Stat) -> tuple[int, int]:
+def _birth(stat: StatLine) -> tuple[int, int]:
     return stat.start_ticks, stat.pid

@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import TICKS_PER_S, Mapped
-from tpmon.probe.job.facts import BY_ENVIRONMENT, IMPORT_S, Facts, Place
+from tpmon.probe.job.facts import BY_ENVIRONMENT, IMPORT_S, Facts, RankPlace
 from tpmon.probe.job.tree import COMM_THREADS, Family, say_stray
 
 BY_PARENTAGE = "parentage and threads"
@@ -37,7 +37,7 @@ _THREADS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RolePart:
     """Hold the part of one process in its job; ``source`` and ``world_size`` are said of ranks alone."""
 
     role: Role
@@ -80,10 +80,10 @@ def assign_parts(
     *,
     now_ticks: int,
     named_workers: bool = True,
-    previous: Mapping[int, Part] | None = None,
+    previous: Mapping[int, RolePart] | None = None,
     departed: Iterable[Departed] = (),
     strays: Iterable[int] = (),
-) -> dict[int, Part]:
+) -> dict[int, RolePart]:
     """Give every process of a job its part; shells and what lies beyond a boundary get none.
 
     Args:
@@ -108,7 +108,7 @@ class _Casting:
         facts: Mapping[int, Facts],
         now_ticks: int,
         named_workers: bool,
-        previous: Mapping[int, Part],
+        previous: Mapping[int, RolePart],
         departed: tuple[Departed, ...],
     ) -> None:
         self._facts = facts
@@ -116,7 +116,7 @@ class _Casting:
         self._previous = previous
         self._departed = departed
         self._tops: tuple[int, ...] = ()
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, RolePart] = {}
         self._by_birth: dict[int, list[int]] = {}
         self._family = Family(facts, named_workers=named_workers)
         self._programs = self._family.programs
@@ -126,7 +126,7 @@ class _Casting:
             if fact.python and fact.torch and not self._programs[pid].launcher and (place := fact.place)
         }
 
-    def cast(self, root: int, strays: tuple[int, ...]) -> dict[int, Part]:
+    def cast(self, root: int, strays: tuple[int, ...]) -> dict[int, RolePart]:
         self._tops = (root, *strays)
         for pid in self._tops:
             if pid in self._facts:
@@ -173,14 +173,14 @@ class _Casting:
         if self._facts[pid].stat.name.startswith(WORKER_NAME):
             self._cast_orphan_worker(pid)
         elif program.launcher:
-            self._parts[pid] = Part(Role.LAUNCHER, program.launcher)
+            self._parts[pid] = RolePart(Role.LAUNCHER, program.launcher)
             starter = pid
         elif program.shell:
             pass
         elif not self._facts[pid].python or program.service or self._is_beside(pid, starter):
-            self._parts[pid] = Part(Role.HELPER, program.service or program.label)
+            self._parts[pid] = RolePart(Role.HELPER, program.service or program.label)
         elif self._family.wraps(pid):
-            self._parts[pid] = Part(Role.HELPER, program.label)
+            self._parts[pid] = RolePart(Role.HELPER, program.label)
             if not self._programs[starter].launcher:
                 for child in self._family.children(pid):
                     self._cast_above_ranks(child, child)
@@ -212,7 +212,7 @@ class _Casting:
         ended = Missing("its rank has ended")
         place = self._family.place(pid)
         number = ended if place is None or place.rank is None else place.rank
-        self._parts[pid] = Part(Role.WORKER, WORKER_LABEL, rank=number, worker=ended, rank_pid=ended)
+        self._parts[pid] = RolePart(Role.WORKER, WORKER_LABEL, rank=number, worker=ended, rank_pid=ended)
 
     def _cast_trainer(self, pid: int, starter: int) -> None:
         """Cast the highest Python process: a rank, or the process that started the ranks."""
@@ -230,13 +230,13 @@ class _Casting:
             taken = {known.local_rank for known in places}
             if trains or 0 not in taken:  # Lightning: the first rank starts the others
                 local = next(number for number in range(len(taken) + 1) if number not in taken)
-                first = Place(local, local, places[0].world_size, BY_PARENTAGE)
+                first = RankPlace(local, local, places[0].world_size, BY_PARENTAGE)
                 self._cast_rank(pid, label, first, starter)
             else:
-                self._parts[pid] = Part(Role.LAUNCHER, label)
+                self._parts[pid] = RolePart(Role.LAUNCHER, label)
         elif active and not trains:
             ranks = active
-            self._parts[pid] = Part(Role.LAUNCHER, label)
+            self._parts[pid] = RolePart(Role.LAUNCHER, label)
         else:
             if place is None and family.in_group(pid):
                 ranks = [kid for kid in active if family.in_group(kid)]
@@ -247,13 +247,13 @@ class _Casting:
         for kid in ranks:
             self._cast_children(kid, kid)
 
-    def _cast_rank(self, pid: int, label: str, place: Place | None, starter: int) -> None:
+    def _cast_rank(self, pid: int, label: str, place: RankPlace | None, starter: int) -> None:
         if place is None:
             self._by_birth.setdefault(starter, []).append(pid)
-            self._parts[pid] = Part(Role.RANK, label, rank_pid=pid)
+            self._parts[pid] = RolePart(Role.RANK, label, rank_pid=pid)
             return
         missing = Missing("not in the start environment of the rank")
-        self._parts[pid] = Part(
+        self._parts[pid] = RolePart(
             role=Role.RANK,
             label=label,
             rank=missing if place.rank is None else place.rank,
@@ -271,10 +271,10 @@ class _Casting:
                 continue
             if rank is not None and not program.shell:
                 role, label = self._role_below_rank(child, rank)
-                self._parts[child] = Part(role, label, rank_pid=rank)
+                self._parts[child] = RolePart(role, label, rank_pid=rank)
             elif not program.shell:
                 label = program.service or (STARTING if program.spawned else program.label)
-                self._parts[child] = Part(Role.HELPER, label)
+                self._parts[child] = RolePart(Role.HELPER, label)
             self._cast_children(child, rank)
 
     def _role_below_rank(self, pid: int, rank: int) -> tuple[Role, str]:

@@ -15,14 +15,14 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME
 from tpmon.probe.base.procread import PROC, read_status
-from tpmon.probe.job.facts import BY_MPI, BY_SLURM, Facts, Place
+from tpmon.probe.job.facts import BY_MPI, BY_SLURM, Facts, RankPlace
 from tpmon.probe.job.programs import FORKSERVER, parse_command
 
 COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")
 _TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
 
 
-def is_given_place(child: Place | None, own: Place | None) -> bool:
+def is_given_place(child: RankPlace | None, own: RankPlace | None) -> bool:
     """Tell whether a process gave its child a place, and not merely passed on the one it has itself.
 
     A shell in a step of Slurm (``srun --pty bash``) and the container of a pod carry a place in a
@@ -58,7 +58,7 @@ class Family:
         """List the children of a process, the oldest first."""
         return self._children.get(pid, [])
 
-    def place(self, pid: int) -> Place | None:
+    def place(self, pid: int) -> RankPlace | None:
         """Return the place that the start environment of a process tells."""
         return self.facts[pid].place
 
@@ -220,7 +220,7 @@ def read_meeting(fact: Facts, proc: str = PROC) -> tuple[Meeting, int] | None:
     return Meeting(user, address, port, place.world_size or 1, run, network), place.rank
 
 
-def _name_start(fact: Facts, place: Place, environ: Mapping[str, str]) -> str:
+def _name_start(fact: Facts, place: RankPlace, environ: Mapping[str, str]) -> str:
     """Name the one start of ranks that carry no address: the step, the MPI run, the parent; "" for none."""
     if place.source == BY_SLURM and "SLURM_JOB_ID" in environ:
         return f"step {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"

@@ -148,7 +148,7 @@ _NOT_READ = Missing("not read")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AccessStanding:
     """Hold what decides whether one process may be looked into.
 
     ``call_works``: process_vm_readv works at all, tried on tpmon itself. ``dumpable``: the process did
@@ -280,7 +280,7 @@ def read_all_users(proc: str = "/proc") -> bool:
         return True  # a kernel without user namespaces
 
 
-def read_standing(pid: int, proc: str = "/proc") -> Standing:
+def read_standing(pid: int, proc: str = "/proc") -> AccessStanding:
     """Read what decides whether tpmon may look into ``pid``."""
     try:
         uid: Known[int] = read_status(pid, proc).uid
@@ -293,7 +293,7 @@ def read_standing(pid: int, proc: str = "/proc") -> Standing:
         wanted = parse_capabilities(read_file(f"{proc}/{pid}/status", 65536), b"CapPrm")
     except (OSError, ValueError, IndexError):
         may, held, wanted = False, 0, 0
-    return Standing(
+    return AccessStanding(
         ptrace_scope=read_ptrace_scope(proc),
         own_uid=os.geteuid(),
         uid=uid,
@@ -309,7 +309,7 @@ def read_standing(pid: int, proc: str = "/proc") -> Standing:
     )
 
 
-def judge_refusal(standing: Standing, pid: int) -> Refused:
+def judge_refusal(standing: AccessStanding, pid: int) -> Refused:
     """Say why a process may not be looked into and the one command that would permit it. Pure."""
     scope = known_or(standing.ptrace_scope, 0)
     uid = known_or(standing.uid, standing.own_uid)
@@ -378,7 +378,7 @@ def read_refusal(pid: int, proc: str = "/proc") -> Refused:
     return judge_refusal(standing, pid)
 
 
-def judge_file(standing: Standing, path: str, pid: int) -> Refused:
+def judge_file(standing: AccessStanding, path: str, pid: int) -> Refused:
     """Say that not the process is closed to py-spy but a file of its Python, open to the job's user. Pure."""
     uid = known_or(standing.uid, standing.own_uid)
     who = "root" if standing.own_uid == 0 else f"uid {standing.own_uid}"

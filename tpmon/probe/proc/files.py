@@ -257,7 +257,7 @@ NEEDS_SECOND = Missing("needs a second reading")
 """Why a rate is not known at the first look."""
 
 
-class Rates:
+class CounterRates:
     """Remember the last value of every counter by its name."""
 
     def __init__(self) -> None:

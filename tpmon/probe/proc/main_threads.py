@@ -43,7 +43,7 @@ _NOT_PERMITTED = Missing(
 _NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be told from another poll")
 
 
-class Doing(Enum):
+class MainThreadDoing(Enum):
     """Name what a look can find, by the counter of ``MainThreadSample``."""
 
     RUNNING = "running"
@@ -55,24 +55,24 @@ class Doing(Enum):
 
 
 _OF_WORDS = {
-    RUNNING: Doing.RUNNING,
-    "a batch (loader queue)": Doing.BATCH_WAIT,
-    "lock with a time-out (futex)": Doing.TIMED_LOCK,
-    "lock or queue (futex)": Doing.LOCK,
-    "FUSE file system": Doing.IO,
-    "NFS": Doing.IO,
-    "Ceph file system": Doing.IO,
-    "Lustre file system": Doing.IO,
-    "page from disk": Doing.IO,
-    "direct disk read": Doing.IO,
-    "disk": Doing.IO,
-    "file system journal": Doing.IO,
-    "unix socket": Doing.IO,
-    "socket receive": Doing.IO,
-    "socket or tty": Doing.IO,
-    "TCP socket": Doing.IO,
-    "connection": Doing.IO,
-    "socket send": Doing.IO,
+    RUNNING: MainThreadDoing.RUNNING,
+    "a batch (loader queue)": MainThreadDoing.BATCH_WAIT,
+    "lock with a time-out (futex)": MainThreadDoing.TIMED_LOCK,
+    "lock or queue (futex)": MainThreadDoing.LOCK,
+    "FUSE file system": MainThreadDoing.IO,
+    "NFS": MainThreadDoing.IO,
+    "Ceph file system": MainThreadDoing.IO,
+    "Lustre file system": MainThreadDoing.IO,
+    "page from disk": MainThreadDoing.IO,
+    "direct disk read": MainThreadDoing.IO,
+    "disk": MainThreadDoing.IO,
+    "file system journal": MainThreadDoing.IO,
+    "unix socket": MainThreadDoing.IO,
+    "socket receive": MainThreadDoing.IO,
+    "socket or tty": MainThreadDoing.IO,
+    "TCP socket": MainThreadDoing.IO,
+    "connection": MainThreadDoing.IO,
+    "socket send": MainThreadDoing.IO,
 }
 
 
@@ -80,23 +80,25 @@ _WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
 """Kernel functions in which these system calls of x86-64 wait."""
 
 
-def classify_call(call: Known[Syscall]) -> Doing | None:
+def classify_call(call: Known[Syscall]) -> MainThreadDoing | None:
     """Say what a look found where the system call alone decides, None where it does not. Pure.
 
     The kernel gives no call for a thread whose state is R.
     """
     if not is_known(call):
-        return Doing.RUNNING
+        return MainThreadDoing.RUNNING
     wchan = _WAITS_BY_CALL.get(call.number) if _MACHINE == "x86_64" else None
     return None if wchan is None else classify_look("S", wchan, call)
 
 
-def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE) -> Doing:
+def classify_look(
+    state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE
+) -> MainThreadDoing:
     """Say what one look found. Pure."""
     if state == "D":
-        return Doing.IO
+        return MainThreadDoing.IO
     words = describe_wait(state, wchan, call, Role.RANK, machine)
-    return _OF_WORDS.get(words, Doing.OTHER) if is_known(words) else Doing.OTHER
+    return _OF_WORDS.get(words, MainThreadDoing.OTHER) if is_known(words) else MainThreadDoing.OTHER
 
 
 def pick_rate(ranks: int, pace: Pace) -> float:
@@ -120,7 +122,7 @@ class _MainThread:
     files: tuple[ProcFile, ...] = ()
     refused: bool = False
 
-    def look(self) -> Doing | None:
+    def look(self) -> MainThreadDoing | None:
         """Look once; None when the process is gone or may not be looked at."""
         if not self.files:
             return None
@@ -178,7 +180,7 @@ class MainThreadProbe:
         """By process and by thread: the one that runs its loop."""
         # Held for moments only, never while a file is read.
         self._lock = threading.Lock()
-        self._counts: dict[Identity, Counter[Doing]] = {}
+        self._counts: dict[Identity, Counter[MainThreadDoing]] = {}
         self._refused: frozenset[Identity] = frozenset()
         self._off: Known[str] = ""
 
@@ -252,6 +254,6 @@ class MainThreadProbe:
             thread.close()
 
 
-def _count(identity: Identity, rank: Applicable[int], found: Counter[Doing]) -> MainThreadSample:
-    counts = {doing.value: found[doing] for doing in Doing}
+def _count(identity: Identity, rank: Applicable[int], found: Counter[MainThreadDoing]) -> MainThreadSample:
+    counts = {doing.value: found[doing] for doing in MainThreadDoing}
     return MainThreadSample(pid=identity.pid, rank=rank, looks=found.total(), **counts)

@@ -152,7 +152,7 @@ def fit_slope(points: Sequence[tuple[int, float]]) -> float:
     return median * 1e9
 
 
-class Growth:
+class MemoryGrowth:
     """Keep the last minute of one figure and tell its slope, refitted every fifth reading."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class AnonReader:
         """Begin empty; nothing stays open."""
         self._proc = proc
         self._known: dict[Identity, tuple[int, int]] = {}
-        self._growth = Growth()
+        self._growth = MemoryGrowth()
 
     def read(self, now_ns: int, of_group: Known[int], processes: Sequence[ProcessSample]) -> AnonMemory:
         """Return what the control group told, else the sum over processes; ``now_ns`` is CLOCK_MONOTONIC."""

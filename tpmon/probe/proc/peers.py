@@ -67,14 +67,14 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenEnd:
     """Hold one open descriptor of a process."""
 
     pid: int
     mode: int
 
 
-_Table = Mapping[str, tuple[_Open, ...]]
+_Table = Mapping[str, tuple[_OpenEnd, ...]]
 
 
 def parse_tcp(table: bytes) -> tuple[TcpRow, ...]:
@@ -230,7 +230,7 @@ class OtherEnds:
 
     def _read_open(self, pids: Iterable[int], limit_s: float) -> tuple[_Table, bool]:
         """Read who has which pipe, FIFO and socket open; also whether somebody was left out."""
-        found: dict[str, list[_Open]] = {}
+        found: dict[str, list[_OpenEnd]] = {}
         incomplete = False
         end_s = time.monotonic() + limit_s
         for pid in pids:
@@ -249,7 +249,7 @@ class OtherEnds:
                     link = os.readlink(f"{folder}/{name}")
                     if link.startswith(("pipe:", "socket:")) or self._is_fifo(link):
                         mode = os.lstat(f"{folder}/{name}").st_mode
-                        found.setdefault(link, []).append(_Open(pid, mode))
+                        found.setdefault(link, []).append(_OpenEnd(pid, mode))
         return {link: tuple(those) for link, those in found.items()}, incomplete
 
     @staticmethod

@@ -34,10 +34,10 @@ from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import PlainError
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC, read_thread_names
-from tpmon.probe.host.sockets import Listener, read_all_listeners, read_listeners
+from tpmon.probe.host.sockets import ListeningSocket, read_all_listeners, read_listeners
 from tpmon.probe.job.job import Job, Member
 from tpmon.probe.records.debug_server import ask_records, find_door
-from tpmon.probe.records.flight_recorder import Origin, RecordError, parse_pickle
+from tpmon.probe.records.flight_recorder import RecordError, RecordOrigin, parse_pickle
 from tpmon.probe.records.flight_recorder_files import (
     WRITTEN_S,
     ask_pipe,
@@ -89,7 +89,7 @@ def read_collectives(
     if not ranks:
         return CollectivesReading((), (), ())
     try:
-        listening: Known[tuple[Listener, ...]] = read_all_listeners()
+        listening: Known[tuple[ListeningSocket, ...]] = read_all_listeners()
     except (OSError, ValueError) as error:
         listening = Missing(f"the kernel does not tell who listens: {error}")
     servers = _each(
@@ -171,14 +171,14 @@ def _environment(one: _Rank) -> dict[str, str]:
 
 
 def _read_server(
-    one: _Rank, *, host: str, listening: Known[tuple[Listener, ...]], ask_nccl: bool, proc: str
+    one: _Rank, *, host: str, listening: Known[tuple[ListeningSocket, ...]], ask_nccl: bool, proc: str
 ) -> RankRecord:
     pid = one.member.identity.pid
     everything = listening if is_known(listening) else ()
     door = find_door(pid, _environment(one), everything, proc)
     if isinstance(door, Missing):
         raise OSError(door.reason)
-    origin = Origin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
+    origin = RecordOrigin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
     return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(pid, proc))
 
 
@@ -191,10 +191,12 @@ def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:
     else:
         file = read_record_file(pid, one.number, environment, one.member.started, proc)
     source = RecordSource.PIPE if ask else RecordSource.FILE
-    return parse_pickle(file.data, Origin(host, pid, one.number, source, file.written))
+    return parse_pickle(file.data, RecordOrigin(host, pid, one.number, source, file.written))
 
 
-def _read_ras(ranks: Sequence[_Rank], listening: Known[tuple[Listener, ...]], proc: str) -> Known[RasReport]:
+def _read_ras(
+    ranks: Sequence[_Rank], listening: Known[tuple[ListeningSocket, ...]], proc: str
+) -> Known[RasReport]:
     with_nccl = [one for one in ranks if NCCL_THREAD in read_thread_names(one.member.identity.pid, proc)]
     if not with_nccl:
         return Missing("no rank uses NCCL")

@@ -19,9 +19,9 @@ from tpmon.model.results.collectives import GroupRecord, RankRecord
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import hide
 from tpmon.probe.base.procread import PROC, read_thread_names
-from tpmon.probe.base.socket import LOOPBACK, Talk
-from tpmon.probe.host.sockets import Listener, read_listeners
-from tpmon.probe.records.flight_recorder import Origin, parse_json
+from tpmon.probe.base.socket import LOOPBACK, Conversation
+from tpmon.probe.host.sockets import ListeningSocket, read_listeners
+from tpmon.probe.records.flight_recorder import RecordOrigin, parse_json
 
 THREAD_NAME = "pt_workerserver"
 """Threads of the server (torch/csrc/distributed/c10d/control_plane/WorkerServer.cpp)."""
@@ -46,7 +46,7 @@ class Door:
     pid: int = 0
 
 
-def pick_door(listeners: Sequence[Listener]) -> Known[Door]:
+def pick_door(listeners: Sequence[ListeningSocket]) -> Known[Door]:
     """Tell which of a process's sockets is that of its debug server."""
     fitting = [one for one in listeners if one.is_everywhere and one.backlog == SERVER_BACKLOG]
     if len(fitting) > 1:
@@ -60,7 +60,7 @@ def pick_door(listeners: Sequence[Listener]) -> Known[Door]:
 
 
 def find_door(
-    pid: int, environment: dict[str, str], everything: tuple[Listener, ...], proc: str = PROC
+    pid: int, environment: dict[str, str], everything: tuple[ListeningSocket, ...], proc: str = PROC
 ) -> Known[Door]:
     """Find the debug server of one rank, or say why it has none that could be asked."""
     if THREAD_NAME not in read_thread_names(pid, proc):
@@ -77,7 +77,9 @@ def find_door(
     return listeners if isinstance(listeners, Missing) else pick_door(listeners)
 
 
-def ask_records(door: Door, origin: Origin, *, with_nccl: bool, seconds: float = ANSWER_S) -> RankRecord:
+def ask_records(
+    door: Door, origin: RecordOrigin, *, with_nccl: bool, seconds: float = ANSWER_S
+) -> RankRecord:
     """Ask a rank for its record, and for that of NCCL where it may be asked; the groups of both in one.
 
     Raises:
@@ -130,7 +132,7 @@ def _ask(address: str | tuple[str, int], door: Door, handler: str, seconds: floa
     )
     family = socket.AF_UNIX if door.path else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
-        talk = Talk(link, seconds)
+        talk = Conversation(link, seconds)
         talk.connect(address)
         if door.path:
             talk.check_peer(door.pid)

@@ -122,7 +122,7 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RecordOrigin:
     """Say whose record it is and when it was written."""
 
     host: str
@@ -132,7 +132,7 @@ class Origin:
     taken: datetime
 
 
-def parse_pickle(data: bytes, origin: Origin) -> RankRecord:
+def parse_pickle(data: bytes, origin: RecordOrigin) -> RankRecord:
     """Parse a dump as the FlightRecorder writes it into a file.
 
     Raises:
@@ -142,7 +142,7 @@ def parse_pickle(data: bytes, origin: Origin) -> RankRecord:
     return parse_record(load_plain(data, _LIMITS), origin)
 
 
-def parse_json(data: bytes, origin: Origin) -> RankRecord:
+def parse_json(data: bytes, origin: RecordOrigin) -> RankRecord:
     """Parse a dump as the debug server answers.
 
     Raises:
@@ -158,7 +158,7 @@ def parse_json(data: bytes, origin: Origin) -> RankRecord:
     return parse_record(value, origin)
 
 
-def parse_record(value: object, origin: Origin) -> RankRecord:
+def parse_record(value: object, origin: RecordOrigin) -> RankRecord:
     """Parse a dump that was loaded already.
 
     Raises:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.collectives import RasProcess, RasRank, RasReport
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.socket import LOOPBACK, Talk
+from tpmon.probe.base.socket import LOOPBACK, Conversation
 
 PORT = 28028
 ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
@@ -63,7 +63,7 @@ def read_ras(port: int, seconds: float = ANSWER_S, address: str = LOOPBACK) -> R
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
-        talk = Talk(link, seconds)
+        talk = Conversation(link, seconds)
         talk.connect((_OF_EVERYWHERE.get(address, address), port))
         talk.send(f"CLIENT PROTOCOL {_PROTOCOL}\n".encode())
         if not talk.read_line(_LINE_BYTES).startswith(b"SERVER PROTOCOL"):

@@ -42,7 +42,7 @@ _READ_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SpyOutcome:
     """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
 
     output: bytes
@@ -130,7 +130,7 @@ class SpyChild:
         deadline_s: float,
         cpu_limit_s: int = CPU_LIMIT_S,
         niceness: int = NICENESS,
-    ) -> Outcome:
+    ) -> SpyOutcome:
         """Run a command to its end, at the latest ``deadline_s`` after its start.
 
         After ``cpu_limit_s`` of CPU the kernel ends it. One that stops its target is given niceness 0: the
@@ -172,7 +172,7 @@ class SpyChild:
                 self._pid = 0  # what might still run is on the lead
             os.close(reader)
             os.close(writer)
-        return Outcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
+        return SpyOutcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
 
     def stop(self) -> None:
         """Kill the py-spy that runs, and any that is started later; never waits."""

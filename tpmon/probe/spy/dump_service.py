@@ -38,7 +38,7 @@ def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptDump:
     """Hold the last look that was finished, and whom it was at."""
 
     members: frozenset[Identity]
@@ -65,7 +65,7 @@ class DumpService:
         self._lock = threading.Lock()
         self._state: Applicable[DumpState] = NOT_APPLICABLE
         self._finished: list[DumpRound] = []
-        self._kept: _Kept | None = None
+        self._kept: _KeptDump | None = None
         self._paused_ms = 0.0
         self._dumper: Dumper | None = None
         self._stopped = threading.Event()
@@ -176,7 +176,7 @@ class DumpService:
                     self._finished.append(one)
                 self._paused_ms += one.paused_ms
                 if not request.native:
-                    self._kept = _Kept(frozenset(member.identity for member in members), one)
+                    self._kept = _KeptDump(frozenset(member.identity for member in members), one)
             self._grow(request, rounds, len(members), len(members))
 
     def _grow(self, request: DumpRequest, rounds: tuple[DumpRound, ...], answered: int, asked: int) -> None:

@@ -12,7 +12,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import FROZEN, Role, ThreadKind
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.probe.base.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file
+from tpmon.probe.base.procread import PROC, TICKS_PER_S, StatLine, parse_stat, read_file
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
 from tpmon.probe.proc.files import parse_io, parse_schedstat
@@ -186,7 +186,7 @@ class _Reader:
                 listed.append(self._look_cheaply(tid, stat, kind, folder))
         return listed, idle
 
-    def _look_cheaply(self, tid: int, stat: Stat, kind: ThreadKind, folder: str) -> ThreadLook:
+    def _look_cheaply(self, tid: int, stat: StatLine, kind: ThreadKind, folder: str) -> ThreadLook:
         """Make the look of a native thread that nothing holds: what it waits on is its own affair."""
         run_ns, delay_ns = _read_times(folder)
         call = _read_call(folder) if self.waits else _NOT_READ

@@ -33,7 +33,7 @@ from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
 from tpmon.probe.proc.files import parse_stat
-from tpmon.probe.spy.child import CPU_LIMIT_S, Outcome, install_spy
+from tpmon.probe.spy.child import CPU_LIMIT_S, SpyOutcome, install_spy
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
 
 _NAME = "py-spy"
@@ -274,7 +274,7 @@ def say_costly(cpu_limit_s: int) -> str:
 
 
 def explain_outcome(
-    pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
+    pid: int, outcome: SpyOutcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
 ) -> Failure | None:
     """Say what went wrong in a run of py-spy, None where nothing did."""
     if outcome.late:

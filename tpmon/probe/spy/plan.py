@@ -67,7 +67,7 @@ _SLEEPS = re.compile(r"futex|^sleep$")
 """Waits of a worker, in words, of which its stacks tell the reason."""
 
 
-class Kind(Enum):
+class SubjectKind(Enum):
     """Name the two ways to look."""
 
     DUMP = "dump"
@@ -75,7 +75,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class SpySubject:
     """Name a process to look at: a rank, or a loader worker of one."""
 
     identity: Identity
@@ -83,7 +83,7 @@ class Subject:
     is_worker: bool = False
 
 
-def find_working_worker(processes: Iterable[ProcessSample]) -> list[Subject]:
+def find_working_worker(processes: Iterable[ProcessSample]) -> list[SpySubject]:
     """Return the loader worker that wants a CPU most; where none wants one half of the time, one asleep.
 
     Its stacks alone tell whether that is at a lock or for threads of its own; a wait for work is neither.
@@ -92,15 +92,17 @@ def find_working_worker(processes: Iterable[ProcessSample]) -> list[Subject]:
     best = max(workers, key=lambda one: known_or(one.runnable, 0.0), default=None)
     if best is None or known_or(best.runnable, 0.0) < WORKING_DEMAND:
         best = next((one for one in workers if _SLEEPS.search(known_or(one.waits_for, ""))), None)
-    return [] if best is None else [Subject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
+    return (
+        [] if best is None else [SpySubject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SliceTurn:
     """Say what to run now; ``rate_hz`` and ``seconds`` are 0 for a dump."""
 
-    subject: Subject
-    kind: Kind
+    subject: SpySubject
+    kind: SubjectKind
     rate_hz: int
     seconds: int
 
@@ -109,7 +111,7 @@ class Turn:
 class _Standing:
     """Remember of one rank what was done and what it cost."""
 
-    subject: Subject
+    subject: SpySubject
     dumped: bool = False
     shaken: bool = False
     """Whether its next slice is to tell soon."""
@@ -123,7 +125,7 @@ class _Standing:
     refusals: int = 0
 
 
-def _order(subject: Subject) -> tuple[bool, float, int]:
+def _order(subject: SpySubject) -> tuple[bool, float, int]:
     return subject.is_worker, known_or(subject.rank, float("inf")), subject.identity.pid
 
 
@@ -168,7 +170,7 @@ class StackPlan:
         self._credit_ms = max(self._credit_ms, min(self._credit_ms + unused_ms, SHAKEN_MS))
         return True
 
-    def watch(self, subjects: Iterable[Subject]) -> bool:
+    def watch(self, subjects: Iterable[SpySubject]) -> bool:
         """Name the ranks there are, and workers worth a look; tells whether one of the ranks is new."""
         before = self._standings
         ordered = sorted(subjects, key=_order)
@@ -191,7 +193,7 @@ class StackPlan:
             self._standings[one.identity].subject = one
         return bool(born)
 
-    def next(self, now_ns: int) -> Turn | float:
+    def next(self, now_ns: int) -> SliceTurn | float:
         """Return what to run now, or how many seconds to wait before asking again."""
         self._pass(now_ns)
         ready = [one for one in self._standings.values() if now_ns >= one.refused_until_ns]
@@ -202,7 +204,7 @@ class StackPlan:
             return max(-self._credit_ms / self.budget_ms_per_s, 0.1)
         for one in ready:
             if not one.dumped:
-                return Turn(one.subject, Kind.DUMP, 0, 0)
+                return SliceTurn(one.subject, SubjectKind.DUMP, 0, 0)
         one = self._pick(ready)
         turn = self._shape(one)
         short_ms = self._price(one, turn) - turn.seconds * self.budget_ms_per_s
@@ -213,14 +215,14 @@ class StackPlan:
         one.shaken = False
         return turn
 
-    def settle(self, turn: Turn, cpu_ms: float, samples: int, frames: int, now_ns: int) -> None:
+    def settle(self, turn: SliceTurn, cpu_ms: float, samples: int, frames: int, now_ns: int) -> None:
         """Charge a run that worked; py-spy looked ``samples`` times and found ``frames`` frames in all."""
         one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
             return
         one.reason, one.refused_until_ns, one.refusals = "", 0, 0
         one.dumped = True
-        if turn.kind is Kind.DUMP:
+        if turn.kind is SubjectKind.DUMP:
             one.start_ms = max(START_MS, cpu_ms)
             one.sample_ms = SAMPLE_MS + FRAME_MS * frames
             return
@@ -231,7 +233,7 @@ class StackPlan:
             one.sample_ms += (SMOOTHING if one.measured else 1.0) * (seen_ms - one.sample_ms)
             one.measured = True
 
-    def refuse(self, turn: Turn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
+    def refuse(self, turn: SliceTurn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
         """Charge a run that failed; tried again after 1, 3 and 10 s, later or if ``final`` after 60 s."""
         one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
@@ -241,14 +243,14 @@ class StackPlan:
         one.refusals += 1
         one.refused_until_ns = now_ns + round(wait_s * 1e9)
 
-    def postpone(self, turn: Turn, reason: str, now_ns: int) -> None:
+    def postpone(self, turn: SliceTurn, reason: str, now_ns: int) -> None:
         """Leave a rank alone for a moment, because somebody else holds it."""
         one = self._standings.get(turn.subject.identity)
         if one is not None:
             one.reason = reason
             one.refused_until_ns = now_ns + round(HELD_S * 1e9)
 
-    def forget(self, turn: Turn) -> None:
+    def forget(self, turn: SliceTurn) -> None:
         """Leave out a rank that is gone; that is no failure."""
         self._standings.pop(turn.subject.identity, None)
 
@@ -271,18 +273,18 @@ class StackPlan:
         if self._credit_ms < CREDIT_MS:
             self._credit_ms = min(self._credit_ms + earned_ms, CREDIT_MS)
 
-    def charge(self, turn: Turn, cpu_ms: float, now_ns: int) -> _Standing | None:
+    def charge(self, turn: SliceTurn, cpu_ms: float, now_ns: int) -> _Standing | None:
         """Take what a run cost from the credit; return whom it looked at, None where that is gone."""
         self._pass(now_ns)
         self._credit_ms -= cpu_ms
-        if turn.kind is Kind.SLICE and not turn.subject.is_worker:
+        if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker:
             self._first_was_last = self._is_first(turn.subject)
         one = self._standings.get(turn.subject.identity)
         if one is not None:
             one.last_ns = now_ns
         return one
 
-    def _is_first(self, subject: Subject) -> bool:
+    def _is_first(self, subject: SpySubject) -> bool:
         return next(iter(self._standings), NOT_APPLICABLE) == subject.identity
 
     def _pick(self, ready: list[_Standing]) -> _Standing:
@@ -300,7 +302,7 @@ class StackPlan:
             others = ready
         return min(others, key=lambda one: one.last_ns)
 
-    def _shape(self, one: _Standing) -> Turn:
+    def _shape(self, one: _Standing) -> SliceTurn:
         rates: tuple[int, ...]
         if self._slices == 0:
             seconds, rates, affordable = FIRST_SECONDS, (FIRST_RATE_HZ, *RATES_HZ), CREDIT_MS
@@ -315,8 +317,8 @@ class StackPlan:
                 seconds = EARLY_SECONDS
                 affordable = EARLY_MS * self.budget_ms_per_s / BUDGET_MS_PER_S
             affordable = max(affordable, self.budget_ms_per_s * seconds)
-        turns = [Turn(one.subject, Kind.SLICE, rate, seconds) for rate in rates]
+        turns = [SliceTurn(one.subject, SubjectKind.SLICE, rate, seconds) for rate in rates]
         return next((turn for turn in turns if self._price(one, turn) <= affordable), turns[-1])
 
-    def _price(self, one: _Standing, turn: Turn) -> float:
+    def _price(self, one: _Standing, turn: SliceTurn) -> float:
         return one.start_ms + one.sample_ms * turn.rate_hz * turn.seconds

@@ -23,7 +23,7 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.sample import (
     MOST_AT_ONCE,
-    Counted,
+    CountedFunction,
     SampledProcess,
     SampleReading,
     SampleRequest,
@@ -61,7 +61,7 @@ _NOT_WATCHED = Missing("the main thread's CPU time could not be read")
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SampleSlice:
     """Hold one slice of one process. ``looks`` is how often py-spy looked, with and without success."""
 
     sampled: Sampled
@@ -82,17 +82,17 @@ def read_thread(pid: int, tid: int, proc: str = PROC) -> Known[SchedStat]:
         return _NOT_WATCHED
 
 
-def count_looks(sampled: Sampled, remarks: Remarks, counted: Counted, planned: int) -> int:
+def count_looks(sampled: Sampled, remarks: Remarks, counted: CountedFunction, planned: int) -> int:
     """Tell how often py-spy looked at the process.
 
     With idle threads every look finds the main thread, or is an error; without them only the plan
     tells, which py-spy keeps also when it is late.
     """
     seen = sampled.samples + remarks.errors
-    return seen if counted is Counted.ALL else max(seen, planned)
+    return seen if counted is CountedFunction.ALL else max(seen, planned)
 
 
-class Tally:
+class SampleTally:
     """Remember what was sampled of one process, and why there is no more."""
 
     def __init__(self, member: Member) -> None:
@@ -123,7 +123,7 @@ class Tally:
         if not self.looks and self.failure is None:
             self.failure = self.refusal
 
-    def add(self, one: Slice) -> None:
+    def add(self, one: SampleSlice) -> None:
         """Add a slice."""
         self.tries, self.refusal = 0, None
         self.looks += one.looks
@@ -204,7 +204,7 @@ MOST_PROCESSES = 4096
 
 FindMembers = Callable[[], Sequence[Member]]
 Progress = Callable[[SampleReading], None]
-_Answer = tuple[Tally, "Slice | Failure"]
+_Answer = tuple[SampleTally, "SampleSlice | Failure"]
 
 
 def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequest:
@@ -226,12 +226,12 @@ def _is_named(member: Member, pids: tuple[int, ...]) -> bool:
     return serves or member.identity.pid in pids
 
 
-def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: Counted) -> tuple[str, ...]:
+def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: CountedFunction) -> tuple[str, ...]:
     """Return the arguments for one slice, in which the samples of ``counted`` count."""
     arguments = record_arguments(pid, rate_hz, seconds)
-    if counted is Counted.RUNNING:
+    if counted is CountedFunction.RUNNING:
         return tuple(one for one in arguments if one != "--idle")
-    return (*arguments, "--gil") if counted is Counted.GIL else arguments
+    return (*arguments, "--gil") if counted is CountedFunction.GIL else arguments
 
 
 class Sampler:
@@ -250,7 +250,7 @@ class Sampler:
         ``find`` is asked once a second in the thread that runs, for workers that are started anew.
         """
         self._find = find
-        self._tallies: dict[Identity, Tally] = {}
+        self._tallies: dict[Identity, SampleTally] = {}
         self._request = request
         self._proc = proc
         self._find_spy = spy
@@ -318,7 +318,7 @@ class Sampler:
         spies = find_spies(self._proc)
         answers: queue.Queue[_Answer] = queue.Queue()
         end_s = self._began_s + self._request.seconds
-        active: set[Tally] = set()
+        active: set[SampleTally] = set()
         self._last_s = min(self._last_s, end_s + slice_seconds(1) + GRACE_S)
         told_s = met_s = self._began_s
         while not self._stopped:
@@ -345,7 +345,7 @@ class Sampler:
         """Add the processes that are new."""
         for member in self._find()[: MOST_PROCESSES - len(self._tallies)]:
             if member.identity not in self._tallies:
-                self._tallies[member.identity] = Tally(member)
+                self._tallies[member.identity] = SampleTally(member)
 
     def _read(self) -> SampleReading:
         tallies = tuple(self._tallies.values())
@@ -372,7 +372,7 @@ class Sampler:
         self,
         spy: str,
         spies: dict[int, tuple[Spy, ...]],
-        active: set[Tally],
+        active: set[SampleTally],
         answers: queue.Queue[_Answer],
         end_s: float,
     ) -> None:
@@ -391,9 +391,9 @@ class Sampler:
             work = (tally, spy, spies.get(tally.member.identity.pid, ()), seconds, answers)
             threading.Thread(target=self._work, args=work, name="tpmon-sample", daemon=True).start()
 
-    def _settle(self, tally: Tally, answer: Slice | Failure, active: set[Tally]) -> None:
+    def _settle(self, tally: SampleTally, answer: SampleSlice | Failure, active: set[SampleTally]) -> None:
         active.discard(tally)
-        if isinstance(answer, Slice):
+        if isinstance(answer, SampleSlice):
             tally.add(answer)
             return
         if (self._finishing or self._holds) and answer.kind is not ErrorKind.GONE:
@@ -403,9 +403,9 @@ class Sampler:
             tally.failure = answer
 
     def _work(
-        self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int, answers: queue.Queue[_Answer]
+        self, tally: SampleTally, spy: str, others: Sequence[Spy], seconds: int, answers: queue.Queue[_Answer]
     ) -> None:
-        answer: Slice | Failure
+        answer: SampleSlice | Failure
         try:
             answer = self._sample(tally, spy, others, seconds)
         except OSError as error:
@@ -426,7 +426,9 @@ class Sampler:
             self._children.add(child)
         return None
 
-    def _sample(self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
+    def _sample(
+        self, tally: SampleTally, spy: str, others: Sequence[Spy], seconds: int
+    ) -> SampleSlice | Failure:
         member = tally.member
         pid, tid = member.identity.pid, tally.loop_tid
         failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
@@ -462,4 +464,4 @@ class Sampler:
         if not looks:
             nothing = Failure(ErrorKind.FAILED, explain_empty(sampled, outcome.output), torn=True)
             return find_gone(member.identity, self._proc) or nothing
-        return Slice(sampled, remarks, looks, time.monotonic() - began_s, tid, before, after)
+        return SampleSlice(sampled, remarks, looks, time.monotonic() - began_s, tid, before, after)

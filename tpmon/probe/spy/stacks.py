@@ -25,15 +25,15 @@ from tpmon.probe.proc.access import explain_refusal, parse_tracer, read_refusal
 from tpmon.probe.spy.child import (
     CPU_LIMIT_S,
     NO_ANSWER,
-    Outcome,
     SpyChild,
+    SpyOutcome,
     dump_arguments,
     find_spy,
     record_arguments,
     say_unstarted,
 )
 from tpmon.probe.spy.failure import FLOODED, explain_empty, say_costly, say_failed
-from tpmon.probe.spy.plan import RETRY_S, Kind, StackPlan, Subject, Turn
+from tpmon.probe.spy.plan import RETRY_S, SliceTurn, SpySubject, StackPlan, SubjectKind
 from tpmon.probe.spy.text import Refusal, parse_complaint, parse_dump, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
@@ -60,7 +60,7 @@ class StackSampler:
         self._loops = loops or LoopThreads(proc)
         self._plan = StackPlan(time.monotonic_ns())
         self._child = SpyChild()
-        self._turn: Turn | None = None
+        self._turn: SliceTurn | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopped = False
@@ -96,7 +96,7 @@ class StackSampler:
                     self._child.allow()
             self._wake.set()
 
-    def watch(self, subjects: Iterable[Subject], pace: Pace = Pace.FULL) -> None:
+    def watch(self, subjects: Iterable[SpySubject], pace: Pace = Pace.FULL) -> None:
         """Name the ranks there are now, and how much may be spent on them."""
         if not self._enabled:
             return
@@ -105,7 +105,7 @@ class StackSampler:
             self._no_ranks = not named
             news = self._plan.watch(named)
             more = self._plan.set_pace(pace)
-            if more and self._turn is not None and self._turn.kind is Kind.SLICE:
+            if more and self._turn is not None and self._turn.kind is SubjectKind.SLICE:
                 self._child.finish()  # it began before what has changed
         if news or more:
             self._wake.set()
@@ -174,14 +174,14 @@ class StackSampler:
             if self._holds:
                 return _HELD_S
             turn = self._plan.next(time.monotonic_ns())
-        if not isinstance(turn, Turn):
+        if not isinstance(turn, SliceTurn):
             return turn
         answer = read_apart(lambda: self._take_turn(turn, spy))
         if isinstance(answer, Missing):
             self._refuse(turn, 0.0, f"failed: {answer.reason}", final=False)
         return 0.0
 
-    def _take_turn(self, turn: Turn, spy: str) -> None:
+    def _take_turn(self, turn: SliceTurn, spy: str) -> None:
         pid = turn.subject.identity.pid
         tracer = self._read_tracer(turn.subject)
         if not is_known(tracer):
@@ -195,7 +195,7 @@ class StackSampler:
             return
         arguments = (
             dump_arguments(pid)
-            if turn.kind is Kind.DUMP
+            if turn.kind is SubjectKind.DUMP
             else record_arguments(pid, turn.rate_hz, turn.seconds)
         )
         begun_s = time.thread_time()
@@ -212,7 +212,7 @@ class StackSampler:
         if not self._stopped:
             self._settle(turn, outcome, begun_s)
 
-    def _read_tracer(self, subject: Subject) -> Known[int]:
+    def _read_tracer(self, subject: SpySubject) -> Known[int]:
         """Return who traces the process, 0 for nobody; Missing when it is gone."""
         pid = subject.identity.pid
         try:
@@ -224,7 +224,7 @@ class StackSampler:
             return Missing("it ended")
         return tracer
 
-    def _settle(self, turn: Turn, outcome: Outcome, begun_s: float) -> None:
+    def _settle(self, turn: SliceTurn, outcome: SpyOutcome, begun_s: float) -> None:
         ended_ns = time.monotonic_ns()
         ended = datetime.now().astimezone()
         pid = turn.subject.identity.pid
@@ -235,7 +235,7 @@ class StackSampler:
         if outcome.status or outcome.late or outcome.flooded:
             self._complain(turn, outcome)
             return
-        parse = parse_dump if turn.kind is Kind.DUMP else parse_raw
+        parse = parse_dump if turn.kind is SubjectKind.DUMP else parse_raw
         identity = turn.subject.identity
         sampled = parse(outcome.output, pid, self._loops.said(identity))
         loop_tid = pid
@@ -254,7 +254,7 @@ class StackSampler:
             rank=turn.subject.rank,
             ended=ended,
             ended_ns=ended_ns,
-            seconds=outcome.wall_s if turn.kind is Kind.SLICE else 0.0,
+            seconds=outcome.wall_s if turn.kind is SubjectKind.SLICE else 0.0,
             rate_hz=float(turn.rate_hz),
             samples=samples,
             stacks=sampled.stacks,
@@ -265,7 +265,7 @@ class StackSampler:
             self._slices.append(piece)
             self._last_ns = ended_ns
 
-    def _complain(self, turn: Turn, outcome: Outcome) -> None:
+    def _complain(self, turn: SliceTurn, outcome: SpyOutcome) -> None:
         cpu_ms = outcome.cpu_s * 1000
         if outcome.status == -signal.SIGXCPU:
             self._refuse(turn, cpu_ms, say_costly(CPU_LIMIT_S), final=True)
@@ -293,12 +293,12 @@ class StackSampler:
         else:
             self._refuse(turn, cpu_ms, say_failed(text), final=False)
 
-    def _forget(self, turn: Turn, cpu_ms: float) -> None:
+    def _forget(self, turn: SliceTurn, cpu_ms: float) -> None:
         """Charge a run on a process that ended meanwhile, which is no failure, and leave it out."""
         with self._lock:
             self._plan.refuse(turn, cpu_ms, "", time.monotonic_ns(), final=False)
             self._plan.forget(turn)
 
-    def _refuse(self, turn: Turn, cpu_ms: float, reason: str, *, final: bool) -> None:
+    def _refuse(self, turn: SliceTurn, cpu_ms: float, reason: str, *, final: bool) -> None:
         with self._lock:
             self._plan.refuse(turn, cpu_ms, reason, time.monotonic_ns(), final=final)

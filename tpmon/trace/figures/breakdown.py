@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Breakdown
-from tpmon.trace.figures.steps import Steps
+from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.classes import (
     MULTI_LOADER,
     SINGLE_LOADER,
@@ -185,7 +185,7 @@ def _find_strays(trace: Trace, numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(device for device, spent in zip(numbers, busy, strict=True) if spent < least)
 
 
-def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
+def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakdown:
     """Return the mean step by what was running, in microseconds; of several devices their mean.
 
     Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
@@ -221,7 +221,7 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     )
 
 
-def _break_down_one(activity: Activity, steps: Steps, exclusive: bool) -> list[float]:
+def _break_down_one(activity: Activity, steps: TraceSteps, exclusive: bool) -> list[float]:
     layers = activity.layers()
     # Without a device the host is what computes, and communication behind it is hidden.
     order = tuple(range(8)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3, 7)

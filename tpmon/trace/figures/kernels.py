@@ -14,7 +14,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.trace import CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
 from tpmon.trace.figures.nesting import Nest
-from tpmon.trace.figures.products import DTYPES, Counted, find_peak, rate, share_of_peak
+from tpmon.trace.figures.products import DTYPES, CountedProduct, find_peak, rate, share_of_peak
 from tpmon.trace.reading.classes import flag, is_comm_kernel, uses_tensor_cores
 from tpmon.trace.reading.columns import Ints, Launch, distinct
 from tpmon.trace.reading.read import Trace, clean_name, find_device
@@ -109,7 +109,7 @@ def sum_kernels(
     trace: Trace,
     figures: LaunchFigures,
     limited: dict[tuple[int, int], str],
-    counted: Counted,
+    counted: CountedProduct,
     launched: tuple[Nest, Ints],
 ) -> tuple[KernelRow, ...]:
     """Sum the kernels by name, the longest total first; ``launched`` are operators and launchers."""
@@ -147,7 +147,7 @@ def sum_kernels(
 Rates = tuple[Known[float], Known[float], Known[float], Known[float], Known[str]]
 
 
-def _rates(trace: Trace, counted: Counted, part: Ints, length: Ints) -> Rates:
+def _rates(trace: Trace, counted: CountedProduct, part: Ints, length: Ints) -> Rates:
     """Return GB/s and TFLOP/s, each with its part of the card's peak, and which of both holds the kernel."""
     devices = distinct(trace.work.device[part]).tolist()
     peak = find_peak(find_device(trace, devices[0])) if len(devices) == 1 else None

@@ -12,7 +12,7 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.results.trace import MemoryPeak
 from tpmon.model.results.trace_tables import AllocationRow, CurvePoint, MemoryCurve
 from tpmon.trace.figures.nesting import Nest
-from tpmon.trace.figures.steps import Steps
+from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.classes import flag
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
@@ -44,7 +44,7 @@ def _each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
             yield kind, device, np.flatnonzero((memory.device_type == kind) & (memory.device == device))
 
 
-def sum_memory(trace: Trace, steps: Steps) -> tuple[MemoryPeak, ...]:
+def sum_memory(trace: Trace, steps: TraceSteps) -> tuple[MemoryPeak, ...]:
     """Return peaks and sums by device; the peaks are missing in traces before torch 1.10."""
     memory = trace.memory
     found = []
@@ -71,7 +71,7 @@ def _peak(values: Ints) -> Known[int]:
     return highest if highest >= 0 else _NO_TOTALS
 
 
-def _growth(times: Ints, allocated: Ints, steps: Steps) -> Known[int]:
+def _growth(times: Ints, allocated: Ints, steps: TraceSteps) -> Known[int]:
     """Return by how much the total rose from the end of the first step to the end of the last."""
     if not steps.marked or len(steps.names) < 2:
         return Missing("fewer than two marked steps")

@@ -9,8 +9,8 @@ from tpmon.trace.figures.breakdown import Activity
 from tpmon.trace.figures.gaps import HostCauses
 from tpmon.trace.figures.nesting import Nest
 from tpmon.trace.figures.operators import OperatorTimes
-from tpmon.trace.figures.products import Counted
-from tpmon.trace.figures.steps import Steps
+from tpmon.trace.figures.products import CountedProduct
+from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace
 
@@ -24,14 +24,14 @@ class Parts:
     """
 
     trace: Trace
-    steps: Steps
+    steps: TraceSteps
     ops: Nest
     times: OperatorTimes
     launched_by: Ints
     launchers: Ints
     activity: Activity
     causes: HostCauses
-    counted: Counted
+    counted: CountedProduct
     gaps: tuple[DeviceGaps, ...]
     products: tuple[ProductRow, ...]
     peaks: tuple[MemoryPeak, ...]

@@ -63,7 +63,7 @@ _REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PatternSeen:
     """Hold one pattern: its name, what was seen, and what of the window it holds, in percent.
 
     ``also`` says what was seen beside it that an advice depends on.
@@ -75,7 +75,7 @@ class Seen:
     also: frozenset[str] = frozenset()
 
 
-def find_patterns(parts: Parts) -> tuple[Seen, ...]:
+def find_patterns(parts: Parts) -> tuple[PatternSeen, ...]:
     """Find the patterns that a trace shows, the largest share first."""
     finders = (
         _copies,
@@ -128,7 +128,7 @@ def _say_step(parts: Parts) -> str:
     return " a step" if parts.steps.marked else ""
 
 
-def _copies(parts: Parts) -> Iterator[Seen]:
+def _copies(parts: Parts) -> Iterator[PatternSeen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(work.category == Category.MEMCPY))
     if not len(rows):
@@ -149,10 +149,10 @@ def _copies(parts: Parts) -> Iterator[Seen]:
     count = len(rows) / _count_steps(parts)
     words = f"{count:,.0f} copies{_say_step(parts)} that kernels do not hide, most of the time: {largest}"
     also = frozenset({"pageable"} if "Pageable" in largest else ())
-    yield Seen("copy-heavy", clean_name(words), share, also)
+    yield PatternSeen("copy-heavy", clean_name(words), share, also)
 
 
-def _launches(parts: Parts) -> Iterator[Seen]:
+def _launches(parts: Parts) -> Iterator[PatternSeen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(work.category == Category.KERNEL))
     if not len(rows):
@@ -162,10 +162,10 @@ def _launches(parts: Parts) -> Iterator[Seen]:
     if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
         count = len(rows) / _count_steps(parts)
         words = f"{count:,.0f} kernels{_say_step(parts)}, half of them below {median:.1f} us"
-        yield Seen("launch-heavy", words, share)
+        yield PatternSeen("launch-heavy", words, share)
 
 
-def _tiny_operators(parts: Parts) -> Iterator[Seen]:
+def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     """Find one operator that is called over and over for little: a loop over elements or parameters."""
     if not parts.steps.marked:
         return  # calls of a whole trace say nothing of a step
@@ -188,10 +188,10 @@ def _tiny_operators(parts: Parts) -> Iterator[Seen]:
     if share >= TINY_PCT:
         name, count = parts.trace.names[numbers[at]], counts[at] / _count_steps(parts)
         words = f"{name} is called {count:,.0f} times a step, {spent[at] / counts[at]:.1f} us each"
-        yield Seen("tiny-operators", clean_name(words), share)
+        yield PatternSeen("tiny-operators", clean_name(words), share)
 
 
-def _optimizer(parts: Parts) -> Iterator[Seen]:
+def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
     host, work = parts.trace.host, parts.trace.work
     marks = flag(parts.trace.names, is_optimizer)[host.name] & (host.category != Category.GPU_ANNOTATION)
     rows = np.flatnonzero(marks)
@@ -206,12 +206,12 @@ def _optimizer(parts: Parts) -> Iterator[Seen]:
         spent = float(host.duration[rows].sum()) / 1000
         start, end = parts.steps.host_window
         share = 100 * spent / max((end - start) / 1000, 1.0)
-        yield Seen(
+        yield PatternSeen(
             "unfused-optimizer", f"{each:,.0f} kernels in one step of the optimizer", min(share, 100.0)
         )
 
 
-def _syncs(parts: Parts) -> Iterator[Seen]:
+def _syncs(parts: Parts) -> Iterator[PatternSeen]:
     calls, steps = parts.trace.calls, parts.steps
     share = _idle_pct(
         parts, sum_known(us for gap in parts.gaps for us in (gap.sync_explicit, gap.sync_implicit))
@@ -231,7 +231,7 @@ def _syncs(parts: Parts) -> Iterator[Seen]:
     count = len(rows) / len(steps.names)
     words = f"the host waits for the device {count:,.0f} times a step{by}"
     also = frozenset({"item"} if most >= 0 and "item" in parts.trace.names[most] else ())
-    yield Seen("sync-per-step", clean_name(words), share, also)
+    yield PatternSeen("sync-per-step", clean_name(words), share, also)
 
 
 def _main_root(parts: Parts, calls: Ints) -> int:
@@ -246,7 +246,7 @@ def _main_root(parts: Parts, calls: Ints) -> int:
     return int(numbers[int(np.argmax(np.bincount(of, weights=table.duration[calls[inside]])))])
 
 
-def _attention(parts: Parts) -> Iterator[Seen]:
+def _attention(parts: Parts) -> Iterator[PatternSeen]:
     ops = parts.ops
     rows = np.flatnonzero(flag(parts.trace.names, lambda name: name == _MATH)[parts.trace.host.name[ops.row]])
     share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
@@ -254,10 +254,10 @@ def _attention(parts: Parts) -> Iterator[Seen]:
         count = len(rows) / _count_steps(parts)
         times = f"{count:,.0f} times{_say_step(parts)}"
         words = f"scaled_dot_product_attention computes {times} without a fused kernel"
-        yield Seen("math-attention", words, share)
+        yield PatternSeen("math-attention", words, share)
 
 
-def _plain_products(parts: Parts) -> Iterator[Seen]:
+def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     trace = parts.trace
     cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
     if not cards or not all(card is not None and has_tensor_cores(card) for card in cards):
@@ -272,7 +272,7 @@ def _plain_products(parts: Parts) -> Iterator[Seen]:
         cores = "tensor cores for fp16" if older else "TF32"
         also = frozenset({"fp16 alone"} if older else ())
         words = f"{kinds} in fp32 on ordinary cores, though the card has {cores}"
-        yield Seen("fp32-products", words, share, also)
+        yield PatternSeen("fp32-products", words, share, also)
 
 
 def has_tensor_cores(card: Device) -> bool:
@@ -280,7 +280,7 @@ def has_tensor_cores(card: Device) -> bool:
     return card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name
 
 
-def _recompiles(parts: Parts) -> Iterator[Seen]:
+def _recompiles(parts: Parts) -> Iterator[PatternSeen]:
     host = parts.trace.host
     start, end = parts.steps.host_window
     compiles = np.flatnonzero(
@@ -299,10 +299,10 @@ def _recompiles(parts: Parts) -> Iterator[Seen]:
         words = f"the compiler runs {len(compiles)} times"
     if again:
         words += f"; a function is in its version {again + 1}"
-    yield Seen("recompiles", words, share)
+    yield PatternSeen("recompiles", words, share)
 
 
-def _recomputes(parts: Parts) -> Iterator[Seen]:
+def _recomputes(parts: Parts) -> Iterator[PatternSeen]:
     """Find forward operators inside of nodes of the backward pass, while the card has memory to spare."""
     ops, names = parts.ops, parts.trace.names
     if not len(ops.row):
@@ -324,7 +324,7 @@ def _recomputes(parts: Parts) -> Iterator[Seen]:
     words = f"{count:,.0f} forward operators{_say_step(parts)} run again in the backward pass"
     if is_known(used):
         words += f", with {100 - 100 * used:.0f} % of the card's memory never reserved"
-    yield Seen("recompute", words, share, frozenset({"memory free"} if is_known(used) else ()))
+    yield PatternSeen("recompute", words, share, frozenset({"memory free"} if is_known(used) else ()))
 
 
 def _share_of_memory(parts: Parts) -> Known[float]:
@@ -337,7 +337,7 @@ def _share_of_memory(parts: Parts) -> Known[float]:
     return max(found) if found else Missing("memory was not recorded (profile_memory=True)")
 
 
-def _misaligned(parts: Parts) -> Iterator[Seen]:
+def _misaligned(parts: Parts) -> Iterator[PatternSeen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(parts.counted.misaligned == 1))
     share = _busy_pct(parts, float(work.duration[rows].sum()))
@@ -351,4 +351,4 @@ def _misaligned(parts: Parts) -> Iterator[Seen]:
     product = measure_product(name, parse_inputs(parts.trace.shapes[most]))
     sizes = f" ({product.m} x {product.k} by {product.k} x {product.n})" if product else ""
     words = f"products whose sizes tensor cores do not take in full, most: {name}{sizes}"
-    yield Seen("misaligned-products", clean_name(words), share)
+    yield PatternSeen("misaligned-products", clean_name(words), share)

@@ -67,7 +67,7 @@ _BY_KERNEL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedProduct:
     """Hold of each row of device work what it computes and moves; NaN, 0 and -1 where that is not known.
 
     ``kind`` and ``dtype`` are places in ``KINDS`` and ``DTYPES``. ``call_flops`` are of the whole call of
@@ -118,11 +118,11 @@ class Call:
     sizes: tuple[int, ...]
 
 
-def count_work(trace: Trace, ops: Nest, launchers: Ints) -> Counted:
+def count_work(trace: Trace, ops: Nest, launchers: Ints) -> CountedProduct:
     """Count what each kernel computes and moves, by the operator that launched it."""
     work = trace.work
     size = len(work.start)
-    found = Counted(
+    found = CountedProduct(
         np.zeros(size, np.int8),
         np.zeros(size, np.int8),
         np.full(size, math.nan),
@@ -157,7 +157,7 @@ def count_work(trace: Trace, ops: Nest, launchers: Ints) -> Counted:
     return found
 
 
-def _count_named(trace: Trace, found: Counted, rows: Ints) -> None:
+def _count_named(trace: Trace, found: CountedProduct, rows: Ints) -> None:
     """Tell kind and type of products without an operator, by their names alone."""
     for number in distinct(trace.work.name[rows]).tolist():
         here = rows[trace.work.name[rows] == number]
@@ -204,7 +204,7 @@ def read_calls(trace: Trace, keys: Ints, widest: int) -> list[Call]:
 
 def _name_types(
     trace: Trace,
-    found: Counted,
+    found: CountedProduct,
     rows: Ints,
     called: tuple[list[Call], Ints],
     is_product: npt.NDArray[np.bool_],
@@ -340,7 +340,7 @@ MOST_HOST_TFLOP_S = 10.0
 _NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
 
 
-def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: Counted) -> tuple[ProductRow, ...]:
+def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProduct) -> tuple[ProductRow, ...]:
     """Sum the products by kind and number type, the longest first; of the host without device work."""
     if not len(trace.work.start):
         return _sum_on_host(trace, ops)

@@ -29,7 +29,7 @@ UNMARKED = "torch marks none without profiler.step(), or without a schedule"
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class TraceSteps:
     """Hold the steps in order, in nanoseconds; one step that is the whole trace where none are marked.
 
     ``host_start`` and ``host_end`` are the marks; ``start`` and ``end`` wait for device work.
@@ -69,7 +69,7 @@ def match_calls(trace: Trace) -> Ints:
     return found
 
 
-def find_steps(trace: Trace, launched_by: Ints) -> Steps:
+def find_steps(trace: Trace, launched_by: Ints) -> TraceSteps:
     """Find the steps. ``launched_by`` is what ``match_calls`` returned."""
     parts = _parts_of_slice(trace)
     if parts is not None:
@@ -101,16 +101,16 @@ def find_steps(trace: Trace, launched_by: Ints) -> Steps:
     if keep > 1:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
-    return Steps(names, start, end, real_start, real_end, marked=True, notes=tuple(notes))
+    return TraceSteps(names, start, end, real_start, real_end, marked=True, notes=tuple(notes))
 
 
-def _parts_of_slice(trace: Trace) -> Steps | None:
+def _parts_of_slice(trace: Trace) -> TraceSteps | None:
     """Return the parts of a slice around gaps, in place of steps of which only a part is there."""
     parts = find_parts(trace.header)
     if not len(parts.start):
         return None
     names = tuple(f"around gap {number}" for number in range(1, len(parts.start) + 1))
-    return Steps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
+    return TraceSteps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
 
 
 def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
@@ -157,7 +157,7 @@ def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
     return found
 
 
-def _whole(trace: Trace) -> Steps:
+def _whole(trace: Trace) -> TraceSteps:
     tables = [(table.start, table.duration) for table in (trace.host, trace.calls, trace.work)]
     first = [int(start.min()) for start, _length in tables if len(start)]
     last = [int((start + length).max()) for start, length in tables if len(start)]
@@ -167,7 +167,7 @@ def _whole(trace: Trace) -> Steps:
     repeated = _most_repeated(trace)
     if repeated:
         notes.append(f"what repeats: {repeated}")
-    return Steps(("whole trace",), start, end, start, end, marked=False, notes=tuple(notes))
+    return TraceSteps(("whole trace",), start, end, start, end, marked=False, notes=tuple(notes))
 
 
 def _most_repeated(trace: Trace) -> str:
@@ -201,7 +201,7 @@ _EARLIER_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedSteps:
     """Hold when steps of the loop had ended (ns since the epoch, oldest first), and how many there were then.
 
     ``at_update``: a step ends with its update; otherwise when the next batch is asked for, or is told to.
@@ -213,7 +213,7 @@ class Counted:
 
 
 def number_first(
-    spans_ns: Sequence[tuple[int, int]], base_ns: int | None, counted: Counted | Missing
+    spans_ns: Sequence[tuple[int, int]], base_ns: int | None, counted: CountedSteps | Missing
 ) -> Known[int]:
     """Return which step of the loop, from 0 on, the first span is.
 
@@ -231,7 +231,7 @@ def number_first(
     return first if last == first + len(spans_ns) - 1 else last if isinstance(last, Missing) else _OTHERS
 
 
-def _number(base_ns: int, span_ns: tuple[int, int], counted: Counted) -> Known[int]:
+def _number(base_ns: int, span_ns: tuple[int, int], counted: CountedSteps) -> Known[int]:
     start, end = span_ns
     length = end - start
     # A step that ends with its update has ended a moment before the update has.

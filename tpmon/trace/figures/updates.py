@@ -21,7 +21,7 @@ from tpmon.model.codec import to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.trace.figures.modules import BACKWARD
-from tpmon.trace.figures.steps import UNCOUNTED, Counted, number_first
+from tpmon.trace.figures.steps import UNCOUNTED, CountedSteps, number_first
 from tpmon.trace.reading.classes import STEP, flag, is_optimizer, is_step
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, read_trace
@@ -37,7 +37,7 @@ _MADE_BY = "tpmon: from one update of the optimizer to the next"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class UpdateMark:
     """Hold one step on the clock of the trace, in ns."""
 
     start: int
@@ -49,7 +49,7 @@ class Marks:
     """Hold the thread that updates, and the steps from update to update; ``why`` there is none."""
 
     thread: tuple[Id, Id]
-    steps: tuple[Mark, ...]
+    steps: tuple[UpdateMark, ...]
     why: str = ""
 
 
@@ -92,7 +92,9 @@ def find_updates(trace: Trace, most: int) -> Marks:
     rows = rows[:most]
     ends = (host.start[rows] + host.duration[rows]).tolist()
     starts = [begin, *ends[:-1]]
-    return Marks(trace.tracks[int(track)], tuple(Mark(*pair) for pair in zip(starts, ends, strict=True)))
+    return Marks(
+        trace.tracks[int(track)], tuple(UpdateMark(*pair) for pair in zip(starts, ends, strict=True))
+    )
 
 
 def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
@@ -119,7 +121,7 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
 
 
 def write_marked(
-    source: str, target: str, most: int, told: str = "", counted: Counted | Missing = UNCOUNTED
+    source: str, target: str, most: int, told: str = "", counted: CountedSteps | Missing = UNCOUNTED
 ) -> Marked:
     """Write the trace at ``source``, its steps marked, to the file ``target`` (packed).
 
@@ -163,7 +165,7 @@ def _round(time_ns: int, towards: float) -> float:
     return math.nextafter(time_ns / 1000, towards)
 
 
-def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id], *, opens: bool) -> bytes:
+def _write_mark(number: int, mark: UpdateMark, thread: tuple[Id, Id], *, opens: bool) -> bytes:
     process, tid = thread
     # Readers add these as doubles, which at this size are 1 ns apart: a step may not end in the next one, nor
     # before the update that ends it, nor the first begin after its first event. A difference is exact.
@@ -183,7 +185,7 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
     """
     begin_child()
     try:
-        loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
+        loop = CountedSteps(**json.loads(counted)) if counted else UNCOUNTED
         done = write_marked(source, target, int(most), told, loop)
         first = done.first if is_known(done.first) else to_plain(done.first)
         sys.stdout.write(json.dumps({"marks": done.marks, "first": first, "why": done.why}) + "\n")

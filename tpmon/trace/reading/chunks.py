@@ -36,7 +36,7 @@ _GZIP = b"\x1f\x8b"
 _NOT_A_TRACE = "give a file that torch.profiler's export_chrome_trace or tpmon wrote, plain or .gz"
 
 
-class Source:
+class ByteSource:
     """Give the bytes of a file, unpacked, with how far it is read and whether it broke off."""
 
     def __init__(self, file: Readable) -> None:
@@ -107,14 +107,14 @@ def _salvage(unpacker: zlib._Decompress, data: bytes) -> bytes:
     return b"".join(parts)
 
 
-class Pieces:
+class FilePieces:
     """Give pieces of whole events, without the comma between two pieces; ``head`` is what stood before.
 
     Raises:
         UsageError: where the bytes are no trace.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.dropped_bytes = 0
         self._was_cut = False

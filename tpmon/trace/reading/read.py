@@ -17,7 +17,7 @@ from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
-from tpmon.trace.reading.chunks import BESIDE_BYTES, Pieces, Source, find_ends
+from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, find_ends
 from tpmon.trace.reading.columns import (
     CallTable,
     Collective,
@@ -27,17 +27,17 @@ from tpmon.trace.reading.columns import (
     PythonTable,
     WorkTable,
 )
-from tpmon.trace.reading.repair import Tally, read_pieces
-from tpmon.trace.reading.schema import Device, Distributed, Event, Header, Id
+from tpmon.trace.reading.repair import LossTally, read_pieces
+from tpmon.trace.reading.schema import Device, Distributed, Id, TraceEvent, TraceHeader
 from tpmon.trace.reading.sources import Readable, open_bytes
 from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
 
 Progress = Callable[[int, int], None]
 """Is told how many bytes of the file are read, and how many it has."""
 
-_EVENTS = msgspec.json.Decoder(list[Event])
-_HEADER = msgspec.json.Decoder(Header, strict=False)
-_HEADER_FIELDS = msgspec.structs.fields(Header)
+_EVENTS = msgspec.json.Decoder(list[TraceEvent])
+_HEADER = msgspec.json.Decoder(TraceHeader, strict=False)
+_HEADER_FIELDS = msgspec.structs.fields(TraceHeader)
 _RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"worker[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -56,7 +56,7 @@ class Trace:
     """
 
     path: str
-    header: Header
+    header: TraceHeader
     rank: int
     host: HostTable
     calls: CallTable
@@ -91,12 +91,12 @@ def read_trace(path: str, progress: Progress | None = None) -> Trace:
 
 
 def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Trace:
-    source = Source(file)
+    source = ByteSource(file)
     try:
-        pieces = Pieces(source)
+        pieces = FilePieces(source)
     except UsageError as error:
         raise UsageError(f"{path}: {error.what}", error.try_this) from error
-    tally = Tally()
+    tally = LossTally()
     tables = Tables()
     tail = b""
     closed = False
@@ -151,7 +151,7 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
     )
 
 
-def decode_piece(piece: bytes, tally: Tally) -> tuple[list[Event], int | None]:
+def decode_piece(piece: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
     """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
     ends = find_ends(piece)
     closes = _looks_like_the_end(piece)
@@ -169,9 +169,9 @@ def _looks_like_the_end(piece: bytes) -> bool:
     return next(find_ends(piece[-4096:], 1), None) is not None
 
 
-def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
+def _read_header(pieces: FilePieces, tail: bytes, tally: LossTally) -> TraceHeader:
     """Read what stands before and after the events; the later one wins where both say it."""
-    header = Header()
+    header = TraceHeader()
     before = pieces.head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
     after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
     for text in (before, after):
@@ -189,12 +189,12 @@ def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
     return header
 
 
-def _read_part(text: bytes, tally: Tally) -> Header:
+def _read_part(text: bytes, tally: LossTally) -> TraceHeader:
     try:
         return _HEADER.decode(b"{" + text + b"}")
     except _FAILURES:
         pass
-    header = Header()
+    header = TraceHeader()
     for field in _HEADER_FIELDS:  # one bad value does not cost the others
         found = re.search(rb'"' + field.encode_name.encode() + rb'"\s*:\s*', text)
         if found is None:
@@ -230,7 +230,7 @@ def _first_value(text: bytes) -> bytes:
     return text
 
 
-def _find_rank(path: str, header: Header, said: int) -> int:
+def _find_rank(path: str, header: TraceHeader, said: int) -> int:
     """Find the rank: what the trace says, else the name of the file, else its communication calls.
 
     A worker in the name comes last: of a pod that is called so all ranks have the same.

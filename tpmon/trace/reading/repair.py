@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tpmon.trace.reading.chunks import find_ends, find_loose_ends, split_events
-from tpmon.trace.reading.schema import Args, Event
+from tpmon.trace.reading.schema import Args, TraceEvent
 
 _BARE = re.compile(rb"(:\s*)(?:[-+]?(?:inf(?:inity)?|nan)|N/A)(?=\s*[,}\]])", re.IGNORECASE)
 _NAME_BEGINS = re.compile(rb"\"name\"\s*:\s*\"")
@@ -23,13 +23,13 @@ _NAME_ENDS = re.compile(rb"\"\s*(?:,\s*\"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)\
 MEND_BYTES = 4 << 20
 """A larger event that is no clean JSON is lost: what Python builds of one takes a hundred times its text."""
 _QUOTE = re.compile(rb"(?<!\\)\"")
-_LAX = msgspec.json.Decoder(Event, strict=False)
+_LAX = msgspec.json.Decoder(TraceEvent, strict=False)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ARGS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Args)}
 
 
 @dataclass
-class Tally:
+class LossTally:
     """Count what could not be read: whole events, events without some of their values, bytes."""
 
     events: int = 0
@@ -37,12 +37,12 @@ class Tally:
     bytes: int = 0
 
 
-def read_pieces(text: bytes, tally: Tally) -> tuple[list[Event], int | None]:
+def read_pieces(text: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
     """Read every event of ``text`` that can be read and count the others.
 
     The second value is where the list of events is closed, where it is.
     """
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     for start, stop in split_events(text):
         part = text[start:stop]
         if not part.strip():
@@ -68,7 +68,7 @@ def read_pieces(text: bytes, tally: Tally) -> tuple[list[Event], int | None]:
     return events, None
 
 
-def _read_items(text: bytes, tally: Tally) -> list[Event] | None:
+def _read_items(text: bytes, tally: LossTally) -> list[TraceEvent] | None:
     """Read the events of a list of which not every item is an event; None where it is no list."""
     try:
         items = _ITEMS.decode(b"[" + text + b"]")
@@ -85,7 +85,7 @@ def _read_items(text: bytes, tally: Tally) -> list[Event] | None:
     return events
 
 
-def read_event(text: bytes, tally: Tally) -> Event | None:
+def read_event(text: bytes, tally: LossTally) -> TraceEvent | None:
     """Read one event, mended where a known fault is in it; ``None`` where nothing helps."""
     try:
         return _LAX.decode(text)
@@ -124,11 +124,11 @@ def _number(value: object) -> float:
     return math.nan
 
 
-def _pick(raw: Any, tally: Tally) -> Event | None:
+def _pick(raw: Any, tally: LossTally) -> TraceEvent | None:
     """Take from an object what an event needs; values of a wrong type are left out and counted."""
     if not isinstance(raw, dict) or not isinstance(raw.get("ph"), str):
         return None
-    event = Event(ph=raw["ph"], ts=_number(raw.get("ts")), dur=_number(raw.get("dur")))
+    event = TraceEvent(ph=raw["ph"], ts=_number(raw.get("ts")), dur=_number(raw.get("dur")))
     lost = False
     for key in ("cat", "name"):
         value = raw.get(key, "")

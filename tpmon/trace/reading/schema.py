@@ -47,7 +47,7 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     rank: msgspec.Raw = msgspec.field(name="Rank", default=msgspec.Raw())
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """Hold one event; ``ts`` and ``dur`` are microseconds, NaN where they are not there."""
 
     ph: str = ""
@@ -87,7 +87,7 @@ class Distributed(msgspec.Struct, gc=False):
 BY_STEPS, BY_GAPS = "steps", "gaps"
 
 
-class Slice(msgspec.Struct, gc=False):
+class SliceEvent(msgspec.Struct, gc=False):
     """Hold what a slice was taken from, and what of it was kept: by steps or by gaps, in which times."""
 
     of: str = ""
@@ -96,7 +96,7 @@ class Slice(msgspec.Struct, gc=False):
     windows_ns: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
-class Header(msgspec.Struct, gc=False):
+class TraceHeader(msgspec.Struct, gc=False):
     """Hold what stands beside the events, before or after them."""
 
     schema_version: Union[int, None] = msgspec.field(name="schemaVersion", default=None)
@@ -110,10 +110,10 @@ class Header(msgspec.Struct, gc=False):
     hip_runtime: Id = msgspec.field(name="hip_runtime_version", default=None)
     hip_driver: Id = msgspec.field(name="hip_driver_version", default=None)
     conditions: msgspec.Raw = msgspec.field(name="tpmon", default=msgspec.Raw())
-    slice: Union[Slice, None] = msgspec.field(name="tpmon_slice", default=None)
+    slice: Union[SliceEvent, None] = msgspec.field(name="tpmon_slice", default=None)
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """Name the table that an event goes to."""
 
     HOST = 0
@@ -141,39 +141,39 @@ class Category(IntEnum):
 
 
 _NAMED = {
-    "cpu_op": (Kind.HOST, Category.OP),
-    "operator": (Kind.HOST, Category.OP),
-    "user_annotation": (Kind.HOST, Category.ANNOTATION),
-    "gpu_user_annotation": (Kind.HOST, Category.GPU_ANNOTATION),
-    "overhead": (Kind.HOST, Category.OVERHEAD),
-    "runtime": (Kind.CALL, Category.RUNTIME),
-    "driver": (Kind.CALL, Category.DRIVER),
-    "kernel": (Kind.WORK, Category.KERNEL),
-    "concurrent_kernel": (Kind.WORK, Category.KERNEL),
-    "mtia_ccp_events": (Kind.WORK, Category.KERNEL),
-    "hpu_op": (Kind.WORK, Category.KERNEL),
-    "memcpy": (Kind.WORK, Category.MEMCPY),
-    "gpu_memcpy": (Kind.WORK, Category.MEMCPY),
-    "memset": (Kind.WORK, Category.MEMSET),
-    "gpu_memset": (Kind.WORK, Category.MEMSET),
-    "python_function": (Kind.PYTHON, Category.PYTHON),
-    "trace": (Kind.SKIPPED, Category.TRACE),
+    "cpu_op": (RowKind.HOST, Category.OP),
+    "operator": (RowKind.HOST, Category.OP),
+    "user_annotation": (RowKind.HOST, Category.ANNOTATION),
+    "gpu_user_annotation": (RowKind.HOST, Category.GPU_ANNOTATION),
+    "overhead": (RowKind.HOST, Category.OVERHEAD),
+    "runtime": (RowKind.CALL, Category.RUNTIME),
+    "driver": (RowKind.CALL, Category.DRIVER),
+    "kernel": (RowKind.WORK, Category.KERNEL),
+    "concurrent_kernel": (RowKind.WORK, Category.KERNEL),
+    "mtia_ccp_events": (RowKind.WORK, Category.KERNEL),
+    "hpu_op": (RowKind.WORK, Category.KERNEL),
+    "memcpy": (RowKind.WORK, Category.MEMCPY),
+    "gpu_memcpy": (RowKind.WORK, Category.MEMCPY),
+    "memset": (RowKind.WORK, Category.MEMSET),
+    "gpu_memset": (RowKind.WORK, Category.MEMSET),
+    "python_function": (RowKind.PYTHON, Category.PYTHON),
+    "trace": (RowKind.SKIPPED, Category.TRACE),
 }
 
 
-def classify(category: str) -> tuple[Kind, Category]:
+def classify(category: str) -> tuple[RowKind, Category]:
     """Tell the table and the meaning of a category; one that is not known is kept as a host event."""
     lower = category.lower()
     if lower in _NAMED:
         return _NAMED[lower]
     if lower.endswith("_runtime"):  # cuda, hip, xpu, mtia, privateuse1
-        return Kind.CALL, Category.RUNTIME
+        return RowKind.CALL, Category.RUNTIME
     if lower.endswith("_driver"):
-        return Kind.CALL, Category.DRIVER
-    return Kind.HOST, Category.OTHER
+        return RowKind.CALL, Category.DRIVER
+    return RowKind.HOST, Category.OTHER
 
 
-def guess_category(event: Event) -> str:
+def guess_category(event: TraceEvent) -> str:
     """Guess the category of an event that has none, as sliced traces have them."""
     name, args = event.name, event.args
     if name.startswith("Memcpy "):

@@ -20,19 +20,19 @@ import numpy.typing as npt
 
 from tpmon.errors import NotPermittedError, UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.trace.figures.steps import NEVER, Steps, find_steps, match_calls
-from tpmon.trace.reading.chunks import BESIDE_BYTES, Pieces, Source, split_events
+from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps, match_calls
+from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, split_events
 from tpmon.trace.reading.classes import is_step
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Progress, Trace, decode_piece
-from tpmon.trace.reading.repair import Tally, read_event
+from tpmon.trace.reading.repair import LossTally, read_event
 from tpmon.trace.reading.schema import (
     BY_GAPS,
     BY_STEPS,
     Category,
-    Event,
-    Header,
-    Kind,
+    RowKind,
+    TraceEvent,
+    TraceHeader,
     classify,
     guess_category,
 )
@@ -47,7 +47,7 @@ _NUMBER = re.compile(r"#(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SliceChoice:
     """Say what is kept: events of the host in ``host``, work of devices in ``device`` or by correlation.
 
     Times are nanoseconds. ``steps`` are the marks that are kept, all that overlap where it is None;
@@ -62,7 +62,7 @@ class Choice:
     what: str
 
 
-def choose_steps(trace: Trace, wanted: str) -> Choice:
+def choose_steps(trace: Trace, wanted: str) -> SliceChoice:
     """Choose steps by the numbers of their marks: ``7`` or ``3-5``.
 
     Raises:
@@ -89,7 +89,7 @@ def _number(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _choose_rows(trace: Trace, steps: Steps, launched_by: Ints, first: int, last: int) -> Choice:
+def _choose_rows(trace: Trace, steps: TraceSteps, launched_by: Ints, first: int, last: int) -> SliceChoice:
     start, stop = int(steps.host_start[first]), int(steps.host_end[last])
     host = unite(np.array([start]), np.array([stop - start]))
     device = unite(np.array([start]), np.array([int(steps.end[last]) - start]))
@@ -103,10 +103,10 @@ def _choose_rows(trace: Trace, steps: Steps, launched_by: Ints, first: int, last
     kept = np.concatenate((calls.correlation[inside], work.correlation[earlier]))
     names = steps.names[first : last + 1]
     what = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
-    return Choice(host, device, _positive(kept), frozenset(names), BY_STEPS, what)
+    return SliceChoice(host, device, _positive(kept), frozenset(names), BY_STEPS, what)
 
 
-def choose_gaps(trace: Trace, count: int) -> Choice:
+def choose_gaps(trace: Trace, count: int) -> SliceChoice:
     """Choose the surroundings of the ``count`` longest idle stretches of all devices.
 
     Raises:
@@ -132,10 +132,10 @@ def choose_gaps(trace: Trace, count: int) -> Choice:
     called, ran = overlaps(kept, calls.start, calls.duration), overlaps(kept, work.start, work.duration)
     both = np.concatenate((calls.correlation[called], work.correlation[ran]))
     noun = "gap" if len(longest) == 1 else f"{len(longest)} gaps"
-    return Choice(kept, kept, _positive(both), None, BY_GAPS, f"the longest {noun}")
+    return SliceChoice(kept, kept, _positive(both), None, BY_GAPS, f"the longest {noun}")
 
 
-def describe_slice(header: Header) -> Iterator[str]:
+def describe_slice(header: TraceHeader) -> Iterator[str]:
     """Say what a trace that is a slice was taken from, and what its figures then leave out."""
     taken = header.slice
     if taken is None:
@@ -183,7 +183,7 @@ class Written:
     bytes: int
 
 
-def write_slice(path: str, out: str, choice: Choice, progress: Progress | None = None) -> Written:
+def write_slice(path: str, out: str, choice: SliceChoice, progress: Progress | None = None) -> Written:
     """Write what ``choice`` keeps of the trace at ``path`` to the new file ``out`` (packed: .gz).
 
     Raises:
@@ -191,14 +191,14 @@ def write_slice(path: str, out: str, choice: Choice, progress: Progress | None =
         NotPermittedError: where one of them may not be opened.
     """
     with open_bytes(path) as (file, size), _open_new(out) as target:
-        source = Source(file)
+        source = ByteSource(file)
         sifter = _Sifter(choice)
-        pieces = Pieces(source)
+        pieces = FilePieces(source)
         target.write(b'{\n"traceEvents": [\n')
         tail = b""
         comma = b""
         for piece in pieces:
-            tally = Tally()
+            tally = LossTally()
             events, end = decode_piece(piece, tally)
             text = piece if end is None else piece[:end]
             for raw in sifter.sift(text, events):
@@ -250,13 +250,13 @@ def _remove(out: str) -> None:
 class _Sifter:
     """Pick the events that a choice keeps, and count."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: SliceChoice) -> None:
         self.kept = self.events = self.left_out = 0
         self._choice = choice
         self._linked = frozenset(choice.correlations.tolist())
-        self._kinds: dict[str, tuple[Kind, Category]] = {}
+        self._kinds: dict[str, tuple[RowKind, Category]] = {}
 
-    def sift(self, text: bytes, events: list[Event]) -> Iterator[bytes]:
+    def sift(self, text: bytes, events: list[TraceEvent]) -> Iterator[bytes]:
         """Give the text of each event of a piece that is kept."""
         raws: list[Any]
         try:
@@ -272,12 +272,12 @@ class _Sifter:
                 self.kept += 1
                 yield bytes(raw).strip()
 
-    def _split(self, text: bytes) -> tuple[list[Event], list[bytes]]:
+    def _split(self, text: bytes) -> tuple[list[TraceEvent], list[bytes]]:
         """Read the events of a damaged piece one by one; what Perfetto could not read is left out."""
         events, raws = [], []
         for start, stop in split_events(text):
             part = text[start:stop].strip()
-            event = read_event(part, Tally()) if part else None
+            event = read_event(part, LossTally()) if part else None
             if event is None:
                 continue
             try:
@@ -289,7 +289,7 @@ class _Sifter:
             raws.append(part)
         return events, raws
 
-    def _find(self, events: list[Event]) -> tuple[Mask, Mask]:
+    def _find(self, events: list[TraceEvent]) -> tuple[Mask, Mask]:
         """Tell which events lie in the times that are kept of the host, and of devices."""
         start = np.array([event.ts for event in events], dtype=np.float64)
         length = np.array([event.dur for event in events], dtype=np.float64)
@@ -304,7 +304,7 @@ class _Sifter:
             overlaps(self._choice.device, first, duration) & good,
         )
 
-    def _keeps(self, event: Event, in_host: bool, in_device: bool) -> bool:
+    def _keeps(self, event: TraceEvent, in_host: bool, in_device: bool) -> bool:
         if event.ph == "M":
             return True
         if event.ph != "X":
@@ -317,18 +317,18 @@ class _Sifter:
                 self._kinds[category] = known
         kind, meaning = known
         link = event.args.correlation if event.args else 0
-        if kind is Kind.WORK:
+        if kind is RowKind.WORK:
             return link in self._linked or (link <= 0 and in_device)
-        if kind is Kind.CALL:
+        if kind is RowKind.CALL:
             return in_host or link in self._linked
-        if kind is Kind.SKIPPED:
+        if kind is RowKind.SKIPPED:
             return False
         inside = in_device if meaning is Category.GPU_ANNOTATION else in_host
         steps = self._choice.steps
         return inside and (steps is None or not is_step(event.name) or event.name in steps)
 
 
-def _write_header(path: str, head: bytes, tail: bytes, choice: Choice) -> bytes:
+def _write_header(path: str, head: bytes, tail: bytes, choice: SliceChoice) -> bytes:
     """Write what stood beside the events, and of what this is a slice."""
     beside: dict[str, Any] = {}
     before = head.strip().removeprefix(b"{").rstrip().removesuffix(b",")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
 from tpmon.trace.reading.columns import Ints
-from tpmon.trace.reading.schema import BY_GAPS, Header
+from tpmon.trace.reading.schema import BY_GAPS, TraceHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ MOST_PARTS = 1000
 MOST_NS = 1 << 62
 
 
-def find_parts(header: Header) -> Spans:
+def find_parts(header: TraceHeader) -> Spans:
     """Return the parts that are in a slice around gaps; none for every other trace."""
     nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
     taken = header.slice
@@ -108,7 +108,7 @@ def find_parts(header: Header) -> Spans:
     return unite(windows[:, 0], windows[:, 1] - windows[:, 0])
 
 
-def find_cuts(header: Header, window: tuple[int, int]) -> Spans:
+def find_cuts(header: TraceHeader, window: tuple[int, int]) -> Spans:
     """Return what was cut out of the window; nothing of a trace that is no slice around gaps."""
     parts = find_parts(header)
     return invert(parts, *window) if len(parts.start) else parts

@@ -27,7 +27,7 @@ from tpmon.trace.reading.columns import (
     distinct,
     shorten_name,
 )
-from tpmon.trace.reading.schema import Args, Category, Event, Id, Kind, classify, guess_category
+from tpmon.trace.reading.schema import Args, Category, Id, RowKind, TraceEvent, classify, guess_category
 
 MOST_US = 4.6e15
 """Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
@@ -200,11 +200,11 @@ class Tables:
         numbers = (self.names, self.tracks, self.shapes, self.launches, self.collectives)
         return self._odd_values + sum(one.over for one in numbers)
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[TraceEvent]) -> None:
         """Take the events of a piece."""
         _count(self.phases, [event.ph for event in events])
         classes = self._classes
-        buckets: list[list[Event]] = [[], [], [], [], []]
+        buckets: list[list[TraceEvent]] = [[], [], [], [], []]
         appends = [bucket.append for bucket in buckets]
         memory = []
         seen = []
@@ -217,15 +217,15 @@ class Tables:
             elif event.name == "[memory]" and event.args is not None:
                 memory.append(event)
         _count(self.categories, seen)
-        buckets[Kind.SKIPPED] = memory
+        buckets[RowKind.SKIPPED] = memory
         takers = (self._add_host, self._add_calls, self._add_work, self._add_python, self._add_memory)
         for bucket, take in zip(buckets, takers, strict=True):
             if bucket:
                 take(bucket)
 
     def _times(
-        self, events: list[Event], *, moments: bool = False
-    ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        self, events: list[TraceEvent], *, moments: bool = False
+    ) -> tuple[list[TraceEvent], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the events whose times make sense, with start and duration in nanoseconds.
 
         What is no moment needs a duration: 0 is one, a negative one or none at all is not.
@@ -242,7 +242,7 @@ class Tables:
         first = whole.astype(np.int64) * 1000 + np.rint((start - whole) * 1000).astype(np.int64)
         return events, first, np.rint(length * 1000).astype(np.int64)
 
-    def _add_host(self, events: list[Event]) -> None:
+    def _add_host(self, events: list[TraceEvent]) -> None:
         events, start, length = self._times(events)
         names, tracks, shapes, classes = self.names, self.tracks, self.shapes, self._classes
         args = [event.args or _NO_ARGS for event in events]
@@ -260,7 +260,7 @@ class Tables:
             ranks = [one.rank for one in args if one.rank and _tells_rank(one)]
             self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
 
-    def _add_calls(self, events: list[Event]) -> None:
+    def _add_calls(self, events: list[TraceEvent]) -> None:
         events, start, length = self._times(events)
         names, tracks, classes = self.names, self.tracks, self._classes
         columns = (
@@ -273,7 +273,7 @@ class Tables:
         )
         self._fill(self._calls, columns)
 
-    def _add_work(self, events: list[Event]) -> None:
+    def _add_work(self, events: list[TraceEvent]) -> None:
         events, start, length = self._times(events)
         names, classes = self.names, self._classes
         launches, collectives = self.launches, self.collectives
@@ -324,16 +324,16 @@ class Tables:
         )
         self._fill(self._work, columns)
 
-    def _add_python(self, events: list[Event]) -> None:
+    def _add_python(self, events: list[TraceEvent]) -> None:
         events, start, length = self._times(events)
         self._fill(self._python, (start, length, *self._places(events)))
 
-    def _places(self, events: list[Event]) -> tuple[list[int], list[int]]:
+    def _places(self, events: list[TraceEvent]) -> tuple[list[int], list[int]]:
         """Return the numbers of the names and of the tracks."""
         names, tracks = self.names, self.tracks
         return [names[event.name] for event in events], [tracks[event.pid, event.tid] for event in events]
 
-    def _add_memory(self, events: list[Event]) -> None:
+    def _add_memory(self, events: list[TraceEvent]) -> None:
         events, start, _length = self._times(events, moments=True)
         args = [event.args or _NO_ARGS for event in events]
         columns = (

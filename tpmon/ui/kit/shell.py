@@ -24,7 +24,7 @@ from tpmon.ui.kit.cells import Size
 from tpmon.ui.kit.keys import Effect
 from tpmon.ui.terminal_io import clipboard, editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
-from tpmon.ui.terminal_io.messages import Planned, Told
+from tpmon.ui.terminal_io.messages import Planned, SessionTold
 from tpmon.ui.terminal_io.terminal import (
     LEAVE_SECONDS,
     ScreenResult,
@@ -133,11 +133,11 @@ class Shell(App[None]):
             self._driver.write(sequence)
 
         def tell(line: str) -> None:
-            self.post_message(Told(line, MESSAGE_SECONDS))
+            self.post_message(SessionTold(line, MESSAGE_SECONDS))
 
         clipboard.tell_tmux(what, text, sequence, tell)
 
-    def on_told(self, message: Told) -> None:
+    def on_told(self, message: SessionTold) -> None:
         """Say what a thread has found."""
         self.say(message.text, message.seconds)
 

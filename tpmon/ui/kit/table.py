@@ -9,7 +9,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.ui.kit.cells import Ink, Line, Span, cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
 from tpmon.ui.kit.ink import FOCUS_RULE, RULE
-from tpmon.view.table import Figure, Figures, Row, Where
+from tpmon.view.table import Figures, Row, TableFigure, Where
 
 MEASURED_ROWS = 200
 Cell = Union[str, Span]
@@ -50,7 +50,7 @@ def list_columns(
 ) -> tuple[Column[Row], ...]:
     """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
 
-    def column(one: Figure[Row]) -> Column[Row]:
+    def column(one: TableFigure[Row]) -> Column[Row]:
         def read(row: Row) -> str:
             return unknown if unknown and not is_known(one.read(row)) else one.tell(row)
 

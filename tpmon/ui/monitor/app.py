@@ -33,7 +33,7 @@ from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
-from tpmon.ui.monitor.key_conditions import Ask, OpenRow
+from tpmon.ui.monitor.key_conditions import Demand, OpenRow
 from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
 from tpmon.ui.monitor.panes import stack_rows
 from tpmon.ui.monitor.requests import forget_price, keep_own_price, say_toast
@@ -41,7 +41,7 @@ from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import Overlay, ViewState
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
-from tpmon.ui.terminal_io.messages import Captured, Told
+from tpmon.ui.terminal_io.messages import Captured, SessionTold
 
 STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
@@ -101,7 +101,7 @@ class MonitorApp(Shell):
                 if result.trace:
                     self.post_message(Captured(result.trace))
                 offer = "  (o opens it)" if result.trace else ""
-                self.post_message(Told(text + offer, RESULT_SECONDS))
+                self.post_message(SessionTold(text + offer, RESULT_SECONDS))
         elif self._inbox.put_reading(result):
             self._tell_arrival()
 
@@ -191,7 +191,7 @@ class MonitorApp(Shell):
         """Do what the key ``name`` means now."""
         view = replace(self.view, message="", now_ns=self._clock())
         key = find_key(name, view)
-        if key is None or not isinstance(key.deed, Ask):
+        if key is None or not isinstance(key.deed, Demand):
             view = forget_price(view)
         if key is None:
             if view.overlay is Overlay.FILTER and len(name) == 1:
@@ -204,7 +204,7 @@ class MonitorApp(Shell):
             self._show(view)
             self.carry_out(key.deed)
             return
-        elif isinstance(key.deed, Ask):
+        elif isinstance(key.deed, Demand):
             before = view
             view, order = key.deed.make(view, self._rows)
             view = keep_own_price(before, view)

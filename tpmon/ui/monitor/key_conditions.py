@@ -198,11 +198,11 @@ class OpenRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Demand:
     """Ask something of the session, or say why not; ``make`` also gets the rows under the cursor."""
 
     make: Callable[[ViewState, Sequence[int]], Asked]
 
 
 Action = Callable[[ViewState], ViewState]
-LiveKey = Key[ViewState, Union[Action, Ask, ByDigit[ViewState], Move, OpenRow, Effect]]
+LiveKey = Key[ViewState, Union[Action, Demand, ByDigit[ViewState], Move, OpenRow, Effect]]

@@ -24,7 +24,7 @@ from tpmon.ui.kit.keys import (
 from tpmon.ui.monitor import key_conditions as when
 from tpmon.ui.monitor import requests as ask_bundle
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.key_conditions import Action, Ask, LiveKey, OpenRow
+from tpmon.ui.monitor.key_conditions import Action, Demand, LiveKey, OpenRow
 from tpmon.ui.monitor.request_keys import CAPTURE_KEYS, STACK_KEYS
 from tpmon.ui.monitor.requests import has_ended
 from tpmon.ui.monitor.state import INTERVALS_S, KeyHelp, Overlay, Pane, SortBy, ViewState
@@ -224,7 +224,7 @@ KEYS: tuple[LiveKey, ...] = (
         "bundle",
         "b",
         "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
-        Ask(ask_bundle.ask_bundle),
+        Demand(ask_bundle.ask_bundle),
         when.ALIVE,
         brief="a bundle for a ticket",
     ),

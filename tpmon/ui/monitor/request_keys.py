@@ -18,7 +18,7 @@ from tpmon.ui.monitor import requests as ask_capture
 from tpmon.ui.monitor import requests as ask_dump
 from tpmon.ui.monitor import requests as ask_sample
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.key_conditions import Ask, LiveKey
+from tpmon.ui.monitor.key_conditions import Demand, LiveKey
 from tpmon.ui.monitor.panes import stack_rows
 from tpmon.ui.monitor.state import Overlay
 
@@ -26,8 +26,8 @@ _capture = partial(LiveKey, "Capture")
 _copying = partial(LiveKey, "Copying")
 
 
-def _change(change: Change) -> Ask:
-    return Ask(partial(ask_capture.ask_change, change=change))
+def _change(change: Change) -> Demand:
+    return Demand(partial(ask_capture.ask_change, change=change))
 
 
 CAPTURE_KEYS: tuple[LiveKey, ...] = (
@@ -35,7 +35,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
         "capture",
         "t",
         "a capture of some steps: what to choose, and what it would cost; asks nothing of the run yet",
-        Ask(ask_capture.ask_plan),
+        Demand(ask_capture.ask_plan),
         when.CAPTURABLE,
         brief="a capture; asks first",
     ),
@@ -43,7 +43,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
         "capture-cancel",
         "t",
         "cancel the capture that is under way; no file is left",
-        Ask(ask_capture.ask_end),
+        Demand(ask_capture.ask_end),
         when.CAPTURE_ACTS,
         ("cancel capture", 1),
         brief="cancel the capture",
@@ -61,7 +61,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
         "capture-go",
         "t enter",
         "agree: one step is profiled for the price of a trace; once more at that price: it is recorded",
-        Ask(ask_capture.ask_go),
+        Demand(ask_capture.ask_go),
         when.CAPTURE_ASKS,
         ("go on", 1),
         brief="go on at this price",
@@ -106,7 +106,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
         "capture-leave",
         "esc",
         "leave the price that was read, or cancel the capture that is under way",
-        Ask(ask_capture.ask_end),
+        Demand(ask_capture.ask_end),
         when.CAPTURE_OPEN,
         ("leave, cancel", 1),
         brief="leave or cancel the capture",
@@ -123,7 +123,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "dump",
         "d",
         "where every thread of the job is now; nothing is stopped for it",
-        Ask(ask_dump.ask_job),
+        Demand(ask_dump.ask_job),
         when.ALIVE,
         ("stacks", 3),
         brief="stacks: all, of this row",
@@ -132,7 +132,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "dump-row",
         "D",
         "the stacks of the process under the cursor alone, of a rank with its workers",
-        Ask(ask_dump.ask_row),
+        Demand(ask_dump.ask_row),
         when.LIVE_ROWS,
         brief="stacks: all, of this row",
     ),
@@ -140,7 +140,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "sample",
         "f",
         "what hot functions of the rank under the cursor and its workers would cost, else of the lowest rank",
-        Ask(ask_sample.open_price),
+        Demand(ask_sample.open_price),
         when.UNSAMPLED,
         ("hot functions", 5),
         brief="hot functions: a rank, all",
@@ -149,7 +149,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "sample-all",
         "F",
         "what hot functions of the whole job would cost",
-        Ask(ask_sample.price_whole_job),
+        Demand(ask_sample.price_whole_job),
         when.UNSAMPLING,
         brief="hot functions: a rank, all",
     ),
@@ -157,7 +157,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "sample-start",
         "f",
         "start to sample: the functions come while it goes on",
-        Ask(ask_sample.start_sample),
+        Demand(ask_sample.start_sample),
         when.PRICED,
         ("start", 1),
         brief="start to sample",
@@ -166,7 +166,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "sample-end",
         "f",
         "end the sampling early and keep what it has",
-        Ask(ask_sample.end_sample),
+        Demand(ask_sample.end_sample),
         when.SAMPLING,
         ("end", 1),
         brief="end it early, keep it",
@@ -175,7 +175,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "sample-write",
         "w",
         "write all samples into new files here, for speedscope and as folded stacks for a flame graph",
-        Ask(ask_sample.write_samples),
+        Demand(ask_sample.write_samples),
         when.WRITABLE,
         ("write", 2),
         brief="files for other tools",
@@ -208,7 +208,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "looks",
         "m",
         f"{ask_dump.LOOKS} looks {ask_dump.LOOKS_EVERY_S:g} s apart: what moves, what is frozen",
-        Ask(ask_dump.ask_looks),
+        Demand(ask_dump.ask_looks),
         when.LIVE_STACKS,
         ("3 looks", 2),
         brief=_DEEPER,
@@ -217,7 +217,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "native",
         "N",
         "read the C frames too, with a stop of every process shown; says its price, N again does it",
-        Ask(ask_dump.ask_native),
+        Demand(ask_dump.ask_native),
         when.STOPPING_STACKS,
         brief=_DEEPER,
     ),
@@ -225,7 +225,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "variables",
         "L",
         "read the variables of your own frames too; nothing is stopped; says its price, L again does it",
-        Ask(ask_dump.ask_variables),
+        Demand(ask_dump.ask_variables),
         when.LIVE_STACKS,
         brief=_DEEPER,
     ),
@@ -294,7 +294,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
         "stop-and-read",
         "R",
         "read with a stop what could not be read without; says its price, R again does it",
-        Ask(ask_dump.ask_stop),
+        Demand(ask_dump.ask_stop),
         when.STOPPABLE,
         ("retry", 1),
         brief="retry with a stop; asks first",

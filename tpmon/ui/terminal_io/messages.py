@@ -8,7 +8,7 @@ from tpmon.model.known import Known
 from tpmon.ui.terminal_io.editor import EditorCall
 
 
-class Told(Message):
+class SessionTold(Message):
     """Say one line that a thread has found: where a copy or a bundle went."""
 
     def __init__(self, text: str, seconds: float) -> None:

@@ -21,7 +21,7 @@ from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_t
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
-from tpmon.ui.traces.state import WHOLE, Grouping, Subject, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.traces.state import WHOLE, Grouping, ScreenSubject, Tab, TraceControls, TraceOverlay, TraceView
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
 from tpmon.ui.traces.timeline import count_cells
 
@@ -29,7 +29,7 @@ from tpmon.ui.traces.timeline import count_cells
 class TraceApp(Shell):
     """Show one analysis until a key or a signal ends it."""
 
-    def __init__(self, subject: Subject, controls: TraceControls, *, ascii_only: bool) -> None:
+    def __init__(self, subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> None:
         """Prepare an empty screen."""
         super().__init__()
         self._controls = controls
@@ -142,7 +142,7 @@ class TraceApp(Shell):
         self.plan_edit(plan)
 
 
-def run_trace_screen(subject: Subject, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
+def run_trace_screen(subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
     """Draw an analysis until it ends and say how it ended.
 
     Raises:

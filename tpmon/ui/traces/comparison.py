@@ -10,7 +10,7 @@ from tpmon.model.units import clean_text
 from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet
 from tpmon.ui.kit.table import Cell, Column, Item
-from tpmon.ui.traces.state import Answer
+from tpmon.ui.traces.state import TabAnswer
 from tpmon.view.trace import NA, ms_of_us, name_change, shorten_kernel
 
 _SHOWN_US = 0.5
@@ -23,7 +23,7 @@ _TITLES = {
 }
 
 
-def answer_change(comparison: TraceComparison) -> Answer:
+def answer_change(comparison: TraceComparison) -> TabAnswer:
     """Say in one line whether the change helped, with its noise, or why that cannot be said."""
     word, ink = _name_result(comparison)
     items = [Item(0, word, ink)]
@@ -40,7 +40,7 @@ def answer_change(comparison: TraceComparison) -> Answer:
     items.append(Item(3, f"step {steps}", Ink.DIM))
     brief = f"{items[1].text}, {steps}"
     before = clean_text(os.path.basename(comparison.before))
-    return Answer(tuple(items), word, ink, (brief, f"against {before}"))
+    return TabAnswer(tuple(items), word, ink, (brief, f"against {before}"))
 
 
 def _name_result(comparison: TraceComparison) -> tuple[str, Ink]:

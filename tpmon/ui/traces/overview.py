@@ -18,7 +18,7 @@ from tpmon.view.trace import (
     KINDS,
     NA,
     STEPS,
-    Part,
+    WordPart,
     list_causes,
     list_parts,
     ms_of_us,
@@ -35,7 +35,7 @@ from tpmon.view.trace import (
 _BAR = 20
 
 
-def parts_sheet(title: str, parts: Sequence[Part], *more: Column[Part]) -> Sheet[Part]:
+def parts_sheet(title: str, parts: Sequence[WordPart], *more: Column[WordPart]) -> Sheet[WordPart]:
     """Make a table of parts with a bar for each."""
     return Sheet(
         title,
@@ -72,7 +72,9 @@ def list_overview(file: TraceFile) -> list[Block]:
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
     blocks += [block for pattern in file.patterns for block in _say_pattern(pattern)]
     parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
-    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
+    overlapping: Column[WordPart] = Column(
+        "ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us)
+    )
     blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
     if overview.gpus:
         blocks.append(lay_sheet("devices", CARDS, overview.gpus, _say_card, findable=False))

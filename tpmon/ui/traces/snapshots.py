@@ -19,7 +19,7 @@ from tpmon.model.units import clean_text, format_bytes
 from tpmon.ui.kit.cells import Ink, cut_front
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, as_number, bar
 from tpmon.ui.kit.table import Column, Item
-from tpmon.ui.traces.state import Answer, AnyTab, Head, SnapshotTab
+from tpmon.ui.traces.state import AnyTab, Head, SnapshotTab, TabAnswer
 from tpmon.view.trace import (
     NA,
     NOTHING_HELD,
@@ -48,7 +48,7 @@ _NO_STACK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PieceRow:
     """Hold one part of what is reserved."""
 
     name: str
@@ -79,7 +79,7 @@ def list_overview(file: SnapshotFile) -> list[Block]:
     return [*(blocks or [Paragraph(NA, NOTHING_HELD)]), *about]
 
 
-def _pieces_sheet(device: DeviceSnapshot) -> Sheet[Piece]:
+def _pieces_sheet(device: DeviceSnapshot) -> Sheet[PieceRow]:
     return Sheet(
         f"pieces of GPU {device.device}, share of what is reserved",
         (
@@ -93,7 +93,7 @@ def _pieces_sheet(device: DeviceSnapshot) -> Sheet[Piece]:
     )
 
 
-def _list_pieces(pieces: Pieces) -> tuple[Piece, ...]:
+def _list_pieces(pieces: Pieces) -> tuple[PieceRow, ...]:
     parts = (
         ("allocated", pieces.allocated_bytes),
         ("pending", pieces.pending_bytes),
@@ -103,7 +103,7 @@ def _list_pieces(pieces: Pieces) -> tuple[Piece, ...]:
         ("largest free block", pieces.largest_free_bytes),
     )
     whole = max(pieces.reserved_bytes, 1)
-    return tuple(Piece(name, count, 100 * count / whole) for name, count in parts)
+    return tuple(PieceRow(name, count, 100 * count / whole) for name, count in parts)
 
 
 def list_live(file: SnapshotFile) -> list[Block]:
@@ -316,11 +316,13 @@ class SnapshotSubject:
             left, tuple(right), brief, format_bytes(main.pieces.reserved_bytes) if main else "nothing"
         )
 
-    def answer(self, file: int, tab: AnyTab) -> Answer:
+    def answer(self, file: int, tab: AnyTab) -> TabAnswer:
         """Return what holds the memory of the device that holds most, or what was asked for in vain."""
         main = _find_main(self.report.files[file])
         if main is None:
-            return Answer((Item(0, NOTHING_HELD, Ink.STRONG),), "NOTHING HELD", Ink.STRONG, (NOTHING_HELD,))
+            return TabAnswer(
+                (Item(0, NOTHING_HELD, Ink.STRONG),), "NOTHING HELD", Ink.STRONG, (NOTHING_HELD,)
+            )
         return _answer_device(main, tab)
 
 
@@ -333,7 +335,7 @@ def _find_main(file: SnapshotFile) -> DeviceSnapshot | None:
     )
 
 
-def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> Answer:
+def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> TabAnswer:
     pieces = device.pieces
     allocated = f"{format_bytes(pieces.allocated_bytes)} allocated"
     most = ""
@@ -353,4 +355,4 @@ def _answer_device(device: DeviceSnapshot, tab: AnyTab) -> Answer:
     if most:
         items.append(Item(3, f"most: {most}", Ink.DIM))
     texts = (f"{allocated}, most: {most}" if most else allocated,)
-    return Answer(tuple(items), word, ink, texts if tab is SnapshotTab.OVERVIEW else ())
+    return TabAnswer(tuple(items), word, ink, texts if tab is SnapshotTab.OVERVIEW else ())

@@ -81,7 +81,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TabAnswer:
     """Hold the line below: what this file, or its comparison, comes to.
 
     ``word`` is the one thing that the smallest screens show of it; ``texts`` stand below it there, and
@@ -94,7 +94,7 @@ class Answer:
     texts: tuple[str, ...] = ()
 
 
-class Subject(Protocol):
+class ScreenSubject(Protocol):
     """Say what a screen is of: its files, its tabs with what they hold, and the lines above them."""
 
     @property
@@ -122,7 +122,7 @@ class Subject(Protocol):
     def head(self, file: int) -> Head:
         """Return the first line of a file."""
 
-    def answer(self, file: int, tab: AnyTab) -> Answer:
+    def answer(self, file: int, tab: AnyTab) -> TabAnswer:
         """Return what a file comes to, as a tab puts it."""
 
 
@@ -135,7 +135,7 @@ class TraceView:
     is the column that rows are sorted by, 0 for the order in which the analysis gives them.
     """
 
-    subject: Subject
+    subject: ScreenSubject
     timeline: Applicable[Timeline]
     ascii_only: bool
     file: int = 0

@@ -12,7 +12,7 @@ from tpmon.model.verdict import EXIT_CODES
 from tpmon.ui.kit.cells import Ink, cut
 from tpmon.ui.kit.sheet import Block
 from tpmon.ui.kit.table import Item
-from tpmon.ui.traces.state import Answer, AnyTab, Head, Tab
+from tpmon.ui.traces.state import AnyTab, Head, Tab, TabAnswer
 from tpmon.ui.traces.tabs import has_data, list_tab
 from tpmon.view.trace import name_rank, name_verdict
 
@@ -94,7 +94,7 @@ class TraceSubject:
         rank = f"rank {shown.rank}" if is_known(shown.rank) else "trace"
         return Head(left, tuple(right), rank, f"{overview.step_ms:,.1f} ms" if overview.steps else "no steps")
 
-    def answer(self, file: int, tab: AnyTab) -> Answer:
+    def answer(self, file: int, tab: AnyTab) -> TabAnswer:
         """Return what holds the run; on the tab of the comparison whether the change helped."""
         if tab is Tab.AGAINST and is_known(self.comparison):
             from tpmon.ui.traces.comparison import answer_change  # noqa: PLC0415
@@ -103,7 +103,7 @@ class TraceSubject:
         return _answer_run(self.report.files[file], tab)
 
 
-def _answer_run(file: TraceFile, tab: AnyTab) -> Answer:
+def _answer_run(file: TraceFile, tab: AnyTab) -> TabAnswer:
     verdict = file.verdict
     code = EXIT_CODES.get(verdict.kind, 0)
     sign, ink = ("! ", Ink.WARN) if code == 10 else ("!! ", Ink.BAD) if code == 12 else ("", Ink.GOOD)
@@ -114,6 +114,6 @@ def _answer_run(file: TraceFile, tab: AnyTab) -> Answer:
     if is_known(verdict.second):
         items.append(Item(2, f"second: {verdict.second}", Ink.DIM))
     texts = (verdict.summary, *(f"Try: {one}" for one in verdict.advice[:1]))
-    return Answer(
+    return TabAnswer(
         tuple(items), f"{sign}{verdict.kind.value.upper()}", ink, texts if tab is Tab.OVERVIEW else ()
     )

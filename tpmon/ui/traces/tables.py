@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from tpmon.model.known import Applicable, Missing, is_known, known_or
-from tpmon.model.results.trace import MemoryPeak, RankRow, RankTable, StepRow, TraceFile
+from tpmon.model.results.trace import MemoryPeak, RankTable, StepRow, TraceFile, TraceRankRow
 from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, ProductRow
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.cells import Ink, Line, fit_line, pad
@@ -19,7 +19,7 @@ from tpmon.ui.traces.state import Grouping
 from tpmon.view.snapshot import (
     LEGEND,
     RESERVED,
-    Span,
+    ChartSpan,
     describe_curve,
     draw_steps,
     label_curve,
@@ -27,7 +27,7 @@ from tpmon.view.snapshot import (
     say_span,
     span_curves,
 )
-from tpmon.view.table import Figure
+from tpmon.view.table import TableFigure
 from tpmon.view.trace import (
     ALLOCATIONS,
     COLLECTIVES_ON_SCREEN,
@@ -67,7 +67,9 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> l
     own = tuple(rows)
     times = (*DEVICE_TIMES, *HOST_TIMES) if is_known(own[0].device_self_us) else HOST_TIMES
     fitted = [replace(one, keep=keep, width=0) for one, keep in zip(times, (0, 4, 3, 5), strict=False)]
-    calls: Figure[OperatorGroupRow] = Figure("calls", lambda row: row.calls, thousands, 6, sorts=True)
+    calls: TableFigure[OperatorGroupRow] = TableFigure(
+        "calls", lambda row: row.calls, thousands, 6, sorts=True
+    )
     figures = (*fitted, calls)
     sheet: Sheet[OperatorGroupRow] = Sheet(
         f"operators {title}",
@@ -188,7 +190,7 @@ def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
     return blocks
 
 
-def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
+def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
     longest = max((row.step_ms for row in ranks), default=0.0)
     return lay_sheet(
         "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
@@ -239,7 +241,9 @@ def _list_curves(file: TraceFile) -> list[Block]:
     return blocks
 
 
-def _paint_curve(curve: MemoryCurve, span: Span, steps: tuple[StepRow, ...], width: int) -> tuple[Line, ...]:
+def _paint_curve(
+    curve: MemoryCurve, span: ChartSpan, steps: tuple[StepRow, ...], width: int
+) -> tuple[Line, ...]:
     columns = max(1, width - _LABEL_WIDTH - 1)
     ruler = draw_steps(steps, span, columns)
     lines: list[Line] = [((f" {pad('step', _LABEL_WIDTH - 1)}{ruler}", Ink.DIM),)] if ruler else []

@@ -12,7 +12,7 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
-from tpmon.model.results.trace import RankRow, RankTable, StepRow, TraceFile
+from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
 from tpmon.model.results.trace_tables import Stretch
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.keys import FILTER_LIMIT, Move, moved
@@ -301,7 +301,7 @@ def action_enter(view: TraceView) -> TraceView:
     if found is None:
         return view
     row = found.row
-    if isinstance(row, RankRow):
+    if isinstance(row, TraceRankRow):
         return action_tab(choose_file(view, view.subject.paths.index(row.path)), Tab.OVERVIEW)
     if isinstance(row, StepRow):
         tables = (block.rows for block in list_all(view) if isinstance(block, Sheet))

@@ -27,7 +27,7 @@ from tpmon.model.frame import EventKind
 from tpmon.model.gpu import GpuProcess, MigInstance
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Role, Setting
+from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.ui.kit.keys import paint_help
 from tpmon.ui.monitor.layout import page_of, paint_screen
 from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, span_of, thin
@@ -156,8 +156,10 @@ def test_the_job_in_full_has_the_thread_settings_of_its_ranks():
 
     frame = make_frame(
         processes=(
-            rank(1, (Setting("OMP_NUM_THREADS", "16"), Setting("MKL_NUM_THREADS", "4"))),
-            rank(2, (Setting("OMP_NUM_THREADS", "16"),)),
+            rank(
+                1, (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("MKL_NUM_THREADS", "4"))
+            ),
+            rank(2, (EnvironmentSetting("OMP_NUM_THREADS", "16"),)),
             rank(3, Missing("permission denied")),
         )
     )
@@ -302,7 +304,7 @@ def test_an_overlay_says_when_its_process_is_gone_or_not_chosen():
 
 
 def test_the_environment_is_shown_or_its_reason():
-    settings = (Setting("OMP_NUM_THREADS", "16"), Setting("NCCL_DEBUG", ""))
+    settings = (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("NCCL_DEBUG", ""))
     frame = make_frame(processes=(make_process(environment=settings),))
     lines = texts_of(paint_environment(make_view(frame, cursor_pid=4211), 80))
     assert lines[2:] == [" OMP_NUM_THREADS  16", ' NCCL_DEBUG       ""']

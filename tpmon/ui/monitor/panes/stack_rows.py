@@ -21,7 +21,7 @@ PRICE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RowMember:
     """Hold a group with its collapsed stack, and whether it is open now."""
 
     group: StackGroup
@@ -40,7 +40,7 @@ def is_partial(state: DumpState) -> bool:
     return state.running and len(state.rounds) == 1 and state.answered < state.asked
 
 
-def list_members(view: ViewState, *, main: bool) -> list[Member]:
+def list_members(view: ViewState, *, main: bool) -> list[RowMember]:
     """List the groups of main threads, or those of all other threads, in the order shown."""
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return []
@@ -53,7 +53,7 @@ def list_members(view: ViewState, *, main: bool) -> list[Member]:
             continue
         is_odd = is_main and is_known(odd) and any(one.pid == odd.pid for one in group.threads)
         is_open = stack.mark in stacks.opened or (is_odd and stack.mark not in stacks.closed)
-        found.append(Member(group, _in_full(group, stack) if stacks.whole else stack, is_open, is_odd))
+        found.append(RowMember(group, _in_full(group, stack) if stacks.whole else stack, is_open, is_odd))
     return found
 
 
@@ -98,7 +98,7 @@ def list_rows(view: ViewState) -> tuple[StackRow, ...]:
     return tuple(rows)
 
 
-def rows_of(member: Member) -> Iterator[StackRow]:
+def rows_of(member: RowMember) -> Iterator[StackRow]:
     """Yield the row of a group, and those of its stack while it is open."""
     yield StackRow(member.stack.mark)
     if member.is_open:

@@ -23,7 +23,7 @@ from tpmon.ui.kit.ink import DOT
 from tpmon.ui.kit.table import Item, paint_rule
 from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age
 from tpmon.ui.monitor.panes.stack_rows import (
-    Member,
+    RowMember,
     cursor_of,
     has_unseen,
     is_partial,
@@ -296,14 +296,14 @@ def _sign(*, is_open: bool, has_stack: bool = True) -> str:
     return " " if not has_stack else "-" if is_open else "+"
 
 
-def _say_others(view: ViewState, others: Sequence[Member]) -> str:
+def _say_others(view: ViewState, others: Sequence[RowMember]) -> str:
     count = sum(len(member.group.threads) for member in others)
     idle = view.dump.dump.idle_threads if is_known(view.dump) and is_known(view.dump.dump) else 0
     more = f", {idle} native {'one' if idle == 1 else 'ones'} without a known purpose" if idle else ""
     return f"other threads: {count} in {len(others)} group{'s' if len(others) > 1 else ''}{more}"
 
 
-def _paint_member(member: Member, cursor: object, width: int, *, main: bool = True) -> Iterator[Block]:
+def _paint_member(member: RowMember, cursor: object, width: int, *, main: bool = True) -> Iterator[Block]:
     """Paint who stands together and what they do, then their stack while the group is open."""
     group = member.group
     rows = rows_of(member)
