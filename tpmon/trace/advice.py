@@ -16,11 +16,11 @@ from tpmon.model.verdict import Kind
 from tpmon.trace.conditions import does_train
 from tpmon.trace.figures.breakdown import find_loader
 from tpmon.trace.figures.gaps import HostCauses
-from tpmon.trace.figures.nesting import Nest
-from tpmon.trace.figures.parts import Parts
 from tpmon.trace.figures.patterns import PatternSeen
+from tpmon.trace.parts import Parts
 from tpmon.trace.reading.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
 from tpmon.trace.reading.columns import distinct
+from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace
 
 MOST_ADVICE = 3

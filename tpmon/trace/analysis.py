@@ -44,11 +44,11 @@ from tpmon.trace.figures.operators import (
     sum_operators,
     time_operators,
 )
-from tpmon.trace.figures.parts import Parts
 from tpmon.trace.figures.patterns import find_patterns
 from tpmon.trace.figures.products import count_work, sum_products
 from tpmon.trace.figures.python import nest_python, sum_frames
 from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
+from tpmon.trace.parts import Parts
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.reading.schema import TraceHeader

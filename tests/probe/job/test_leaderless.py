@@ -20,9 +20,9 @@ from tpmon.model.process import CANNOT_END, MAY_END, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import has_ended, read_stat, read_table
 from tpmon.probe.collect.processes import ProcessProbe
 from tpmon.probe.job.discovery import Sight
-from tpmon.probe.job.ending import find_dead
 from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.leaderless import find_left
+from tpmon.probe.job.outcome import find_dead
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.spy.dump import Dumper

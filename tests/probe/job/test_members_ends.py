@@ -15,10 +15,16 @@ from tests.members import describe_changes
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.job import ending
-from tpmon.probe.job.ending import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
+from tpmon.probe.job import outcome as ending
 from tpmon.probe.job.events import Changes, Departure
 from tpmon.probe.job.members import Membership
+from tpmon.probe.job.outcome import (
+    UNSEEN,
+    describe_end,
+    parse_oom_victims,
+    read_oom_victims,
+    read_wait_status,
+)
 from tpmon.probe.job.resolve import find_job
 
 SECOND = 1_000_000_000

@@ -29,7 +29,6 @@ from tpmon.probe.base.procread import (
     read_stat,
     started_at,
 )
-from tpmon.probe.job.ending import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.job.events import Changes, Departure, standing_of
 from tpmon.probe.job.facts import Facts, read_all_facts
 from tpmon.probe.job.job import (
@@ -44,6 +43,7 @@ from tpmon.probe.job.job import (
     tell_script,
     tell_world_size,
 )
+from tpmon.probe.job.outcome import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
 from tpmon.probe.proc.files import NO_DESCRIPTOR, Shares, read_shares
 

@@ -26,9 +26,9 @@ from tpmon.model.stacks import StackCount
 from tpmon.model.text.clean import name_failure
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC
-from tpmon.probe.job.ending import find_dead
 from tpmon.probe.job.job import Job, Member
 from tpmon.probe.job.leaderless import find_left
+from tpmon.probe.job.outcome import find_dead
 from tpmon.probe.proc.files import ProcFile
 from tpmon.probe.proc.peers import OtherEnds
 from tpmon.probe.proc.suspended import read_freezer

@@ -13,10 +13,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace import CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
-from tpmon.trace.figures.nesting import Nest
 from tpmon.trace.figures.products import DTYPES, CountedProduct, find_peak, rate, share_of_peak
 from tpmon.trace.reading.classes import flag, is_comm_kernel, uses_tensor_cores
 from tpmon.trace.reading.columns import Ints, Launch, distinct
+from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import Category, Device
 

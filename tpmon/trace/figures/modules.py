@@ -13,9 +13,9 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.results.trace_tables import ModuleRow, RangeRow
 from tpmon.model.text.redaction import hide
-from tpmon.trace.figures.nesting import Nest, nest
 from tpmon.trace.reading.classes import flag, is_comm_host, is_loader, is_step
 from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.nesting import Nest, nest
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category
 

@@ -10,10 +10,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
-from tpmon.trace.figures.nesting import Nest, nest
 from tpmon.trace.figures.python import Stacks, find_lines
 from tpmon.trace.reading.classes import flag, is_step
 from tpmon.trace.reading.columns import Ints, Small
+from tpmon.trace.reading.nesting import Nest, nest
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category
 

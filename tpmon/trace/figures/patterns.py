@@ -15,8 +15,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.trace.figures.inputs import measure_product, parse_inputs
 from tpmon.trace.figures.modules import BACKWARD, find_roots
-from tpmon.trace.figures.parts import Parts
 from tpmon.trace.figures.products import DTYPES, KINDS
+from tpmon.trace.parts import Parts
 from tpmon.trace.reading.classes import CallClass, flag, is_optimizer
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import clean_name, find_device

@@ -28,9 +28,9 @@ from tpmon.trace.figures.inputs import (
     name_kind,
     parse_inputs,
 )
-from tpmon.trace.figures.nesting import Nest
 from tpmon.trace.reading.classes import flag, is_product_kernel, uses_tensor_cores
 from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace, find_device
 from tpmon.trace.reading.schema import Category, Device
 

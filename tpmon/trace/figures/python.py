@@ -15,10 +15,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace_tables import CodePlace, FrameRow
 from tpmon.trace.conditions import read_told
-from tpmon.trace.figures.nesting import Nest, nest
 from tpmon.trace.figures.steps import match_calls
 from tpmon.trace.reading.classes import flag
 from tpmon.trace.reading.columns import Ints, Small, distinct
+from tpmon.trace.reading.nesting import Nest, nest
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category
 

@@ -7,11 +7,11 @@ from tpmon.model.results.trace import DeviceGaps, MemoryPeak
 from tpmon.model.results.trace_tables import ProductRow
 from tpmon.trace.figures.breakdown import Activity
 from tpmon.trace.figures.gaps import HostCauses
-from tpmon.trace.figures.nesting import Nest
 from tpmon.trace.figures.operators import OperatorTimes
 from tpmon.trace.figures.products import CountedProduct
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints
+from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace
 
 

@@ -1,0 +1,53 @@
+"""The layout that a stranger finds: small folders, files of one idea, a purpose for each, names used once."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tpmon"
+MOST_FILES = 15
+MOST_LINES = 600
+MODULES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted({path.parent for path in MODULES if path.parent.name != "boot"})
+VAGUE = {"base", "common", "helpers", "manager", "misc", "utils", "util", "stuff"}
+"""Names that say nothing of what is in them; ``probe.base`` is a layer, and has it in its contract."""
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_a_folder_is_small_and_says_what_it_is_for(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= MOST_FILES
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_a_file_holds_one_idea_of_at_most_600_lines(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert ast.get_docstring(ast.parse(text))
+    assert path.stem not in VAGUE
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(relative(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_tests_lie_where_the_code_that_they_try_lies() -> None:
+    mirrored = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    rooms = {relative(folder) for folder in FOLDERS}
+    own = {"budget", "goldens", "gpu", "programs", "pty", "verdicts", "hangs", "frameworks", "pythons"}
+    lost = {str(path) for path in mirrored if str(path.parent) not in rooms and path.parts[0] not in own}
+    assert {path for path in lost if "/" in path} == set()
