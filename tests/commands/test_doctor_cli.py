@@ -238,10 +238,10 @@ def test_a_py_spy_that_is_missing_or_broken_costs_its_own_lines(tmp_path, text, 
     if text is not None:
         (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "py-spy").chmod(0o755)
-    hurry = "permissions_tools.SPY_S = 0.5; permissions.SPY_S = 2.0" if access is Access.UNKNOWN else ""
+    hurry = "checks.SPY_S = 0.5; checks.SPY_ANSWER_S = 2.0" if access is Access.UNKNOWN else ""
     code = (
         f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
-        f"from tpmon.probe.doctor import checks as permissions, permissions_tools\n{hurry}\n"
+        f"from tpmon.probe.doctor import checks\n{hurry}\n"
         "from tpmon.cli import main; main()"
     )
     with child(NAP) as one:

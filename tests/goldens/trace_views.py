@@ -17,8 +17,9 @@ from typing import Any
 from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.results.timeline import Stretch, Timeline
 from tpmon.model.results.trace import TraceFile, TraceReport
-from tpmon.model.results.trace_tables import OperatorGroupRow, Stretch, Timeline
+from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
 from tpmon.trace.snapshot import analyze_snapshots

@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     *rules_python.RULES,
     *rules_waits.RULES,
     *rules_cards.RULES,
-    *rules_launch.RULES,
+    *rules_launch.LAUNCH_RULES,
     *rules_healthy.RULES,
     rules_cpu.judge_quota,
     rules_cpu.judge_oversubscription,

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from tpmon.model.results import trace, trace_tables
-from tpmon.model.results import trace as trace_change
-from tpmon.model.results import trace as trace_gaps
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
 _OF_CAPTURES = (trace.TraceSummary, trace.SummaryReply)
 KINDS = [
     kind
-    for module in (trace, trace_change, trace_gaps, trace_tables)
+    for module in (trace, trace_tables)
     for kind in vars(module).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__ and kind not in _OF_CAPTURES
 ]

@@ -25,8 +25,9 @@ from tpmon.commands.trace import (
 from tpmon.config import Options
 from tpmon.errors import TpmonError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
 from tpmon.model.results.trace import TraceComparison
-from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
+from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.text import Output, complain
 from tpmon.trace.analysis import Findings, analyze, group_operators

@@ -12,8 +12,8 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.results.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
 from tpmon.model.results.trace import GAP_CAUSES
-from tpmon.model.results.trace_tables import StepStart, Stretch, TimeCell, Timeline, TimeShare
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.gaps import HostCauses, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, Reals

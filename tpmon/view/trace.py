@@ -13,6 +13,7 @@ from typing import Any
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
 from tpmon.model.results.snapshot import MemoryMoment, OutOfMemory, Pieces, SnapshotLost
+from tpmon.model.results.timeline import CodePlace
 from tpmon.model.results.trace import (
     CardUse,
     Change,
@@ -32,7 +33,6 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.results.trace_tables import (
     AllocationRow,
-    CodePlace,
     FrameRow,
     ModuleRow,
     OperatorGroupRow,

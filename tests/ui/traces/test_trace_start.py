@@ -15,7 +15,7 @@ from tpmon.commands import trace_screen
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
 from tpmon.model.known import NotApplicable, is_known
-from tpmon.model.results.trace_tables import CodePlace
+from tpmon.model.results.timeline import CodePlace
 from tpmon.report.text import Output
 from tpmon.ui.terminal_io.terminal import ScreenResult
 from tpmon.ui.traces import app as trace_app
@@ -131,7 +131,6 @@ def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
         "tpmon.ui.traces.comparison",
         "tpmon.ui.traces.snapshots",
         "tpmon.trace.snapshot",
-        "tpmon.model.results.snapshot",
     )
     program = (
         "import sys, tpmon.commands.trace_screen, tpmon.ui.traces.app, tpmon.ui.traces.subject; "

@@ -166,7 +166,7 @@ def check_clipboard(environment: Mapping[str, str]) -> Check:
 
 
 CHECK_S = 2.0
-CHECKS_SPY_S = 8.0
+SPY_ANSWER_S = 8.0
 NVML_S = 8.0
 _NO_STACKS = "not tried: --no-stacks"
 _NO_PYTHON = "not tried: it is no Python process of a training"
@@ -250,7 +250,7 @@ def plan_machine(
         return check_counters(own, parse_capability(own.status, CAP_SYS_ADMIN), proc)
 
     return (
-        Plan("py-spy", partial(check_spy, spy), CHECKS_SPY_S, needed=True),
+        Plan("py-spy", partial(check_spy, spy), SPY_ANSWER_S, needed=True),
         Plan("yama", partial(check_yama, proc, whom)),
         Plan("capability", partial(check_capability, proc, whom)),
         Plan("container", partial(check_container, proc)),
@@ -283,7 +283,7 @@ def plan_job(
             return make_check("stacks", Access.UNKNOWN, _NO_STACKS, needed=True)
         if not isinstance(member, Member):
             return make_check("stacks", Access.UNKNOWN, _NO_PYTHON, needed=True)
-        return check_stacks(member, spy, CHECKS_SPY_S - 1.0, proc)
+        return check_stacks(member, spy, SPY_ANSWER_S - 1.0, proc)
 
     def memory() -> Check:
         if not stacks:
@@ -293,7 +293,7 @@ def plan_job(
     return (
         *plans,
         Plan("memory", memory),
-        Plan("stacks", stacks_of, CHECKS_SPY_S, needed=True),
+        Plan("stacks", stacks_of, SPY_ANSWER_S, needed=True),
         Plan("cgroup", partial(check_groups, pids, proc)),
         Plan("cards", lambda: check_cards(pids, nvml.get(), proc), NVML_S),
         Plan("ras", partial(check_ras, pids[0], proc)),

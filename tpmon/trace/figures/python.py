@@ -13,7 +13,8 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.trace_tables import CodePlace, FrameRow
+from tpmon.model.results.timeline import CodePlace
+from tpmon.model.results.trace_tables import FrameRow
 from tpmon.trace.conditions import read_told
 from tpmon.trace.figures.steps import match_calls
 from tpmon.trace.reading.classes import flag

@@ -12,7 +12,8 @@ from typing import Protocol, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
-from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
+from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
+from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.sheet import Block
 from tpmon.ui.kit.table import Item

@@ -12,8 +12,8 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
+from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
-from tpmon.model.results.trace_tables import Stretch
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.keys import FILTER_LIMIT, Move, moved
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units, plain_sheet

@@ -8,7 +8,7 @@ what each letter is, and its share.
 from __future__ import annotations
 
 from tpmon.model.known import Known, is_known
-from tpmon.model.results.trace_tables import TimeCell, Timeline
+from tpmon.model.results.timeline import TimeCell, Timeline
 from tpmon.ui.kit.cells import Ink, Line, Span, fit_line, pad, width_of, wrap_words
 from tpmon.ui.kit.ink import LEVELS
 from tpmon.ui.kit.table import Item, paint_rule
