@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tpmon.capture.conditions import find_block, to_conditions
+from tpmon.capture.files import find_block, to_conditions
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.capture import Conditions
 

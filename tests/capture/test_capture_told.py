@@ -17,10 +17,8 @@ import pytest
 from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
-from tpmon.capture.conditions import find_block
-from tpmon.capture.files import CapturePlace, look_at_trace, pack
+from tpmon.capture.files import CapturePlace, find_block, look_at_trace, pack, read_summary
 from tpmon.capture.outcome import CaptureOutcome, describe_rank
-from tpmon.capture.summary import read_summary
 from tpmon.foreign_file import Owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
 from tpmon.hook.capture.bounds import note_rank

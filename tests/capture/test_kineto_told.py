@@ -16,7 +16,7 @@ import pytest
 from tests.capture.test_capture_plan import ASKED
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
-from tpmon.capture.conditions import to_conditions
+from tpmon.capture.files import to_conditions
 from tpmon.capture.kineto_capture import (
     HookTold,
     Kept,
@@ -36,7 +36,7 @@ from tpmon.hook.capture import conditions as hook_conditions
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
-from tpmon.trace.conditions import read_conditions
+from tpmon.trace.compare import read_conditions
 from tpmon.trace.figures.updates import write_marked
 from tpmon.trace.reading.read import read_trace
 from tpmon.trace.summary import summarize

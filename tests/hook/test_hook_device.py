@@ -16,7 +16,7 @@ from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import device
 from tpmon.hook import step_sample as watch
 from tpmon.hook.bus import wire, wire_capture, wire_settings
-from tpmon.hook.capture import begin as capture_begin
+from tpmon.hook.capture import bounds as capture_begin
 from tpmon.hook.capture import conditions
 from tpmon.hook.capture.guard import Guard
 from tpmon.hook.patches import DDP, LATER, PLACES, SCALER_BEFORE, Patches

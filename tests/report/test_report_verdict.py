@@ -10,7 +10,7 @@ import pytest
 from tests.frames import NOW, NOW_NS, make_event, make_evidence, make_finding, make_frame
 from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.text.verdict_words import say_since, say_value, shorten
+from tpmon.model.text.job_words import say_since, say_value, shorten
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.report.once import write_once
 from tpmon.report.plain import PlainReport, write_status

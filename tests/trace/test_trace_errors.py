@@ -17,7 +17,7 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import OperatorRow, TraceFile
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import analyze
-from tpmon.trace.reading.classes import uses_tensor_cores
+from tpmon.trace.reading.schema import uses_tensor_cores
 
 FAULTS: dict[str, Callable[[Path], None]] = {}
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

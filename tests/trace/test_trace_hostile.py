@@ -228,7 +228,7 @@ CHILD = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
 import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.trace, tpmon.commands.trace
-from tpmon.commands.trace import Asked, run_trace
+from tpmon.commands.trace import TraceAsked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import TpmonError
 from tpmon.report.text import Output
@@ -245,7 +245,7 @@ sys.addaudithook(watch)
 for path in sys.argv[2:]:
     out = os.open(os.devnull, os.O_WRONLY)
     try:
-        run_trace([path], options, Asked(), Output(out, False))
+        run_trace([path], options, TraceAsked(), Output(out, False))
         said = "read"
     except TpmonError as error:
         said = "refused" if os.path.basename(path) in error.what else f"NO NAME {error.what}"

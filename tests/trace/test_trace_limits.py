@@ -18,10 +18,11 @@ from tpmon.commands.trace import find_files
 from tpmon.errors import UsageError
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.trace.figures.inputs import MOST_INPUTS, MOST_SIZES, parse_inputs
-from tpmon.trace.figures.python import read_folders
+from tpmon.trace.figures.operators import MOST_INPUTS, MOST_SIZES, parse_inputs
+from tpmon.trace.figures.program import read_folders
 from tpmon.trace.figures.steps import find_steps, match_calls
-from tpmon.trace.reading import chunks, columns, repair
+from tpmon.trace.reading import chunks, columns
+from tpmon.trace.reading import chunks as repair
 from tpmon.trace.reading.read import Trace, read_trace
 from tpmon.trace.reading.sources import is_snapshot
 

@@ -10,7 +10,7 @@ from tests.traces import BASE_US, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.trace import RankTable
 from tpmon.trace.analysis import analyze
-from tpmon.trace.reading.classes import is_transfer
+from tpmon.trace.reading.schema import is_transfer
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SAID = {"dtype": "Float", "In msg nelems": 10, "Out msg nelems": 10, "Process Group Name": "0"}

@@ -12,7 +12,7 @@ from tpmon.hook.capture.conditions import _read_places
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.timeline import CodePlace, Stretch
 from tpmon.trace.analysis import Findings, analyze
-from tpmon.trace.figures.python import NO_FRAME, NO_STACKS, NOT_THERE, find_line, parse_frame, read_folders
+from tpmon.trace.figures.program import NO_FRAME, NO_STACKS, NOT_THERE, find_line, parse_frame, read_folders
 from tpmon.trace.timeline import lay_timelines
 
 ALL = Stretch(0, 1 << 30)

@@ -1,7 +1,10 @@
-"""Look at what a capture wrote, and clear what is left of a killed one.
+"""Look at what a capture wrote: its steps, its conditions, a summary by a niced child.
 
 A tpmon holds a lock on its folder, which the kernel gives back with the process, whatever ends it. What
 goes is a folder of this machine and user, named so, whose lock is free; and of what is in it kineto's files.
+
+They stand beside the events of a trace under ``tpmon``. The hook writes them from within; of what kineto
+recorded tpmon writes them from the hook's bus, which tells less.
 """
 
 from __future__ import annotations
@@ -9,25 +12,169 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import json
 import os
 import re
 import socket
 import stat
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from tpmon.capture.conditions import ConditionBlock, read_block, to_conditions, write_clocks
 from tpmon.capture.plan import MOST_BYTES
-from tpmon.capture.summary import read_summary
 from tpmon.errors import UsageError
 from tpmon.foreign_file import FOLDER, NEW_FILE, Owner, hand_over, open_foreign, own, read_owner
 from tpmon.hook.bus import wire_capture
+from tpmon.model.codec import CodecError, decode, to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
-from tpmon.model.results.trace import TraceSummary
+from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.model.text.redaction import admit_text
+from tpmon.own_command import call_python
+
+_CONDITIONS = b'"tpmon":'
+_EDGE = 1 << 16
+_NOT_THERE = Missing("the trace does not say it")
+_MOST_INPUTS = 16
+
+NOT_READ = Missing("the clocks of the GPU were not read")
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionBlock:
+    """Hold the conditions as they stand in a file, and between which bytes; a ``quoted`` one is a string."""
+
+    start: int
+    end: int
+    told: dict[str, Any]
+    quoted: bool
+
+
+def read_block(file: BinaryIO) -> Known[ConditionBlock]:
+    """Find what the hook wrote into an open trace of its surroundings: at the beginning, or at the end."""
+    try:
+        head = file.read(_EDGE)
+        size = os.fstat(file.fileno()).st_size
+        at = file.seek(max(size - _EDGE, 0))
+        tail = file.read(_EDGE)
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    return find_block(head) or find_block(tail, at) or _NOT_THERE
+
+
+def find_block(edge: bytes, offset: int = 0) -> ConditionBlock | None:
+    """Find the conditions in a part of a trace that begins at ``offset``."""
+    at = edge.find(_CONDITIONS)
+    if at < 0:
+        return None
+    begin = at + len(_CONDITIONS)
+    # One character for a byte, so that what is found stands where it is said to.
+    text = edge[begin:].decode("latin-1")
+    begin += len(text) - len(text := text.lstrip(" \t\r\n"))
+    try:
+        told, length = json.JSONDecoder().raw_decode(text)
+        told = json.loads(text[:length].encode("latin-1"))
+        quoted = isinstance(told, str)
+        told = json.loads(told) if quoted else told
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict):
+        return None
+    return ConditionBlock(offset + begin, offset + begin + length, told, quoted)
+
+
+def write_clocks(block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]]) -> bytes:
+    """Write the conditions of a file once more, with the clocks of the GPUs."""
+    told = json.dumps({**block.told, "clocks": to_plain(clocks)})
+    return (json.dumps(told) if block.quoted else told).encode()
+
+
+def to_conditions(told: dict[str, Any]) -> Conditions:
+    """Believe of what was told what has the type that it is to have; clocks are tpmon's own reading."""
+    return Conditions(
+        model=_text(told.get("model")),
+        parameters=_int(told.get("parameters")),
+        dtype=_text(told.get("dtype")),
+        device=_text(told.get("device")),
+        training=_bool(told.get("training")),
+        mode=_text(told.get("mode")),
+        inputs=_texts(told.get("inputs")),
+        batch_size=_int(told.get("batch_size")),
+        world_size=_int(told.get("world_size")),
+        gpu=_text(told.get("gpu")),
+        clocks=NOT_READ,
+        torch=_text(told.get("torch")),
+        python=_text(told.get("python")),
+        threads=_int(told.get("threads")),
+        autocast=_bool(told.get("autocast")),
+        autocast_dtype=_text(told.get("autocast_dtype")),
+        matmul_precision=_text(told.get("matmul_precision")),
+    )
+
+
+def _why(value: object) -> Missing:
+    if isinstance(value, dict) and isinstance(value.get("missing"), str):
+        return Missing(admit_text(value["missing"], 120))
+    return _NOT_THERE
+
+
+def _text(value: object) -> Known[str]:
+    return admit_text(value, 120) if isinstance(value, str) else _why(value)
+
+
+def _texts(value: object) -> Known[tuple[str, ...]]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        return _why(value)
+    return tuple(admit_text(one, 120) for one in value[:_MOST_INPUTS])
+
+
+def _int(value: object) -> Known[int]:
+    return value if isinstance(value, int) and not isinstance(value, bool) else _why(value)
+
+
+def _bool(value: object) -> Known[bool]:
+    return value if isinstance(value, bool) else _why(value)
+
+
+def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str, int]:
+    """Have a child call a ``main`` on open files, and return what it says and its exit code.
+
+    Where something ends the wait, nobody waits for the child: what it reads may be on a mount that hangs.
+
+    Raises:
+        OSError: where it cannot be started.
+    """
+    files = (f"/proc/self/fd/{one}" for one in shared)
+    child = subprocess.Popen(
+        call_python(f"from {module} import main; sys.exit(main(*sys.argv[1:]))", *files, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # the terminal may be the screen's
+        start_new_session=True,  # Ctrl-C is for tpmon, which then closes its standard input
+        pass_fds=shared,
+    )
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError("the child was started with pipes")
+    with child.stdin, child.stdout:
+        return child.stdout.read().decode("utf-8", "replace"), child.wait()
+
+
+def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:
+    """Return the summary of an open trace, or why there is none; ``path`` and ``rank`` are the file's."""
+    try:
+        text, code = run_child("tpmon.trace.summary", shared=(source,))
+        found = decode(SummaryReply, text).summary
+    except OSError as error:
+        return Missing(f"no summary: {error.strerror or error}")
+    except CodecError as error:
+        ended = f"the process that read the trace ended with {code}"
+        return Missing(f"no summary: {ended if code else error}")
+    if isinstance(found, Missing):
+        return Missing(found.reason.replace(f"/proc/self/fd/{source}", path))
+    return replace(found, path=path, rank=rank if is_known(rank) else found.rank)
+
 
 MOST_READ = 4 * MOST_BYTES
 """Of a file that was written: so far its true size may be from what its price said."""

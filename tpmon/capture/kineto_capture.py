@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
-from tpmon.capture.conditions import NOT_READ, to_conditions
 from tpmon.capture.dialog import Agreed, agree_always
-from tpmon.capture.files import count_trace
+from tpmon.capture.files import NOT_READ, count_trace, read_summary, run_child, to_conditions
 from tpmon.capture.kineto_daemon import KinetoClient, TakenError, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import (
@@ -31,7 +30,6 @@ from tpmon.capture.outcome import (
     note_kernels,
 )
 from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count, stretch_seconds
-from tpmon.capture.summary import read_summary, run_child
 from tpmon.errors import TpmonError, UsageError
 from tpmon.foreign_file import NEW_FILE, hand_over
 from tpmon.hook.bus import wire, wire_settings

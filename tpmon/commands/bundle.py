@@ -27,7 +27,7 @@ from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import Checkup
-from tpmon.model.text.verdict_words import name_verdict
+from tpmon.model.text.job_words import name_verdict
 from tpmon.model.units import format_seconds
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.collect.bundle import (

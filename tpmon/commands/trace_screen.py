@@ -32,7 +32,7 @@ from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.text import Output, complain
 from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
-from tpmon.trace.figures.python import find_line
+from tpmon.trace.figures.program import find_line
 from tpmon.trace.reading.sources import is_remote
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal_io.terminal import has_terminal

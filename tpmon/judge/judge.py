@@ -47,7 +47,7 @@ from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
-from tpmon.model.text.verdict_words import (
+from tpmon.model.text.job_words import (
     is_undecided,
     join_cause,
     name_cause,

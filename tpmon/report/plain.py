@@ -18,8 +18,7 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import list_used
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.text.job_words import WAITING_FROM, say_job_stop
-from tpmon.model.text.verdict_words import is_undecided, name_verdict
+from tpmon.model.text.job_words import WAITING_FROM, is_undecided, name_verdict, say_job_stop
 from tpmon.model.units import format_clock, format_seconds, say_pct
 from tpmon.report.once import describe_target, write_once
 from tpmon.report.text import Output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, is_known
-from tpmon.model.text.verdict_words import (
+from tpmon.model.text.job_words import (
     list_also,
     list_try,
     name_cause,

@@ -13,15 +13,15 @@ from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.results.trace import CardUse, TraceVerdict
 from tpmon.model.results.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.conditions import does_train
+from tpmon.trace.compare import does_train
 from tpmon.trace.figures.breakdown import find_loader
 from tpmon.trace.figures.gaps import HostCauses
 from tpmon.trace.figures.patterns import PatternSeen
 from tpmon.trace.parts import Parts
-from tpmon.trace.reading.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
 from tpmon.trace.reading.columns import distinct
-from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.schema import SINGLE_LOADER, CallClass, flag, runs_compiled
+from tpmon.trace.reading.spans import Nest
 
 MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0

@@ -22,9 +22,8 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
 from tpmon.trace.advice import advise, explain
-from tpmon.trace.conditions import read_conditions
+from tpmon.trace.compare import read_conditions
 from tpmon.trace.figures.breakdown import STRAY_PCT, Activity, break_down, find_activity
-from tpmon.trace.figures.cards import use_cards
 from tpmon.trace.figures.comms import sum_communication
 from tpmon.trace.figures.gaps import HostCauses, find_causes, find_gaps, split_host
 from tpmon.trace.figures.kernels import (
@@ -33,9 +32,9 @@ from tpmon.trace.figures.kernels import (
     find_hot_kernel,
     sum_copies,
     sum_kernels,
+    use_cards,
 )
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
-from tpmon.trace.figures.modules import sum_modules, sum_ranges
 from tpmon.trace.figures.operators import (
     find_launchers,
     group_by_line,
@@ -46,7 +45,7 @@ from tpmon.trace.figures.operators import (
 )
 from tpmon.trace.figures.patterns import find_patterns
 from tpmon.trace.figures.products import count_work, sum_products
-from tpmon.trace.figures.python import nest_python, sum_frames
+from tpmon.trace.figures.program import nest_python, sum_frames, sum_modules, sum_ranges
 from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
 from tpmon.trace.parts import Parts
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts

@@ -11,8 +11,8 @@ from tpmon.trace.figures.operators import OperatorTimes
 from tpmon.trace.figures.products import CountedProduct
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints
-from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.spans import Nest
 
 
 @dataclass(frozen=True, slots=True)

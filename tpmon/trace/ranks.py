@@ -14,10 +14,9 @@ from tpmon.model.results.trace import RankTable, TraceFile, TraceRankRow
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.comms import find_annotations
 from tpmon.trace.figures.steps import NEVER, TraceSteps
-from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.reading.spans import unite, unite_all
 
 SPREAD = 1.2

@@ -18,9 +18,8 @@ from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import find_launchers, nest_operators, sum_operators, time_operators
 from tpmon.trace.figures.steps import find_steps, match_calls
-from tpmon.trace.reading.classes import flag, is_optimizer
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import Category, flag, is_optimizer
 
 TOP_OPERATORS = 10
 _NO_STEPS = Missing("the trace marks no steps")

@@ -18,10 +18,9 @@ from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.gaps import HostCauses, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, Reals
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.classes import STEP
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import STEP, Category
 from tpmon.trace.reading.spans import Spans, unite, unite_all
 
 UNTOLD = "idle"

@@ -17,10 +17,9 @@ from tpmon.model.results.trace import CauseShare, DeviceGaps, HostTime, TraceVer
 from tpmon.model.verdict import Kind
 from tpmon.trace.figures.breakdown import Activity, find_loader
 from tpmon.trace.figures.memory import name_kind
-from tpmon.trace.reading.classes import SINGLE_LOADER, flag, is_compiling
 from tpmon.trace.reading.columns import Small
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import SINGLE_LOADER, Category, flag, is_compiling
 from tpmon.trace.reading.spans import unite, unite_all
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")

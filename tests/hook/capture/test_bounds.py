@@ -17,8 +17,7 @@ from tpmon.hook.bus.pages import Pages
 from tpmon.hook.capture import bounds as capture_bounds
 from tpmon.hook.capture import capture
 from tpmon.hook.capture import file as capture_file
-from tpmon.hook.capture.begin import name_tracer
-from tpmon.hook.capture.bounds import judge_validation
+from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
 from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 

@@ -14,7 +14,7 @@ from tests.hook.capture.test_bounds import Captured, Recorder
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.capture import capture
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
+from tpmon.hook.capture.recorder import MemoryRecorder, Range
 
 
 def refuse(text: str) -> Callable[..., Any]:

@@ -14,8 +14,7 @@ import pytest
 from tests.hook.test_hook_evaluations import run_in_engine, run_in_thread
 from tests.hook_loop import Batches, Loop
 from tpmon.hook.bus import wire
-from tpmon.hook.capture.recorder import Recorder
-from tpmon.hook.capture.recorder_cuda import Range
+from tpmon.hook.capture.recorder import Range, Recorder
 
 
 @pytest.fixture

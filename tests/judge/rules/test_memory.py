@@ -25,7 +25,7 @@ from tpmon.judge.rules.memory import (
 )
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.text.verdict_words import say_value
+from tpmon.model.text.job_words import say_value
 from tpmon.model.verdict import Kind
 
 GONE = Missing("permission denied")

@@ -127,11 +127,11 @@ SAMPLE_ALONE = """
 sys.path[:0] = sys.argv[2:]
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.spy.plan import Subject
+from tpmon.probe.spy.plan import SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 pid = int(sys.argv[1])
 sampler = StackSampler()
-sampler.watch([Subject(Identity(pid, read_stat(pid).start_ticks), 0)])
+sampler.watch([SpySubject(Identity(pid, read_stat(pid).start_ticks), 0)])
 sampler.start()
 while not sampler.take():
     time.sleep(0.02)

@@ -13,7 +13,7 @@ from tpmon.model.results.trace import TraceFile
 from tpmon.report.trace import write_tables
 from tpmon.report.trace_csv import TABLES, explain_empty, write_csv
 from tpmon.trace.analysis import analyze
-from tpmon.trace.figures.python import is_own_line
+from tpmon.trace.figures.program import is_own_line
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 

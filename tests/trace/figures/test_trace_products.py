@@ -12,8 +12,8 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
-from tpmon.trace.figures.inputs import count_bytes, count_flops, name_kind, parse_inputs
 from tpmon.trace.figures.kernels import base_name
+from tpmon.trace.figures.operators import count_bytes, count_flops, name_kind, parse_inputs
 from tpmon.trace.figures.products import find_peak, name_kernel_dtype
 from tpmon.trace.reading.schema import Device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpmon.trace.reading.classes import CallClass, class_of_call, is_comm_kernel, uses_tensor_cores
+from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel, uses_tensor_cores
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,19 @@ from time import monotonic_ns
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.pages import keep_for_ever
 from tpmon.hook.bus.wire_capture import Request
-from tpmon.hook.capture.begin import (
-    begin_words,
-    is_graph_captured,
-    is_sane,
-    is_timed,
-    make_recorder,
-    name_obstacle,
-    name_tracer,
-)
 from tpmon.hook.capture.bounds import (
     Bounds,
     End,
+    begin_words,
     choose_spare_ns,
+    is_graph_captured,
+    is_sane,
+    is_timed,
     judge_recording,
     judge_validation,
+    make_recorder,
+    name_obstacle,
+    name_tracer,
     note_rank,
 )
 from tpmon.hook.capture.conditions import describe_run
@@ -44,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tpmon.hook.capture.recorder import Recorder
-    from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
+    from tpmon.hook.capture.recorder import MemoryRecorder, Range, Recorder
     from tpmon.hook.counters import Counts
 
 _YIELDED = "the program began a profile of its own"

@@ -15,7 +15,7 @@ from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, count_events,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tpmon.hook.capture.recorder_cuda import MemoryRecorder, Range
+    from tpmon.hook.capture.recorder import MemoryRecorder, Range
 
 _DISK_SPARE = 64 << 20
 """Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""

@@ -12,9 +12,12 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Breakdown
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.classes import (
+from tpmon.trace.reading.columns import distinct
+from tpmon.trace.reading.read import Trace
+from tpmon.trace.reading.schema import (
     MULTI_LOADER,
     SINGLE_LOADER,
+    Category,
     flag,
     is_comm_host,
     is_comm_kernel,
@@ -22,9 +25,6 @@ from tpmon.trace.reading.classes import (
     is_loader,
     is_step,
 )
-from tpmon.trace.reading.columns import distinct
-from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import Category
 from tpmon.trace.reading.spans import Spans, unite, unite_all
 
 MOST_DEVICES = 256

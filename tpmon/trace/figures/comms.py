@@ -10,11 +10,10 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
 from tpmon.trace.figures.breakdown import Activity, comm_rows
-from tpmon.trace.figures.inputs import dtype_bytes, parse_inputs
-from tpmon.trace.reading.classes import flag, is_comm_host, is_host_backend
+from tpmon.trace.figures.operators import dtype_bytes, parse_inputs
 from tpmon.trace.reading.columns import Collective, Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_host_backend
 from tpmon.trace.reading.spans import intersect_total
 
 _UNKNOWN = Missing("the trace does not say sizes and types")

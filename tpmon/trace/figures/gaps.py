@@ -15,12 +15,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import GAP_CAUSES, DeviceGaps, HostTime, LargeGap
 from tpmon.trace.figures.breakdown import Activity, loader_rows, tells_host
-from tpmon.trace.reading.classes import CallClass, class_of_call, is_step
 from tpmon.trace.reading.columns import Ints, distinct
-from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category
-from tpmon.trace.reading.spans import Spans, find_cuts, invert, unite, unite_all
+from tpmon.trace.reading.schema import CallClass, Category, class_of_call, is_step
+from tpmon.trace.reading.spans import Nest, Spans, find_cuts, invert, unite, unite_all
 
 MOST_GAPS = 10
 NO_HOST_EVENTS = Missing("the trace holds no host events")

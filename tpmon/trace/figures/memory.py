@@ -12,10 +12,10 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.results.trace import MemoryPeak
 from tpmon.model.results.trace_tables import AllocationRow, CurvePoint, MemoryCurve
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.classes import flag
 from tpmon.trace.reading.columns import Ints, distinct
-from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace, clean_name
+from tpmon.trace.reading.schema import flag
+from tpmon.trace.reading.spans import Nest
 
 _KINDS = {0: "cpu", 1: "cuda", 6: "hip", 9: "vulkan", 12: "xpu", 13: "mps", 17: "hpu"}
 MOST_POINTS = 200

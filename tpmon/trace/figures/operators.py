@@ -1,21 +1,23 @@
-"""Operators: host time by nesting, device time by the launches inside of each one."""
+"""Operators: host and device time, and what each computes and moves by its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
 import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
-from tpmon.trace.figures.python import Stacks, find_lines
-from tpmon.trace.reading.classes import flag, is_step
+from tpmon.trace.figures.program import Stacks, find_lines
 from tpmon.trace.reading.columns import Ints, Small
-from tpmon.trace.reading.nesting import Nest, nest
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import SEARCHED_CHARS, Category, flag, is_step
+from tpmon.trace.reading.spans import Nest, nest
 
 MOST_GROUPS = 5000
 """Rows of operators by shape or by line."""
@@ -140,3 +142,245 @@ def _write_shape(trace: Trace, number: int) -> str:
     dims, types = (part.decode("utf-8", "replace") for part in trace.shapes[number])
     kinds = " ".join(types.split()).replace("[ ", "[").replace(" ]", "]")
     return clean_name(f"{''.join(dims.split())} {kinds}".strip(), 300)
+
+
+_BYTES = {
+    "float": 4,
+    "float32": 4,
+    "double": 8,
+    "float64": 8,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "short": 2,
+    "byte": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "bool": 1,
+}
+
+
+def dtype_bytes(name: str) -> int:
+    """Return the bytes of one element, 0 for a type that is not known."""
+    short = name.lower().removeprefix("c10::")
+    return 1 if short.startswith("float8") else _BYTES.get(short, 0)
+
+
+Dims = tuple[int, ...]
+
+_DTYPES = {
+    "float": "fp32",
+    "float32": "fp32",
+    "double": "fp64",
+    "float64": "fp64",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "char": "int8",
+    "signed char": "int8",
+    "unsigned char": "int8",
+    "byte": "int8",
+}
+_FACTORS = {
+    "aten::mm": (0, 1),
+    "aten::_scaled_mm": (0, 1),
+    "aten::_int_mm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::bmm": (0, 1),
+    "aten::baddbmm": (1, 2),
+}
+"""Which arguments of an operator are the two matrices."""
+_LINEAR = ("aten::linear", "aten::mkldnn_linear", "aten::_mkl_linear", "mkldnn::_linear_pointwise")
+_CONV = re.compile(r"^aten::\w*(?:convolution|conv\d|conv_)")
+CONV_BACKWARD = "aten::convolution_backward"
+_ATTENTION = re.compile(
+    r"flash_attn|flash_attention|efficient_attention|scaled_dot_product|cudnn_attention|xformers",
+    re.IGNORECASE,
+)
+MOST_INPUTS = 256
+MOST_SIZES = 64
+"""What torch takes: arguments with some to spare, sizes of one tensor. Hostile files have a million."""
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+_WIDEST = 1 << 60
+"""More elements than this have no tensor around them."""
+
+_ELEMENTWISE = re.compile(
+    r"^aten::(?:add|sub|rsub|mul|div|relu|gelu|silu|sigmoid|tanh|exp|log|sqrt|rsqrt|neg|abs|clamp|clamp_min"
+    r"|clamp_max|pow|square|reciprocal|addcmul|addcdiv|lerp|maximum|minimum|where|threshold|leaky_relu|hardtanh"
+    r"|threshold_backward|gelu_backward|silu_backward|sigmoid_backward|tanh_backward|masked_fill"
+    r"|_softmax|_log_softmax|_softmax_backward_data|_log_softmax_backward_data)_?$"
+)
+_NORMS = ("aten::native_layer_norm", "aten::native_group_norm", "aten::_fused_rms_norm")
+_WRITES = ("aten::fill_", "aten::zero_")
+_READS = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::norm", "aten::argmax")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Hold the inputs of a call: sizes, number type and bytes of an element of each.
+
+    What is no tensor has no sizes and 0 bytes. ``whole`` is false where a list of tensors is among them,
+    whose types a trace does not tell.
+    """
+
+    dims: tuple[Dims, ...]
+    dtypes: tuple[str, ...]
+    element_bytes: tuple[int, ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Hold the sizes of one matrix product, ``batch`` times m x k by k x n."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> float:
+        """Return multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def parse_inputs(shape: tuple[bytes, bytes]) -> Inputs:
+    """Parse the raw "Input Dims" and "Input type" of a call; empty where they are not what they should be."""
+    try:
+        if len(_RAWS.decode(shape[0] or b"[]")) > MOST_INPUTS:  # before anything is built of it
+            return Inputs((), (), (), whole=False)
+        dims, types = (msgspec.json.decode(one or b"[]") for one in shape)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return Inputs((), (), (), whole=False)
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return Inputs((), (), (), whole=False)
+    sizes = tuple(map(_parse_size, dims))
+    names = [one.lower().removeprefix("c10::") if isinstance(one, str) else "" for one in types]
+    names += [""] * (len(sizes) - len(names))
+    return Inputs(
+        tuple(size or () for size in sizes),
+        tuple("fp8" if name.startswith("float8") else _DTYPES.get(name, "") for name in names[: len(sizes)]),
+        tuple(map(dtype_bytes, names[: len(sizes)])),
+        whole=None not in sizes,
+    )
+
+
+def _parse_size(given: object) -> Dims | None:
+    """Return the sizes of one tensor, None for a list of tensors and for more sizes than a tensor has."""
+    if not isinstance(given, list):
+        return ()
+    if len(given) > MOST_SIZES or not all(isinstance(one, int) for one in given):
+        return None
+    return tuple(given) if min(given, default=0) >= 0 and math.prod(given) < _WIDEST else ()
+
+
+def name_kind(operator: str) -> str:
+    """Tell which product an operator is: matmul, convolution, attention, or "" for none."""
+    if operator in _FACTORS or operator in _LINEAR:
+        return "matmul"
+    if _CONV.match(operator):
+        return "convolution"
+    if operator.endswith("_math"):
+        return ""
+    return "attention" if _ATTENTION.search(operator, 0, SEARCHED_CHARS) else ""
+
+
+def name_dtype(operator: str, inputs: Inputs) -> str:
+    """Return the number type of the matrices, "" where it is not known or they differ.
+
+    Of what is no plain matrix product all tensors count, of which every one must have the same type.
+    """
+    matrices = _FACTORS.get(operator, (0, 1) if operator in _LINEAR else None)
+    places = range(len(inputs.dims)) if matrices is None else matrices
+    found = {inputs.dtypes[at] for at in places if at < len(inputs.dims) and inputs.dims[at]}
+    return found.pop() if len(found) == 1 else ""
+
+
+def measure_product(operator: str, inputs: Inputs) -> Product | None:
+    """Return the sizes of a matrix product; None where they are not known or do not fit."""
+    dims = inputs.dims
+    if operator in _LINEAR:
+        if len(dims) < 2 or not dims[0] or len(dims[1]) != 2 or dims[0][-1] != dims[1][1]:
+            return None
+        return Product(1, math.prod(dims[0][:-1]), dims[1][0], dims[1][1])
+    places = _FACTORS.get(operator)
+    if places is None or len(dims) <= places[1]:
+        return None
+    left, right = dims[places[0]], dims[places[1]]
+    if len(left) < 2 or len(left) != len(right) or left[-1] != right[-2] or left[:-2] != right[:-2]:
+        return None
+    return Product(math.prod(left[:-2]), left[-2], right[-1], left[-1])
+
+
+def key_convolution(operator: str, inputs: Inputs) -> tuple[tuple[Dims, Dims], Dims] | None:
+    """Return input, weight and output sizes of a backward convolution: its forward does not tell the last."""
+    dims = inputs.dims
+    if operator != CONV_BACKWARD or len(dims) < 3 or len({len(one) for one in dims[:3]}) != 1:
+        return None
+    output, image, weight = dims[:3]
+    grows = any(out > size + side for out, size, side in zip(output[2:], image[2:], weight[2:], strict=True))
+    if not 3 <= len(output) <= 5 or output[1] != weight[0] or grows:
+        return None  # a transposed one, of which the sizes mean something else
+    return (image, weight), output
+
+
+def count_flops(operator: str, inputs: Inputs, outputs: Mapping[tuple[Dims, Dims], Dims]) -> float:
+    """Return the additions and multiplications of one call, NaN where shapes do not tell.
+
+    ``outputs`` are the output sizes of convolutions by sizes of input and weight.
+    """
+    product = measure_product(operator, inputs)
+    if product is not None:
+        return product.flops
+    backward = key_convolution(operator, inputs)
+    if backward is not None:
+        (_image, weight), output = backward
+        return 2 * _count_convolution(weight, output)  # the gradients of input and weight
+    dims = inputs.dims
+    if len(dims) > 1 and _CONV.match(operator) and (dims[0], dims[1]) in outputs:
+        return _count_convolution(dims[1], outputs[dims[0], dims[1]])
+    return math.nan
+
+
+def _count_convolution(weight: Dims, output: Dims) -> float:
+    """Count one pass: each output element is a sum over a filter. ``weight`` is out, in / groups, sizes."""
+    return 2.0 * math.prod(output) * math.prod(weight[1:])
+
+
+def count_bytes(operator: str, inputs: Inputs) -> float:
+    """Return the bytes that one call must read and write, each once; NaN where shapes do not tell."""
+    if not inputs.whole or not inputs.dims:
+        return math.nan
+    each = [math.prod(size) * width for size, width in zip(inputs.dims, inputs.element_bytes, strict=True)]
+    if not inputs.element_bytes[0]:
+        return math.nan
+    product = measure_product(operator, inputs)
+    if product is not None and name_dtype(operator, inputs):
+        width = inputs.element_bytes[_FACTORS.get(operator, (0, 1))[0]]
+        sides = product.m * product.k + product.k * product.n + product.m * product.n
+        return float(product.batch * sides * width)
+    if operator == "aten::copy_":
+        return float(sum(each[:2])) if len(each) > 1 and inputs.element_bytes[1] else math.nan
+    if operator in _WRITES or operator in _READS:
+        return float(each[0])
+    if operator in _NORMS:
+        return 2.0 * each[0]
+    if _ELEMENTWISE.match(operator):
+        wide = max(inputs.element_bytes)
+        written = math.prod(_broadcast(inputs.dims)) * (
+            inputs.element_bytes[0] if operator.endswith("_") else wide
+        )
+        return float(sum(each) + written)
+    return math.nan
+
+
+def _broadcast(dims: tuple[Dims, ...]) -> Dims:
+    """Return the sizes of the result of an elementwise operator."""
+    rank = max(len(size) for size in dims)
+    padded = [(1,) * (rank - len(size)) + size for size in dims]
+    return tuple(max(column) for column in zip(*padded, strict=True)) if rank else ()

@@ -13,14 +13,13 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, sum_known
-from tpmon.trace.figures.inputs import measure_product, parse_inputs
-from tpmon.trace.figures.modules import BACKWARD, find_roots
+from tpmon.trace.figures.operators import measure_product, parse_inputs
 from tpmon.trace.figures.products import DTYPES, KINDS
+from tpmon.trace.figures.program import BACKWARD, find_roots
 from tpmon.trace.parts import Parts
-from tpmon.trace.reading.classes import CallClass, flag, is_optimizer
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import clean_name, find_device
-from tpmon.trace.reading.schema import Category, Device
+from tpmon.trace.reading.schema import CallClass, Category, Device, flag, is_optimizer
 from tpmon.trace.reading.spans import Spans, intersect_total, unite
 from tpmon.trace.verdict import TINY_KERNEL_US
 

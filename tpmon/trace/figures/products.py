@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.trace_tables import ProductRow
-from tpmon.trace.figures.inputs import (
+from tpmon.trace.figures.operators import (
     CONV_BACKWARD,
     Dims,
     Inputs,
@@ -28,11 +28,10 @@ from tpmon.trace.figures.inputs import (
     name_kind,
     parse_inputs,
 )
-from tpmon.trace.reading.classes import flag, is_product_kernel, uses_tensor_cores
 from tpmon.trace.reading.columns import Ints, distinct
-from tpmon.trace.reading.nesting import Nest
 from tpmon.trace.reading.read import Trace, find_device
-from tpmon.trace.reading.schema import Category, Device
+from tpmon.trace.reading.schema import Category, Device, flag, is_product_kernel, uses_tensor_cores
+from tpmon.trace.reading.spans import Nest
 
 Reals = npt.NDArray[np.float64]
 

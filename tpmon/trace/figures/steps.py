@@ -15,10 +15,9 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.trace.reading.classes import flag, is_step
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import Category
+from tpmon.trace.reading.schema import Category, flag, is_step
 from tpmon.trace.reading.spans import find_parts
 
 NEVER = int(np.iinfo(np.int64).min)

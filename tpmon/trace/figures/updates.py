@@ -20,12 +20,11 @@ from tpmon.errors import TpmonError
 from tpmon.model.codec import to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.trace.figures.modules import BACKWARD
+from tpmon.trace.figures.program import BACKWARD
 from tpmon.trace.figures.steps import UNCOUNTED, CountedSteps, number_first
-from tpmon.trace.reading.classes import STEP, flag, is_optimizer, is_step
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, read_trace
-from tpmon.trace.reading.schema import Category, Id
+from tpmon.trace.reading.schema import STEP, Category, Id, flag, is_optimizer, is_step
 from tpmon.trace.reading.spans import unite
 from tpmon.trace.summary import begin_child
 

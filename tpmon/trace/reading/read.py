@@ -17,7 +17,7 @@ from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
-from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, find_ends
+from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, LossTally, find_ends, read_pieces
 from tpmon.trace.reading.columns import (
     CallTable,
     Collective,
@@ -27,7 +27,6 @@ from tpmon.trace.reading.columns import (
     PythonTable,
     WorkTable,
 )
-from tpmon.trace.reading.repair import LossTally, read_pieces
 from tpmon.trace.reading.schema import Device, Distributed, Id, TraceEvent, TraceHeader
 from tpmon.trace.reading.sources import Readable, open_bytes
 from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch

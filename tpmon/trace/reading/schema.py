@@ -1,15 +1,23 @@
-"""The shape of a trace as torch.profiler writes it: typed events, and what each category stands for.
+"""The shape of a trace as torch.profiler writes it, and what the names in it stand for.
 
 Knows no files. Keys that are not named here are skipped by the decoder without being built.
+
+Pure functions of one name; ``flag`` applies them to all names of a trace at once.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Union
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tpmon.trace.reading.columns import Small, distinct
 
 Id = Union[int, str, float, None]
 
@@ -188,3 +196,178 @@ def guess_category(event: TraceEvent) -> str:
     if args is not None and args.correlation:
         return "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
     return "cpu_op"
+
+
+STEP = "ProfilerStep#"
+SEARCHED_CHARS = 1000
+"""How far into a name its kind is looked for: what a kernel is stands before its types and sizes."""
+_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
+"""Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
+_COMM_KERNEL = re.compile(
+    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_?shot_?all_?reduce|allreduce_fusion"
+    r"|allreduce_prototype|quickreduce|cross_device_(?:reduce|store)|lamport|userbuffers_|msccl|symm_mem|deep_ep"
+    r"|::ep::|nvshmem",
+    re.IGNORECASE,
+)
+_COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+_HOST_BACKEND = re.compile(r"(?:gloo|mpi|ucc):\w", re.IGNORECASE)
+_TRANSFER = re.compile(
+    r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
+    re.IGNORECASE,
+)
+_TENSOR = re.compile(
+    r"h884|s884|i884|h1688|s1688|i8816|i16832|hmma|imma|dmma|16816|16832|s161616|xmma_(?:gemm|fprop|dgrad|wgrad)"
+    r"|nvjet_|tensorop|wgmma|tcgen05|bmm_\w*E[245]m[123]|fmha|flash_(?:fwd|bwd)|flash::|_MI\d+x\d+"
+    r"|cutlass::device_kernel.*(?:gemm|flash)|sm(?:80|90|100|120)_\w*gemm|(?:_bfloat16_|_f16|bf16)\w*gemm"
+    r"|gemm\w*(?:_bfloat16_|_f16|bf16)|marlin(?:_24)?<",
+    re.IGNORECASE | re.DOTALL,
+)
+_ORDINARY = re.compile(r"_ffma_|_simt_|(?<!t)f32f32_f32f32_f32_")
+"""Kernels of families with tensor cores on ordinary ones: fp32 of cuBLAS without TF32, from 8.0 on."""
+_MATMUL = re.compile(
+    r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass|moe_kernel", re.IGNORECASE
+)
+_FUSED = re.compile(r"^triton_(?:poi|red|per|for)_")
+"""What the compiler fused is named after the operators in it, products among them, and is none itself."""
+_UNTOLD = re.compile(r"_(?:fwd|bwd)_kernel|^(?!\w*elementwise)[a-z_][a-z0-9_]*$")
+"""What may multiply: forward and backward of something, and a function of Triton, which has a bare name."""
+_BESIDE = re.compile(r"splitK_?reduce|ReduceSplitK|reduce_wgrad|_helper", re.IGNORECASE)
+"""What sums up the parts of a product."""
+_PLAIN = re.compile(
+    r"volta_s|sgemm|scudnn|gemv|Gemv|_engine<float|winograd\w*<float|winograd_nonfused::\w+<float"
+)
+"""Products on the ordinary cores: fp32 of cuBLAS, cuDNN's engines of before TF32, matrix by vector."""
+_NO_PRODUCT = re.compile(r"fbgemm_gpu::|embedding|bounds_check|im2col|compute\w*Offsets", re.IGNORECASE)
+"""What only has the name of a product in its own, or prepares one."""
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+
+
+class CallClass(IntEnum):
+    """Name what a call of the runtime does to the host."""
+
+    LAUNCH = 0
+    EXPLICIT = 1
+    IMPLICIT = 2
+    ALLOCATOR = 3
+    COPY = 4
+
+
+_EXPLICIT = re.compile(
+    r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$"
+    r"|^ur(?:EventWait$|QueueFinish)"
+)
+_NOT_BLOCKING = re.compile(
+    r"MallocAsync|FreeAsync|MallocFromPool|EventRecord|EventQuery|StreamQuery|WaitEvent"
+)
+_ALLOCATOR = re.compile(
+    r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address\w+)"
+    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)"
+    r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
+)
+_IMPLICIT = re.compile(
+    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module(?!Launch)|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
+    r"|FuncSetAttribute|Init|SetDeviceFlags)|^ze(?:Module|Kernel)(?:Create|Destroy)|^urProgram(?:Build|Compile|Link)"
+)
+_COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
+_ASYNC = re.compile(r"Async")
+
+
+def is_step(name: str) -> bool:
+    """Tell whether a host event marks a step of torch.profiler."""
+    return name.startswith(STEP)
+
+
+def is_loader(name: str) -> bool:
+    """Tell whether a host event is the wait for the next batch."""
+    return _LOADER.match(name) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """Tell whether a host event is a step of an optimizer."""
+    return _OPTIMIZER.match(name) is not None
+
+
+def is_compiling(name: str) -> bool:
+    """Tell whether a host event is torch.compile at work, as dynamo_timed names it."""
+    return name.endswith("(dynamo_timed)")
+
+
+def runs_compiled(names: Sequence[str]) -> bool:
+    """Tell whether code of torch.compile runs, by all names of a trace."""
+    return any(name.startswith(_COMPILED) for name in names)
+
+
+def is_comm_kernel(name: str) -> bool:
+    """Tell whether a kernel communicates."""
+    return _COMM_KERNEL.search(name, 0, SEARCHED_CHARS) is not None
+
+
+def is_comm_host(name: str) -> bool:
+    """Tell whether a host event is communication of the CPU, or the call that starts it on a device."""
+    return _COMM_HOST.match(name) is not None
+
+
+def is_host_backend(name: str) -> bool:
+    """Tell whether a host event is communication that the host itself does, also of tensors on a device."""
+    return _HOST_BACKEND.match(name) is not None
+
+
+def is_transfer(name: str) -> bool:
+    """Tell whether communication is a transfer from one rank to another, not a collective of all of them."""
+    return _TRANSFER.match(name) is not None
+
+
+def uses_tensor_cores(name: str) -> str:
+    """Tell whether a kernel uses tensor cores: yes, no, or unknown where its name may be of a product."""
+    if _FUSED.match(name):
+        return "no"
+    name = name[:SEARCHED_CHARS]
+    if _ORDINARY.search(name):
+        return "no"
+    if _TENSOR.search(name):
+        return "yes"
+    if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):
+        return "no"
+    if _MATMUL.search(name) or (_UNTOLD.search(name) and not is_comm_kernel(name)):
+        return "unknown"
+    return "no"
+
+
+def is_product_kernel(name: str) -> bool:
+    """Tell whether a kernel multiplies matrices, convolves or attends."""
+    name = name[:SEARCHED_CHARS]
+    if _FUSED.match(name) or _BESIDE.search(name) or _NO_PRODUCT.search(name):
+        return False
+    return bool(_TENSOR.search(name) or _MATMUL.search(name) or _PLAIN.search(name))
+
+
+def class_of_call(name: str) -> CallClass:
+    """Tell what a call of the runtime or driver does to the host."""
+    if _EXPLICIT.search(name):
+        return CallClass.EXPLICIT
+    if _NOT_BLOCKING.search(name):
+        return CallClass.LAUNCH
+    if _ALLOCATOR.match(name):
+        return CallClass.ALLOCATOR
+    if _IMPLICIT.match(name):
+        return CallClass.IMPLICIT
+    if _COPY.match(name):
+        return CallClass.COPY if _ASYNC.search(name) else CallClass.IMPLICIT
+    return CallClass.LAUNCH
+
+
+def flag(
+    names: Sequence[str], test: Callable[[str], bool], used: Small | None = None
+) -> npt.NDArray[np.bool_]:
+    """Apply ``test`` to every name, or to those with the numbers ``used``, for tests that take long.
+
+    The result is looked up by the numbers of a table.
+    """
+    if used is None:
+        return np.fromiter(map(test, names), dtype=np.bool_, count=len(names))
+    found = np.zeros(len(names), dtype=np.bool_)
+    for number in distinct(used).tolist():
+        found[number] = test(names[number])
+    return found

@@ -21,11 +21,16 @@ import numpy.typing as npt
 from tpmon.errors import NotPermittedError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps, match_calls
-from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, split_events
-from tpmon.trace.reading.classes import is_step
+from tpmon.trace.reading.chunks import (
+    BESIDE_BYTES,
+    ByteSource,
+    FilePieces,
+    LossTally,
+    read_event,
+    split_events,
+)
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Progress, Trace, decode_piece
-from tpmon.trace.reading.repair import LossTally, read_event
 from tpmon.trace.reading.schema import (
     BY_GAPS,
     BY_STEPS,
@@ -35,6 +40,7 @@ from tpmon.trace.reading.schema import (
     TraceHeader,
     classify,
     guess_category,
+    is_step,
 )
 from tpmon.trace.reading.sources import open_bytes
 from tpmon.trace.reading.spans import Spans, invert, unite

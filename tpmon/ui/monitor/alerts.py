@@ -15,8 +15,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault, list_used
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
-from tpmon.model.text.job_words import say_job_stop
-from tpmon.model.text.verdict_words import name_verdict, say_confidence, say_since_in_full
+from tpmon.model.text.job_words import name_verdict, say_confidence, say_job_stop, say_since_in_full
 from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
 from tpmon.ui.monitor.state import Ink, ViewState
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from tpmon.model.frame import EventKind, Frame, Pulse
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
-from tpmon.model.text.verdict_words import (
+from tpmon.model.text.job_words import (
     list_also,
     list_try,
     name_cause,
