@@ -13,7 +13,7 @@ called ``step()``. Every event ends the phase before it, so the phases of a step
 Host time: on a GPU it holds the waits for the device and not its work.
 A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
-with a backward; at ``step()`` once it was called (``ends``). A batch without backward is an evaluation
+with a backward; at ``step()`` once it was called (``StepEnds``). A batch without backward is an evaluation
 step, unless it was fetched ahead of its use or drawn with others for one step. The step after whose
 batches the DataLoader has ended, because they were fetched ahead, ends at its last update.
 

@@ -30,7 +30,7 @@ class Remedy:
     """Hold one entry of the catalogue.
 
     ``title``, ``paste`` and ``ceiling`` are templates of ``str.format`` over the fields of
-    ``advice_facts``. ``title`` begins in lower case: it also follows "if ...:". It is certain when
+    ``RunFacts``. ``title`` begins in lower case: it also follows "if ...:". It is certain when
     all ``needs`` were observed; an observed ``never_with`` rules it out, an observed ``first_with`` puts
     it before the others that are as certain. ``adds_workers`` marks what makes more loader processes,
     for which cores and memory must be there, ``adds_threads`` what makes a rank's pool larger, for

@@ -1,6 +1,6 @@
 """Describe what a thread does, and shorten a stack to what matters. Pure.
 
-The words of phases come from ``phase_stack``; here are those of waits in the standard library and
+The words of phases come from ``classify``; here are those of waits in the standard library and
 of threads that are no main thread of a rank: loader workers, pin threads, feeders, progress bars.
 
 For a verdict such a phase is one thing, whatever happens in it. In a dump it matters that rank 3 writes a

@@ -44,7 +44,7 @@ WAITS_FOR_IT = 0.5
 AGREES_HALF = 0.5
 """The hook agrees with a wait of which it measured half."""
 SAID = "the hook, "
-"""How the source of a wait begins that the hook measured (``starvation``)."""
+"""How the source of a wait begins that the hook measured (``features.loader``)."""
 STANDS_S = 4.0
 """How long no hook may have told of any event before it speaks for a hang."""
 

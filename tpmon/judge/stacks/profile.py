@@ -1,7 +1,7 @@
 """Profile the main thread of each rank over the last minute, from slices of stack samples. Pure.
 
 ``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and with what the
-stacks prove. The parts of a step are named in ``phase_kinds``.
+stacks prove. The parts of a step are named in ``phases``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read what a ticket asks for beside Frames and stacks: versions, processes, the job's log, the cards.
 
-Command lines and logs are redacted here, where they are read (``model.redaction``); of the
+Command lines and logs are redacted here, where they are read (``model.text.redaction``); of the
 environment only the variables that change training speed are known at all (``procread``).
 """
 

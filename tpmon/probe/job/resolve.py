@@ -4,7 +4,7 @@ A job is the nearest launcher above the PID and its descendants; without a launc
 Python process above it that maps torch, and its descendants. What maps torch and only started a
 launcher, or another program that trains, is above the job. The walk ends at boundaries
 (``programs.Program``): what one person typed into one shell stays as many jobs as it was. Ranks
-of one run that no launcher stands above any more are one job all the same (``strays``).
+of one run that no launcher stands above any more are one job all the same (``tree``).
 """
 
 from __future__ import annotations

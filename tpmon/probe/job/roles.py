@@ -94,7 +94,7 @@ def assign_parts(
         previous: parts at the last look; numbers told by birth order stay with the living, and
             a process whose parent died keeps its part.
         departed: ranks told by birth order that died while a sibling lives.
-        strays: further ranks of the job that do not descend from ``root`` (``strays``).
+        strays: further ranks of the job that do not descend from ``root`` (``tree``).
     """
     casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed))
     return casting.cast(root, tuple(strays))

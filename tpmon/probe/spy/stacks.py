@@ -1,7 +1,7 @@
 """Sample the Python stacks of the ranks with py-spy, without ever stopping them.
 
 py-spy reads the target's memory (process_vm_readv) and never attaches. One daemon thread runs one
-py-spy at a time; what it may cost is in ``stack_plan``.
+py-spy at a time; what it may cost is in ``plan``.
 """
 
 from __future__ import annotations

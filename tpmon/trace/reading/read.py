@@ -76,7 +76,7 @@ class Trace:
 
 
 def read_trace(path: str, progress: Progress | None = None) -> Trace:
-    """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``places``).
+    """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``sources``).
 
     Raises:
         UsageError: where there is no file, or it is no trace.
