@@ -26,7 +26,7 @@ READY := .venv/.ready
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens \
+.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news \
         bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
@@ -134,6 +134,9 @@ docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the p
 	@$(BIN)/python -m tpmon.ui.monitor.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
 	@$(BIN)/python -c 'from tpmon.judge.advice.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
 	@$(BIN)/python -m tests.readme
+
+news: setup ## what the next release says: the fragments in news/
+	@$(BIN)/python -m towncrier build --draft --version next
 
 goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it
 	@$(BIN)/python -m tests.goldens.update

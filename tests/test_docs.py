@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "news/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^(?:[A-Z-]+ \([a-z-]+\) |[a-z]+ {3,}\S+ |[═─]{2}|[-+!] )", re.MULTILINE)
@@ -135,9 +140,23 @@ def test_every_decision_has_a_number_of_its_own() -> None:
         assert re.match(rf"# (ADR )?0*{int(number)}\b", title), title
 
 
-def test_the_changelog_names_the_version_or_what_comes_next() -> None:
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert "## [Unreleased]" in changelog or f"## [{__version__}]" in changelog
+    assert re.findall(r"^## \[(.*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[0] == __version__
+
+
+def test_every_news_fragment_comes_into_the_next_release(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    fragments = shutil.copytree(ROOT / "news", tmp_path / "news")
+    (fragments / "+made.fixed.md").write_text("`tpmon ps` shows the user of a job.")
+    said = [path.read_text().strip() for path in fragments.iterdir() if path.name != "README.md"]
+    subprocess.run(
+        [sys.executable, "-m", "towncrier", "build", "--keep", "--version", "9.0"], cwd=tmp_path, check=True
+    )
+    changelog = (tmp_path / "CHANGELOG.md").read_text()
+    assert changelog.index("## [9.0]") < changelog.index(f"## [{__version__}]")
+    assert [text for text in said if text not in changelog] == []
 
 
 def test_what_is_verified_on_a_gpu_has_a_line_for_each_test_that_needs_one() -> None:
