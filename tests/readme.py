@@ -9,33 +9,26 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.frames import make_view
-from tests.goldens.dump_views import hung_recorded, hung_three_looks
-from tests.goldens.judged_jobs import data_bound, data_bound_events, hung, hung_events
-from tests.goldens.pictures import write_text
-from tests.goldens.states import shape_history
-from tpmon.model.frame import Event, Frame
+from tests.goldens import pictures
+from tests.goldens.dump_views import hung_recorded
+from tests.goldens.judged_jobs import hung
 from tpmon.model.known import is_known
 from tpmon.report.dump import write_collectives
 from tpmon.report.verdict import write_verdict
-from tpmon.ui.monitor.keys import keys_shown
-from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.state import Overlay, Size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"(?<=<!-- picture: )([a-z -]+)( -->\n```text\n)(.*?)(?=\n```\n)", re.DOTALL)
 
 
-def paint_job(frame: Frame, events: tuple[Event, ...], **changes: object) -> list[str]:
-    """Paint a job at 80x24."""
-    view = make_view(frame, pulses=shape_history(frame), events=events, **changes)
-    return write_text(paint_screen(view, Size(80, 24), keys_shown(view))).splitlines()
+def read_golden(name: str) -> list[str]:
+    """Read a golden picture."""
+    return (pictures.PICTURES / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 
-def paint_stacks() -> list[str]:
-    """Paint the stacks of a job that hangs, without what stands above and below them."""
-    lines = paint_job(hung(), hung_events(), overlay=Overlay.STACKS, dump=hung_three_looks())
+def cut_stacks() -> list[str]:
+    """Return the stacks of a job that hangs, without what is above and below them."""
+    lines = read_golden("stacks.80x24")
     first = next(number for number, line in enumerate(lines) if "6 stacks" in line)
     return lines[first : lines.index("", first) - 4]
 
@@ -49,9 +42,9 @@ def write_record() -> list[str]:
 
 
 PICTURES: dict[str, Callable[[], list[str]]] = {
-    "a data-bound job": lambda: paint_job(data_bound(), data_bound_events()),
+    "a data-bound job": lambda: read_golden("data-bound.80x24"),
     "the verdict of a hang": lambda: write_verdict(hung(), full=False)[:3],
-    "the stacks of a hang": paint_stacks,
+    "the stacks of a hang": cut_stacks,
     "the records of a hang": write_record,
 }
 

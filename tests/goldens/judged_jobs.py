@@ -1,4 +1,4 @@
-"""Jobs with a verdict: data-bound, hung, compute-bound, undecided, starting, oversubscribed.
+"""Jobs with a verdict: hung, compute-bound, undecided, starting, oversubscribed.
 
 Each is a run of Frames that ``playing.play`` has judged, as a session does; nothing of a verdict stands here.
 """
@@ -46,7 +46,6 @@ BACKWARD = (
     StackFrame("Tensor.backward", f"{SITE}torch/_tensor.py", 625),
     StackFrame("_engine_run_backward", f"{SITE}torch/autograd/graph.py", 841),
 )
-FED = {FORWARD: 10, BACKWARD: 28}
 STARVES = {NEXT_BATCH: 23, FORWARD: 5, BACKWARD: 12}
 START_TICKS = 100
 """Of every process in the looks at the node that hangs."""
@@ -71,16 +70,6 @@ SPINS = {
     **_NO_BYTES,
 }
 """A card on which a kernel of NCCL waits for the others."""
-
-
-def fed() -> Frame:
-    """Return the two ranks while their loader keeps up."""
-    plain = two_ranks()
-    cpu = replace(
-        plain.cpu, used_cores=1.7, runnable=1.9, waiting=0.1, demand_ratio=0.95, run_delay_ratio=0.05
-    )
-    looks = tuple(replace(make_looks(4211 + n), rank=n) for n in (0, 1))
-    return with_facts(replace(plain, cpu=cpu, main_threads=looks, ages_s=make_ages(stacks=0.8)))
 
 
 def starved() -> Frame:
@@ -138,23 +127,6 @@ def _starve(one: ProcessSample) -> ProcessSample:
             waits_unchanged_s=0.0,
         )
     return one
-
-
-@cache
-def _data_bound() -> Played:
-    before = hold(fed(), 110, [make_slice(4211 + n, n, FED) for n in (0, 1)])
-    return play(before + hold(starved(), 100, [make_slice(4211 + n, n, STARVES) for n in (0, 1)]))
-
-
-def data_bound() -> Frame:
-    """Two ranks wait for transforms that four workers compute on two CPUs; it began a while ago."""
-    return _data_bound().frame
-
-
-def data_bound_events() -> tuple[Event, ...]:
-    """How the verdict came about."""
-    attached = make_event("attached to pid 4200: 2 ranks, 4 loader workers", 209, EventKind.ATTACH)
-    return (attached, *_data_bound().events)
 
 
 @cache

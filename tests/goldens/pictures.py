@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.frames import NOW_NS, make_view
 from tests.goldens import capture_views, dump_views, sample_views
-from tests.goldens.states import NARROW, STATES, shape_history
+from tests.goldens.states import NARROW, STATES, history_of
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
@@ -186,7 +186,7 @@ def view_of(picture: Picture) -> ViewState:
     if picture.state == WAITING:
         return replace(make_view(Missing("looking for the job around pid 4211")), **picture.changes)
     frame = load_frame(picture.state)
-    view = make_view(frame, pulses=shape_history(frame), events=STATES[picture.state][1]())
+    view = make_view(frame, pulses=history_of(picture.state, frame), events=STATES[picture.state][1]())
     return replace(view, **picture.changes)
 
 

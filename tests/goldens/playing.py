@@ -28,10 +28,15 @@ class Played:
 
 def play(frames: Sequence[Frame]) -> Played:
     """Judge Frames a second apart, the last of them taken when it says."""
-    standing, told, last = Standing(watch=WatchedTime(may_ask=True)), list[Event](), len(frames) - 1
-    placed = [_place(one, last - at) for at, one in enumerate(frames)]
-    for at in range(len(placed)):
-        judged = judge(placed[max(0, at + 1 - WINDOW_S) : at + 1], standing)
+    last = len(frames) - 1
+    return replay([_place(one, last - at) for at, one in enumerate(frames)])
+
+
+def replay(frames: Sequence[Frame]) -> Played:
+    """Judge Frames as they were taken."""
+    standing, told = Standing(watch=WatchedTime(may_ask=True)), list[Event]()
+    for at in range(len(frames)):
+        judged = judge(frames[max(0, at + 1 - WINDOW_S) : at + 1], standing)
         standing = judged.standing
         told.extend(judged.frame.events)
     return Played(replace(judged.frame, stacks=()), tuple(told))

@@ -15,8 +15,6 @@ from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
 from tests.goldens.hooked_job import hooked, hooked_events, stall
 from tests.goldens.judged_jobs import (
     compute_bound,
-    data_bound,
-    data_bound_events,
     hung,
     hung_events,
     oversubscribed,
@@ -24,6 +22,7 @@ from tests.goldens.judged_jobs import (
     undecided,
 )
 from tests.goldens.playing import hold, play
+from tests.goldens.recorded_job import data_bound, data_bound_events, data_bound_history
 from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
 from tests.goldens.small_jobs import (
     attach_event,
@@ -56,6 +55,11 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
 }
 NARROW = ("gpu-throttled", "straggler", "memory-growth")
 """Situations that are painted for a side pane only."""
+
+
+def history_of(state: str, frame: Frame) -> tuple[Pulse, ...]:
+    """Return the history of a situation: what was recorded, else a wave that ends at its Frame."""
+    return data_bound_history() if state == "data-bound" else shape_history(frame)
 
 
 def shape_history(frame: Frame) -> tuple[Pulse, ...]:

@@ -1,0 +1,44 @@
+"""A real run, recorded by ``tpmon attach --json`` and judged anew: two ranks of the demo wait for their loader.
+
+``tests/goldens/record.py`` made the file: names, hosts and times are others, every figure is as it was read.
+"""
+
+from __future__ import annotations
+
+import lzma
+from functools import cache
+from pathlib import Path
+
+from tests.goldens.playing import Played, replay
+from tpmon.model.codec import decode
+from tpmon.model.frame import Event, Frame
+from tpmon.model.window import Pulse, pulse_of
+
+RECORDING = Path(__file__).parent / "recorded_job.jsonl.xz"
+
+
+@cache
+def read_recording() -> tuple[Frame, ...]:
+    """Read the Frames, oldest first."""
+    with lzma.open(RECORDING, "rt", encoding="utf-8") as lines:
+        return tuple(decode(Frame, line) for line in lines)
+
+
+@cache
+def _data_bound() -> Played:
+    return replay(read_recording())
+
+
+def data_bound() -> Frame:
+    """Return the last Frame of the recording with its verdict."""
+    return _data_bound().frame
+
+
+def data_bound_events() -> tuple[Event, ...]:
+    """Return what tpmon told meanwhile."""
+    return _data_bound().events
+
+
+def data_bound_history() -> tuple[Pulse, ...]:
+    """Return the figures of the recording, a second each."""
+    return tuple(map(pulse_of, read_recording()))
