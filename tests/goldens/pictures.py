@@ -205,13 +205,13 @@ _SHOWN = (
     (
         "200x50",
         "data-bound.200x50",
-        "Two ranks wait for their loader: the verdict with all its evidence, then the panes.",
+        "A recorded run: two ranks wait for their loader. The verdict with all its evidence, then the panes.",
     ),
     ("120x40", "hung.120x40", "A node of a hung job: seven ranks wait for the eighth."),
     (
         "80x24",
         "data-bound.80x24",
-        "The two ranks again. `y` copies what stands after Try, `v` shows the rest.",
+        "The two ranks again. `y` copies the text after Try, `v` shows the rest.",
     ),
     (
         "40x50, a side pane",
@@ -223,7 +223,7 @@ _SHOWN = (
     (
         "The stacks",
         "stacks.80x24",
-        "`d`: the odd one out in a sentence, then who stands where. Here after `m`, three looks.",
+        "`d`: the outlier in a sentence, then each group of equal stacks. Here after `m`, three dumps.",
     ),
     (
         "The stacks in a side pane",
@@ -243,7 +243,7 @@ _SHOWN = (
     (
         "The same in a side pane",
         "capture-plan.40x50",
-        "What cannot be chosen says why.",
+        "A choice that is not possible has its reason.",
     ),
     (
         "What a capture costs",
@@ -251,7 +251,7 @@ _SHOWN = (
         "`t` again has one step profiled, and then the price stands here.",
     ),
     (
-        "What came of a capture",
+        "The result of a capture",
         "capture.80x24",
         "What `tpmon capture` prints at its end; `y` copies it, `o` opens the trace.",
     ),
@@ -261,7 +261,7 @@ _SHOWN = (
         "Steps and samples a second, times of a step, its last stall, and where the host's time of a step goes.",
     ),
     ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
-    ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes less room."),
+    ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes fewer lines."),
     ("Still starting", "starting.80x24", "No steady steps yet."),
     (
         "Not decided",
@@ -270,7 +270,7 @@ _SHOWN = (
     ),
     ("A quota of CPUs", "oversubscribed.120x40", "Two ranks with 16 threads each may use two CPUs."),
     ("The keys", "help-judged.80x24", "`?`: what works now."),
-    ("The job has ended", "ended.80x24", "The last picture stays, and says how it ended."),
+    ("The job has ended", "ended.80x24", "The last picture stays, with how the job ended."),
     ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),
     (
         "Details",
@@ -285,18 +285,18 @@ _TRACES = (
     (
         "A trace",
         "overview.120x40",
-        "`tpmon trace FILE`, or `o` after a capture. A letter says what held most of a column's idle time.",
+        "`tpmon trace FILE`, or `o` after a capture. A letter names what held most of a column's idle time.",
     ),
     (
         "The gaps of a trace",
         "gaps.80x24",
-        "`2`; the gap under the cursor is marked above the strip, `o` opens the line that it was in.",
+        "`2`; the gap under the cursor is marked above the strip, `o` opens its line.",
     ),
     ("One step of a trace", "step.80x24", "`right` the next step, `+` closer, `-` wider, `0` all steps."),
     (
         "The tables below the operators",
         "ops-below.120x40",
-        "`3`; `}` goes to the next table, `a` puts the operators together by input shapes or by line.",
+        "`3`; `}` goes to the next table, `a` groups the operators by input shapes or by line.",
     ),
     (
         "The memory of a trace",
@@ -319,7 +319,7 @@ _TRACES = (
     (
         "A memory snapshot",
         "snapshot.80x24",
-        "`tpmon trace snapshot.pickle`: what failed, how the memory is cut up, who holds the most.",
+        "`tpmon trace snapshot.pickle`: what failed, how the memory is divided, who holds the most.",
     ),
     (
         "A stack of a memory snapshot",
