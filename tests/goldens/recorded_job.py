@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tests.goldens.playing import Played, replay
 from tpmon.model.codec import decode
-from tpmon.model.frame import Event, Frame
-from tpmon.model.window import Pulse, pulse_of
+from tpmon.model.frame import Event, Frame, Pulse, pulse_of
 
 RECORDING = Path(__file__).parent / "recorded_job.jsonl.xz"
 
