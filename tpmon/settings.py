@@ -72,10 +72,8 @@ OUTPUT_SETTINGS = (
         "once", ValueKind.SWITCH, False, "read twice, one interval apart, print the second reading and end"
     ),
     Setting("json", ValueKind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
-    Setting("plain", ValueKind.SWITCH, False, "print a line when something changes, in words alone"),
-    Setting(
-        "ascii", ValueKind.SWITCH, False, "draw with ASCII alone (default: when the locale is not UTF-8)"
-    ),
+    Setting("plain", ValueKind.SWITCH, False, "print a line when something changes, without box drawing"),
+    Setting("ascii", ValueKind.SWITCH, False, "draw with ASCII only (default: when the locale is not UTF-8)"),
     Setting(
         "interval",
         ValueKind.NUMBER,
@@ -91,7 +89,7 @@ STACKS_SETTING = Setting(
     "no-stacks",
     ValueKind.SWITCH,
     False,
-    "do not look at the ranks' Python stacks (py-spy, which never stops them)",
+    "do not sample the ranks' Python stacks (py-spy, which never stops them)",
 )
 """Named by its negative, which is what one asks for; its opposite is --stacks."""
 
@@ -102,13 +100,13 @@ READONLY_SETTING = Setting(
     "readonly",
     ValueKind.SWITCH,
     False,
-    "look only: no stacks of all ranks are read by itself, and no key stops, signals or writes",
+    "only read: no dumps of all stacks unasked, and nothing stops, signals or writes",
 )
 HANG_AFTER_SETTING = Setting(
     "hang-after",
     ValueKind.DURATION,
     DECIDED_LATER,
-    "how long nothing may move before it is a hang (default: longer than any pause seen, else 30s)",
+    "how long nothing may move before it is a hang (default: twice the longest pause seen, 30s to 10min)",
     "TIME",
     HANG_AFTER_LOW_S,
 )
@@ -191,7 +189,7 @@ UNTIL_SETTING = Setting(
     "diagnose.until",
     ValueKind.NAMES,
     DECIDED_LATER,
-    "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a"
+    "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also for a"
     " program that just starts",
     "KINDS",
     one_of=(
@@ -220,7 +218,7 @@ DIAGNOSE_SETTINGS = (
         "diagnose.for",
         ValueKind.DURATION,
         DECIDED_LATER,
-        "how long to look (default: 15s, or for ever when waiting)",
+        "how long to watch (default: 15s, without limit when waiting)",
         "TIME",
         1,
     ),
@@ -245,15 +243,15 @@ DUMP_FORMAT_SETTING = Setting(
     refusal="is no format",
 )
 DUMP_SETTINGS = (
-    Setting("dump.rounds", ValueKind.COUNT, 1, "look so often, to tell what moves (default: 1)", "N", 1, 100),
-    Setting("dump.every", ValueKind.NUMBER, 5.0, "seconds between looks (default: 5)", "SECONDS", 0, 3600),
+    Setting("dump.rounds", ValueKind.COUNT, 1, "dump so often, to see what moves (default: 1)", "N", 1, 100),
+    Setting("dump.every", ValueKind.NUMBER, 5.0, "seconds between dumps (default: 5)", "SECONDS", 0, 3600),
     DUMP_FORMAT_SETTING,
 )
 """Stopping a process is no setting: nobody shall do it because of a file that was forgotten."""
 
 SAMPLE_SETTINGS = (
     Setting("sample.seconds", ValueKind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
-    Setting("sample.rate", ValueKind.COUNT, 20, "samples in a second, 5 to 50 (default: 20)", "HZ", 5, 50),
+    Setting("sample.rate", ValueKind.COUNT, 20, "samples a second, 5 to 50 (default: 20)", "HZ", 5, 50),
     Setting(
         "sample.only",
         ValueKind.NAME,

@@ -24,10 +24,10 @@ def add_capture(
         usage="tpmon capture PID | --job [options]",
         description=(
             "Have torch.profiler record some steps inside a run that has the hook (tpmon run, or\n"
-            "import tpmon.hook). One step is profiled first to size the rest; the price is said before the\n"
-            "window begins, and steps, seconds, events, bytes, disk and memory are bounded. The files are\n"
+            "import tpmon.hook). One step is profiled first to size the rest; the price comes before the\n"
+            "window begins, and steps, seconds, events, bytes, disk and memory have limits. The files are\n"
             "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1, kineto\n"
-            "records instead where it can: it does not stop the loop. With neither: says what is\n"
+            "records instead where it can: it does not pause the loop. With neither it says what is\n"
             "possible, and touches nothing."
         ),
         epilog=epilog,
@@ -40,7 +40,7 @@ def add_capture(
     capture.add_argument("--all-ranks", help="the same steps of every rank on this machine", **switch)
     steps_help = "steps to record (default: 5; with --seconds alone as many as end in it, 1000 at most)"
     capture.add_argument("--steps", metavar="N", help=steps_help, **own)
-    seconds_help = "end the window after so long (default: 60, or more where the steps need it)"
+    seconds_help = "end the window after so long (default: 60, or more if the steps need it)"
     capture.add_argument("--seconds", metavar="S", help=seconds_help, **own)
     at_help = (
         "begin when this step begins, counted since this process began, as tpmon shows: within ten minutes"
@@ -53,7 +53,7 @@ def add_capture(
     capture.add_argument("--memory", dest="with_memory", help="with allocations: larger, slower", **switch)
     capture.add_argument("--snapshot", help="the CUDA allocator's history over the steps instead", **switch)
     capture.add_argument(
-        "--cuda-profiler", help="open a range for the nsys in front of the run instead", **switch
+        "--cuda-profiler", help="open a range for the nsys that the run was started under instead", **switch
     )
     capture.add_argument(
         "--out",
@@ -61,7 +61,7 @@ def add_capture(
         help="folder for the files (default: a new one here, named after the job)",
         **own,
     )
-    capture.add_argument("--yes", help="also where the loop stands still for more than 2 s", **switch)
+    capture.add_argument("--yes", help="also if the loop pauses for more than 2 s", **switch)
     for setting in (settings.JOB_SETTING, settings.READONLY_SETTING):
         add_setting(capture, setting)
     for setting in settings.OUTPUT_SETTINGS:
@@ -70,25 +70,25 @@ def add_capture(
     return capture
 
 
-DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing of it."
+DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing in it."
 
 COMMANDS = """\
 commands:
   ps             list the training jobs of this machine (so does tpmon alone)
   attach PID     watch the job around a process: launcher, rank, worker, any of them
-  diagnose PID   look for a while and print the verdict: what holds the run, what to do
-  dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
-  fold FILE...   the dumps of several hosts in one picture
-  sample PID     the hot functions of a rank and its workers over some seconds
-  capture PID    a profile of some steps, where the run has the hook; its price first
+  diagnose PID   watch for a while and print the verdict: what holds the run back, what to do
+  dump PID       where every rank, worker and thread is right now, and which one is elsewhere
+  fold FILE...   join the dumps of several hosts
+  sample PID     hot functions of a rank and its workers over some seconds
+  capture PID    a profile of some steps of a run with the hook; its price first
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
-  doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
+  doctor [PID]   what may be read of a job and what not, why, and the command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
   hook export F  the hook as one file, for containers and machines without tpmon
   trace FILE...  what a profiler trace shows: steps, idle gaps and their causes, operators, kernels
   demo           start a small real training and watch it
 
-tpmon COMMAND --help says what a command can do.
+tpmon COMMAND --help has the options of a command.
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
 
 EXIT_CODES = """\
@@ -101,8 +101,8 @@ exit codes:
 VERDICT_CODES = f"""\
 {EXIT_CODES}
 diagnose, and attach with check, end with the verdict (docs/verdicts.md):
-  0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung
-  of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
+  0 nothing is wrong    10 something holds it back    11 not enough evidence    12 hung
+  of a job that ended: 0 exit 0, 10 it failed, 11 its exit status is not known"""
 
 PROMISE = """\
 Secrets are hidden in every output by name, form and randomness; one that looks like an ordinary word
@@ -147,7 +147,7 @@ def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> 
     options: dict[str, Any] = {"dest": setting.key, "help": setting.help}
     if setting is settings.STACKS_SETTING:
         parser.add_argument(setting.flag, action="store_true", **options)
-        parser.add_argument("--stacks", action="store_false", **{**options, "help": "look at them (default)"})
+        parser.add_argument("--stacks", action="store_false", **{**options, "help": "sample them (default)"})
     elif setting.kind is settings.ValueKind.SWITCH:
         parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
     else:
@@ -178,12 +178,12 @@ def _add_trace(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
         "trace",
         usage="tpmon trace FILE... [options]",
         description=(
-            "Analyse traces of torch.profiler where they lie, plain or .gz: steps, verdict, and\n"
+            "Analyse traces of torch.profiler in place, plain or .gz: steps, verdict, and\n"
             "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
-            "On a terminal it is a screen with a strip of the time (? shows its keys); in a pipe, and with\n"
+            "On a terminal it is a screen with a timeline (? shows its keys); in a pipe, and with\n"
             "--plain, --top, --table, --csv or --json it is text. --against is one more tab of the screen.\n"
-            "What of a file cannot be read is counted and said. docs/metrics.md has every formula.\n"
-            "Memory snapshots of torch (.pickle): what lives on the device by stack, now and at the peak."
+            "What cannot be read is counted and reported. docs/metrics.md has every formula.\n"
+            "Memory snapshots of torch (.pickle): what is alive on the device by stack, now and at the peak."
         ),
     )
     trace.add_argument(
@@ -203,13 +203,13 @@ def _add_trace(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
         "and on request only: shapes, lines (operators by input shapes, by Python line)"
     )
     trace.add_argument("--table", metavar="TABLE", help=alone_help)
-    against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"
+    against_help = "the trace before a change: what got faster or slower in FILE, and whether it helped"
     trace.add_argument("--against", metavar="BEFORE", help=against_help)
-    trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against")
+    trace.add_argument("--target", metavar="1.5x", help="with --against: the speed-up hoped for")
     slice_help = "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)"
     trace.add_argument("--slice", metavar="OUT", dest="slice_out", help=slice_help)
-    trace.add_argument("--steps", metavar="A-B", help="of --slice: these steps, as they are numbered")
-    gaps_help = "of --slice: the surroundings of the N longest gaps"
+    trace.add_argument("--steps", metavar="A-B", help="with --slice: these steps, by their numbers")
+    gaps_help = "with --slice: the N longest gaps and what is around them"
     trace.add_argument("--top-gaps", metavar="N", help=gaps_help)
     for setting in settings.OUTPUT_SETTINGS:
         if setting.key in ("json", "ascii"):
@@ -242,7 +242,7 @@ def build_parser(demo_epilog: str = "") -> MainParser:
         "attach",
         usage="tpmon attach PID | --job [options]",
         description=(
-            "Watch a training job. PID may be any process of it. Without an output flag: the screen.\n"
+            "Watch a training job. PID may be any of its processes. Without an output flag: the screen.\n"
             f"{PROMISE}"
         ),
         epilog=VERDICT_CODES,
@@ -252,7 +252,7 @@ def build_parser(demo_epilog: str = "") -> MainParser:
     diagnose = commands.add_parser(
         "diagnose",
         usage="tpmon diagnose PID | --job [options]",
-        description="Look at a training job for a while and print the verdict: what holds it and what to do.",
+        description="Watch a training job and print the verdict: what holds it back and what to do.",
         epilog=VERDICT_CODES,
     )
     _add_pid(diagnose)
@@ -261,9 +261,9 @@ def build_parser(demo_epilog: str = "") -> MainParser:
         "dump",
         usage="tpmon dump PID | --job [options]",
         description=(
-            "Say where every rank, loader worker and thread of a job is right now: equal stacks folded,\n"
-            "the one that is not where the others are first. Nothing is stopped unless --block or --native\n"
-            "says so. What an option costs the job is said before it is done."
+            "Show where every rank, loader worker and thread of a job is right now: equal stacks together,\n"
+            "first the one that is not where the others are. Only --block and --native stop processes.\n"
+            "The price of an option comes first."
         ),
         epilog=EXIT_CODES,
     )
@@ -277,12 +277,12 @@ def build_parser(demo_epilog: str = "") -> MainParser:
     dump.add_argument(
         "--block",
         action="store_true",
-        help="stop a process that cannot be read otherwise, for some milliseconds; the time is counted",
+        help="stop a process that cannot be read otherwise, for some milliseconds; the time is printed",
     )
     dump.add_argument(
         "--native",
         action="store_true",
-        help="with frames of C and C++; stops each process for 0.03 to 1 s; the time is counted",
+        help="with frames of C and C++; stops each process for 0.03 to 1 s; the time is printed",
     )
     dump.add_argument(
         "--locals",
@@ -292,14 +292,14 @@ def build_parser(demo_epilog: str = "") -> MainParser:
     dump.add_argument(
         "--fr-pipe",
         action="store_true",
-        help="have NCCL write its record of collectives down now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
+        help="make NCCL write its record of collectives now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
     )
     fold = commands.add_parser(
         "fold",
         usage="tpmon fold FILE... | - [options]",
         description=(
-            "Fold the dumps that tpmon dump made as JSON on several hosts into one picture.\n"
-            "Several dumps of one host count as looks one after the other."
+            "Join the dumps that tpmon dump made as JSON on several hosts.\n"
+            "Several dumps of one host count as one after the other."
         ),
         epilog=EXIT_CODES,
     )
@@ -317,9 +317,9 @@ def build_parser(demo_epilog: str = "") -> MainParser:
         "doctor",
         usage="tpmon doctor [PID] [options]",
         description=(
-            "Try every source that tpmon reads: of the job around PID, or of all jobs of yours here, and of\n"
-            "this machine. Say what may be read and what not, why, and the one command that changes it.\n"
-            "Nothing is stopped. Ends with 4 where something that is needed may not be read or is not there."
+            "Try every source that tpmon reads: of the job around PID, or of all your jobs here, and of\n"
+            "this machine. Show what may be read and what not, why, and the one command that changes it.\n"
+            "Nothing is stopped. Ends with 4 if something that is needed may not be read or is missing."
         ),
     )
     _add_pid(doctor)
@@ -356,8 +356,8 @@ def _add_sample(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
         usage="tpmon sample PID | --job [options]",
         description=(
             "Sample the Python stacks of a rank and its loader workers for some seconds: the functions\n"
-            "they are in (self: innermost; total: anywhere in the stack), shown meanwhile.\n"
-            "The price comes first, and nothing is stopped. Ctrl-C ends it early, and keeps what is there."
+            "they are in (self: innermost; total: anywhere in the stack), shown as they come.\n"
+            "The price comes first, and nothing is stopped. Ctrl-C ends it early and keeps the result."
         ),
         epilog=EXIT_CODES,
     )
@@ -377,9 +377,9 @@ def _add_bundle(commands: argparse._SubParsersAction[MainParser]) -> MainParser:
         "bundle",
         usage="tpmon bundle PID | --job [options]",
         description=(
-            "Watch a job for some seconds and write what a ticket asks for into a private folder: Frames,\n"
-            "verdict, three looks at the stacks and their fold, what may be read, logs, versions.\n"
-            "Nothing is stopped, and nothing is written over.\n"
+            "Watch a job for some seconds and write evidence for a ticket into a private folder: Frames,\n"
+            "verdict, three dumps of all stacks, what may be read, logs, versions.\n"
+            "Nothing is stopped, and no file is overwritten.\n"
             f"{PROMISE}"
         ),
         epilog=EXIT_CODES,

@@ -12,12 +12,12 @@ HELP = """\
 usage: tpmon hook export FILE
 
 Write the hook into one file, a zip. With it on PYTHONPATH every Python process (3.8 or newer) gets the
-hook once it imports torch: on another machine, in a container, without tpmon being there.
+hook once it imports torch: on another machine or in a container, without tpmon.
 
   tpmon hook export /shared/tpmon-hook.zip
   PYTHONPATH=/shared/tpmon-hook.zip torchrun --nproc-per-node 8 train.py
 
-tpmon attach reads it from outside as ever. Where tpmon is, tpmon run does the same without a file."""
+tpmon attach reads it from outside as usual. With tpmon at hand, tpmon run does the same without a file."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WHEN = (2020, 1, 1, 0, 0, 0)

@@ -30,10 +30,10 @@ tpmon: python train.py, torchrun --nproc-per-node 8 train.py, bash job.sh. tpmon
 same PID, signals, exit code and output.
 
 options:
-  --kineto        let tpmon capture record with kineto, whose export does not stop the loop; it costs one
+  --kineto        let tpmon capture record with kineto, whose export does not pause the loop; it costs one
                   thread of libkineto in each process that imports torch, which asks once a second
   --nsys          start PROGRAM under nsys, for tpmon capture --cuda-profiler: nsys waits, records each
-                  range that is asked for, and the run goes on after it
+                  requested range, and the run goes on after it
   --allow-stacks  let any process of this user read the stacks of the ranks and their workers (and change
                   them), so that tpmon needs no root where Yama forbids it (kernel.yama.ptrace_scope 1)
   --attach        keep this terminal for the screen: the program runs beside it, in a session of its own,
@@ -43,7 +43,7 @@ options:
   -h, --help      show this help and end
 
 It puts a folder before PYTHONPATH. What drops PYTHONPATH (python -I, -E, -S; another machine without
-tpmon) runs as ever, without the hook; tpmon hook export makes a file to take along. docs/hook.md has more."""
+tpmon) runs without the hook; tpmon hook export makes a file to take along. docs/hook.md has more."""
 
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook", "boot")
 """What goes on PYTHONPATH; tpmon.hook.__main__ finds the same."""
