@@ -141,6 +141,15 @@ def test_every_decision_has_a_number_of_its_own() -> None:
         assert re.match(rf"# (ADR )?0*{int(number)}\b", title), title
 
 
+def test_the_recipes_name_files_and_names_that_are_there() -> None:
+    recipes = (ROOT / "CONTRIBUTING.md").read_text().split("## Recipes")[1]
+    named = re.findall(r"`((?:tpmon|tests|docs)/[^` ]+)`", recipes)
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    for name, path in re.findall(r"`(\w+)` in\s+`([\w/]+\.py)`", recipes):
+        assert re.search(rf"^(class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
+
+
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## \[(.*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[0] == __version__
