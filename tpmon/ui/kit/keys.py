@@ -163,7 +163,7 @@ def list_steps(
 
 def list_stops(section: str, ever: Situation[View]) -> tuple[Key[View, Effect], ...]:
     """Return the keys of any screen that work whatever it shows: stop, and draw again."""
-    stop, redraw = "stop tpmon; fg goes on", "draw all again, after another program wrote here"
+    stop, redraw = "stop tpmon; fg goes on", "redraw the screen, after another program wrote here"
     return (
         Key(section, "suspend", "ctrl-z", stop, Effect.SUSPEND, ever, brief=stop),
         Key(section, "redraw", "ctrl-l", redraw, Effect.REDRAW, ever, brief="draw all again"),

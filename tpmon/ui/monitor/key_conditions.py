@@ -95,11 +95,11 @@ NOT_TYPING = Situation(_no_typing, "always")
 PANES = Situation(_panes, "with nothing over the panes")
 OVER = Situation(
     lambda view: not _panes(view) and not ask_capture.can_leave(view),
-    "while something lies over the panes",
+    "while something is over the panes",
 )
 ROWS = Situation(_rows, "in the ranks and workers panes")
 NO_ROWS = Situation(_openable, "in the panes without rows")
-MOVABLE = Situation(_movable, "in rows, in a pane alone, in what lies over the panes")
+MOVABLE = Situation(_movable, "in rows, in a pane alone, in what is over the panes")
 WORKERS = Situation(_workers, "while the workers pane is shown")
 TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed")
 TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
@@ -169,7 +169,7 @@ UNSAMPLING = Situation(
 )
 PRICED = Situation(
     lambda view: view.overlay is Overlay.SAMPLE and _samplable(view) and not is_running(view),
-    "in the hot functions, once their price was read",
+    "in the hot functions, once the price is shown",
 )
 SAMPLING = Situation(
     lambda view: view.overlay is Overlay.SAMPLE and is_running(view), "in the hot functions, while they come"

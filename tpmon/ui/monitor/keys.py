@@ -126,7 +126,7 @@ KEYS: tuple[LiveKey, ...] = (
     _panes(
         "close",
         "esc",
-        "close what lies over the panes; the filter line loses its text",
+        "close what is over the panes; clears the filter line",
         actions.action_close,
         when.OVER,
         ("close", 1),
@@ -154,7 +154,7 @@ KEYS: tuple[LiveKey, ...] = (
     _rows(
         "environment",
         "e",
-        "its start environment, as far as it changes training speed, and the settings that its hook tells",
+        "its environment, where it changes training speed, and the settings of its hook",
         OpenRow(Overlay.ENVIRONMENT),
         when.ROWS,
         ("environment", 13),
@@ -223,7 +223,7 @@ KEYS: tuple[LiveKey, ...] = (
     _copying(
         "bundle",
         "b",
-        "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
+        "write a bundle for a ticket (three dumps, verdict, readings, logs); b again does it",
         Demand(ask_bundle.ask_bundle),
         when.ALIVE,
         brief="a bundle for a ticket",

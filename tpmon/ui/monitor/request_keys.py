@@ -34,7 +34,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
     _copying(
         "capture",
         "t",
-        "a capture of some steps: what to choose, and what it would cost; asks nothing of the run yet",
+        "plan a capture of some steps; asks nothing of the run yet",
         Demand(ask_capture.ask_plan),
         when.CAPTURABLE,
         brief="a capture; asks first",
@@ -51,7 +51,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
     _copying(
         "open-trace",
         "o",
-        "open the trace that was captured last; q comes back here",
+        "open the trace captured last; q returns here",
         Effect.OPEN_TRACE,
         when.CAPTURED,
         ("open trace", 2),
@@ -78,7 +78,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
     _capture(
         "capture-more",
         "+",
-        f"more steps, at most {STEP_CHOICES[-1]:,}; of a price that was read: back to the plan",
+        f"more steps, at most {STEP_CHOICES[-1]:,}; after the price: back to the plan",
         _change(more_steps),
         when.CAPTURE_MORE,
         ("more steps", 2),
@@ -105,7 +105,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
     _capture(
         "capture-leave",
         "esc",
-        "leave the price that was read, or cancel the capture that is under way",
+        "leave the price, or cancel the capture under way",
         Demand(ask_capture.ask_end),
         when.CAPTURE_OPEN,
         ("leave, cancel", 1),
@@ -139,7 +139,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "sample",
         "f",
-        "what hot functions of the rank under the cursor and its workers would cost, else of the lowest rank",
+        "the price of hot functions of the rank under the cursor and its workers, else of the lowest rank",
         Demand(ask_sample.open_price),
         when.UNSAMPLED,
         ("hot functions", 5),
@@ -148,7 +148,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "sample-all",
         "F",
-        "what hot functions of the whole job would cost",
+        "the price of hot functions of the whole job",
         Demand(ask_sample.price_whole_job),
         when.UNSAMPLING,
         brief="hot functions: a rank, all",
@@ -156,7 +156,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "sample-start",
         "f",
-        "start to sample: the functions come while it goes on",
+        "start sampling; the functions appear meanwhile",
         Demand(ask_sample.start_sample),
         when.PRICED,
         ("start", 1),
@@ -165,7 +165,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "sample-end",
         "f",
-        "end the sampling early and keep what it has",
+        "end sampling early and keep the result",
         Demand(ask_sample.end_sample),
         when.SAMPLING,
         ("end", 1),
@@ -216,7 +216,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "native",
         "N",
-        "read the C frames too, with a stop of every process shown; says its price, N again does it",
+        "read the C frames too; stops every process shown; shows the price, N again does it",
         Demand(ask_dump.ask_native),
         when.STOPPING_STACKS,
         brief=_DEEPER,
@@ -224,7 +224,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "variables",
         "L",
-        "read the variables of your own frames too; nothing is stopped; says its price, L again does it",
+        "read the variables of your own frames too; nothing is stopped; shows the price, L again does it",
         Demand(ask_dump.ask_variables),
         when.LIVE_STACKS,
         brief=_DEEPER,
@@ -284,7 +284,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "copy-dump",
         "y",
-        "copy all stacks, all hot functions, or what came of a capture, as text",
+        "copy all stacks, all hot functions, or the result of a capture, as text",
         Effect.COPY_RESULT,
         when.DUMPED,
         ("copy", 4),
@@ -293,7 +293,7 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "stop-and-read",
         "R",
-        "read with a stop what could not be read without; says its price, R again does it",
+        "read with a stop what could not be read without; shows the price, R again does it",
         Demand(ask_dump.ask_stop),
         when.STOPPABLE,
         ("retry", 1),

@@ -83,7 +83,7 @@ TABS = Situation(_tabs, "with nothing over the tabs")
 OF_TRACE = Situation(_shows(Tab.RANKS), "in a trace, with nothing over the tabs")
 COMPARED = Situation(_shows(Tab.AGAINST), "with --against")
 OF_SNAPSHOT = Situation(_shows(SnapshotTab.LIVE), "in a memory snapshot")
-OVER = Situation(lambda view: not _tabs(view), "while something lies over the tabs")
+OVER = Situation(lambda view: not _tabs(view), "while something is over the tabs")
 DRAWN = Situation(lambda view: _is_drawn(view) and not _is_closest(view), "where there is a timeline")
 WALKED = Situation(_can_walk, "where the timeline has more than it shows, or several steps")
 PARTLY = Situation(lambda view: _is_drawn(view) and view.stretch != WHOLE, "where a part is shown")
@@ -180,7 +180,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
     _tab(
         "close",
         "esc",
-        "close what lies over the tabs; the filter line loses its text",
+        "close what is over the tabs; clears the filter line",
         actions.action_close,
         OVER,
         ("close", 1),
@@ -198,7 +198,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
     _time(
         "closer",
         "+",
-        "half of the steps that are drawn, then half of a step",
+        "half as many steps, then half of a step",
         actions.action_closer,
         DRAWN,
         ("closer", 6),
