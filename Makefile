@@ -9,6 +9,7 @@ HANGS ?=
 SHARE ?=
 SWITCH ?=
 TRACE ?=
+AGAINST ?=
 HARM ?=
 WHEELS ?=
 GPU_PART ?=
@@ -26,7 +27,7 @@ READY := .venv/.ready
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news \
+.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-fast test-long check lint types docs-tests docs goldens news size \
         bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch wheels test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
@@ -140,6 +141,9 @@ news: setup ## what the next release says: the fragments in news/
 
 goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it
 	@$(BIN)/python -m tests.goldens.update
+
+size: setup ## files, lines, longest function and largest folder by package, beside the last tag; AGAINST=REV
+	@$(BIN)/python -m tests.size $(AGAINST)
 
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
