@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+
 import pytest
 
 from tpmon.hook import counters as counts
@@ -34,6 +37,9 @@ class Loop:
         self.turned_off = 0
         self.steps = Steps(self._turned_off)
         self.iterator = Batches(4)
+        self.other = Batches(4)
+        self.gradients = False
+        monkeypatch.setattr(steps, "has_gradients_on", lambda: self.gradients)
 
     def _turned_off(self) -> None:
         self.turned_off += 1
@@ -70,6 +76,18 @@ class Loop:
             self.update()
             self.spend(other_ms)
 
+    def play(self, score: str) -> None:
+        """Play a loop that is written in the letters of PARTS; ``3(DBU)`` plays a part three times."""
+        while found := re.search(r"(\d+)\(([^()]*)\)", score):
+            score = score[: found.start()] + found[2] * int(found[1]) + score[found.end() :]
+        for letter in score.replace(" ", ""):
+            PARTS[letter](self)
+
+    def tell(self, names: Iterable[str]) -> dict[str, object]:
+        """Return what was counted so far, by name."""
+        times = {"phases_ms": self.phases_ms(), "evals_ms": self.evals_ms()}
+        return {name: times[name] if name in times else getattr(self.steps, name) for name in names}
+
     def phases_ms(self) -> list[float]:
         one = self.steps
         times = (one.data_ns, one.forward_ns, one.backward_ns, one.optimizer_ns, one.other_ns)
@@ -82,3 +100,24 @@ class Loop:
     def records(self) -> list[tuple[int, ...]]:
         assert self.steps.pages is not None
         return wire.parse_records(self.steps.pages.page, 0, 1024)[1]
+
+
+PARTS: dict[str, Callable[[Loop], None]] = {
+    "D": lambda loop: loop.batch(),
+    "e": lambda loop: loop.batch(1),
+    "d": lambda loop: loop.batch(10),
+    "S": lambda loop: loop.stop(),
+    "O": lambda loop: loop.batch(of=loop.other),
+    "o": lambda loop: loop.batch(10, of=loop.other),
+    "X": lambda loop: loop.stop(of=loop.other),
+    "B": lambda loop: loop.backward(),
+    "b": lambda loop: loop.backward(counts=False),
+    "U": lambda loop: loop.update(),
+    "u": lambda loop: loop.update(0),  # as of a step() that calls its parent class
+    "C": lambda loop: loop.steps.scaler_updated(),
+    "~": lambda loop: loop.spend(1),
+    "+": lambda loop: setattr(loop, "gradients", True),
+    "-": lambda loop: setattr(loop, "gradients", False),
+}
+"""A batch that comes in 2, 1 or 10 ms, the end of its loader; the same of another loader; forward and backward, of
+which ``b`` is one that fills no gradient; an update, a scaler's update; a millisecond; gradients on and off."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.hook.test_hook_memory import GIB, Allocator, card, loop, read
+from tests.hook.test_hook_memory import GIB, Allocator, card, read
 from tests.hook_loop import Loop
 from tpmon.hook.bus import wire_settings as wire
 from tpmon.model.hook import StateSizes
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.hooked.settings import parse_settings
 
-__all__ = ["card", "loop"]
+__all__ = ["card"]
 CPU = -1
 
 

@@ -101,13 +101,6 @@ class Event:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    loop = Loop(monkeypatch)
-    yield loop
-    loop.steps.drop_pages()
-
-
-@pytest.fixture
 def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card(loop)
     torch = types.ModuleType("torch")

@@ -6,7 +6,7 @@ import _thread
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +14,6 @@ import pytest
 from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import steps
 from tpmon.hook.bus import wire
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    loop = Loop(monkeypatch)
-    yield loop
-    loop.steps.drop_pages()
 
 
 def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
@@ -37,86 +30,6 @@ def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
     loop.stop()
     after = loop.phases_ms()
     assert [late - early for early, late in zip(before, after, strict=True)] == [2 + 3, 3, 5, 1, 0]
-
-
-def test_an_evaluation_after_half_an_accumulation_keeps_its_time_to_itself(loop: Loop) -> None:
-    loop.train(3)
-    loop.batch()
-    loop.backward()
-    loop.stop()
-    for _ in range(5):
-        loop.batch(1)
-        loop.spend(6)
-    loop.stop()
-    assert loop.steps.eval_steps == 5
-    assert loop.evals_ms() == [5, 30, 0]
-    assert loop.phases_ms()[:3] == [8, 12, 20]
-
-
-def test_gradients_of_the_model_within_an_evaluation_are_no_training(loop: Loop) -> None:
-    loop.train(3)
-    for _ in range(6):
-        loop.batch()
-        loop.backward(counts=False)
-        loop.spend(1)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.backwards) == (3, 6, 3)
-
-
-def test_inference_counts_batches(loop: Loop) -> None:
-    for _ in range(10):
-        loop.batch()
-        loop.spend(1)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.rule) == (0, 10, wire.RULE_BATCH)
-
-
-def test_without_a_torch_optimizer_batches_with_a_backward_are_steps(loop: Loop) -> None:
-    for _ in range(200):
-        loop.batch()
-        loop.backward()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.rule) == (200, wire.RULE_BACKWARD)
-    loop.train(10)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.rule) == (210, wire.RULE_DATA_AFTER_UPDATE)
-
-
-@pytest.mark.parametrize("accumulated", [63, 65, 128, 300])
-def test_an_accumulation_of_very_many_batches_is_one_step(loop: Loop, accumulated: int) -> None:
-    """Till the second one nobody can tell it from a loop whose optimizer is none of torch's."""
-    for _ in range(4):
-        for _ in range(accumulated):
-            loop.batch()
-            loop.backward()
-        loop.update()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.updates, loop.steps.rule) == (4, 4, wire.RULE_DATA_AFTER_UPDATE)
-
-
-@pytest.mark.parametrize("with_data", [False, True])
-def test_updates_by_gradients_that_a_call_returned_are_counted(loop: Loop, with_data: bool) -> None:
-    """torch.autograd.grad fills no .grad; the program does, or computes its gradients without the engine."""
-    if with_data:
-        loop.train(3)
-    else:
-        loop.backward()
-        loop.update()
-    before = loop.steps.updates
-    for _ in range(10):
-        if with_data:
-            loop.batch()
-        loop.backward(counts=False)
-        loop.update()
-        loop.update(0)  # as of a step() that calls its parent class
-    for _ in range(5 if with_data else 0):
-        loop.batch()
-        loop.update()
-        loop.update(0)
-    loop.stop()
-    one = loop.steps
-    assert one.updates - before == (15 if with_data else 10)
-    assert one.steps == (18 if with_data else 11)
 
 
 def test_backwards_alone_are_published_every_second(loop: Loop) -> None:

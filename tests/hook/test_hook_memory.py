@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 
 import pytest
 
@@ -44,13 +43,6 @@ class Allocator(Card):
         kinds = {"current": used, "peak": self.peak if device == 0 else 0}
         names = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
         return {**{name: {"all": kinds} for name in names}, "num_alloc_retries": 0, "num_ooms": 0}
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    loop = Loop(monkeypatch)
-    yield loop
-    loop.steps.drop_pages()
 
 
 @pytest.fixture

@@ -3,31 +3,148 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from tests.hook_loop import MS, Batches, Loop
+from tests.hook_loop import MS, Loop
 from tpmon.hook.bus import wire
 
+AFTER_UPDATE, UPDATE, BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
+TAKEN_APART = {"steps": 50, "eval_steps": 20, "samples": 800, "eval_samples": 80}
+FETCHED = {"steps": 50, "eval_steps": 0}
+TEN, TWENTY = ({"steps": steps, "eval_steps": 0} for steps in (10, 20))
 
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    loop = Loop(monkeypatch)
-    yield loop
-    loop.steps.drop_pages()
+LOOPS = {
+    "a plain loop counts each step when the next batch is asked for": [
+        ("10(DBU4(~))", {"steps": 9}),
+        (
+            "S",
+            {
+                "steps": 10,
+                "rule": AFTER_UPDATE,
+                "phases_ms": [20, 30, 50, 10, 40],
+                "samples": 40,
+                "batch_size": 4,
+            },
+        ),
+        ("", {"eval_steps": 0}),
+    ],
+    "an accumulation": [
+        ("6(4(DB)U)S", {"steps": 6, "batches": 24, "backwards": 24, "samples": 96, "eval_steps": 0})
+    ],
+    **{
+        f"an accumulation of {number}: at first it may be a loop whose optimizer is none of torch's": [
+            (f"4({number}(DB)U)S", {"steps": 4, "updates": 4, "rule": AFTER_UPDATE})
+        ]
+        for number in (63, 65, 128, 300)
+    },
+    "batches fetched ahead for an accumulation, by the Trainer": [
+        ("+50(4(D)4(B)U)S", FETCHED),
+        ("-20(D)S", TAKEN_APART),
+    ],
+    "and one more, by Accelerate": [("+D49(4(D)4(B)U)3(D)S4(B)U", FETCHED), ("-20(D)S", TAKEN_APART)],
+    "an evaluation before the first step takes its time": [
+        ("-2(d)S+5(DBU)S", {"steps": 5, "eval_steps": 2, "evals_ms": [20, 0, 0]})
+    ],
+    "one that turns gradients off too late to be seen is told when its loader ended": [
+        ("+3(d)S", {"eval_steps": 0}),
+        ("5(DBU)S", {"steps": 5, "eval_steps": 3, "evals_ms": [30, 0, 0]}),
+    ],
+    **{
+        f"{number} batches that Lightning checks a run by, and validates, with no question for more": [
+            (
+                f"+-{number}(o~)+5(10(DBU)S-o~+)D",
+                {
+                    "steps": 50,
+                    "eval_steps": number + 5,
+                    "lookahead": 0,
+                    "samples": 200,
+                    "eval_samples": 4 * number + 20,
+                },
+            )
+        ]
+        for number in (1, 2)
+    },
+    "an evaluation with gradients on that is broken off before the first step": [
+        ("+5(D~)3(DBU)S", {"steps": 3, "eval_steps": 5, "lookahead": 0, "samples": 12, "eval_samples": 20})
+    ],
+    "after an evaluation batches are fetched ahead as before": [
+        ("+3(10(4(D)4(B)U)S-5(D)S+)D", {"steps": 30, "eval_steps": 15, "samples": 480, "eval_samples": 60})
+    ],
+    "evaluations of a loop without an optimizer of torch": [("+3(10(DB)S3(O~)S)", {"eval_steps": 9})],
+    "a WGAN under Accelerate: the generator is trained every fifth batch, and at the last": [
+        ("+D4(DBU)D2(BU)4(DBU)S2(BU)", {"steps": 10}),
+        ("D4(DBU)D2(BU)4(DBU)S2(BU)", {"steps": 20}),
+    ],
+    "a program that only evaluates, with gradients on": [("+100(D)S", {"steps": 0, "eval_steps": 100})],
+    "inference": [("10(D~)S", {"steps": 0, "eval_steps": 10, "rule": BATCH})],
+    **{
+        f"one batch fetched ahead, by Accelerate, {name}": [("+" + epoch, TEN), (epoch, TWENTY)]
+        for name, epoch in {
+            "one update": "D9(DBU)SBU",
+            "two updates": "D9(D2(BU))S2(BU)",
+            "an accumulation": "D9(DBDBDBU)DBDBSBU",
+            "an accumulation and two updates": "D9(DBDBD2(BU))DBDBS2(BU)",
+        }.items()
+    },
+    "what is left of an accumulation is updated after the last batch": [
+        ("2(2(4(DB)U)2(DB)SU)S", {"steps": 6, "eval_steps": 0})
+    ],
+    "an update that a scaler skipped ends a step": [
+        ("2(DBC4(DBUC))S", {"steps": 10, "skipped": 2, "optimizer_calls": 8})
+    ],
+    "two optimizers": [("10(D2(BU))S", {"steps": 10, "optimizer_calls": 20})],
+    "six optimizers": [("10(D6(BU))S", {"steps": 10, "optimizer_calls": 60})],
+    "a step() that calls its parent class": [
+        ("10(BUu)", {"steps": 10, "updates": 10, "optimizer_calls": 20})
+    ],
+    "without a dataloader the update ends a step; the hook came with the first backward": [
+        ("10(BU)", {"steps": 10, "rule": UPDATE, "phases_ms": [0, 30 - 3, 50, 10, 0]})
+    ],
+    "a dataloader that is read once before the loop": [
+        ("7(D)S100(BU)", {"steps": 100, "rule": UPDATE, "eval_steps": 7})
+    ],
+    "an evaluation on a dataloader between updates without one": [
+        ("3(40(BU)5(D~)S)", {"steps": 120, "eval_steps": 15})
+    ],
+    "a batch at which an evaluation was broken off is none of training": [
+        ("3(40(BU)5(D~))BU", {"rule": UPDATE, "samples": 0, "eval_samples": 60})
+    ],
+    "a loop that takes up a dataloader later": [("30(BU)30(DBU)S", {"steps": 60, "rule": AFTER_UPDATE})],
+    "batches with a backward, without an optimizer of torch": [
+        ("200(DB)S", {"steps": 200, "rule": wire.RULE_BACKWARD}),
+        ("10(DBU)S", {"steps": 210, "rule": AFTER_UPDATE}),
+    ],
+    "an evaluation after half an accumulation keeps its time to itself": [
+        ("3(DBU)DBS5(e6(~))S", {"eval_steps": 5, "evals_ms": [5, 30, 0], "phases_ms": [8, 12, 20, 3, 0]})
+    ],
+    "gradients of the model within an evaluation": [
+        ("3(DBU)6(Db~)S", {"steps": 3, "eval_steps": 6, "backwards": 3})
+    ],
+    "updates by gradients that a call returned: torch.autograd.grad fills no .grad": [
+        ("3(DBU)10(DbUu)5(DUu)S", {"steps": 18, "updates": 18})
+    ],
+    "the same without a dataloader": [("BU10(bUu)S", {"steps": 11, "updates": 11})],
+    **{
+        f"{number} optimizers that make their state before {what}, as torch.distributed.checkpoint does": [
+            (f"+{number}(U)20({step})S", {"steps": 20})
+        ]
+        for number in (1, 4, 300)
+        for what, step in {"a loop": "DBU", "a loop without a loader": "BU"}.items()
+    },
+    "of two loaders the one that begins again within a step makes no evaluation": [
+        ("+25(3(DOBU)DXOBU)S", {"steps": 100, "eval_steps": 0})
+    ],
+}
+"""By what a loop does: its parts in the letters of ``hook_loop.PARTS``, and what was counted after each."""
 
 
-def test_a_plain_loop_counts_each_step_when_the_next_batch_is_asked_for(loop: Loop) -> None:
-    loop.train(10, other_ms=4)
-    assert loop.steps.steps == 9
-    loop.stop()
-    assert loop.steps.steps == 10
-    assert loop.steps.rule == wire.RULE_DATA_AFTER_UPDATE
-    assert loop.phases_ms() == [20, 30, 50, 10, 40]
-    assert (loop.steps.samples, loop.steps.batch_size) == (40, 4)
-    assert loop.steps.eval_steps == 0
+@pytest.mark.parametrize("parts", LOOPS.values(), ids=LOOPS)
+def test_what_a_loop_is_counted_as(loop: Loop, parts: list[tuple[str, dict[str, object]]]) -> None:
+    for score, counted in parts:
+        loop.play(score)
+        assert loop.tell(counted) == counted
 
 
 def test_every_step_has_its_record_and_the_phases_add_up_to_its_time(loop: Loop) -> None:
@@ -55,227 +172,6 @@ def test_short_steps_share_records_and_none_is_lost(loop: Loop) -> None:
     assert records[-1][wire.REC_STEPS] == 401
 
 
-def test_an_accumulation_is_one_step(loop: Loop) -> None:
-    for _ in range(6):
-        for _ in range(4):
-            loop.batch()
-            loop.backward()
-        loop.update()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.batches, loop.steps.backwards) == (6, 24, 24)
-    assert (loop.steps.samples, loop.steps.eval_steps) == (96, 0)
-
-
-@pytest.fixture
-def gradients(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Hold whether gradients are on; they are until the test says otherwise."""
-    on = [True]
-    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
-    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
-    return on
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_batches_fetched_ahead_for_an_accumulation_are_no_evaluation(
-    loop: Loop, gradients: list[bool], more: int
-) -> None:
-    """As the Trainer does: all batches of a step first, and, by Accelerate, one more."""
-    for _ in range(more):
-        loop.batch()
-    for number in range(50):
-        for _ in range(4 - (more if number == 49 else 0)):
-            loop.batch()
-        if more and number == 49:
-            loop.stop()
-        for _ in range(4):
-            loop.backward()
-        loop.update()
-    if not more:
-        loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 0)
-    gradients[0] = False
-    for _ in range(20):
-        loop.batch()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
-    assert (loop.steps.samples, loop.steps.eval_samples) == (800, 80)
-
-
-def test_an_evaluation_before_the_first_step_is_one_and_takes_its_time(
-    loop: Loop, gradients: list[bool]
-) -> None:
-    gradients[0] = False
-    for _ in range(2):
-        loop.batch(10)
-    loop.stop()
-    gradients[0] = True
-    loop.train(5)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (5, 2)
-    assert loop.evals_ms()[0] == 20
-
-
-def test_an_evaluation_that_turns_gradients_off_too_late_to_be_seen_is_told_when_its_loader_ended(
-    loop: Loop, gradients: list[bool]
-) -> None:
-    assert gradients[0]
-    for _ in range(3):
-        loop.batch(10)
-    loop.stop()
-    assert loop.steps.eval_steps == 0
-    loop.train(5)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (5, 3)
-    assert loop.evals_ms()[0] == 30
-
-
-@pytest.mark.parametrize("sanity", [1, 2])
-def test_an_evaluation_before_the_first_step_that_does_not_end_its_loader_is_one(
-    loop: Loop, gradients: list[bool], sanity: int
-) -> None:
-    """As Lightning checks a run before it trains, and validates: so many batches, and no question for more."""
-
-    other = Batches(4)
-
-    def evaluate(batches: int) -> None:
-        gradients[0] = False
-        for _ in range(batches):
-            loop.batch(10, of=other)
-            loop.spend(1)
-        gradients[0] = True
-
-    evaluate(sanity)
-    for _ in range(5):
-        loop.train(10)
-        loop.stop()
-        evaluate(1)
-    loop.batch()
-    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.lookahead) == (50, sanity + 5, 0)
-    assert (loop.steps.samples, loop.steps.eval_samples) == (200, 4 * (sanity + 5))
-
-
-def test_an_evaluation_with_gradients_on_that_is_broken_off_before_the_first_step_is_counted(
-    loop: Loop, gradients: list[bool]
-) -> None:
-    assert gradients[0]
-    for _ in range(5):
-        loop.batch()
-        loop.spend(1)
-    loop.train(3)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.lookahead) == (3, 5, 0)
-    assert (loop.steps.samples, loop.steps.eval_samples) == (12, 20)
-
-
-def test_after_an_evaluation_batches_are_fetched_ahead_as_before(loop: Loop, gradients: list[bool]) -> None:
-    """The Trainer, with an evaluation after each epoch."""
-    for _ in range(3):
-        for _ in range(10):
-            for _ in range(4):
-                loop.batch()
-            for _ in range(4):
-                loop.backward()
-            loop.update()
-        loop.stop()
-        gradients[0] = False
-        for _ in range(5):
-            loop.batch()
-        loop.stop()
-        gradients[0] = True
-    loop.batch()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (30, 15)
-    assert (loop.steps.samples, loop.steps.eval_samples) == (480, 60)
-
-
-def test_a_loop_without_a_torch_optimizer_keeps_its_evaluations(loop: Loop, gradients: list[bool]) -> None:
-    assert gradients[0]
-    other = Batches(4)
-    for _ in range(3):
-        for _ in range(10):
-            loop.batch()
-            loop.backward()
-        loop.stop()
-        for _ in range(3):
-            loop.batch(of=other)
-            loop.spend(1)
-        loop.stop()
-    assert loop.steps.eval_steps == 9
-
-
-def test_steps_of_one_and_two_updates_fetched_ahead_are_as_many_as_they_are(
-    loop: Loop, gradients: list[bool]
-) -> None:
-    """A WGAN under Accelerate: the generator is trained every fifth batch, and at the last."""
-    assert gradients[0]
-    for epoch in (1, 2):
-        loop.batch()
-        for number in range(1, 11):
-            if number < 10:
-                loop.batch()
-            else:
-                loop.stop()
-            for _ in range(2 if number % 5 == 0 else 1):
-                loop.backward()
-                loop.update()
-        assert loop.steps.steps == 10 * epoch
-
-
-def test_a_program_that_only_evaluates_with_gradients_on_is_counted_all_the_same(
-    loop: Loop, gradients: list[bool]
-) -> None:
-    for _ in range(100):
-        loop.batch()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (0, 100)
-
-
-@pytest.mark.parametrize("updates", [1, 2])
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_one_batch_fetched_ahead_moves_no_step_and_hides_not_the_last(
-    loop: Loop, gradients: list[bool], updates: int, accumulated: int
-) -> None:
-    """As Accelerate does: the next batch is fetched before the last one is used."""
-    assert gradients[0]
-    for epoch in (1, 2):
-        loop.batch()
-        for number in range(10 * accumulated):
-            if number < 10 * accumulated - 1:
-                loop.batch()
-            else:
-                loop.stop()
-            if (number + 1) % accumulated:
-                loop.backward()
-                continue
-            for _ in range(updates):
-                loop.backward()
-                loop.update()
-        assert (loop.steps.steps, loop.steps.eval_steps) == (10 * epoch, 0)
-
-
-def test_what_is_left_of_an_accumulation_is_updated_after_the_last_batch(loop: Loop) -> None:
-    for _ in range(2):
-        for number in range(10):
-            loop.batch()
-            loop.backward()
-            if number % 4 == 3:
-                loop.update()
-        loop.stop()
-        loop.update()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (6, 0)
-
-
-def test_a_skipped_update_of_a_scaler_ends_a_step_and_is_counted(loop: Loop) -> None:
-    for number in range(10):
-        loop.batch()
-        loop.backward()
-        if number % 5:
-            loop.update()
-        loop.steps.scaler_updated()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.skipped, loop.steps.optimizer_calls) == (10, 2, 8)
-
-
 def test_an_update_is_skipped_only_where_the_scaler_is_on(loop: Loop) -> None:
     for number in range(10):
         loop.batch()
@@ -285,27 +181,6 @@ def test_an_update_is_skipped_only_where_the_scaler_is_on(loop: Loop) -> None:
     assert (loop.steps.steps, loop.steps.updates, loop.steps.optimizer_calls) == (10, 10, 0)
     # Whether these were skipped, or made by an optimizer that the hook does not see, the reader says.
     assert loop.records()[-1][wire.REC_SKIPPED] == 5
-
-
-@pytest.mark.parametrize("critics", [1, 5])
-def test_several_optimizers_are_one_step_a_batch(loop: Loop, critics: int) -> None:
-    for _ in range(10):
-        loop.batch()
-        for _ in range(critics):
-            loop.backward()
-            loop.update()
-        loop.backward()
-        loop.update()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.optimizer_calls) == (10, 10 * (critics + 1))
-
-
-def test_a_step_that_calls_its_parent_class_is_one_update(loop: Loop) -> None:
-    for _ in range(10):
-        loop.backward()
-        loop.update()
-        loop.update(0)
-    assert (loop.steps.steps, loop.steps.updates, loop.steps.optimizer_calls) == (10, 10, 20)
 
 
 def test_an_optimizer_within_the_backward_is_one_step(loop: Loop) -> None:
@@ -340,56 +215,3 @@ def test_closures_and_nested_backwards_are_parts_of_their_step(loop: Loop) -> No
     loop.stop()
     assert (loop.steps.steps, loop.steps.backwards) == (5, 20)
     assert loop.phases_ms() == [10, 60, 100, 5, 0]
-
-
-def test_without_a_dataloader_the_update_ends_a_step(loop: Loop) -> None:
-    for _ in range(10):
-        loop.backward()
-        loop.update()
-    assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
-    assert loop.phases_ms()[1:] == [30 - 3, 50, 10, 0]  # the hook came with the first backward
-
-
-def test_a_dataloader_that_is_read_once_before_the_loop_does_not_end_its_steps(loop: Loop) -> None:
-    for _ in range(7):
-        loop.batch()
-    loop.stop()
-    for _ in range(100):
-        loop.backward()
-        loop.update()
-    assert (loop.steps.steps, loop.steps.rule, loop.steps.eval_steps) == (100, wire.RULE_UPDATE, 7)
-
-
-def test_an_evaluation_on_a_dataloader_between_updates_without_one(loop: Loop) -> None:
-    for _ in range(3):
-        for _ in range(40):
-            loop.backward()
-            loop.update()
-        for _ in range(5):
-            loop.batch()
-            loop.spend(1)
-        loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (120, 15)
-
-
-def test_a_batch_at_which_an_evaluation_was_broken_off_is_none_of_training(loop: Loop) -> None:
-    for _ in range(3):
-        for _ in range(40):
-            loop.backward()
-            loop.update()
-        for _ in range(5):
-            loop.batch()
-            loop.spend(1)
-    loop.backward()
-    loop.update()
-    assert loop.steps.rule == wire.RULE_UPDATE
-    assert (loop.steps.samples, loop.steps.eval_samples) == (0, 60)
-
-
-def test_a_loop_that_takes_up_a_dataloader_later_is_counted_by_it(loop: Loop) -> None:
-    for _ in range(30):
-        loop.backward()
-        loop.update()
-    loop.train(30)
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.rule) == (60, wire.RULE_DATA_AFTER_UPDATE)

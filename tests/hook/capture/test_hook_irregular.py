@@ -6,7 +6,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +17,9 @@ from tpmon.hook.bus import wire
 from tpmon.hook.capture.recorder import Range, Recorder
 
 
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
-    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
-    loop = Loop(monkeypatch)
-    yield loop
-    loop.steps.drop_pages()
+@pytest.fixture(autouse=True)
+def gradients(loop: Loop) -> None:
+    loop.gradients = True
 
 
 def draw(loop: Loop, counts: Sequence[int]) -> None:
@@ -150,36 +146,6 @@ def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop: Loop
             run_in_thread(lambda: loop.steps.optimizer_stepped(None, (), {}))
     loop.stop()
     assert (loop.steps.steps, loop.steps.backwards, loop.steps.owner) == (50, 50, threading.get_ident())
-
-
-@pytest.mark.parametrize("optimizers", [1, 4, 300])
-@pytest.mark.parametrize("has_loader", [True, False])
-def test_optimizers_that_make_their_state_before_the_loop_end_no_step(
-    loop: Loop, optimizers: int, has_loader: bool
-) -> None:
-    """torch.distributed.checkpoint does a step of each without gradients, to load into."""
-    for _ in range(optimizers):
-        loop.update()
-    for _ in range(20):
-        if has_loader:
-            loop.batch()
-        loop.backward()
-        loop.update()
-    loop.stop()
-    assert loop.steps.steps == 20
-
-
-def test_of_two_loaders_the_one_that_begins_again_within_a_step_makes_no_evaluation(loop: Loop) -> None:
-    other = Batches(4)
-    for number in range(100):
-        loop.batch(2)
-        if number % 4 == 3:
-            loop.stop(of=other)
-        loop.batch(2, of=other)
-        loop.backward()
-        loop.update()
-    loop.stop()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (100, 0)
 
 
 @pytest.mark.parametrize("every", [1, 20])

@@ -24,8 +24,7 @@ class Watched(Loop):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
-        monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
+        self.gradients = True
         self.next_ns = self.now + SECOND_NS
         self.told: list[Known[StepPace]] = []
         self.attach()
