@@ -12,7 +12,7 @@ from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, mak
 from tests.judging import SECOND
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
-from tpmon.judge.watch.tracker import WatchedTime
+from tpmon.judge.watch.tracker import WatchedTime, observe
 from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -22,6 +22,9 @@ from tpmon.model.verdict import Finding
 
 LOOKS_AT_S = (0.0, 3.0, 6.0)
 """When the looks end, seconds after the first."""
+
+JUDGED = 30
+"""How many of the newest Frames are judged: more than any hysteresis takes."""
 
 
 def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
@@ -88,28 +91,20 @@ def stand(
 
     ``moved``: what the last look sees instead.
     """
+    target = make_target(world_size=world_size, local_ranks=len(looks))
+    plain = make_frame(target=target, ranks=(), loader=(), output=(), **fields)
+    log = make_output() if log_age_s is None else make_output(last_write=NOW - timedelta(seconds=log_age_s))
     frames = []
     for second in range(seconds + 1):
         left = seconds - second
-        frames.append(
-            make_frame(
-                taken=NOW - timedelta(seconds=left),
-                taken_ns=NOW_NS - left * SECOND,
-                target=make_target(world_size=world_size, local_ranks=len(looks)),
-                processes=tuple(sample_of(one, float(second)) for one in looks),
-                ranks=(),
-                loader=(),
-                output=()
-                if log_age_s is None
-                else (
-                    make_output(
-                        last_write=NOW - timedelta(seconds=log_age_s),
-                        last_write_age_s=max(0.0, log_age_s - left),
-                    ),
-                ),
-                **fields,
-            )
-        )
+        second_fields = {
+            "taken": NOW - timedelta(seconds=left),
+            "taken_ns": NOW_NS - left * SECOND,
+            "processes": tuple(sample_of(one, float(second)) for one in looks),
+        }
+        if log_age_s is not None:
+            second_fields["output"] = (replace(log, last_write_age_s=max(0.0, log_age_s - left)),)
+        frames.append(replace(plain, **second_fields))
     for number, at_s in enumerate(LOOKS_AT_S):
         here = moved if moved and number == len(LOOKS_AT_S) - 1 else [add_run(one, at_s) for one in looks]
         taken_s = at_s - LOOKS_AT_S[-1] - 1.0
@@ -119,11 +114,14 @@ def stand(
     return frames
 
 
-def run(frames: Sequence[Frame], **watch: Any) -> list[Judgement]:
-    """Judge Frames as they come, as the session does."""
-    standing = Standing(watch=WatchedTime(**{"may_ask": True, **watch}))
+def run(frames: Sequence[Frame], older: int = 0, **watch: Any) -> list[Judgement]:
+    """Judge Frames as they come, as the session does; of the ``older`` ones the watch alone is kept."""
+    remembered = WatchedTime(**{"may_ask": True, **watch})
+    for frame in frames[:older]:
+        remembered = observe(remembered, frame)
+    standing = Standing(watch=remembered)
     judged = []
-    for count in range(1, len(frames) + 1):
+    for count in range(older + 1, len(frames) + 1):
         one = judge(frames[max(0, count - 60) : count], standing)
         standing = one.standing
         judged.append(one)
@@ -132,7 +130,7 @@ def run(frames: Sequence[Frame], **watch: Any) -> list[Judgement]:
 
 def conclude(frames: Sequence[Frame], **watch: Any) -> Finding:
     """Return the last verdict."""
-    finding = run(frames, **watch)[-1].frame.verdict
+    finding = run(frames, max(0, len(frames) - JUDGED), **watch)[-1].frame.verdict
     assert is_known(finding)
     return finding
 

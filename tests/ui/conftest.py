@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import textual._wait
+
+# The pilot calls a program idle that did next to nothing for 20 ms, twice for each key: 5 ms tell as much.
+textual._wait.SLEEP_GRANULARITY = 0.005
+textual._wait.SLEEP_IDLE = 0.001
 
 
 @pytest.fixture(scope="session", autouse=True)
