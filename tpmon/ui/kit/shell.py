@@ -137,7 +137,7 @@ class Shell(App[None]):
 
         clipboard.tell_tmux(what, text, sequence, tell)
 
-    def on_told(self, message: SessionTold) -> None:
+    def on_session_told(self, message: SessionTold) -> None:
         """Say what a thread has found."""
         self.say(message.text, message.seconds)
 
