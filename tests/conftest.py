@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,20 +52,53 @@ def same_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def pytest_configure() -> None:
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
+
+
+def start_nothing(event: str, _arguments: object) -> None:
+    """Leave out the test that is about to start a process, itself or by a thread for which it waits."""
+    if event in STARTS:
+        if threading.current_thread() is not threading.main_thread():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+        leave_out()
+
+
+def leave_out(*_: object) -> None:
+    pytest.skip("it starts a process")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take ``--fast``."""
+    parser.addoption(
+        "--fast", action="store_true", help="leave out tests that start a process; draw few examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Draw the same examples each time, and ask of none how long it took: a loaded machine has no bugs more.
 
     ``HYPOTHESIS_PROFILE=default make test`` looks for others.
     """
     if importlib.util.find_spec("hypothesis") is not None:  # not in the environments of older Pythons
-        from hypothesis import settings
+        from hypothesis import HealthCheck, settings
 
-        settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+        same = settings(settings.get_profile("ci"), suppress_health_check=list(HealthCheck))
+        settings.register_profile("few", same, max_examples=5)
+        settings.register_profile("some", same, max_examples=40)
+        few = config.getoption("--fast")
+        settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few" if few else "some"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ask last about the programs that hang, which do so beside the tests of the screen and the units."""
     items.sort(key=lambda item: "hung_programs" in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look out for processes from now on; while tests are found, some ask which programs are here."""
+    if session.config.getoption("--fast"):
+        signal.signal(signal.SIGUSR2, leave_out)
+        sys.addaudithook(start_nothing)
 
 
 @pytest.fixture(scope="session")

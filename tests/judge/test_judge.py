@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.budget.measure import measure_import, slowness
@@ -244,7 +244,6 @@ def _values(thing: object) -> list[object]:
 
 
 @given(_frames())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
     finding = conclude(frames)
     assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]

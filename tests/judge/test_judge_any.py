@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
@@ -81,7 +81,6 @@ def assert_from_readings(finding: Finding) -> None:
 
 
 @given(torn_windows())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list[Frame]) -> None:
     frame = judge_each(frames)
     finding = verdict_of(frame)
@@ -95,7 +94,6 @@ def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list
 
 @pytest.mark.parametrize("group", sorted(WORDS_OF))
 @given(frames=likely_windows(seconds=12))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_was_not_read_at_all_is_cited_by_no_row(group: str, frames: list[Frame]) -> None:
     finding = verdict_of(judge_each([blank(one, "", group) for one in frames]))
     assert_from_readings(finding)
@@ -104,7 +102,6 @@ def test_what_was_not_read_at_all_is_cited_by_no_row(group: str, frames: list[Fr
 
 
 @given(frames=likely_windows(seconds=12))
-@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck])
 def test_where_nothing_at_all_was_read_nobody_is_accused(frames: list[Frame]) -> None:
     for group, name in FIELDS:
         frames = [blank(one, group, name) for one in frames]

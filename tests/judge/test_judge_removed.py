@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, make_slice, sample_stacks
@@ -63,7 +63,6 @@ def assert_not_surer(whole: Finding, blind: Finding, name: str) -> None:
 
 
 @given(likely_windows(), st.permutations(FIELDS))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_field_that_goes_missing_makes_no_verdict_surer(
     frames: list[Frame], order: list[tuple[str, str]]
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import likely_windows
@@ -75,7 +75,6 @@ def scene_of(frames: list[Frame]) -> Scene:
 
 
 @given(likely_windows(seconds=14, hooks=False), st.sampled_from((0.01, 0.3, 3.0, 100.0)))
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_run_k_times_as_slow_gets_the_same_answers(frames: list[Frame], k: float) -> None:
     plain, slow = scene_of(frames), scene_of([slow_down(one, k) for one in frames])
     for rule in RULES:

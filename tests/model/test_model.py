@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame
@@ -63,7 +63,6 @@ def build(hint: Any, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30, deadline=None)
 @given(chance=st.randoms(use_true_random=True))
 def test_every_word_survives_json(kind: type, chance: random.Random) -> None:
     value = build(kind, chance)

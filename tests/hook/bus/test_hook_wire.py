@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hooks import find_page, open_page
@@ -112,7 +112,6 @@ def test_a_page_whose_magic_is_not_written_yet_is_none() -> None:
         wire.parse_header(page)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=1, max_size=600), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_garbage_is_refused_or_read_but_never_an_accident(garbage: bytes, count: int, known: int) -> None:
     page = written_page(5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dumps import (
@@ -65,7 +65,6 @@ def jobs(draw) -> list[list[ProcessLook]]:
     return looks
 
 
-@settings(max_examples=150, deadline=None)
 @given(jobs(), st.randoms(use_true_random=False))
 def test_permuting_processes_and_threads_changes_nothing(job: list[list[ProcessLook]], chance: random.Random):
     before = rounds(*job)
@@ -78,7 +77,6 @@ def test_permuting_processes_and_threads_changes_nothing(job: list[list[ProcessL
     assert rounds(*mixed) == before
 
 
-@settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[ProcessLook]]):
     dump = rounds(*job)
@@ -95,7 +93,6 @@ def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[Proces
         assert passing + sum(len(group.threads) for group in line.ends) == line.threads
 
 
-@settings(max_examples=100, deadline=None)
 @given(jobs())
 def test_a_dump_survives_its_json_and_folds_to_itself(job: list[list[ProcessLook]]):
     dump = rounds(*job)
@@ -107,7 +104,6 @@ def test_a_dump_survives_its_json_and_folds_to_itself(job: list[list[ProcessLook
     assert (is_known(folded.odd_one_out), odd_pid(folded)) == (is_known(dump.odd_one_out), odd_pid(dump))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([ALL_REDUCE, BROADCAST, DECODE, IN_LOCK]), st.integers(2, 16), st.integers(2, 32))
 def test_ranks_that_are_all_alike_are_never_accused(frames, count, world):
     dump = fold(*(make_rank(rank, frames=frames) for rank in range(count)), world=max(world, count))
@@ -121,7 +117,6 @@ def place_of(dump: Dump) -> list[set[tuple[object, object]]]:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(jobs(), st.randoms(use_true_random=False))
 def test_rounds_in_any_order_are_the_same_story(job: list[list[ProcessLook]], chance: random.Random):
     made = [make_round(*processes, at_s=5.0 * number) for number, processes in enumerate(job)]
@@ -129,7 +124,6 @@ def test_rounds_in_any_order_are_the_same_story(job: list[list[ProcessLook]], ch
     assert fold_rounds(chance.sample(made, len(made)), origin) == fold_rounds(made, origin)
 
 
-@settings(max_examples=100, deadline=None)
 @given(jobs(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_hosts_in_any_order_are_the_same_job(job: list[list[ProcessLook]], count: int, chance: random.Random):
     """Spread the processes over hosts, each with its looks as Dumps of their own."""
@@ -147,7 +141,6 @@ def test_hosts_in_any_order_are_the_same_job(job: list[list[ProcessLook]], count
     assert odd_pid(folded) == odd_pid(whole)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from([*STACKS, Missing("denied")]), min_size=1, max_size=9), st.permutations(range(9))
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
@@ -318,7 +318,6 @@ def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_d
     assert find_corner([]) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 20), max_size=8))
 def test_a_picture_is_of_three_looks_at_least_and_of_some_seconds(gaps):
     at_s, rounds = 0.0, []
@@ -345,7 +344,6 @@ THREADS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(THREADS, min_size=1, max_size=3),
     st.lists(THREADS, max_size=2),

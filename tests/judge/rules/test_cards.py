@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_frame, make_gpu, make_process
@@ -364,7 +364,6 @@ def ratios(draw):
     return {phase: weight / total for phase, weight in weights.items()}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(cards(), max_size=3), ratios(), st.booleans())
 def test_any_finite_window_gets_an_answer(drawn, phases, sampled):
     samples = tuple(replace(card, index=i, uuid=f"GPU-{i}") for i, card in enumerate(drawn))
@@ -383,7 +382,6 @@ def test_any_finite_window_gets_an_answer(drawn, phases, sampled):
         assert isinstance(note(scene), str)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cards(), ratios(), st.sampled_from(FIELDS))
 def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
     for rule in rules_gpu.RULES:

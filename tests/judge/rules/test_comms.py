@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
@@ -356,7 +356,6 @@ def test_a_low_clock_for_some_seconds_is_no_late_card():
 SHARES = st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(SHARES, st.integers(0, 10), st.integers(0, 200)), max_size=5),
     st.floats(0, 64),

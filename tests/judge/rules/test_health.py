@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_worker
@@ -147,7 +147,6 @@ def test_no_rule_accuses_a_healthy_run(name, frame, phases):
 KNOWN = st.one_of(st.floats(0, 200), st.just(UNREAD))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1),
     st.integers(0, 200),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import (
@@ -517,7 +517,6 @@ def processes(draw, pid=4211):
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(processes(), max_size=5),
     st.integers(0, 60),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_rules import ALL, NO_STACKS, causes
@@ -89,7 +89,6 @@ def a_second(draw):
 PARTS = st.dictionaries(st.sampled_from(list(DataPart)), st.floats(0, 0.2))
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(a_second(), min_size=1, max_size=5), st.integers(1, 14), PARTS, st.floats(0, 1))
 def test_any_finite_window_gets_an_answer_in_bounds(seconds, times, parts, wait):
     phases = make_phases({Phase.DATA_WAIT: wait, Phase.OTHER: 1 - wait}, parts=parts)
@@ -104,7 +103,6 @@ def test_any_finite_window_gets_an_answer_in_bounds(seconds, times, parts, wait)
             assert not is_known(answer.share) or math.isfinite(answer.share)
 
 
-@settings(max_examples=40, deadline=None)
 @given(a_second())
 def test_a_window_in_which_nothing_was_read_accuses_nobody(second):
     gone = Missing("not read")

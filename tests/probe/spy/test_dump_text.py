@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dumps import RUNNING, make_rank, rounds
@@ -187,7 +187,6 @@ _ANY = st.recursive(
 _FRAMES = st.lists(st.dictionaries(_KEYS, _ANY, max_size=5) | _ANY, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.fixed_dictionaries({"frames": _FRAMES | _ANY}, optional={"thread_name": _ANY}), max_size=3)
 )

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, get_args, get_type_hints
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -242,7 +242,6 @@ def any_view(draw):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_view(), st.integers(1, 250), st.integers(1, 80))
 def test_any_view_fills_any_size_and_no_line_is_too_wide(view, width, height):
     size = Size(width, height)
@@ -266,7 +265,6 @@ def test_any_view_fills_any_size_and_no_line_is_too_wide(view, width, height):
         assert rows == ()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_view(), st.integers(30, 120), st.integers(8, 40))
 def test_the_last_page_of_a_long_text_is_full(view, width, height):
     view = replace(view, overlay=Overlay.HELP)
