@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.budget.measure import measure_import, slowness
-from tests.frames import make_cpu, make_frame, make_output, make_process, make_target, make_worker
+from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
 from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
@@ -23,7 +22,6 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.finding import rate_confidence, write_try
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
-from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
@@ -197,63 +195,6 @@ _WAITS = st.sampled_from(
         "NFS",
     ]
 ) | st.just(Missing("not read"))
-
-
-@st.composite
-def _frames(draw: st.DrawFn) -> list[Frame]:
-    def process(make: Callable[..., Any], *names: int) -> Any:
-        return make(
-            *names,
-            runnable=draw(_READINGS),
-            waiting=draw(_READINGS),
-            cpu_pct=draw(_READINGS),
-            waits_for=draw(_WAITS),
-            state=draw(st.sampled_from("RSDTt")),
-            busy_threads=draw(st.integers(0, 64) | st.just(Missing("not read"))),
-            device_read_bytes_s=draw(_READINGS),
-            asked_read_bytes_s=draw(_READINGS),
-            major_faults_s=draw(_READINGS),
-            switches_s=draw(_READINGS),
-        )
-
-    ranks = draw(st.integers(0, 3))
-    processes = [process(make_process, 100 + r) for r in range(ranks)]
-    processes += [
-        process(make_worker, 200 + 10 * r + w, w, 100 + r)
-        for r in range(ranks)
-        for w in range(draw(st.integers(0, 3)))
-    ]
-    cpu = make_cpu(
-        budget_cores=draw(_READINGS), used_cores=draw(_READINGS), runnable=draw(_READINGS),
-        oversubscription=draw(_READINGS), run_delay_ratio=draw(_READINGS), throttled_ratio=draw(_READINGS),
-    )  # fmt: skip
-    ended = draw(st.booleans())
-    target = (
-        make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL) if ended else make_target()
-    )
-    frame = make_frame(processes=tuple(processes), cpu=cpu, target=target)
-    return line_up([frame] * draw(st.sampled_from([1, 2, 12, 36])))
-
-
-def _values(thing: object) -> list[object]:
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return [value for field in fields(thing) for value in _values(getattr(thing, field.name))]
-    if isinstance(thing, tuple):
-        return [value for item in thing for value in _values(item)]
-    return [thing]
-
-
-@given(_frames())
-def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
-    finding = conclude(frames)
-    assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
-    for row in finding.evidence + finding.against:
-        assert is_known(row.value) or row.text, row
-    if is_known(finding.share_pct):
-        assert 0 <= finding.share_pct <= 100
-    judged = run(frames)[-1].frame
-    assert decode(Frame, encode(judged)).verdict is not None
-    assert all(value == value for value in _values(finding))  # noqa: PLR0124  # no NaN  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "limit_ms"), [(8, 3.0), (128, 12.0)])

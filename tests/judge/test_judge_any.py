@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
+from tpmon.judge.advice.choose import REMEDIES_FOR
+from tpmon.judge.answers.result import Suspicion
+from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import Standing
-from tpmon.judge.judge import judge
+from tpmon.judge.judge import RULES, judge
+from tpmon.judge.rules import comms
+from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode, encode
-from tpmon.model.frame import Frame
-from tpmon.model.known import Missing, is_known
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.process import Outcome
 from tpmon.model.verdict import TABLE, Finding
 
 ROWS = {row.kind: row.causes for row in TABLE}
 FIELDS = fields_to_blank()
 NUMBERS = st.sampled_from((0.0, 1e-9, 0.5, 3.0, 250.0, 1e6, 1e12))
+WAITS = st.sampled_from(
+    ("a batch (loader queue)", "NFS", "terminal input", "running", "sleep", "frozen", GONE)
+)
+ENDED = {"state": TargetState.ENDED, "ended": "exit 0", "outcome": Outcome.WELL}
 WORDS_OF = {
     "gpus": ("nvml", "gpm", "nvlink"),
     "stacks": ("stack", "py-spy"),
@@ -60,6 +71,13 @@ def torn_windows(draw: st.DrawFn) -> list[Frame]:
         if names:
             name = draw(st.sampled_from(names))
             frames = [_put(one, place, name, value) for one in frames]
+    if draw(st.booleans()):
+        words = {"state": draw(st.sampled_from("RSDTtZI")), "waits_for": draw(WAITS)}
+        ended = {"target": replace(frames[0].target, **ENDED)} if draw(st.booleans()) else {}
+        frames = [
+            replace(one, processes=tuple(replace(p, **words) for p in one.processes), **ended)
+            for one in frames
+        ]
     for group, name in draw(st.lists(st.sampled_from(FIELDS), max_size=12, unique=True)):
         every = draw(st.sampled_from((1, 1, 2, 5)))
         frames = [blank(one, group, name) if at % every == 0 else one for at, one in enumerate(frames)]
@@ -90,6 +108,24 @@ def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list
         assert not is_known(share) or 0 <= share <= 100
     assert decode(Frame, encode(frame)).verdict is not None
     assert not any(value != value for value in values_of(finding))  # noqa: PLR0124  # no NaN  # fmt: skip
+
+
+@given(torn_windows())
+def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames: list[Frame]) -> None:
+    slices = [one for frame in frames for one in known_or(frame.stacks, ())]
+    scene = see(frames, read_phases(slices, frames[-1].taken_ns) if slices else {})
+    for answer in (rule(scene) for rule in RULES):
+        if not isinstance(answer, Suspicion):
+            assert answer.text
+            continue
+        assert (answer.kind, answer.cause) in REMEDIES_FOR
+        assert answer.summary
+        assert answer.sources
+        assert 0 <= answer.weight <= 1
+        assert answer.margin >= 0.5
+        assert not is_known(answer.share) or math.isfinite(answer.share)
+    # A late rank, a transfer and an unknown wait of ranks exclude each other.
+    assert sum(isinstance(rule(scene), Suspicion) for rule in comms.RULES) <= 1
 
 
 @pytest.mark.parametrize("group", sorted(WORDS_OF))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
 from tests.judging import hold, make_looks, make_phases, scene_of
@@ -351,42 +349,6 @@ def test_a_low_clock_for_some_seconds_is_no_late_card():
     assert type(judge_straggler(see(frames))) is not Suspicion
     frames = [replace(one, gpus=slow.gpus if i > 18 else well.gpus) for i, one in enumerate(frames)]
     assert type(judge_straggler(see(frames))) is not Suspicion
-
-
-SHARES = st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1)
-
-
-@given(
-    st.lists(st.tuples(SHARES, st.integers(0, 10), st.integers(0, 200)), max_size=5),
-    st.floats(0, 64),
-    st.one_of(st.none(), st.integers(0, 5000)),
-    st.booleans(),
-)
-def test_any_finite_window_gets_an_answer(ranks, demand, world, with_cards):
-    phases = [
-        make_phases(shares, pid=4211 + i, samples=samples) for i, (shares, _, samples) in enumerate(ranks)
-    ]
-    looks = tuple(make_looks(4211 + i, lock=lock) for i, (_, lock, _) in enumerate(ranks))
-    frame = make_frame(
-        processes=make_ranks(len(ranks), demand),
-        loader=(),
-        main_threads=looks,
-        target=make_target(world_size=UNREAD if world is None else world),
-        gpus=tuple(make_gpu(i, pids=(4211 + i,), **HOLLOW) for i in range(len(ranks))) if with_cards else (),
-    )
-    scene = scene_of(frame, phases)
-    suspected = [answer for rule in rules_comms.RULES if isinstance(answer := rule(scene), Suspicion)]
-    # Late, transfer and unknown exclude each other.
-    assert len(suspected) <= 1
-    for answer in suspected:
-        assert 0 <= answer.weight <= 1
-        assert answer.margin >= 1
-        assert answer.sources
-    without = scene_of(replace(frame, main_threads=UNREAD), phases)
-    for rule in rules_comms.RULES:
-        before, after = rule(scene), rule(without)
-        if isinstance(before, Suspicion) and isinstance(after, Suspicion):
-            assert len(after.sources) <= len(before.sources) or before.cause != after.cause
 
 
 def locked(*phases, stays=0.0):

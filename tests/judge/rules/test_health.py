@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_worker
 from tests.judging import make_looks, make_phases, scene_of
@@ -142,34 +140,6 @@ def test_no_rule_accuses_a_healthy_run(name, frame, phases):
         if isinstance(answer := rule(scene), Suspicion) and EXIT_CODES[answer.kind] != 0
     ]
     assert guilty == []
-
-
-KNOWN = st.one_of(st.floats(0, 200), st.just(UNREAD))
-
-
-@given(
-    st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1),
-    st.integers(0, 200),
-    st.tuples(KNOWN, KNOWN, KNOWN),
-    st.booleans(),
-)
-def test_any_finite_window_gets_an_answer(ratios, samples, figures, on_gpu):
-    demand, budget, pool = figures
-    frame = make_frame(
-        processes=(make_process(runnable=demand),),
-        cpu=make_cpu(budget_cores=budget, oversubscription=pool),
-        gpus=(make_gpu(sm_pct=demand),) if on_gpu else (),
-    )
-    phases = [make_phases(ratios, samples=samples)]
-    for rule in rules_healthy.RULES:
-        before, after = rule(scene_of(frame, phases)), rule(scene_of(frame))
-        for answer in (before, after):
-            if isinstance(answer, Suspicion):
-                assert 0 <= answer.weight <= 1
-                assert answer.margin >= 0.999
-                assert answer.sources
-        if isinstance(before, Suspicion) and isinstance(after, Suspicion):
-            assert after.sources <= before.sources
 
 
 TAKEN = {

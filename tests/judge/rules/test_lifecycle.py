@@ -6,15 +6,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.frames import (
     NOW,
     NOW_NS,
     make_frame,
     make_gpu,
-    make_loader,
     make_output,
     make_process,
     make_target,
@@ -22,7 +19,6 @@ from tests.frames import (
 )
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.quiet_jobs import LOCK, UNREAD, quiet_rank, said
-from tpmon.judge.advice.choose import REMEDIES_FOR
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
@@ -35,7 +31,6 @@ from tpmon.judge.hang.rules import (
 )
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
-from tpmon.judge.rules import lifecycle as rules_progress
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -494,49 +489,3 @@ def test_the_cause_that_says_more_takes_the_place_of_no_progress():
 def test_a_job_whose_log_is_no_file_is_judged_without_it():
     answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
     assert answer.sources == {"schedstat", "wait"}
-
-
-STATES = st.sampled_from("RSDTtZI")
-WAITS = st.sampled_from((LOCK, BATCH, "NFS", "terminal input", "running", "sleep", "frozen"))
-KNOWN = st.one_of(st.floats(0, 500), st.just(UNREAD))
-
-
-@st.composite
-def processes(draw, pid=4211):
-    role = draw(st.sampled_from((Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)))
-    return make_process(
-        pid,
-        role=role,
-        rank_pid=4211 if role is Role.WORKER else NOT_APPLICABLE,
-        state=draw(STATES),
-        waits_for=draw(st.one_of(WAITS, st.just(UNREAD))),
-        waits_unchanged_s=draw(KNOWN),
-        runnable=draw(KNOWN),
-        started=NOW - timedelta(seconds=draw(st.floats(0, 1e6))),
-        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, draw(KNOWN)),) if draw(st.booleans()) else (),
-    )
-
-
-@given(
-    st.lists(processes(), max_size=5),
-    st.integers(0, 60),
-    st.sampled_from(Phase),
-    st.floats(0, 100),
-    st.booleans(),
-)
-def test_any_finite_window_gets_an_answer(drawn, seconds, phase, age_s, sampled):
-    members = tuple(replace(process, pid=4211 + i) for i, process in enumerate(drawn))
-    frame = make_frame(processes=members, output=(old_log(age_s),), loader=(make_loader(),))
-    phases = [make_phases({phase: 1.0}, newest_age_s=age_s, same_place_s=age_s)] if sampled else []
-    scene = scene_of(frame, phases, seconds)
-    for rule in rules_progress.RULES:
-        answer = rule(scene)
-        if isinstance(answer, Suspicion):
-            assert (answer.kind, answer.cause) in REMEDIES_FOR
-            assert 0 <= answer.weight <= 1
-            assert answer.margin >= 0.5
-            assert answer.sources
-            if answer.cause == "no-progress":
-                assert seconds >= 25
-        else:
-            assert answer.text
