@@ -131,7 +131,7 @@ def test_a_deep_stack_keeps_its_innermost_lines():
 def test_looks_are_told_with_their_span():
     looks = [make_round(make_rank(0, frames=IN_LOCK), at_s=at) for at in (0.0, 5.0, 10.0)]
     said = text(fold_rounds(looks, DumpOrigin(1, "a.py", 1)))
-    assert "3 looks over 10 s" in said
+    assert "3 dumps over 10 s" in said
     assert "frozen for at least 10 s, 0 % CPU" in said
 
 
@@ -159,7 +159,7 @@ def test_one_look_says_when_the_log_was_written_last(dump):
 def test_a_log_that_was_written_between_the_looks_says_that_not_all_of_the_job_stands(dump):
     """The same line twice is no hang: a CPU that trains is in its backward most of the time."""
     written = replace(dump, rounds=2, seconds=5.8, last_write=dump.taken - timedelta(seconds=3))
-    assert "3.0 s before: between the looks, the job still writes" in text(written)
+    assert "3.0 s before: between the dumps, the job still writes" in text(written)
 
 
 # formats

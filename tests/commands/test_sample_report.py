@@ -73,13 +73,13 @@ def error(
 def test_the_text_says_who_was_sampled_where_they_were_and_what_it_cost():
     said = text()
     assert said.startswith("sample   4 processes of train.py for 10.0 s at 20 Hz\n")
-    assert "\nranks 0-1: 40 looks (+- 16 points), on a CPU 40 %, waiting for one 10 %\n" in said
+    assert "\nranks 0-1: 40 samples (+- 16 points), on a CPU 40 %, waiting for one 10 %\n" in said
     assert "\n  data wait 88 %, backward 12 %\n" in said
     assert re.search(r"\n +87\.5 +87\.5 +87\.5 +35  multiprocessing  poll connection\.py:257\n", said)
     assert re.search(r"\n +0\.0 +100\.0 +87\.5 +40  yours +train train\.py:40\n", said)
-    assert "\n2 loader workers of rank 0: 40 looks (+- 16 points)" in said
+    assert "\n2 loader workers of rank 0: 40 samples (+- 16 points)" in said
     assert re.search(r"\n +100\.0 +100\.0 +0\.0 +40  yours +decode data\.py:88\n", said)
-    assert "\nother threads of ranks 0-1: 20 looks, 100 % in frames that wait\n" in said
+    assert "\nother threads of ranks 0-1: 20 samples, 100 % in frames that wait\n" in said
     assert "lost     nothing\n" in said
     assert said.endswith("py-spy used 80 ms of CPU, 0.8 % of a core, stopped nothing")
 
@@ -94,7 +94,7 @@ def test_library_functions_that_only_call_others_are_counted_and_not_shown():
 def test_threads_that_do_not_wait_have_a_table_of_their_own():
     busy = make_sampled(0, count(4000, NEXT_BATCH, 20), count(77, DECODE, 20, "loader"))
     said = text(make_reading(busy))
-    assert "\nother threads of rank 0: 20 looks\n" in said
+    assert "\nother threads of rank 0: 20 samples\n" in said
     assert re.search(r"\n +100\.0 .* yours  decode data\.py:88", said)
 
 
@@ -116,7 +116,7 @@ def test_what_was_not_sampled_was_lost_or_was_late_is_said():
     assert "not read 2 more processes\n" in said
     assert "no turn  3 more: the time was over before; more --seconds reach them\n" in said
     assert "ended    1 of 18 processes ended meanwhile\n" in said
-    assert "lost     5 of 20 looks gave no stack; py-spy was up to 2.5 s late\n" in said
+    assert "lost     5 of 20 samples gave no stack; py-spy was up to 2.5 s late\n" in said
     assert "all that was sampled ended after 4.0 s" in text(replace(reading, ended=18))
 
 
@@ -128,7 +128,7 @@ def test_samples_that_do_not_count_are_told():
         )
     )
     assert "at 20 Hz; counted: samples where it held the GIL\n" in said
-    assert "rank 0: 20 looks (+- 22 points), 5 counted, on a CPU 40 %" in said
+    assert "rank 0: 20 samples (+- 22 points), 5 counted, on a CPU 40 %" in said
 
 
 def test_what_could_not_be_read_is_left_out_and_a_process_without_a_rank_has_a_name():
@@ -136,7 +136,7 @@ def test_what_could_not_be_read_is_left_out_and_a_process_without_a_rank_has_a_n
     plain = make_sampled(0, cpu_s=unread, delay_s=unread, watched_s=0.0)
     plain = replace(plain, rank=Missing("no place"))
     said = text(make_reading(plain))
-    assert "\n1 rank: 20 looks (+- 22 points)\n" in said
+    assert "\n1 rank: 20 samples (+- 22 points)\n" in said
 
 
 def test_names_of_others_cannot_reach_the_terminal_and_long_ones_are_cut():

@@ -48,7 +48,7 @@ def test_what_of_other_users_could_not_be_read_is_said():
 def test_what_did_not_answer_in_time_is_said():
     assert write_jobs(JobList("", (), 0, 2, ("no answer within 1 s",))) == [
         "no training job on this machine that this user may read",
-        "2 Python processes could not be read and may be jobs too: no answer within 1 s (tpmon ps looks",
+        "2 Python processes could not be read and may be jobs too: no answer within 1 s (tpmon ps tries",
         "again)",
     ]
 

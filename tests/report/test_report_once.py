@@ -71,10 +71,10 @@ def test_once_says_who_and_the_facts_first():
 @pytest.mark.parametrize(
     ("ratio", "looks", "words"),
     [
-        (0.0, 1, "some ready at the only look"),
-        (1.0, 1, "none ready at the only look"),
-        (0.5, 2, "none ready at 1 of 2 looks"),
-        (0.15, 20, "none ready at 3 of 20 looks"),
+        (0.0, 1, "some ready at the only reading"),
+        (1.0, 1, "none ready at the only reading"),
+        (0.5, 2, "none ready at 1 of 2 readings"),
+        (0.15, 20, "none ready at 3 of 20 readings"),
     ],
 )
 def test_looks_at_the_queue_are_counted(ratio: float, looks: int, words: str):

@@ -94,7 +94,7 @@ def test_plain_says_when_a_figure_can_no_longer_be_read():
         ({"gpus": (make_gpu(0, sm_pct=12.0),)}, "GPU busy fell from 96 % to 12 %"),
         ({"cpu": make_cpu(runnable=14.2)}, "threads runnable rose from 4.2 to 14.2"),
         ({"cpu": make_cpu(run_delay_ratio=0.82)}, "thread time waiting for a CPU rose from 2.0 % to 82 %"),
-        ({"loader": (make_loader(empty_ratio=0.9),)}, "looks without a ready batch rose from 0 % to 90 %"),
+        ({"loader": (make_loader(empty_ratio=0.9),)}, "readings without a ready batch rose from 0 % to 90 %"),
         ({"memory": make_memory(used_bytes=15 * GIB)}, "memory used of its limit rose from 16 % to 94 %"),
     ],
 )

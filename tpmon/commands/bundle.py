@@ -144,12 +144,12 @@ class Bundler:
         records = self._look.records()
         for number, one in enumerate(rounds, 1):
             there = records if number == len(rounds) else NOT_APPLICABLE  # read after the last look
-            self._add_dump(f"dump-{number}", f"look {number} at the stacks", (one,), there)
+            self._add_dump(f"dump-{number}", f"dump {number} of the stacks", (one,), there)
         if len(rounds) < ROUNDS:
             self.contents.failures.append(
-                ("more dumps", f"{len(rounds)} of {ROUNDS} looks were done in time")
+                ("more dumps", f"{len(rounds)} of {ROUNDS} dumps were done in time")
             )
-        folded = self._add_dump("fold", "all looks folded: who moves and who does not", rounds, records)
+        folded = self._add_dump("fold", "all dumps joined: who moves and who does not", rounds, records)
         if folded:
             paused = f"{folded.paused_ms:.1f} ms" if folded.paused_ms else "never"
             self._head.append(("stacks", folded.summary))
@@ -312,7 +312,7 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
         UsageError: when it cannot be written there.
     """
     sink = open_in_time(job, *place)
-    words = "three looks at its stacks, none of which stops it" if not options.no_stacks else "no stacks"
+    words = "three dumps of its stacks, none of which stops it" if not options.no_stacks else "no stacks"
     complain(f"tpmon: watching {job.root.pid} for {options.bundle_seconds:g} s, with {words}")
     bundler = Bundler(job, sink, OwnLook(job, options), stacks=not options.no_stacks)
     try:

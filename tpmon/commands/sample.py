@@ -74,7 +74,7 @@ def pick_format(options: Options, asked: SampleAsked) -> str:
     form = config.pick_format(options, options.sample_format, options.sample_format_from)
     if options.no_stacks:
         raise UsageError(
-            "no-stacks is set, and sample looks at stacks", "tpmon sample --stacks, or leave no-stacks out"
+            "no-stacks is set, and sample reads stacks", "tpmon sample --stacks, or leave no-stacks out"
         )
     if asked.rank is not None and asked.everyone:
         raise UsageError("--rank and --all exclude each other", "leave one of the two out")

@@ -157,7 +157,7 @@ def _say_unread(jobs: JobList, as_root: str) -> list[str]:
     if jobs.unanswered:
         why = "; ".join(jobs.unanswered_why) or "no answer in time"
         may_be = "could not be read and may be jobs too"
-        said.append(f"{_count(jobs.unanswered)} {may_be}: {why} (tpmon ps looks again)")
+        said.append(f"{_count(jobs.unanswered)} {may_be}: {why} (tpmon ps tries again)")
     return said
 
 

@@ -238,7 +238,7 @@ def _write_end(dump: Dump) -> list[str]:
             "not shown",
             f"{count_of(dump.idle_threads, 'native thread')} without a known purpose, most asleep",
         )
-    looks = count_of(dump.rounds, "look")
+    looks = count_of(dump.rounds, "dump")
     span = f" over {format_seconds(dump.seconds)}" if dump.rounds > 1 else ""
     stopped = f"stopped the job for {dump.paused_ms:.1f} ms" if dump.paused_ms else "stopped nothing"
     when = f"{looks}{span} at {format_clock(dump.taken)} on {dump.host}"

@@ -224,7 +224,7 @@ def _write_loader(loader: LoaderSample, reading: TextReading) -> list[str]:
     words = [
         f"{whose}: {count_of(loader.workers, 'worker')}",
         f"{ready} batches ready",
-        reading.show("empty looks", loader.empty_ratio, lambda ratio: _write_empty(ratio, loader.looks)),
+        reading.show("empty readings", loader.empty_ratio, lambda ratio: _write_empty(ratio, loader.looks)),
     ]
     if len(unread) < len(pending):
         words.append(f"{idle} of {len(pending) - len(unread)} workers without work")
@@ -239,8 +239,8 @@ def _write_empty(ratio: float, looks: int) -> str:
     """Say at how many looks no batch was ready; a share of two looks would say too much."""
     empty = round(ratio * looks)
     if looks == 1:
-        return "none ready at the only look" if empty else "some ready at the only look"
-    return f"none ready at {empty} of {looks} looks"
+        return "none ready at the only reading" if empty else "some ready at the only reading"
+    return f"none ready at {empty} of {looks} readings"
 
 
 def _write_workers(frame: Frame, reading: TextReading) -> list[str]:

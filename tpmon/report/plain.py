@@ -104,7 +104,7 @@ FIGURES = (
     PlainFigure("CPU used of the budget", _cpu_used, 25, 1.25, say_pct),
     PlainFigure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),
     PlainFigure("thread time waiting for a CPU", _waiting, 20, 1.25, say_pct),
-    PlainFigure("looks without a ready batch", _empty_looks, 40, 1.5, say_pct),
+    PlainFigure("readings without a ready batch", _empty_looks, 40, 1.5, say_pct),
     PlainFigure("memory used of its limit", _memory_used, 10, 1.0, say_pct),
 )
 

@@ -50,7 +50,7 @@ def name_group(group: HotGroup) -> str:
 
 def say_group(group: HotGroup) -> str:
     """Say who a group is, how often it was seen, and how much CPU its main threads had."""
-    words = [f"{name_group(group)}: {count_of(group.looks, 'look')}{_say_precision(group)}"]
+    words = [f"{name_group(group)}: {count_of(group.looks, 'sample')}{_say_precision(group)}"]
     if group.samples < group.looks:
         words.append(f"{group.samples} counted")
     if is_known(group.cpu_pct):
@@ -108,7 +108,9 @@ def count_without_turn(hot: HotSample) -> int:
 def say_lost(hot: HotSample) -> str:
     """Say how many looks gave no stack, and how late py-spy was."""
     looks = sum(group.looks for group in hot.groups if group.main) + hot.lost_samples
-    lost = f"{hot.lost_samples} of {count_of(looks, 'look')} gave no stack" if hot.lost_samples else "nothing"
+    lost = (
+        f"{hot.lost_samples} of {count_of(looks, 'sample')} gave no stack" if hot.lost_samples else "nothing"
+    )
     late = f"; py-spy was up to {hot.behind_s:.1f} s late" if hot.behind_s else ""
     return f"{lost}{late}"
 

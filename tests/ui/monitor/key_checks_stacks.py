@@ -60,7 +60,7 @@ async def _(s):
     assert s.view.overlay is Overlay.NONE
     await s.send_result(dump_views.hung_once())
     await s.press("6", "question_mark")
-    assert "three looks" in s.text or "3 looks" in s.text
+    assert "3 dumps" in s.text
     await s.press("x")
     assert s.view.overlay is Overlay.STACKS, "the help goes back to where it was opened"
     await s.press("v", "escape", "escape")
@@ -97,7 +97,7 @@ async def _(s):
     await s.press("f")
     assert s.asked == [Errand.END_SAMPLING]
     await s.send_result(sample_views.ended())
-    assert "5 of 605 looks gave no stack" in s.text
+    assert "5 of 605 samples gave no stack" in s.text
     await s.press("f")
     assert s.asked[1] == SampleRequest(pids=(4211,)), "a new one, its price is on the screen"
 
@@ -145,7 +145,7 @@ async def _(s):
 @CHECKS.of("bundle")
 async def _(s):
     await s.press("b")
-    assert "b again writes a bundle here: 3 looks in 15 s, no stop" in s.text
+    assert "b again writes a bundle here: 3 dumps in 15 s, no stop" in s.text
     await s.press("j", "b")
     assert s.asked == [], "another key took the offer back"
     s.now_ns += int((OFFER_SECONDS + 1) * 1e9)

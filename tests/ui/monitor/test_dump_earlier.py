@@ -105,4 +105,4 @@ def test_the_screen_names_the_look_that_it_compares_with():
     view = make_view(make_frame(), overlay=Overlay.STACKS, dump=update)
     lines = paint_screen(view, Size(80, 24), keys_shown(view))
     said = ["".join(text for text, _ in line).strip() for line in lines]
-    assert "last log write 02:41:27, 26m02s before · CPU since the look of 03:07:21" in said
+    assert "last log write 02:41:27, 26m02s before · CPU since the dump of 03:07:21" in said

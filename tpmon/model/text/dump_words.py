@@ -195,7 +195,7 @@ def say_last_write(dump: Dump, when: str) -> str:
     if not is_known(dump.last_write):
         return ""
     age_s = max(0.0, (dump.taken - dump.last_write).total_seconds())
-    between = ": between the looks, the job still writes" if age_s < dump.seconds else ""
+    between = ": between the dumps, the job still writes" if age_s < dump.seconds else ""
     return f"last log write {when}, {format_seconds(age_s)} before{between}"
 
 

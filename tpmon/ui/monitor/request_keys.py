@@ -116,7 +116,7 @@ CAPTURE_KEYS: tuple[LiveKey, ...] = (
 
 _stacks = partial(LiveKey, "Stacks")
 _FOLD = "open or close a stack"
-_DEEPER = "3 looks, C frames, locals"
+_DEEPER = "3 dumps, C frames, locals"
 
 STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
@@ -207,10 +207,10 @@ STACK_KEYS: tuple[LiveKey, ...] = (
     _stacks(
         "looks",
         "m",
-        f"{ask_dump.LOOKS} looks {ask_dump.LOOKS_EVERY_S:g} s apart: what moves, what is frozen",
+        f"{ask_dump.LOOKS} dumps {ask_dump.LOOKS_EVERY_S:g} s apart: what moves, what is frozen",
         Demand(ask_dump.ask_looks),
         when.LIVE_STACKS,
-        ("3 looks", 2),
+        ("3 dumps", 2),
         brief=_DEEPER,
     ),
     _stacks(

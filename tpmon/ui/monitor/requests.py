@@ -291,7 +291,7 @@ def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
     if is_known(offered_ns) and view.now_ns - offered_ns < OFFER_SECONDS * 1e9:
         asked = replace(view, offered_ns=NOT_APPLICABLE, message="writes a bundle, some seconds ...")
         return asked, Errand.WRITE_BUNDLE
-    looks = f"{LOOKS} looks in {LOOKS * LOOKS_EVERY_S:g} s, no stop"
+    looks = f"{LOOKS} dumps in {LOOKS * LOOKS_EVERY_S:g} s, no stop"
     offer = f"b again writes a bundle here: {'no stacks' if view.no_stacks else looks}, files for a ticket"
     return replace(view, offered_ns=view.now_ns, message=offer), NOT_APPLICABLE
 

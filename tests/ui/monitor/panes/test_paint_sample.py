@@ -111,7 +111,7 @@ def test_a_job_that_ends_while_its_price_is_open_says_so():
 
 
 def test_lost_samples_and_lateness_warn_and_a_whole_sample_does_not():
-    assert "! lost: 5 of 605 looks gave no stack; py-spy was up to 0.4 s late" in text_of(
+    assert "! lost: 5 of 605 samples gave no stack; py-spy was up to 0.4 s late" in text_of(
         sample_view(sample_views.ended())
     )
     whole = sample_views.make_update(make_reading(make_sampled(0)))
@@ -143,7 +143,7 @@ def test_your_own_code_stands_out():
 
 def test_other_threads_that_wait_are_one_line():
     said = text_of(sample_view(sample_views.ended()))
-    assert "other threads of rank 0: 200 looks, 100 % in frames that wait" in said
+    assert "other threads of rank 0: 200 samples, 100 % in frames that wait" in said
 
 
 def test_all_lines_can_be_scrolled_to():

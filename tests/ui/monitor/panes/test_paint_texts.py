@@ -122,7 +122,7 @@ def test_missing_figures_give_their_reason():
 def test_the_loader_line_shows_the_rank_with_the_fewest_batches():
     loaders = (make_loader(1, ready_batches=9.0), make_loader(2, rank=1, ready_batches=0.0, empty_ratio=0.92))
     text = "\n".join(texts_of(cpu_lines(make_frame(loader=loaders))))
-    assert "0 batches ready   fewest of 2: rank 1   empty in 92 % of 20 looks" in text
+    assert "0 batches ready   fewest of 2: rank 1   empty in 92 % of 20 readings" in text
     assert "no loader queue seen" in "\n".join(texts_of(cpu_lines(make_frame(loader=()))))
 
 

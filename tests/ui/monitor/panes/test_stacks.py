@@ -48,10 +48,10 @@ def test_three_looks_say_how_far_they_are():
     part = dump_views.look_at(dump_views.hung_processes()[:3], 0.0)
     request = DumpRequest(Asker.KEY, rounds=3)
     between = dump_views.make_update(whole, request=request, running=True)
-    assert "look 1 of 3 read, the next one follows" in text_of(stacks_view(between))
+    assert "dump 1 of 3 read, the next one follows" in text_of(stacks_view(between))
     second = replace(between, state=replace(between.state, rounds=(whole, part), answered=3))
     said = text_of(stacks_view(second))
-    assert "look 2 of 3: reading 3 of 24 ..." in said
+    assert "dump 2 of 3: reading 3 of 24 ..." in said
     assert "7 of 8 ranks wait" in said, "the first look stays while the second is read"
     assert "seen once: m tells" not in said
 

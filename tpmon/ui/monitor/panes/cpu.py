@@ -225,7 +225,7 @@ def _loader(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
 
 
 def _empty(loader: LoaderSample) -> str:
-    return f"empty in {show(loader.empty_ratio, _pct)} of {loader.looks} looks"
+    return f"empty in {show(loader.empty_ratio, _pct)} of {loader.looks} readings"
 
 
 def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:

@@ -89,7 +89,7 @@ def _loader_pair(loader: LoaderSample) -> tuple[str, str]:
     idle = sum(is_known(queue.pending_bytes) and queue.pending_bytes == 0 for queue in loader.queues)
     told = [
         explain(loader.ready_batches, lambda v: f"{v:.1f} batches ready"),
-        f"empty in {explain(loader.empty_ratio, say_ratio)} of {loader.looks} looks",
+        f"empty in {explain(loader.empty_ratio, say_ratio)} of {loader.looks} readings",
         f"{idle} of {loader.workers} workers without work",
     ]
     if loader.births:

@@ -184,8 +184,8 @@ def _progress_of(view: ViewState) -> str:
     looks = state.request.rounds
     done = len(state.rounds) - (1 if 0 < state.answered < state.asked else 0)
     if looks > 1 and done and state.answered == state.asked:
-        return f"look {done} of {looks} read, the next one follows"
-    look = f"look {done + 1} of {looks}: " if looks > 1 else ""
+        return f"dump {done} of {looks} read, the next one follows"
+    look = f"dump {done + 1} of {looks}: " if looks > 1 else ""
     return f"{look}reading {state.answered} of {state.asked} ..."
 
 
@@ -196,7 +196,7 @@ def _title_details(view: ViewState) -> list[Item]:
     if not is_known(view.dump) or not view.dump.state.rounds:
         return []
     state = view.dump.state
-    looks = "1 look" if len(state.rounds) == 1 else f"{len(state.rounds)} looks"
+    looks = "1 dump" if len(state.rounds) == 1 else f"{len(state.rounds)} dumps"
     return [
         Item(0, f"{format_seconds(_age_s(view, state))} ago", Ink.STRONG),
         Item(1, f"{looks}, {say_moment(view, state.rounds[-1].taken)}"),
@@ -260,7 +260,7 @@ def _list_times(view: ViewState, update: DumpUpdate, dump: Dump) -> list[str]:
     """List how old the log was, and with which look of a dump before this one is compared."""
     earlier = update.state.earlier
     log = say_last_write(dump, say_moment(view, dump.last_write)) if is_known(dump.last_write) else ""
-    since = f"CPU since the look of {say_moment(view, earlier.taken)}" if is_known(earlier) else ""
+    since = f"CPU since the dump of {say_moment(view, earlier.taken)}" if is_known(earlier) else ""
     return [said for said in (log, since) if said]
 
 
@@ -270,7 +270,7 @@ def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
     part = ", some processes" if update.state.request.pids else ""
     stopped = f"stopped the job {dump.paused_ms:.1f} ms" if dump.paused_ms else "stopped nothing"
     span = f" over {format_seconds(dump.seconds)}" if dump.rounds > 1 else ""
-    looks = [f"{dump.rounds} looks{span}"] if dump.rounds > 1 else []
+    looks = [f"{dump.rounds} dumps{span}"] if dump.rounds > 1 else []
     return [f"asked {who}{part}", *looks, stopped, f"py-spy {dump.spy_cpu_ms / 1000:.2f} s of CPU"]
 
 
