@@ -10,7 +10,8 @@ import pytest
 from tests.frames import make_finding, make_frame
 from tests.frames import make_view as make_any_view
 from tests.starving import COMPUTES, line_up, make_second
-from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR, Cause, choose
+from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS, Cause
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -81,7 +82,7 @@ def try_needs(name: str, *, live: bool) -> Iterator[frozenset[Need]]:
 
 
 def is_reached(name: str, *, live: bool) -> bool:
-    rows = [row for row, names in REMEDIES_FOR.items() if name in names]
+    rows = [row for row, one in EXPLANATIONS.items() if name in one.remedies]
     return any(name in say(row, needs) for row in rows for needs in try_needs(name, live=live))
 
 

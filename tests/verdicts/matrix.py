@@ -27,7 +27,7 @@ from tests.programs.causes.running import (
 )
 from tests.programs.causes.table import ROWS, Row, find_row
 from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
-from tpmon.judge.advice.choose import CATALOGUE
+from tpmon.judge.advice.entry import CATALOGUE
 
 HEALTHY_S = 60.0
 SETTLE_S = 3.0

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tests.frames import make_cpu, make_frame, make_memory, make_process, make_target
 from tests.judging import make_phases, scene_of
-from tpmon.judge.advice.choose import REMEDIES_FOR, choose
+from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
+from tpmon.judge.advice.entry import EXPLANATIONS
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -140,7 +141,7 @@ def test_what_is_always_known_is_no_if() -> None:
 
 
 def test_bf16_is_no_advice_for_a_cpu() -> None:
-    assert "bf16" not in REMEDIES_FOR[(Kind.COMPUTE_BOUND, "cpu")]
+    assert "bf16" not in EXPLANATIONS[Kind.COMPUTE_BOUND, "cpu"].remedies
 
 
 def test_to_validate_less_often_needs_a_validation_that_takes_a_share_of_the_time() -> None:

@@ -16,8 +16,9 @@ from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.commands.dump import read_dumps
 from tpmon.errors import UsageError
-from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR, choose
+from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import gather_facts, observe
+from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS
 from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
@@ -47,15 +48,15 @@ def facts_of(draw_number, draw_text):
 
 
 def test_every_row_of_the_table_has_its_entry_and_no_other():
-    assert set(REMEDIES_FOR) == set(ROWS)
-    assert {name for names in REMEDIES_FOR.values() for name in names} == set(CATALOGUE)
+    assert set(EXPLANATIONS) == set(ROWS)
+    assert {name for one in EXPLANATIONS.values() for name in one.remedies} == set(CATALOGUE)
 
 
 def test_one_thread_of_python_is_not_told_to_use_more_threads_first():
     """Threads do not help Python; what torchrun sets comes after what is Python's own."""
     seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK}
     row = (Kind.PYTHON_BOUND, "single-thread")
-    assert REMEDIES_FOR[row] == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
+    assert EXPLANATIONS[row].remedies == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
     ids = [one.remedy.id for one in choose(*row, frozenset(seen), RunFacts(cores_free=7.0))]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]
     ids = [
@@ -93,7 +94,7 @@ def test_collating_is_given_to_more_workers_where_cores_are_free():
 
 def test_every_fault_has_a_remedy():
     faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
-    assert all(names for (kind, _), names in REMEDIES_FOR.items() if kind in faults)
+    assert all(one.remedies for (kind, _), one in EXPLANATIONS.items() if kind in faults)
 
 
 @pytest.mark.parametrize("remedy", CATALOGUE.values(), ids=list(CATALOGUE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tpmon.judge.advice.choose import REMEDIES_FOR
-from tpmon.judge.advice.verdict_page import EXPLANATIONS, write_page
+from tpmon.judge.advice.entry import EXPLANATIONS
+from tpmon.judge.advice.verdict_page import write_page
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import TABLE
 
@@ -23,11 +23,11 @@ def test_every_row_of_the_table_is_explained_once() -> None:
 
 
 def test_every_row_says_all_four_parts() -> None:
-    for key, one in EXPLANATIONS.items():
+    for one in EXPLANATIONS.values():
         assert one.means.endswith(".")
         assert one.sees.endswith(".")
         assert one.confused_with.endswith(".")
-        assert bool(REMEDIES_FOR[key]) != one.what_to_do.endswith("."), "remedies, or a sentence"
+        assert bool(one.remedies) != one.what_to_do.endswith("."), "remedies, or a sentence"
 
 
 def test_every_section_of_the_page_has_its_three_points() -> None:

@@ -1,12 +1,14 @@
-"""The shape of a remedy and of an explanation. Knows none by name."""
+"""The shape of a remedy and of an explanation, and the reader of both tables. Knows none by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.knowledge import LazyTable, TableError, Verbatim, make_row, read_table
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NotApplicable
+from tpmon.model.known import NOT_APPLICABLE, NotApplicable
 from tpmon.model.verdict import Kind
 
 
@@ -43,10 +45,10 @@ class Remedy:
     applies: str
     not_when: str
     needs: tuple[Need, ...]
-    paste: str
+    paste: Verbatim
     ceiling: str
-    risk: Risk
     proof: str
+    risk: Risk = Risk.NONE
     never_with: tuple[Need, ...] = ()
     first_with: tuple[Need, ...] = ()
     language: Language = Language.PYTHON
@@ -66,16 +68,49 @@ class Chosen:
     ceiling: str
 
 
+Cause = str | NotApplicable
+"""A cause of the table, or NOT_APPLICABLE for a kind that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Say what a verdict means, what tpmon sees of it, and what it is confused with.
+    """Say what a verdict means, how tpmon sees it, what it is often confused with, and what to do.
 
-    ``what_to_do`` is for a row without remedies: what a person does then.
+    ``remedies`` are names of the catalogue, best first. ``what_to_do`` is for a row without any: what a
+    person does then.
     """
 
-    kind: Kind
-    cause: str | NotApplicable
     means: str
     sees: str
     confused_with: str
+    remedies: tuple[str, ...] = ()
     what_to_do: str = ""
+
+
+_AREAS = ("data", "host", "gpu", "ranks", "progress")
+
+
+def _load_catalogue() -> Mapping[str, Remedy]:
+    catalogue: dict[str, Remedy] = {}
+    for area in _AREAS:
+        for name, row in read_table(__file__, f"catalogue/{area}.toml").items():
+            if name in catalogue:
+                raise TableError(f"{area}.toml: {name}: another remedy has that name")
+            catalogue[name] = make_row(Remedy, f"{area}.toml: {name}", {"id": name, **row})
+    return catalogue
+
+
+def _load_explanations() -> Mapping[tuple[Kind, Cause], Explanation]:
+    found: dict[tuple[Kind, Cause], Explanation] = {}
+    for name, rows in read_table(__file__, "catalogue/verdicts.toml").items():
+        kind = Kind(name)
+        by_cause: Mapping[Cause, Mapping[str, object]] = {NOT_APPLICABLE: rows} if "means" in rows else rows
+        for cause, row in by_cause.items():
+            found[kind, cause] = make_row(Explanation, f"verdicts.toml: {name}: {cause}", row)
+    return found
+
+
+CATALOGUE = LazyTable(_load_catalogue)
+"""The remedies by their name."""
+EXPLANATIONS = LazyTable(_load_explanations)
+"""What each verdict means, by its row of the table of kinds."""

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpmon.judge.advice.catalogue import explain_cards, explain_speed
-from tpmon.judge.advice.choose import CATALOGUE, REMEDIES_FOR
-from tpmon.judge.advice.entry import Explanation, Remedy
+from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
 from tpmon.judge.advice.facts import RunFacts, fill, fill_paste
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code
-
-EXPLANATIONS = {
-    (one.kind, one.cause): one for one in (*explain_speed.EXPLANATIONS, *explain_cards.EXPLANATIONS)
-}
 
 _INTRODUCTION = """\
 # Verdicts
@@ -69,16 +63,19 @@ def _remedy(name: str) -> str:
     return f"[{fill(CATALOGUE[name].title, RunFacts())}](#{name})"
 
 
-def _section(explanation: Explanation) -> Iterator[str]:
-    if is_known(explanation.cause):
-        yield f"### {explanation.kind.value}: {explanation.cause}"
+def _section(kind: Kind, cause: Cause, explanation: Explanation) -> Iterator[str]:
+    if is_known(cause):
+        yield f"### {kind.value}: {cause}"
         yield ""
     yield explanation.means
     yield ""
     yield f"* Seen by: {explanation.sees}"
     yield f"* Confused with: {explanation.confused_with}"
-    names = REMEDIES_FOR[explanation.kind, explanation.cause]
-    said = "; ".join(_remedy(name) for name in names) + "." if names else explanation.what_to_do
+    said = (
+        "; ".join(map(_remedy, explanation.remedies)) + "."
+        if explanation.remedies
+        else explanation.what_to_do
+    )
     yield f"* What to do: {said}"
     yield ""
 
@@ -86,9 +83,9 @@ def _section(explanation: Explanation) -> Iterator[str]:
 def _kind(row: KindRow) -> Iterator[str]:
     yield f"## {row.kind.value}"
     yield ""
-    for explanation in EXPLANATIONS.values():
-        if explanation.kind is row.kind:
-            yield from _section(explanation)
+    for (kind, cause), explanation in EXPLANATIONS.items():
+        if kind is row.kind:
+            yield from _section(kind, cause, explanation)
 
 
 def _entry(remedy: Remedy) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""A row of a table that does not fit is named with its file, its row and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tpmon.judge.advice.entry import Explanation, Remedy, Risk
+from tpmon.judge.answers.needs import Need
+from tpmon.judge.knowledge import LazyTable, TableError, make_row
+
+EXPLAINED = {"means": "It waits.", "sees": "A stack.", "confused_with": "a pause."}
+REMEDY = {
+    "id": "wait",
+    "title": "wait",
+    "applies": "It waits.",
+    "not_when": "It runs.",
+    "needs": ["LOCK_WAIT", "STOPPED"],
+    "paste": "first\n  second",
+    "ceiling": "none",
+    "proof": "It runs.",
+}
+
+
+def test_lines_of_prose_are_joined_and_lines_to_paste_are_not() -> None:
+    remedy = make_row(Remedy, "x.toml: wait", {**REMEDY, "proof": "It\n  runs.", "risk": "NUMERICS"})
+    assert (remedy.proof, remedy.paste) == ("It runs.", "first\n  second")
+    assert (remedy.needs, remedy.risk) == ((Need.LOCK_WAIT, Need.STOPPED), Risk.NUMERICS)
+    assert make_row(Explanation, "x.toml: idle", {**EXPLAINED, "remedies": []}).remedies == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"word": "x"}, "word: no such key; the keys are id, title"),
+        ({"needs": ["LOCK"]}, "needs: LOCK: no Need of that name"),
+        ({"needs": "LOCK_WAIT"}, "needs: 'LOCK_WAIT' is no tuple"),
+        ({"needs": [3]}, "needs: 3 is no Need"),
+        ({"risk": "LOW"}, "risk: LOW: no Risk of that name"),
+        ({"adds_workers": 1}, "adds_workers: 1 is no bool"),
+        ({"title": ["wait"]}, "title: ['wait'] is no str"),
+        ({"paste": 4}, "paste: 4 is no Verbatim"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_where_and_why(row: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(TableError) as raised:
+        make_row(Remedy, "x.toml: wait", {**REMEDY, **row})
+    assert str(raised.value).startswith(f"x.toml: wait: {told}")
+
+
+def test_a_row_says_which_keys_it_lacks() -> None:
+    with pytest.raises(TableError, match=r"x\.toml: idle: means, confused_with: missing"):
+        make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
+
+
+def test_a_table_is_read_once_and_only_when_it_is_asked() -> None:
+    reads = []
+    table = LazyTable(lambda: reads.append(1) or {"a": 1})
+    assert reads == []
+    assert (table["a"], list(table), len(table), "b" in table) == (1, ["a"], 1, False)
+    assert reads == [1]

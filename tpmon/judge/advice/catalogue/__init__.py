@@ -1,1 +1,0 @@
-"""The remedies, and what each verdict means: knowledge, no logic."""
