@@ -89,5 +89,5 @@ def convert(hint: Any, where: str, value: Any) -> Any:
     if inner[1:] == (...,) and isinstance(value, list):
         return tuple(convert(inner[0], where, one) for one in value)
     if type(None) in inner:
-        return convert(inner[0], where, value)
+        return None if value is None else convert(inner[0], where, value)
     raise TableError(f"{where}: {value!r} is no {getattr(hint, '__name__', hint)}")

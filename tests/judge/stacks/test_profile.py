@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.knowledge import TableError
 from tpmon.judge.stacks.classify import is_library, mark_frame, read_stack
-from tpmon.judge.stacks.frame_rules import FRAMEWORKS, PYTHON, TORCH
+from tpmon.judge.stacks.frame_rules import make_rules, read_frame_rules
 from tpmon.judge.stacks.phases import GIVES_WAY
 from tpmon.judge.stacks.profile import DataPart, Phase, classify
 from tpmon.model.stacks import StackFrame
@@ -234,7 +237,8 @@ def test_an_editable_torch_is_known_by_the_end_of_its_paths() -> None:
     assert read_stack(frames).where == "backward train.py:1"
 
 
-HOMES = sorted({rule.path.split("/")[0] for rule in (*PYTHON, *FRAMEWORKS) if rule.installed})
+RULES = [rule for rules in read_frame_rules().frames.values() for rule in rules]
+HOMES = sorted({rule.path.split("/")[0] for rule in RULES if rule.installed})
 
 
 @pytest.mark.parametrize("home", [name for name in HOMES if "." not in name])
@@ -349,12 +353,52 @@ def test_names_of_others_cannot_reach_the_screen_raw() -> None:
 
 
 def test_no_rule_is_shadowed_by_an_earlier_one() -> None:
-    for rule in (*TORCH, *PYTHON, *FRAMEWORKS):
+    for rule in RULES:
         path = rule.path + "some_file.py" if rule.path.endswith("/") else rule.path
         file = path if path.startswith("<") else SITE + path
         for name in rule.functions or {"some_function"}:
             mark = mark_frame(name, file)
             assert mark == rule.mark, (rule.path, name)
+
+
+SMALL = {
+    "marks": {"sync": {"phase": "SYNC"}},
+    "also_at": {"lib/a": "lib/b"},
+    "frames": {"lib/a/x.py": {"sync": "wait join"}, "lib/": {"sync": "* but get"}},
+    "installed": {"rich/": {"sync": "*"}},
+    "leaves": {},
+    "names": {"sync": ["wait_.*", "sync"]},
+}
+
+
+def test_a_table_of_frames_is_read_into_rules() -> None:
+    rules = make_rules(SMALL)
+    files = [(rule.path, rule.functions, rule.but) for rule in rules.frames["x.py"]]
+    assert files == [(f"lib/{name}/x.py", {"wait", "join"}, set()) for name in "ab"]
+    assert [(rule.path, rule.but, rule.installed) for rule in rules.frames[""]] == [
+        ("rich/", set(), True),
+        ("lib/", {"get"}, False),
+    ]
+    ((mark, pattern),) = rules.names
+    assert mark.weak
+    assert pattern.fullmatch("wait_all")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"marks": {"sync": {"phase": "SINK"}}}, "sync: phase: SINK: no Phase of that name"),
+        ({"marks": {"sync": {"faze": "SYNC"}}}, "sync: faze: no such key"),
+        ({"frames": {"x.py": {"snyc": "*"}}}, "x.py: snyc: no such mark"),
+        ({"frames": {"x.py": {"sync": ""}}}, "x.py: sync: names no function"),
+        ({"frames": {"x.py": {"sync": 4}}}, "x.py: sync: 4 is no str"),
+        ({"names": {"snyc": ["x"]}}, "names: snyc: no such mark"),
+        ({"names": {"sync": "x"}}, "sync: 'x' is no tuple"),
+    ],
+)
+def test_a_row_of_frames_that_does_not_fit_says_where_and_why(part: dict[str, object], told: str) -> None:
+    with pytest.raises(TableError, match=rf"^frames\.toml: {re.escape(told)}"):
+        make_rules({**SMALL, **part})
 
 
 def test_every_phase_says_what_it_gives_way_to() -> None:

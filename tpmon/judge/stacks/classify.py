@@ -8,22 +8,12 @@ of a region (torch.load within a dataset) stay with their region.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.frame_rules import (
-    COLLATE,
-    FETCH,
-    FRAMEWORKS,
-    PYTHON,
-    SYNC_LEAVES,
-    TORCH,
-    USER_NAMES,
-    Rule,
-)
+from tpmon.judge.stacks.frame_rules import Rule, read_frame_rules
 from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, Mark, Phase
 from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
@@ -198,8 +188,7 @@ _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
 )
-_COLLATES = replace(COLLATE, weak=True)
-_USER_MARKS = frozenset(mark for mark, _ in USER_NAMES)
+_COLLATES = Mark(Phase.DATA_WAIT, DataPart.COLLATE, Need.COLLATE_IN_STACK, weak=True)
 _WRAPPERS = frozenset(
     (
         "wrapper",
@@ -256,19 +245,6 @@ class StackReading:
     """It counts as loading by the name of the program's own function alone."""
 
 
-def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
-    """Group the rules by the last part of their path; rules of folders are under ""."""
-    grouped: dict[str, tuple[Rule, ...]] = {}
-    for rule in rules:
-        last = rule.path.rpartition("/")[2]
-        grouped[last] = (*grouped.get(last, ()), rule)
-    return grouped
-
-
-_RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
-_LEAVES = _by_file(SYNC_LEAVES)
-
-
 @lru_cache(maxsize=4096)
 def _within_packages(file: str) -> str:
     """Return the path of an installed file from the folder of its library on, "" for others."""
@@ -292,12 +268,13 @@ def mark_frame(function: str, file: str) -> Mark | None:
     if name == _MODULE:
         # A module's own lines run when it is imported, whatever the file does later.
         return None
-    for rule in chain(_RULES.get(file.rpartition("/")[2], ()), _RULES[""]):
+    rules = read_frame_rules()
+    for rule in chain(rules.frames.get(file.rpartition("/")[2], ()), rules.frames[""]):
         if _fits(rule, name, file):
             return rule.mark
     if is_library(file):
         return None
-    return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
+    return next((mark for mark, pattern in rules.names if pattern.fullmatch(name)), None)
 
 
 @lru_cache(maxsize=8192)
@@ -324,7 +301,7 @@ def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
     if frame is None:
         return None
     name = last_name(frame.function)
-    rules = _LEAVES.get(frame.file.rpartition("/")[2], ())
+    rules = read_frame_rules().leaves.get(frame.file.rpartition("/")[2], ())
     return next((rule.mark for rule in rules if _fits(rule, name, frame.file)), None)
 
 
@@ -353,7 +330,9 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             below = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
             if _is_collate(frames[index - 1].function, last_name(frame.function), below):
                 mark = _COLLATES
-        fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(FETCH_FILE)
+        fetching = (
+            mark is not None and frame.file.endswith(FETCH_FILE) and last_name(frame.function) == "fetch"
+        )
         if importing and not is_library(frame.file):
             importing = False
         if mark is not None and mark.phase is Phase.IMPORT:
@@ -492,7 +471,7 @@ def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
 
 
 def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
-    return not is_library(frame.file) and (mark is None or mark in _USER_MARKS)
+    return not is_library(frame.file) and (mark is None or mark in read_frame_rules().marks_of_names)
 
 
 def is_users(frame: StackFrame) -> bool:

@@ -1,6 +1,6 @@
 """Name the parts of a training step, and say which part gives way to which when one runs inside another.
 
-Pure. The tables of frames are in ``frame_rules``.
+Pure. The table of the frames is ``frames.toml``.
 """
 
 from __future__ import annotations
