@@ -131,9 +131,10 @@ types: setup ## mypy --strict
 docs-tests: setup
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/test_docs.py tests/test_layers.py
 
-docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md and the pictures of README.md and docs anew
+docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md, docs/thresholds.md and the pictures of README.md and docs anew
 	@$(BIN)/python -m tpmon.ui.monitor.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
 	@$(BIN)/python -c 'from tpmon.judge.advice.verdict_page import write_page; print(write_page(), end="")' > .venv/verdicts.md && mv .venv/verdicts.md docs/verdicts.md
+	@$(BIN)/python -m tests.judge.thresholds > .venv/thresholds.md && mv .venv/thresholds.md docs/thresholds.md
 	@$(BIN)/python -m tests.readme
 
 news: setup ## what the next release says: the fragments in news/
