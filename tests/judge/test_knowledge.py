@@ -55,9 +55,16 @@ def test_a_row_says_which_keys_it_lacks() -> None:
         make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
 
 
-def test_a_table_is_read_once_and_only_when_it_is_asked() -> None:
-    reads = []
-    table = LazyTable(lambda: reads.append(1) or {"a": 1})
-    assert reads == []
-    assert (table["a"], list(table), len(table), "b" in table) == (1, ["a"], 1, False)
-    assert reads == [1]
+def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once() -> None:
+    done: list[str] = []
+    table = LazyTable(
+        [lambda: done.append("one") or {"a": EXPLAINED}, lambda: done.append("two") or {"b": {}}],
+        lambda key, row: done.append(key) or make_row(Explanation, key, row),
+    )
+    assert done == []
+    assert table["a"] is table["a"]
+    assert done == ["one", "a"]
+    assert (len(table), list(table), "c" in table) == (2, ["a", "b"], False)
+    assert done == ["one", "a", "two"]
+    with pytest.raises(TableError, match=r"^b: means, sees, confused_with: missing"):
+        table["b"]

@@ -1,7 +1,7 @@
 """Read the tables of what tpmon knows: TOML files beside the modules that use them. Knows what none means.
 
-A table is read when it is first asked, so a command that never needs it does not pay for it. Its rows
-become the frozen dataclasses of their module; a row that does not fit says where and why.
+A file is read when a row of it is first asked for, and that row alone is made, so a command pays for what it
+needs. Rows become the frozen dataclasses of their module; one that does not fit says where and why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
 from functools import cache
@@ -18,6 +18,8 @@ from typing import Any, NewType, TypeVar, get_args, get_type_hints
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
+Raw = Mapping[str, Any]
+"""A table of a TOML file."""
 Verbatim = NewType("Verbatim", str)
 """Text that keeps its line breaks; in all other text a break is a space, so that long lines can be folded."""
 
@@ -27,19 +29,27 @@ class TableError(ValueError):
 
 
 class LazyTable(Mapping[Key, Row]):
-    """Hold the rows of a table that is read when it is first asked."""
+    """Hold the rows of some files: each file is read when a row is looked for in it, each row made once."""
 
-    def __init__(self, load: Callable[[], Mapping[Key, Row]]) -> None:
-        self._load = cache(load)
+    def __init__(
+        self, reads: Iterable[Callable[[], Mapping[Key, Raw]]], make: Callable[[Key, Raw], Row]
+    ) -> None:
+        self._reads = tuple(map(cache, reads))
+        self._make = make
+        self._made: dict[Key, Row] = {}
 
     def __getitem__(self, key: Key) -> Row:
-        return self._load()[key]
+        if key not in self._made:
+            table = next((table for read in self._reads if key in (table := read())), {})
+            self._made[key] = self._make(key, table[key])
+        return self._made[key]
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._load())
+        for read in self._reads:
+            yield from read()
 
     def __len__(self) -> int:
-        return len(self._load())
+        return sum(len(read()) for read in self._reads)
 
 
 def read_table(module: str, name: str) -> dict[str, Any]:
@@ -57,7 +67,7 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
     return {field.name: (hints[field.name], field.default is MISSING) for field in fields(kind)}
 
 
-def make_row(kind: type[Row], where: str, row: Mapping[str, Any]) -> Row:
+def make_row(kind: type[Row], where: str, row: Raw) -> Row:
     """Make one row of a table: each key is a field, and each field without a default has a key.
 
     Raises:
@@ -70,11 +80,21 @@ def make_row(kind: type[Row], where: str, row: Mapping[str, Any]) -> Row:
     missing = [key for key, (_, required) in known.items() if required and key not in row]
     if missing:
         raise TableError(f"{where}: {', '.join(missing)}: missing")
-    return kind(**{key: convert(known[key][0], f"{where}: {key}", value) for key, value in row.items()})
+    made = {}
+    for key, value in row.items():
+        try:
+            made[key] = convert(known[key][0], value)
+        except TableError as error:
+            raise TableError(f"{where}: {key}: {error}") from None
+    return kind(**made)
 
 
-def convert(hint: Any, where: str, value: Any) -> Any:
-    """Return a value of TOML as the type that ``hint`` names: text, a flag, a member of an Enum, a tuple."""
+def convert(hint: Any, value: Any) -> Any:
+    """Return a value of TOML as the type that ``hint`` names: text, a flag, a member of an Enum, a tuple.
+
+    Raises:
+        TableError: for a value that is not of that type.
+    """
     if hint is str and isinstance(value, str):
         return re.sub(r"\n\s*", " ", value) if "\n" in value else value
     if hint is Verbatim and isinstance(value, str):
@@ -84,10 +104,10 @@ def convert(hint: Any, where: str, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, Enum) and isinstance(value, str):
         if value in hint.__members__:
             return hint[value]
-        raise TableError(f"{where}: {value}: no {hint.__name__} of that name")
+        raise TableError(f"{value}: no {hint.__name__} of that name")
     inner = get_args(hint)
     if inner[1:] == (...,) and isinstance(value, list):
-        return tuple(convert(inner[0], where, one) for one in value)
+        return tuple(convert(inner[0], one) for one in value)
     if type(None) in inner:
-        return None if value is None else convert(inner[0], where, value)
-    raise TableError(f"{where}: {value!r} is no {getattr(hint, '__name__', hint)}")
+        return None if value is None else convert(inner[0], value)
+    raise TableError(f"{value!r} is no {getattr(hint, '__name__', hint)}")

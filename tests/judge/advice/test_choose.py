@@ -50,6 +50,7 @@ def facts_of(draw_number, draw_text):
 def test_every_row_of_the_table_has_its_entry_and_no_other():
     assert set(EXPLANATIONS) == set(ROWS)
     assert {name for one in EXPLANATIONS.values() for name in one.remedies} == set(CATALOGUE)
+    assert len(set(CATALOGUE)) == len(CATALOGUE), "two areas have a remedy of that name"
 
 
 def test_one_thread_of_python_is_not_told_to_use_more_threads_first():

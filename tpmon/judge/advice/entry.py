@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.knowledge import LazyTable, TableError, Verbatim, make_row, read_table
+from tpmon.judge.knowledge import LazyTable, Verbatim, make_row, read_table
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, NotApplicable
 from tpmon.model.verdict import Kind
@@ -87,30 +88,27 @@ class Explanation:
     what_to_do: str = ""
 
 
+_VERDICTS = "catalogue/verdicts.toml"
 _AREAS = ("data", "host", "gpu", "ranks", "progress")
 
 
-def _load_catalogue() -> Mapping[str, Remedy]:
-    catalogue: dict[str, Remedy] = {}
-    for area in _AREAS:
-        for name, row in read_table(__file__, f"catalogue/{area}.toml").items():
-            if name in catalogue:
-                raise TableError(f"{area}.toml: {name}: another remedy has that name")
-            catalogue[name] = make_row(Remedy, f"{area}.toml: {name}", {"id": name, **row})
-    return catalogue
-
-
-def _load_explanations() -> Mapping[tuple[Kind, Cause], Explanation]:
-    found: dict[tuple[Kind, Cause], Explanation] = {}
-    for name, rows in read_table(__file__, "catalogue/verdicts.toml").items():
-        kind = Kind(name)
-        by_cause: Mapping[Cause, Mapping[str, object]] = {NOT_APPLICABLE: rows} if "means" in rows else rows
-        for cause, row in by_cause.items():
-            found[kind, cause] = make_row(Explanation, f"verdicts.toml: {name}: {cause}", row)
+def _read_explanations() -> Mapping[tuple[Kind, Cause], Mapping[str, object]]:
+    found: dict[tuple[Kind, Cause], Mapping[str, object]] = {}
+    for name, rows in read_table(__file__, _VERDICTS).items():
+        if "means" in rows:
+            found[Kind(name), NOT_APPLICABLE] = rows
+        else:
+            found.update(((Kind(name), cause), row) for cause, row in rows.items())
     return found
 
 
-CATALOGUE = LazyTable(_load_catalogue)
-"""The remedies by their name."""
-EXPLANATIONS = LazyTable(_load_explanations)
+EXPLANATIONS = LazyTable(
+    (_read_explanations,),
+    lambda key, row: make_row(Explanation, f"{_VERDICTS}: {key[0].value}: {key[1]}", row),
+)
 """What each verdict means, by its row of the table of kinds."""
+CATALOGUE = LazyTable(
+    (partial(read_table, __file__, f"catalogue/{area}.toml") for area in _AREAS),
+    lambda name, row: make_row(Remedy, name, {"id": name, **row}),
+)
+"""The remedies by their name."""

@@ -50,28 +50,25 @@ def _read_rules(
     installed: bool = False,
 ) -> Iterator[Rule]:
     for path, row in table.items():
-        moved = (new + path.removeprefix(old) for old, new in also_at.items() if path.startswith(old))
-        paths = (path, *moved)
+        paths = [path, *(new + path[len(old) :] for old, new in also_at.items() if path.startswith(old))]
         for name, value in row.items():
-            where = f"frames.toml: {path}: {name}"
             if name not in marks:
-                raise TableError(f"{where}: no such mark; the marks are {', '.join(marks)}")
-            text: str = convert(str, where, value)
-            but = frozenset(text.removeprefix(_ALL_BUT).split() if text.startswith(_ALL_BUT) else ())
-            functions = frozenset() if but or text == _ALL else frozenset(text.split())
+                raise TableError(f"{path}: {name}: no such mark; the marks are {', '.join(marks)}")
+            text: str = convert(str, value)
+            but = frozenset(text[len(_ALL_BUT) :].split() if text.startswith(_ALL_BUT) else ())
+            functions = frozenset(() if but or text == _ALL else text.split())
             if not (but or functions or text == _ALL):
-                raise TableError(f"{where}: names no function; {_ALL!r} is all of them")
+                raise TableError(f"{path}: {name}: names no function; {_ALL!r} is all of them")
             for one in paths:
                 yield Rule(one, marks[name], functions, but, installed)
 
 
 def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
     """Group the rules by the last part of their path, the longest path first."""
-    grouped: dict[str, tuple[Rule, ...]] = {"": ()}
-    for rule in sorted(rules, key=lambda one: -len(one.path)):
-        last = rule.path.rpartition("/")[2]
-        grouped[last] = (*grouped.get(last, ()), rule)
-    return grouped
+    grouped: dict[str, list[Rule]] = {"": []}
+    for rule in rules:
+        grouped.setdefault(rule.path.rpartition("/")[2], []).append(rule)
+    return {last: tuple(sorted(some, key=lambda one: -len(one.path))) for last, some in grouped.items()}
 
 
 def make_rules(table: Mapping[str, Any]) -> FrameRules:
@@ -80,24 +77,18 @@ def make_rules(table: Mapping[str, Any]) -> FrameRules:
     Raises:
         TableError: for a mark, a phase, a part or a need that there is not.
     """
-    marks = {
-        name: make_row(Mark, f"frames.toml: {name}", {"phase": None, **row})
-        for name, row in table["marks"].items()
-    }
+    marks = {name: make_row(Mark, name, {"phase": None, **row}) for name, row in table["marks"].items()}
     also_at = table["also_at"]
+    frames = _read_rules(table["frames"], marks, also_at)
+    installed = _read_rules(table["installed"], marks, also_at, installed=True)
     names = []
     for name, patterns in table["names"].items():
         if name not in marks:
-            raise TableError(f"frames.toml: names: {name}: no such mark")
+            raise TableError(f"{name}: no such mark")
         mark = replace(marks[name], weak=marks[name].phase is not Phase.OTHER)
-        names.append((mark, re.compile("|".join(convert(tuple[str, ...], f"frames.toml: {name}", patterns)))))
+        names.append((mark, re.compile("|".join(convert(tuple[str, ...], patterns)))))
     return FrameRules(
-        frames=_by_file(
-            (
-                *_read_rules(table["frames"], marks, also_at),
-                *_read_rules(table["installed"], marks, also_at, installed=True),
-            )
-        ),
+        frames=_by_file((*frames, *installed)),
         leaves=_by_file(_read_rules(table["leaves"], marks, also_at)),
         names=tuple(names),
         marks_of_names=frozenset(mark for mark, _ in names),
