@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.judge.dumps.describe import StackWait
-from tpmon.judge.dumps.fold_looks import (
+from tpmon.judge.dumps.merge import (
     LEAST_APART_S,
     Sighting,
     ThreadKey,

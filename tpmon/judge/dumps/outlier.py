@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tpmon.judge.dumps.describe import StackDoing, StackWait, describe_stack
-from tpmon.judge.dumps.fold_looks import Sighting
+from tpmon.judge.dumps.merge import Sighting
 from tpmon.judge.stacks.classify import is_native, last_name
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DeadChild, DumpError, DumpThread, Motion, OddOne, WaitKind

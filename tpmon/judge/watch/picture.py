@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from enum import Enum
 
 from tpmon.judge.dumps.describe import StackWait
-from tpmon.judge.dumps.fold_looks import RESTS_RATIO, join_looks, looks_of_round
+from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.stacks.classify import is_library, is_native, is_users, last_name
 from tpmon.judge.stacks.phases import Phase
