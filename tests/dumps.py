@@ -18,7 +18,7 @@ SITE = "/env/lib/python3.11/site-packages"
 LIB = "/env/lib/python3.11"
 HOST = "node-01"
 
-ONCE = " (seen once: --rounds 3 tells whether it moves)"
+ONCE = " (seen once: --rounds 3 shows whether it moves)"
 RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
 
 MAIN = StackFrame("<module>", "/run/train.py", 90)

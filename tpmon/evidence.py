@@ -93,10 +93,10 @@ class RoundKeeper:
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks that are done."""
         if self._update is None:
-            return Missing("no look at the stacks was done in time")
+            return Missing("no dump of the stacks was done in time")
         state = self._update.state
         if not state.rounds:
-            return Missing(state.refused or "no look at the stacks was done in time")
+            return Missing(state.refused or "no dump of the stacks was done in time")
         return state.rounds
 
     def records(self) -> Applicable[CollectivesReading]:

@@ -67,7 +67,7 @@ def test_a_window_is_as_long_as_asked_where_it_fits() -> None:
     price = size_window(ASKED, [(242, 67_000, 10.0), (300, 60_000, 12.0)])
     assert (price.steps, price.events, price.bytes) == (5, 1500, 335_000)
     assert price.pause_ms == 60.0
-    assert "5 steps: each rank stands still for about 60 ms" in say_price(price, ASKED, 2)
+    assert "5 steps: each rank pauses for about 60 ms" in say_price(price, ASKED, 2)
 
 
 def test_a_window_is_cut_to_what_a_run_can_bear() -> None:

@@ -205,7 +205,7 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert unknown.startswith(UNKNOWN)
     _, pace, room, _ = say_plan(asked(tmp_path / "a" / "b" / "c"), os.getpid(), -1, Missing("too few steps"))
     assert pace == "how long a step takes is not known: too few steps"
-    assert room.endswith("free room not read: No such file or directory")
+    assert room.endswith("free space not read: No such file or directory")
     assert say_plan(asked(tmp_path, timed=True), 7, -1, 1.0)[0].startswith("10 s of process 7, which ends no")
     plan = say_plan_of_kineto(asked(tmp_path), 7, hooked=False)
     assert plan[0].startswith("5 updates of an optimizer in process 7")
@@ -218,7 +218,7 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
         assert "TEARDOWN_CUPTI=1" in planned[-2]
     hooked = say_plan_of_kineto(asked(tmp_path), 7, hooked=True)
     (more,) = set(hooked) - set(plan)
-    assert "the loop stands still" in more
+    assert "the loop pauses" in more
 
 
 def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
     assert hook.lead(kind=kind) == [("refused", "enough")]
     at = hook.said.index(last)
     assert hook.said[at - 2].startswith(price)
-    assert hook.said[at - 1].startswith("not known yet: how long the loop stands still while")
+    assert hook.said[at - 1].startswith("not known yet: how long the loop pauses while")
 
 
 @pytest.mark.parametrize("slower", [False, True])
@@ -536,7 +536,7 @@ def test_a_price_is_held_until_a_yes_and_then_recorded(hook: Hook) -> None:
     hook.each = go_on
     assert hook.lead(agreed=agreed) == [("verified", "")]
     assert kinds == [w.KIND_PROBE, w.KIND_CAPTURE]
-    assert held[0].startswith("5 steps: the loop stands still for about")
+    assert held[0].startswith("5 steps: the loop pauses for about")
 
 
 class Order:
@@ -731,7 +731,7 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
     monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
     agreed = agree_always if yes else capture_command.ask_where_dear
     if kinds[-1] == w.KIND_PROBE:
-        with pytest.raises(UsageError, match=r"still for about 2.0 s, more than 2.0 s") as refused:
+        with pytest.raises(UsageError, match=r"pause for about 2.0 s, more than 2.0 s") as refused:
             hook.lead(agreed=agreed)
         assert "--yes" in refused.value.try_this
     else:

@@ -24,7 +24,7 @@ NOT_TOLD = Missing("too few steps to tell")
 (RANK,) = result().ranks
 
 
-STOOD, WENT = "the loop stood still for 34 ms", "the loop went on meanwhile"
+STOOD, WENT = "the loop paused for 34 ms", "the loop went on meanwhile"
 
 
 @pytest.mark.parametrize(

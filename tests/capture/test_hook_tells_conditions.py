@@ -79,7 +79,7 @@ def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPa
     assert told["model"] == "Net"
     assert told["inputs"] == {"missing": "there was no room for it on the bus"}
     huge = ask_conditions(Loop(monkeypatch, {**CONDITIONS, "model": "N" * wire_capture.TOLD_BYTES}))
-    assert huge == Missing("the hook told more than there is room for")
+    assert huge == Missing("the hook wrote more than fits")
 
 
 def test_who_waits_for_another_request_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:

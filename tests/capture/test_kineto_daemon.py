@@ -78,7 +78,7 @@ def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
 @pytest.mark.parametrize("path", ["relative", "/a\nACTIVITIES_ITERATIONS=9", "/a=b", "/a#b", "/a ", ""])
 def test_no_path_says_more_than_a_path(path: str) -> None:
     assert not is_sayable(path)
-    with pytest.raises(ValueError, match="cannot be told"):
+    with pytest.raises(ValueError, match="cannot be given"):
         write_answer(KinetoAsk(registers=False, free=True), Order(path, 1, False, False, False))
 
 
@@ -399,7 +399,7 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
             assert window.run().state is state
         finally:
             window.close()
-    with pytest.raises(TakenError, match="cannot be told this folder"):
+    with pytest.raises(TakenError, match="cannot be given this folder"):
         KinetoWindow(
             KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough
         )

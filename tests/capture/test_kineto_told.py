@@ -44,7 +44,7 @@ from tpmon.trace.summary import summarize
 HEADER = wire.Header(1, 2, 3, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
 CLOCKS = (GpuClocks(0, "NVIDIA H100", 1755.0, 1980.0, Missing("not told")),)
 NO_GPU = Missing("the processes use no NVIDIA GPU")
-OLDER = Missing("the hook of this run does not tell it: it is of an older tpmon")
+OLDER = Missing("the hook of this run does not write it: it is of an older tpmon")
 
 
 def settings(**words: int) -> list[int]:

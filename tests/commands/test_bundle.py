@@ -303,7 +303,7 @@ def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     what, advice = done.stderr.splitlines()[-2:]
     assert what == f"tpmon: {tmp_path}/out: no whole bundle: File too large; nothing of it is there"
-    assert advice == "Try: --out with a place that has room"
+    assert advice == "Try: --out with a place that has space"
     assert not (tmp_path / "out").exists()
 
 

@@ -85,7 +85,7 @@ def test_without_torch_anywhere_the_looked_at_are_named(tmp_path: Path) -> None:
     program = "from tpmon.commands.demo import find_python\ntry: find_python()\nexcept Exception as error: print(error)"
     environment = {"PATH": "/nowhere", "PYTHON": "", "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([bare, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == f"no Python with torch for the demo (looked at {bare})\n"
+    assert done.stdout == f"no Python with torch for the demo (tried {bare})\n"
 
 
 def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory: Path) -> None:

@@ -87,8 +87,8 @@ def planned() -> CaptureUpdate:
         " /runs/a/tpmon-capture-node7-4200-20261125-034500: 41.2G free there"
     )
     unknown = (
-        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step is"
-        " profiled and thrown away to tell that: the loop stands still for some milliseconds, longer the"
+        f"{UNKNOWN}how long the loop pauses, how much memory and disk it takes. One step is"
+        " profiled and thrown away to tell that: the loop pauses for some milliseconds, longer the"
         " first time, on a GPU up to seconds"
     )
     plan = (
@@ -116,7 +116,7 @@ def offered_snapshot() -> CaptureUpdate:
         " /runs/a/tpmon-capture-node7-4200-20261125-034500: 41.2G free there"
     )
     unknown = (
-        f"{UNKNOWN}how long the loop stands still while that is written; what keeps the stacks makes each"
+        f"{UNKNOWN}how long the loop pauses while that is written; what keeps the stacks makes each"
         " allocation slower"
     )
     plan = (
@@ -142,7 +142,7 @@ def priced() -> CaptureUpdate:
 
 
 def dear() -> CaptureUpdate:
-    """Return it where the loop would stand still for so long that this is asked once more."""
+    """Return it where the loop would pause for so long that this is asked once more."""
     price = CapturePrice(steps=5, events=150_000, pause_ms=13_000.0, bytes=2_900_000, memory_bytes=9_880_000)
     said = (say_price(price, ASKED, 1), *say_dear(price))
     return replace(offered(), stage=CaptureStage.DEAR, line="not recorded yet", price=said)

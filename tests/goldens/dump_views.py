@@ -32,7 +32,7 @@ ODD = 11
 NODE = "gpu-rack2-node17.cluster.internal"
 LAST_WRITE = NOW - timedelta(seconds=1574)
 """As the verdict of the hung node has it."""
-YAMA = "kernel.yama.ptrace_scope is 1: only a parent may look"
+YAMA = "kernel.yama.ptrace_scope is 1: only a parent may read"
 _LOOP = StackFrame("main", "/srv/runs/vitl/train.py", 214)
 _STEP = StackFrame("train_step", "/srv/runs/vitl/engine.py", 88)
 IN_ALL_REDUCE = (

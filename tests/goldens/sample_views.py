@@ -59,7 +59,7 @@ def ended() -> SampleUpdate:
 
 def denied() -> SampleUpdate:
     """Nothing could be sampled: another user's job."""
-    reason = "not permitted: kernel.yama.ptrace_scope is 1: only a parent may look"
+    reason = "not permitted: kernel.yama.ptrace_scope is 1: only a parent may read"
     errors = [DumpError(HOST, 4211, Role.RANK, 0, NOT_APPLICABLE, ErrorKind.DENIED, reason)]
     return make_update(make_reading(errors=errors, elapsed_s=0.3, spy_cpu_ms=12.0))
 

@@ -113,7 +113,7 @@ def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
 
         priced = Screen(pid, {PLANNED: YES[PLANNED]})
         assert wait_until(lambda: PRICED in priced.stages(), READY_S)
-        assert priced.told[-1].price[0].startswith("5 steps: the loop stands still for about")
+        assert priced.told[-1].price[0].startswith("5 steps: the loop pauses for about")
         priced.talk.answer(CaptureAnswer(PRICED, goes=False))
         assert priced.wait().line == ""
         assert os.listdir(tmp_path) == [], "one step was profiled and thrown away"
@@ -148,7 +148,7 @@ def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
         assert screen.planned(CaptureChoice(every=True)).plan[0].startswith("5 steps of all 2 ranks here")
         screen.press("t")
         assert wait_until(lambda: screen.told[-1].stage is PRICED, READY_S), screen.told
-        assert screen.told[-1].price[0].startswith("5 steps: each rank stands still for about")
+        assert screen.told[-1].price[0].startswith("5 steps: each rank pauses for about")
         screen.press("-")
         chosen = CaptureChoice(steps=2, every=True)
         assert screen.planned(chosen).plan[0].startswith("2 steps of all 2 ranks here")

@@ -31,7 +31,7 @@ def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
     with training() as pid:
         code, told, said = capture(pid, "--steps", "3", "--out", str(tmp_path / "out"))
         assert code == 0, said
-        assert "3 steps: the loop stands still for about" in said
+        assert "3 steps: the loop pauses for about" in said
         assert (told["schema"], told["state"], told["notes"]) == ("tpmon.capture/1", "done", [])
         (file,) = told["files"]
         assert file["steps"] == 3

@@ -263,9 +263,9 @@ def capture(keeper: RoundKeeper) -> DumpRequest:
 def test_looks_that_do_not_come_are_given_up_and_said():
     keeper = RoundKeeper(0.1)
     keeper.read(lambda _: None, time.monotonic() + 0.2)
-    assert keeper.rounds() == Missing("no look at the stacks was done in time")
+    assert keeper.rounds() == Missing("no dump of the stacks was done in time")
     refused = RoundKeeper(0.1)
     refused.read(
-        lambda one: refused(update(one, running=False, refused="no process to look at")), time.monotonic() + 5
+        lambda one: refused(update(one, running=False, refused="no process to read")), time.monotonic() + 5
     )
-    assert refused.rounds() == Missing("no process to look at")
+    assert refused.rounds() == Missing("no process to read")

@@ -228,8 +228,8 @@ def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path:
     assert (sized.straggler, sized.matched) == (2, 3)
     two = compare(talk({"": (0, 1), " ": (2, 3)}, 1, 4, tmp_path))
     assert (two.straggler, two.matched) == (NOT_APPLICABLE, 0)
-    assert "3 left out: nothing tells of which group they are" in two.summary
-    assert two.ranks[0].wait_ms == Missing("nothing tells of which group its collectives are")
+    assert "3 left out: their group is not known" in two.summary
+    assert two.ranks[0].wait_ms == Missing("the group of its collectives is not known")
 
 
 def test_windows_of_other_steps_are_matched_apart(tmp_path: Path) -> None:

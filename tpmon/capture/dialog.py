@@ -252,11 +252,11 @@ def _judge_every(ranks: Sequence[RankHook]) -> str:
 
 
 _FIRST_START = (
-    "the first profile of a process on CUDA takes seconds to begin, in which Python stands still; the other"
+    "the first profile of a process on CUDA takes seconds to begin, in which Python pauses; the other"
     " ranks wait in their collectives, and NCCL ends the run where that exceeds the timeout of their group"
 )
 _ALONE = Missing("no other rank waits")
-_NO_PROBE = f"{UNKNOWN}how long the loop stands still"
+_NO_PROBE = f"{UNKNOWN}how long the loop pauses"
 
 STAYS_SLOWER = (
     "on CUDA launches may stay slower after it until the process ends, also where only one step was profiled:"
@@ -300,8 +300,8 @@ def say_plan(
         what = f"{asked.seconds:g} s of {who}, which ends no step that the hook sees: woken by SIGURG"
         pace = "how long a step takes is not known"
     unknown = (
-        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step"
-        f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
+        f"{UNKNOWN}how long the loop pauses, how much memory and disk it takes. One step"
+        f"{each} is profiled and thrown away to tell that: the loop pauses for some milliseconds,"
         " longer the first time, on a GPU up to seconds"
     )
     return what, pace, _say_room(asked, pid, each), *say_of_cuda(stays_slower, timeout_s), unknown
@@ -334,7 +334,7 @@ def say_plan_of_kineto(
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
     asks = (
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
-        " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
+        " objects, and the loop pauses for 20 to 50 ms for each 100,000 of them"
     )
     stays = say_of_cuda(stays_slower)
     return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
@@ -374,7 +374,7 @@ def _say_room(asked: CaptureAsked, pid: int, each: str = "") -> str:
 
 def _say_folder(asked: CaptureAsked, pid: int) -> str:
     free = read_free_bytes(locate(pid, asked.folder).here)
-    left = f"{format_bytes(free)} free there" if is_known(free) else f"free room not read: {free.reason}"
+    left = f"{format_bytes(free)} free there" if is_known(free) else f"free space not read: {free.reason}"
     return f"{clean_text(asked.folder, 400)}: {left}"
 
 

@@ -52,7 +52,7 @@ from tpmon.model.results.trace import TraceSummary
 from tpmon.own_command import call_as_owner
 
 _NO_STEP = Missing("no step ended yet")
-_NOT_YET = Missing("the hook has not told its settings yet")
+_NOT_YET = Missing("the hook has not written its settings yet")
 _NO_GROUP = Missing("there was no process group when the hook began")
 _UNTOLD = Missing("its torch does not tell")
 _OFF = Missing("it was off where the backward began")
@@ -176,7 +176,7 @@ _NOTHING = Missing("nothing was recorded")
 _NOT_STOPPED = Missing(
     "kineto stops and writes in a thread of its own; nobody measured what the loop felt of it"
 )
-_NO_HOOK = Missing("no hook tells the steps of this run")
+_NO_HOOK = Missing("no hook counts the steps of this run")
 
 
 class Cards(Protocol):
@@ -380,7 +380,10 @@ def fit_updates(asked: CaptureAsked, update_ms: Known[float]) -> tuple[CaptureAs
         most = math.ceil(asked.seconds * 1e3 / update_ms)
         why = f"as many as {asked.seconds:g} s hold at {update_ms:.1f} ms each"
     elif asked.by_seconds:
-        most, why = _UNPACED, "kineto ends by their count alone, and no hook tells how many --seconds holds"
+        most, why = (
+            _UNPACED,
+            "kineto ends by their count alone, and no hook knows how many fit into --seconds",
+        )
     else:
         return asked, ""
     if most >= asked.steps:

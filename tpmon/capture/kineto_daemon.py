@@ -99,7 +99,7 @@ def write_config(order: Order) -> str:
         ValueError: where the path cannot be said in it.
     """
     if not is_sayable(order.path):
-        raise ValueError(f"kineto cannot be told this path: {order.path!r}")
+        raise ValueError(f"kineto cannot be given this path: {order.path!r}")
     lines = (
         f"ACTIVITIES_LOG_FILE={order.path}",
         "PROFILE_START_ITERATION=0",

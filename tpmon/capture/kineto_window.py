@@ -97,7 +97,7 @@ class KinetoWindow:
         self._folder = os.path.join(asked.folder, name_part(client.process.pid))
         if not is_sayable(self._folder):
             raise TakenError(
-                f"kineto cannot be told this folder: {asked.folder!r}",
+                f"kineto cannot be given this folder: {asked.folder!r}",
                 "tpmon capture --out FOLDER, a plain one",
             )
         self._daemon = Daemon(client)
@@ -137,7 +137,7 @@ class KinetoWindow:
                 return self._end(CaptureState.REFUSED, shortage)
             left = os.statvfs(self._folder)
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
-                return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
+                return self._end(CaptureState.REFUSED, f"too little space in {self.asked.folder}")
             said = (
                 f"{say_count(price.steps, 'update')}: about {price.memory_bytes / 2**20:.1f} MiB of memory"
                 f" for a while and {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto"

@@ -364,12 +364,12 @@ def _find_rank(at_first: int, told: int) -> Applicable[int]:
 ANSWERS_S = 3.0
 """So long the end of a step is waited for, at which the hook looks at its mailbox."""
 
-_NOT_YET = Missing(f"no step ended within {ANSWERS_S:.0f} s, at whose end the hook tells it")
-_GONE = Missing("the process ended before its hook told it")
-_BUSY = Missing("the hook had another capture to do, and did not tell it")
-_OLDER = Missing("the hook of this run does not tell it: it is of an older tpmon")
-_NO_ROOM = Missing("the hook told more than there is room for")
-_ODD = Missing("what the hook told could not be read")
+_NOT_YET = Missing(f"no step ended within {ANSWERS_S:.0f} s, at whose end the hook writes it")
+_GONE = Missing("the process ended before its hook wrote it")
+_BUSY = Missing("the hook had another capture to do, and did not write it")
+_OLDER = Missing("the hook of this run does not write it: it is of an older tpmon")
+_NO_ROOM = Missing("the hook wrote more than fits")
+_ODD = Missing("what the hook wrote could not be read")
 
 
 def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]]:

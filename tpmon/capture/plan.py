@@ -16,7 +16,7 @@ from tpmon.model.results.capture import DEAR_MS, CaptureAsked, CaptureKind, Capt
 from tpmon.model.units import format_seconds
 
 MOST_EVENTS = 200_000
-"""About a second that the loop stands still, and a quarter of a gigabyte beside it."""
+"""About a second that the loop pauses, and a quarter of a gigabyte beside it."""
 
 MOST_BYTES = 512 << 20
 """Of the trace before it is packed: what a viewer in a browser still opens."""
@@ -274,7 +274,7 @@ def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
     cut = f" ({why})" if not asked.timed and price.steps < asked.steps else ""
     each = "each rank" if ranks > 1 else "the loop"
     return (
-        f"{what}{cut}: {each} stands still for about {_say_ms(price.pause_ms)}, takes about "
+        f"{what}{cut}: {each} pauses for about {_say_ms(price.pause_ms)}, takes about "
         f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
     )
 
@@ -284,7 +284,7 @@ def say_dear(price: CapturePrice) -> tuple[str, ...]:
     if price.pause_ms <= DEAR_MS:
         return ()
     return (
-        f"the loop would stand still for about {_say_ms(price.pause_ms)}, more than {_say_ms(DEAR_MS)}",
+        f"the loop would pause for about {_say_ms(price.pause_ms)}, more than {_say_ms(DEAR_MS)}",
         "fewer steps, and fewer of --stacks, --shapes and --memory, cost less; tpmon run --kineto costs none",
     )
 

@@ -246,7 +246,7 @@ class CaptureWindow:
             self._say(line)
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
-            " the loop stands still for some milliseconds, longer the first time"
+            " the loop pauses for some milliseconds, longer the first time"
         )
         probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, max(self.asked.seconds, _PROBE_S))
         self._probed_ms = [one.words[wire_capture.CAP_PAUSED_NS] / 1e6 for one in probes]

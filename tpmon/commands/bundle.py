@@ -319,7 +319,7 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
         contents = bundler.run()
     except OSError as error:
         raise UsageError(
-            f"{sink.path}: {error.strerror or error}", "--out with a place that has room"
+            f"{sink.path}: {error.strerror or error}", "--out with a place that has space"
         ) from error
     except BaseException:
         complain(f"tpmon: what there is of the bundle is in {sink.path}")

@@ -375,7 +375,7 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     if why:
         return UsageError(
             f"{error.what} that can be asked: {why}",
-            f"tpmon sample {pid}, which needs none; or remove what stands in its way and start the run again",
+            f"tpmon sample {pid}, which needs none; or remove what blocks it and start the run again",
         )
     if is_armed(pid):
         return UsageError(

@@ -120,7 +120,7 @@ def find_python(preferred: str = "") -> str:
             if _has_torch(path):
                 return path
     raise NoTargetError(
-        f"no Python with torch for the demo (looked at {', '.join(looked_at)})",
+        f"no Python with torch for the demo (tried {', '.join(looked_at)})",
         "pip install torch, or PYTHON=/path/to/python-with-torch tpmon demo",
     )
 

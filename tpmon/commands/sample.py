@@ -241,7 +241,7 @@ def write_result(
     except UsageError as error:
         _write_form(hot, reading, "text", output)
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error.what
-        raise UsageError(f"--out: {file.path}: {reason}", "name a new file where there is room") from error
+        raise UsageError(f"--out: {file.path}: {reason}", "name a new file where there is space") from error
     complain(f"tpmon: wrote {file.path}")
     if form != "text":
         _write_form(hot, reading, "text", output)

@@ -236,7 +236,7 @@ def pulse_of(frame: Frame) -> Pulse:
         shm_ratio=shm.used_bytes / shm.total_bytes
         if is_known(shm) and shm.total_bytes
         else Missing("no /dev/shm"),
-        device_read_bytes_s=sum(reads) if reads else Missing("no process tells what it reads"),
+        device_read_bytes_s=sum(reads) if reads else Missing("no process shows what it reads"),
         ready_batches=min(ready) if ready else Missing("no batch seen in a loader pipe"),
         empty_ratio=max(empty) if empty else Missing("no loader queue seen"),
         gpu_pct=tuple(card.sm_pct for card in cards),

@@ -170,7 +170,7 @@ class DeviceTimes:
     host_ns: int
 
 
-NO_SETTINGS = Missing("the hook has not told its settings yet")
+NO_SETTINGS = Missing("the hook has not written its settings yet")
 NO_DEVICE = Missing("the hook has measured no step on a CUDA device")
 TOO_LONG = Missing("steps of more than some 30 parts (accumulation) are not timed on the device")
 
@@ -414,5 +414,5 @@ def join_paces(hooks: Known[Sequence[HookSample]]) -> Known[StepPace]:
     rates = [one.samples_hz for one in paces if is_known(one.samples_hz)]
     total: Known[float] = sum(rates) if len(rates) == len(paces) else first.samples_hz
     if len(rates) < len(paces) and is_known(total):
-        total = Missing("not every rank tells its samples")
+        total = Missing("not every rank counts its samples")
     return replace(first, samples_hz=total, ranks=len(paces))

@@ -225,7 +225,7 @@ def check_written(path: str, contents: Contents) -> None:
     verb = "is" if len(contents.files) == 1 else "are"
     there = f"{count_of(len(contents.files), 'file')} of it {verb} there"
     there = there if contents.files else "nothing of it is there"
-    raise UsageError(f"{path}: no whole bundle: {reason}; {there}", "--out with a place that has room")
+    raise UsageError(f"{path}: no whole bundle: {reason}; {there}", "--out with a place that has space")
 
 
 def say_result(path: str, contents: Contents) -> list[str]:

@@ -67,7 +67,7 @@ def _write_rank(rank: RankCapture) -> str:
         why = f": {rank.reason}" if rank.reason else ""
         return f"  {who}: {rank.state.value}{why}"
     stood = (
-        f"the loop stood still for {rank.paused_ms:.0f} ms"
+        f"the loop paused for {rank.paused_ms:.0f} ms"
         if is_known(rank.paused_ms)
         else "the loop went on meanwhile"
     )

@@ -40,7 +40,7 @@ def write_checkup(checkup: Checkup) -> list[str]:
     if not checkup.jobs:
         lines += [
             "",
-            *lay_paragraph("jobs", "none of this user's is running; the machine alone was looked at"),
+            *lay_paragraph("jobs", "none of this user's is running; only the machine was checked"),
         ]
     lines += ["", *_write_checks("machine", checkup.machine), "", LEGEND]
     return lines

@@ -149,7 +149,7 @@ def analyze_trace(
     unsaid = Missing("the trace does not say it")
     file = TraceFile(
         path=trace.path,
-        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name tells the rank"),
+        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
         world_size=about.world_size if about.world_size > 0 else unsaid,
         backend=clean_name(about.backend, 80) or unsaid,
         host=clean_name(trace.header.host or "", 80) or unsaid,

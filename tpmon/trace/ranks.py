@@ -28,7 +28,7 @@ SAME_END_NS = 100_000
 """The same where the begins are close: clocks of the cards of one machine differ by some microseconds."""
 _ALONE = Missing("one rank alone does not tell waiting from moving data")
 _UNMATCHED = Missing("no collective is in the traces of all its ranks")
-_GROUPLESS = Missing("nothing tells of which group its collectives are")
+_GROUPLESS = Missing("the group of its collectives is not known")
 _SILENT = Missing("its trace has no collectives")
 _TWICE = Missing("several traces of one rank: they are of different times")
 _MOST_RANKS = 1_000_000
@@ -283,7 +283,7 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
         least = "waits least" if alone else "waits least of a group"
         summary += f"; rank {one} {least}, the others for it: up to {spread:.1f} ms"
     if groupless:
-        summary += f"; {groupless} left out: nothing tells of which group they are"
+        summary += f"; {groupless} left out: their group is not known"
     if talking and len(talking) < len(parts):
         summary += f"; {len(parts) - len(talking)} without any collective left out"
     if transfers := sum(part.transfers for part in parts):

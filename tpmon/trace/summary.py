@@ -47,7 +47,7 @@ def summarize_trace(trace: Trace) -> TraceSummary:
     on_host = trace.host.category != Category.GPU_ANNOTATION
     return TraceSummary(
         path=trace.path,
-        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name tells the rank"),
+        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
         world_size=about.world_size if about.world_size > 0 else Missing("the trace does not say it"),
         events=sum(trace.phases.values()),
         steps=len(steps.names) if steps.marked else 0,

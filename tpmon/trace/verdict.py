@@ -186,7 +186,7 @@ def judge_host(
         return compiling
     if proof := find_proof(trace):
         remedy = TRY_WHOLE if trace.lost.broken_off else TRY_DEVICE
-        return _undecided(f"the work of a device was not recorded, though {proof} tells of some", remedy)
+        return _undecided(f"the work of a device was not recorded, though {proof} shows some", remedy)
     shares = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
     total = sum(shares.values()) + host.compute
     if total <= 0:

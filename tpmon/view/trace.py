@@ -562,5 +562,5 @@ def find_frame(frame: str) -> Known[CodePlace]:
     """Return the line of code that a frame of a stack names."""
     found = _FRAME.match(frame)
     if found is None:
-        return Missing(f"no file is told of {frame}")
+        return Missing(f"no file is known of {frame}")
     return CodePlace(found[3], found[1], int(found[2]))

@@ -221,7 +221,7 @@ def test_rank_rows_come_by_rank_with_the_card_that_lists_them():
     both_open = tuple(make_gpu(i, pids=(10, 20), pids_are_visible_only=True) for i in (2, 3))
     assert make_rank_rows(rows, one_open)[1].gpu == 7
     assert [row.gpu for row in make_rank_rows(rows, both_open)[:2]] == [
-        Missing("it holds several cards; which one it uses is not told")
+        Missing("it holds several cards; which one it uses is not known")
     ] * 2
     assert (ranks[1].where, ranks[1].where_unchanged_s) == ("sleep", 9.0)
     assert not is_known(ranks[0].step)

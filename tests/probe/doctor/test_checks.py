@@ -33,7 +33,7 @@ from tpmon.probe.proc.access import (
 )
 
 NO_YAMA = Missing("this kernel has no Yama")
-BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may look"
+BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may read"
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
             "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
         ),
         (1, own(0), DENIED, BY_ANCESTORS, ""),
-        (1, own(0, around=Around.UNKNOWN), DENIED, "may look", f"{LIFT_YAMA}  # on the host, as root"),
-        (1, own(around=Around.LXC), DENIED, "may look", "sudo tpmon attach 7"),
-        (1, own(around=Around.WSL), DENIED, "may look", f"sudo {LIFT_YAMA}"),
+        (1, own(0, around=Around.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(around=Around.LXC), DENIED, "may read", "sudo tpmon attach 7"),
+        (1, own(around=Around.WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
         (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
         (
             2,
@@ -66,7 +66,7 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
             "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
         (2, own(0, 19), ALLOWED, "and tpmon has", ""),
-        (3, own(0, 19), DENIED, "until the machine starts anew", ""),
+        (3, own(0, 19), DENIED, "until the next start of the machine", ""),
     ],
 )
 def test_what_yama_allows(scope, who, access, why, fix):

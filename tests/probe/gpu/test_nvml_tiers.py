@@ -173,7 +173,7 @@ def test_gpm_wants_two_samples_and_no_gap() -> None:
     assert is_known(gpm)
     assert (gpm.sm_active_pct, gpm.nvlink_tx_bytes_s) == (91.0, 3 * (1 << 20))
     clock.step(5.5)
-    assert reader.read().fast.gpm == Missing("GPM sampled anew after a gap")
+    assert reader.read().fast.gpm == Missing("GPM sampled again after a gap")
     clock.step(1)
     assert is_known(reader.read().fast.gpm)
 

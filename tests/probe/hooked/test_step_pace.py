@@ -210,7 +210,7 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank() -> None:
     job = told(join_paces((second, first)))
     assert (job.pid, job.rate_hz, job.samples_hz, job.ranks) == (4211, 4.0, 256.0, 2)
     blind = make_hook(4212, rank=1, pace=make_pace(4212, rank=1, samples_hz=Missing("no")))
-    assert told(join_paces((first, blind))).samples_hz == Missing("not every rank tells its samples")
+    assert told(join_paces((first, blind))).samples_hz == Missing("not every rank counts its samples")
     assert join_paces(Missing("none")) == Missing("none")
 
 

@@ -113,7 +113,7 @@ def test_ends_are_seen_by_a_python_without_pidfd_open(
         membership.close()
     assert departure.member.identity.pid == worker
     if kernel == "is older":
-        assert departure.wait_status == Missing("it was reaped before tpmon could look")
+        assert departure.wait_status == Missing("it was reaped before tpmon could read it")
     elif is_known(departure.wait_status):
         assert describe_end(departure.wait_status) == "exit 3"
 
@@ -123,7 +123,7 @@ def test_the_end_of_an_unwatched_process_is_not_made_up() -> None:
         stat = read_stat(one.pid)
         one.kill()
         identity = Identity(one.pid, stat.start_ticks)
-        assert read_wait_status(identity, -1) == Missing("it was reaped before tpmon could look")
+        assert read_wait_status(identity, -1) == Missing("it was reaped before tpmon could read it")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_depths_ages_and_pending_work_of_a_real_loader():
         rank, probe = rank_of(process, truth), LoaderProbe()
         probe.watch((rank,), 0)
         (sample,) = probe.latest()
-        assert sample.ready_batches == Missing("not looked at yet")
+        assert sample.ready_batches == Missing("not read yet")
         probe.look(SECOND)
         (sample,) = probe.latest()
         assert sample.ready_bytes == 0
@@ -261,7 +261,7 @@ def test_a_rank_without_workers_or_without_access_says_so():
     (sample,) = probe.latest()
     assert sample.ready_bytes == Missing("no such file or directory")
     assert sample.queues[0].pending_bytes == sample.ready_bytes
-    assert sample.empty_ratio == Missing("not looked at yet")
+    assert sample.empty_ratio == Missing("not read yet")
 
 
 def test_the_thread_looks_by_itself_and_ends():

@@ -68,7 +68,7 @@ def test_a_tracer_is_named_with_its_command_and_no_secret_of_it(tmp_path: Path):
 
 def test_a_process_that_nobody_here_traces_says_so():
     own = os.getpid()
-    assert read_tracer(own, own) == Missing("its tracer is in another container: its PID is not told here")
+    assert read_tracer(own, own) == Missing("its tracer is in another container: its PID is not visible here")
     gone = read_tracer(own, 0)
     assert isinstance(gone, Missing)
     assert "No such file" in gone.reason

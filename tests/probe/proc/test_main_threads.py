@@ -167,7 +167,7 @@ spin()
 def test_counts_are_those_since_the_last_time_and_the_dead_are_left_out():
     with child("say('up'); time.sleep(60)") as one, child("say('up'); time.sleep(60)") as two:
         probe = MainThreadProbe(machine=X86)
-        assert probe.take() == Missing("no rank to look at yet")
+        assert probe.take() == Missing("no rank to sample yet")
         probe.watch([(identity(one.pid), 0), (identity(two.pid), 1)])
         assert not is_known(probe.take())
         for _ in range(3):

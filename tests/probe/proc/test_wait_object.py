@@ -27,7 +27,7 @@ from tpmon.probe.proc.wait_object import Waiter, parse_mount, parse_mount_id, pa
 from tpmon.probe.proc.wchan import Syscall
 from tpmon.probe.spy.dump_threads import read_threads
 
-HIDDEN = Missing("not every process of this machine could be looked through")
+HIDDEN = Missing("not every process of this machine could be searched")
 """Only root can say that nobody has the other end."""
 
 

@@ -114,7 +114,7 @@ def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(mon
         long.kill()
     assert busy is not None
     assert busy.kind is ErrorKind.BUSY
-    assert re.search(r"looks at it for (59 s|1m00s) more: try again", busy.reason)
+    assert re.search(r"reads it for (59 s|1m00s) more: try again", busy.reason)
 
 
 def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():

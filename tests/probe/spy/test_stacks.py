@@ -262,7 +262,10 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             AccessStanding(2, 1000, 1000, False, caller=INSIDE),
             "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
-        (AccessStanding(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew"),
+        (
+            AccessStanding(3, 0, 1000, True),
+            ": ptrace_scope 3: nobody may read until the next start of the machine",
+        ),
         (AccessStanding(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
         (
             AccessStanding(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),

@@ -36,7 +36,7 @@ async def _(s):
     await s.press("t")
     assert s.asked[1:] == [CaptureAnswer(CaptureStage.PLANNED, goes=True)]
     await s.send_result(capture_views.priced())
-    assert "5 steps: the loop stands still for about 31 ms, takes about 9.4 MiB of memory" in s.text
+    assert "5 steps: the loop pauses for about 31 ms, takes about 9.4 MiB of memory" in s.text
     assert "t or Enter records them at this price" in s.text
     assert "not known yet" not in s.text
     await s.press("j", "3", "8", "enter")
@@ -44,7 +44,7 @@ async def _(s):
     await s.press("escape", "8", "enter")
     assert s.asked[2:] == [CaptureAnswer(CaptureStage.PRICED, goes=True)]
     await s.send_result(capture_views.dear())
-    assert "the loop would stand still for about 13.0 s, more than 2.0 s" in s.text
+    assert "the loop would pause for about 13.0 s, more than 2.0 s" in s.text
     assert "t or Enter records them all the same; esc leaves, nothing is recorded" in s.text
     await s.press("t")
     assert s.asked[3:] == [CaptureAnswer(CaptureStage.DEAR, goes=True)]

@@ -102,9 +102,9 @@ def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay():
 def test_a_refused_dump_says_why():
     async def check(s):
         await s.press("d")
-        refused = dump_views.make_update(running=False, refused="no process to look at")
+        refused = dump_views.make_update(running=False, refused="no process to read")
         await s.send_result(refused)
-        assert "! no process to look at" in s.text
+        assert "! no process to read" in s.text
         assert is_known(s.view.dump)
 
     drive(check)

@@ -42,7 +42,7 @@ DUMPS = (
     dump_views.denied(),
     dump_views.torn(),
     dump_views.one_worker(),
-    dump_views.make_update(refused="no process to look at"),
+    dump_views.make_update(refused="no process to read"),
 )
 SAMPLES = (sample_views.running(), sample_views.ended(), sample_views.denied(), sample_views.refused())
 NUMBERS = st.floats(0, 1e15) | st.sampled_from([0.0, 0.5, 99.96, 1e4])

@@ -116,7 +116,7 @@ class CaptureStage(str, Enum):
     PRICED = "priced"
     """Waits for a yes again: one step was profiled, and its price is known."""
     DEAR = "dear"
-    """Waits for a yes once more: the loop would stand still for longer than ``DEAR_MS``."""
+    """Waits for a yes once more: the loop would pause for longer than ``DEAR_MS``."""
     RECORDING = "recording"
     ENDED = "ended"
 

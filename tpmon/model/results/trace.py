@@ -164,7 +164,7 @@ class CardUse:
     """Hold how busy one device was in the window of the steps.
 
     Utilisation counts kernels alone; ``busy_pct`` counts copies too. Occupancy is the mean by time of its
-    kernels: as reported, and computed anew, since what is reported is 0 above 48 KiB of shared memory.
+    kernels: as reported, and recomputed, since what is reported is 0 above 48 KiB of shared memory.
     """
 
     device: int

@@ -13,7 +13,7 @@ from tpmon.model.units import format_seconds
 
 WORTH_SAYING_PCT = 5
 """Less of a core than this is noise in a look of some seconds."""
-ONCE_HINT = " (seen once: --rounds 3 tells whether it moves)"
+ONCE_HINT = " (seen once: --rounds 3 shows whether it moves)"
 """How the command line says that one look tells no motion; a screen has a key for it."""
 
 TO_FILES = "--output=dump-%N-%t.json tpmon dump --job --json"

@@ -19,7 +19,7 @@ from tpmon.probe.proc.memory import AnonMemory, Pss
 
 POOL_THREADS = 2
 """A process is a thread pool from two busy threads on; single-threaded loader workers are none."""
-_SEVERAL_CARDS = Missing("it holds several cards; which one it uses is not told")
+_SEVERAL_CARDS = Missing("it holds several cards; which one it uses is not known")
 
 
 def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSample:

@@ -134,7 +134,7 @@ def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:
         if environment.get("STY"):
             why = "GNU screen passes nothing on to the clipboard; what is copied is printed on exit"
             return make_check("clipboard", Access.DENIED, why)
-        why = "no terminal tells whether it takes OSC 52; what is copied is printed on exit, too"
+        why = "no terminal reports whether it takes OSC 52; what is copied is printed on exit, too"
         return make_check("clipboard", Access.UNKNOWN, why)
     if isinstance(tmux, Missing):
         return make_check("clipboard", Access.UNKNOWN, f"tmux: {tmux.reason}")

@@ -100,10 +100,10 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
         )
     words = f"kernel.yama.ptrace_scope is {scope}"
     if scope >= 3:
-        why = f"{words}: nobody may look into a process until the machine starts anew"
+        why = f"{words}: nobody may read a process until the next start of the machine"
         return make_check("yama", Access.DENIED, why)
     if scope <= 0:
-        return make_check("yama", Access.ALLOWED, f"{words}: the same user may look")
+        return make_check("yama", Access.ALLOWED, f"{words}: the same user may read")
     if own.capable:
         return make_check("yama", Access.ALLOWED, f"{words}, and tpmon has CAP_SYS_PTRACE")
     # A run may open itself: scope 1 asks for it (tpmon.hook.installation), the stricter ones do not.
@@ -117,7 +117,7 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
         more = f"; or there: {others}; at the next start of the container, as root in it: {ADD_CAPABILITY}"
     elif own.caller.root_may and own.caller.uid and is_known(spy):
         more = f"; for py-spy alone: sudo setcap cap_sys_ptrace+ep {shlex.quote(spy)}"
-    return make_check("yama", Access.DENIED, f"{words}: {who} may look{more}", fix)
+    return make_check("yama", Access.DENIED, f"{words}: {who} may read{more}", fix)
 
 
 def judge_capability(own: Own, whom: str) -> Check:

@@ -51,14 +51,12 @@ _FAILURES = {
     9: point_to("the NVIDIA driver is not loaded", "nvml"),
     12: point_to(f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)", "nvml"),
     18: point_to("the NVIDIA driver was replaced while in use (library and kernel module differ)", "nvml"),
-    999: point_to(
-        "NVML fails with an unknown error (in a container: it lost its cards, start it anew)", "nvml"
-    ),
+    999: point_to("NVML fails with an unknown error (in a container: it lost its cards, restart it)", "nvml"),
 }
 
 
 _LIBRARY_MISSING = point_to("libnvidia-ml.so.1 not found, though the kernel has a driver", "nvml")
-_NOT_LOOKED = Missing("drivers not looked for")
+_NOT_LOOKED = Missing("drivers not searched")
 _NOT_LISTED = "NVML does not list it: it is lost, or of another container or Slurm step"
 
 

@@ -66,7 +66,7 @@ class GpmSampler:
         self._samples.reverse()
         first, self._old_ns = self._old_ns == 0, now_ns
         if first or span_s > MAX_SPAN_S:
-            return Missing("first GPM sample" if first else "GPM sampled anew after a gap")
+            return Missing("first GPM sample" if first else "GPM sampled again after a gap")
         return self._difference()
 
     def close(self) -> None:

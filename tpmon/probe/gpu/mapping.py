@@ -116,7 +116,7 @@ class DeviceFiles:
         self._job: Mapping[int, int] = {}
         self._scans: dict[tuple[int, int], tuple[float, Known[tuple[int, ...]]]] = {}
         self._driver_checked_s = float("-inf")
-        self.has_driver: Known[bool] = Missing("drivers not looked for yet")
+        self.has_driver: Known[bool] = Missing("drivers not searched yet")
         """Whether a card could be used here at all."""
 
     def watch(self, job: Mapping[int, int]) -> None:

@@ -80,7 +80,7 @@ def rate_between(old: CardLine, new: CardLine, counter: Counter) -> Known[float]
     moved = difference(old.fast.counters.values[counter], new.fast.counters.values[counter])
     seconds = counted_s(old, new, counter)
     if is_known(moved) and not 0 < seconds <= MAX_SPAN_S:
-        return Missing("first reading after a gap" if seconds > 0 else "the driver has not read it anew")
+        return Missing("first reading after a gap" if seconds > 0 else "the driver has not read it again")
     return map_known(lambda units: units / seconds, moved)
 
 
@@ -99,7 +99,7 @@ def _energy_power(window: Sequence[CardLine]) -> Known[float]:
     told = [line.fast.counters.values[Counter.ENERGY] for line in window]
     moves = [n for n in range(1, len(told)) if is_known(told[n - 1]) and told[n - 1] != told[n]]
     if not moves or span_s(window[moves[-1]], window[-1]) > SLOW_COUNTER_S:
-        return Missing("the energy counter stands still")
+        return Missing("the energy counter does not move")
     first = moves[-1] - 1 if len(moves) == len(told) - 1 else moves[0]
     return map_known(lambda mj_s: mj_s / 1000, rate_between(window[first], window[moves[-1]], Counter.ENERGY))
 

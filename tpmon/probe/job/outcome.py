@@ -75,7 +75,7 @@ def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[
     except OSError:
         pass  # reaped: the pidfd knows
     if pidfd < 0:
-        return Missing("it was reaped before tpmon could look")
+        return Missing("it was reaped before tpmon could read it")
     info = bytearray(_PIDFD_INFO_SIZE)
     struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
     try:

@@ -106,7 +106,7 @@ def find_only_job(proc: str = PROC) -> Job:
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
         raise UsageError(
             f"this user runs {len(jobs)} training jobs here: {names}{more}",
-            "tpmon ps tells them apart; then a PID in place of --job",
+            "tpmon ps lists them; then a PID in place of --job",
         )
     if unanswered:
         named = ", ".join(map(str, unanswered[:_MOST_NAMED]))

@@ -35,7 +35,7 @@ INDEX_LOOKS = 24
 workers are at most 3 s old; data queues, from which "empty" is told, are read at every look."""
 MESSAGE_EVERY_NS = 5_000_000_000
 """How often the size of a batch is read again: it takes twice as long as a look, and seldom changes."""
-_WAITING = Missing("not looked at yet")
+_WAITING = Missing("not read yet")
 
 
 @dataclass(frozen=True, slots=True)

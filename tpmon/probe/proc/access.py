@@ -246,7 +246,7 @@ def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
         owner = os.stat(f"{proc}/{pid}/environ").st_uid
     except (OSError, ValueError, KeyError):
         return Missing("the process is hidden")
-    return owner == uid if uid else Missing("of a process of root it cannot be told")
+    return owner == uid if uid else Missing("not known for a process of root")
 
 
 def may_root_trace(status: bytes) -> bool:
@@ -318,7 +318,7 @@ def judge_refusal(standing: AccessStanding, pid: int) -> Refused:
     capable = call_with_capability(caller, attach)
     root = "root without CAP_SYS_PTRACE, and " if standing.own_uid == 0 else ""
     if scope >= 3:
-        return Refused("ptrace_scope 3: nobody may look until the machine starts anew", "")
+        return Refused("ptrace_scope 3: nobody may read until the next start of the machine", "")
     if not standing.call_works:
         why = "a filter of system calls (seccomp) or a sandbox forbids it"
         return Refused(why, start_with(caller, ADD_CAPABILITY))
@@ -390,7 +390,7 @@ def judge_file(standing: AccessStanding, path: str, pid: int) -> Refused:
 
 _COMMAND_CHARS = 160
 _READ_BYTES = 4096
-_ELSEWHERE = Missing("its tracer is in another container: its PID is not told here")
+_ELSEWHERE = Missing("its tracer is in another container: its PID is not visible here")
 
 
 def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:

@@ -35,12 +35,14 @@ MOST_RANKS = 16
 _FILES = ("stat", "wchan", "syscall")
 _GOLDEN = 0.618033988749895
 _MACHINE = os.uname().machine
-_NO_RANK = Missing("no rank to look at yet")
-_NOT_LOOKED = Missing("main threads are not looked at yet")
+_NO_RANK = Missing("no rank to sample yet")
+_NOT_LOOKED = Missing("main threads are not sampled yet")
 _NOT_PERMITTED = Missing(
-    point_to("a wait for a batch cannot be told from another: system calls may not be read", "syscall")
+    point_to(
+        "a wait for a batch cannot be distinguished from another: system calls may not be read", "syscall"
+    )
 )
-_NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be told from another poll")
+_NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be distinguished from another poll")
 
 
 class MainThreadDoing(Enum):
@@ -249,7 +251,7 @@ class MainThreadProbe:
                 time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
         except Exception as error:  # noqa: BLE001  # shown as the reason
             with self._lock:
-                self._off = Missing(f"looks at main threads failed: {name_failure(error)}")
+                self._off = Missing(f"sampling main threads failed: {name_failure(error)}")
         for thread in self._threads.values():
             thread.close()
 

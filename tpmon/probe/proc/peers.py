@@ -210,7 +210,7 @@ class OtherEnds:
                     self._incomplete |= cut or len(those) > MOST_PROCESSES
                 pids = self._pick(self._of_all, wanted, mode, but)
                 if not pids and self._incomplete:
-                    return Missing("not every process of this machine could be looked through")
+                    return Missing("not every process of this machine could be searched")
         return tuple(OtherEnd(pid, NOT_APPLICABLE, self.name(pid)) for pid in pids[:MOST_ENDS])
 
     @staticmethod

@@ -284,7 +284,7 @@ def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) ->
     words = [*named, others_word] if rest and named else named or [f"{more}{rest} descriptors"]
     known: Applicable[tuple[OtherEnd, ...]] = tuple(met[:MOST_ENDS]) if met else NOT_APPLICABLE
     if not met and not complete:
-        known = Missing("not every other end could be looked for")
+        known = Missing("not every other end could be searched")
     return _make_target(
         waiter, NOT_APPLICABLE, WaitKind.SEVERAL, " and ".join(words), fds=fds[:MOST_WATCHED], others=known
     )
@@ -307,7 +307,7 @@ def _target_of_path(waiter: Waiter, path: str) -> WaitTarget:
 def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
     """Name the process that is waited for; where its number here is not told, by the container's."""
     here = translate_child(waiter.pid, child, waiter.proc)
-    others: Applicable[tuple[OtherEnd, ...]] = Missing("which process of this machine it is, is not told")
+    others: Applicable[tuple[OtherEnd, ...]] = Missing("which process of this machine it is, is not known")
     name = f"process {child} of its container"
     if here is not None:
         others, name = (OtherEnd(here, NOT_APPLICABLE, ends.name(here)),), f"process {here}"

@@ -55,7 +55,7 @@ def pick_door(listeners: Sequence[ListeningSocket]) -> Known[Door]:
     if len(fitting) == 1:
         return Door(fitting[0].port)
     if any(one.is_everywhere for one in listeners):
-        return Missing("which of its sockets is its debug server's cannot be told: none is asked")
+        return Missing("which of its sockets is its debug server's is not known: none is asked")
     return Missing("its debug server listens on no address of this host")
 
 

@@ -113,7 +113,7 @@ _LAST_NS = 1 << 62
 _LIMITS = Limits(file_bytes=64 << 20, values=4_000_000)
 _MOST_SIZES, _MOST_DIMENSIONS, _MOST_RANKS = 16, 16, 16_384
 _NO_RANKS = Missing("the record does not name its members")
-_NO_TIMEOUT = Missing("the record tells no timeout")
+_NO_TIMEOUT = Missing("the record has no timeout")
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen ")
 
 

@@ -21,7 +21,7 @@ from tpmon.probe.job.job import Member
 from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
 
 ALREADY = "a dump is being read already"
-NOBODY = "no process to look at"
+NOBODY = "no process to read"
 EARLIER_S = 600.0
 """A look that is older tells of another part of the run."""
 APART_S = 1.0

@@ -222,7 +222,7 @@ def find_obstacle(
         if time.monotonic() >= end_s:
             first, left_s = hindering[0], hindering[0].left_s()
             more = f" for {format_seconds(left_s)} more" if left_s else ""
-            return Failure(ErrorKind.BUSY, f"another py-spy ({first.pid}) looks at it{more}: try again")
+            return Failure(ErrorKind.BUSY, f"another py-spy ({first.pid}) reads it{more}: try again")
         time.sleep(_LOOK_AGAIN_S)
     return None
 

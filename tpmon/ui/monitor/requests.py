@@ -205,13 +205,13 @@ def say_dump_price(view: ViewState) -> str:
     if price is Price.STOP:
         who = count_of(len(list_stoppable(view)), "process", "processes")
         return (
-            f"! R again reads {who} with a stop: each stands still for it, mostly for less than 5 ms. "
+            f"! R again reads {who} with a stop: each pauses for it, mostly for less than 5 ms. "
             "Any other key: no stop."
         )
     who = count_of(_count_shown(view), "process", "processes")
     if price is Price.NATIVE:
         return (
-            f"! N again reads the C frames of {who} with a stop: a loader worker stands still for 0.03 to "
+            f"! N again reads the C frames of {who} with a stop: a loader worker pauses for 0.03 to "
             "0.1 s, a rank for up to 1 s; py-spy takes 0.1 to 1 s of CPU and up to 0.6 GB for each, two at a "
             "time. D, then N, takes one process. Any other key: no stop."
         )

@@ -19,7 +19,7 @@ from tpmon.view.trace import name_rank, name_verdict
 TRACE_TABS: tuple[Tab, ...] = tuple(tab for tab in Tab if tab is not Tab.AGAINST)
 _WORDS = (
     ("self", "without the operators right inside of it", "without what is inside"),
-    ("occ.", "est. achieved occupancy as kineto wrote it; recomp.: computed anew", "occupancy as written"),
+    ("occ.", "est. achieved occupancy as kineto wrote it; recomp.: recomputed", "occupancy as written"),
     ("est. SM", "est. SM efficiency: blocks per SM of what runs, at most 1", "blocks per SM, at most 1"),
     ("n/a", "the trace does not hold what this needs", "not in the trace"),
 )

@@ -138,7 +138,7 @@ def _reading_pairs(view: ViewState, frame: Frame) -> Pairs:
         else:
             told = f"? {age.reason}"
         pairs.append((group, told))
-    pairs.append(("ranks told from", frame.target.rank_source))
+    pairs.append(("ranks known from", frame.target.rank_source))
     if isinstance(frame.steps, Missing):
         pairs.append(("steps", f"? {frame.steps.reason}"))
     return pairs

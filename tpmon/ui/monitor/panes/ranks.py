@@ -289,7 +289,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     if unread:
         details.append(Item(3, f"where ? {unread}", Ink.DIM))
     if frame.target.rank_source not in _USUAL_SOURCES:
-        details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
+        details.append(Item(4, f"known from {frame.target.rank_source}", Ink.DIM))
     named = name_ranks(frame)
     title = f"{Pane.RANKS.value} ranks: {named}" if named else f"{Pane.RANKS.value} ranks"
     lines = [paint_rule(title, details, size.width, focused=focused)]

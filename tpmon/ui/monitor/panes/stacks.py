@@ -249,7 +249,7 @@ def _summary_of(view: ViewState) -> str:
     state, dump = view.dump.state, view.dump.dump
     if is_partial(state):
         return ""
-    hint = " (seen once: m tells whether it moves)"
+    hint = " (seen once: m shows whether it moves)"
     summary = dump.summary.replace(ONCE_HINT, hint if not state.running else "")
     for error in dump.errors:  # told below, with what to do about it
         summary = summary.replace(f" ({error.reason})", "")
