@@ -98,7 +98,7 @@ async def _(s):
     await s.send_result(capture_views.priced())
     await s.press("+")
     assert s.asked[4:] == [CaptureChoice(steps=10)]
-    assert "stands still for about 31 ms" not in s.text, "that was the price of 5"
+    assert "pauses for about 31 ms" not in s.text, "that was the price of 5"
     await s.send_result(capture_views.recording())
     await s.press("+")
     assert (len(s.asked), s.intervals) == (5, [2.0]), "it records: the pace again"
