@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
-from tpmon.judge.advice.choose import REMEDIES_FOR
+from tpmon.judge.advice.entry import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import Standing
@@ -118,7 +118,7 @@ def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames: list[Frame]) 
         if not isinstance(answer, Suspicion):
             assert answer.text
             continue
-        assert (answer.kind, answer.cause) in REMEDIES_FOR
+        assert (answer.kind, answer.cause) in EXPLANATIONS
         assert answer.summary
         assert answer.sources
         assert 0 <= answer.weight <= 1
