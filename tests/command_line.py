@@ -7,11 +7,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tpmon.commands.command import read_options
+from tpmon.config import resolve
+
+Wanted = TypeVar("Wanted")
 
 SECONDS = 120.0
 """Longest wait for anything; nothing waits it out."""
 TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
+
+
+def read(wanted: type[Wanted], environment: Any = (), tables: Any = (), **flags: Any) -> Wanted:
+    """Read the options of a command; in the name of a flag "__" stands for a dot and "_" for a dash."""
+    keys = {name.replace("__", ".").replace("_", "-"): value for name, value in flags.items()}
+    return read_options(wanted, flags | keys, resolve(keys, dict(environment), "config", dict(tables)))
 
 
 def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

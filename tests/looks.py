@@ -33,6 +33,7 @@ class Look:
         self._rounds = rounds
         self._records = records
         self.stopped = False
+        self.failed = ""
 
     def start(self) -> None:
         pass

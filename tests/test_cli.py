@@ -23,27 +23,12 @@ from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results.doctor import JobList
-from tpmon.settings import (
-    BELL_SETTING,
-    BUNDLE_SETTINGS,
-    CHECK_SETTING,
-    DEMO_SETTINGS,
-    DIAGNOSE_SETTINGS,
-    DUMP_FORMAT_SETTING,
-    DUMP_SETTINGS,
-    JOB_SETTING,
-    LOOK_SETTINGS,
-    OUTPUT_SETTINGS,
-    READONLY_SETTING,
-    SAMPLE_SETTINGS,
-    STACKS_SETTING,
-    WATCH_SETTINGS,
-)
+from tpmon.settings import BY_KEY
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
-STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
-TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
+TEXT = "json ascii"
+WATCH = f"{TEXT} interval no-stacks readonly hang-after"
 OWN_FLAGS = {
     "sample": {"--rank", "--all", "--out"},
     "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe", "--tree"},
@@ -51,7 +36,6 @@ OWN_FLAGS = {
     "bundle": {"--out", "--tar"},
 }
 """Flags that belong to one call and are no settings."""
-PLACE_SETTINGS = [setting for setting in OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +70,25 @@ def test_help_names_each_command_and_each_exit_code():
 
 
 @pytest.mark.parametrize(
-    ("command", "settings"),
+    ("command", "keys"),
     [
-        ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
-        ("attach", [*OUTPUT_SETTINGS, *STACK_SETTINGS, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
-        ("diagnose", [*LOOK_SETTINGS, *STACK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
-        ("dump", [*TEXT_SETTINGS, JOB_SETTING, READONLY_SETTING, *DUMP_SETTINGS]),
-        ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
-        ("sample", [*TEXT_SETTINGS, JOB_SETTING, STACKS_SETTING, *SAMPLE_SETTINGS]),
-        ("doctor", [*TEXT_SETTINGS, STACKS_SETTING]),
-        ("bundle", [*PLACE_SETTINGS, JOB_SETTING, STACKS_SETTING, *BUNDLE_SETTINGS]),
-        ("demo", [*OUTPUT_SETTINGS, *STACK_SETTINGS, *DEMO_SETTINGS]),
+        ("ps", "json"),
+        ("attach", f"{WATCH} once plain job check bell"),
+        ("diagnose", f"{WATCH} job diagnose.for diagnose.until diagnose.on-change"),
+        ("dump", f"{TEXT} job readonly dump.rounds dump.every dump.format"),
+        ("fold", f"{TEXT} dump.format"),
+        ("sample", f"{TEXT} job no-stacks sample.seconds sample.rate sample.only sample.format"),
+        ("doctor", f"{TEXT} no-stacks"),
+        ("bundle", "ascii interval job no-stacks bundle.seconds"),
+        ("demo", f"{WATCH} once plain demo.ranks demo.workers demo.bottleneck demo.seconds"),
     ],
 )
-def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: list):
+def test_help_of_a_command_names_its_flags_and_no_other(command: str, keys: str):
     done = call(command, "--help")
     assert done.returncode == 0
     flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
-    named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
+    named = {BY_KEY[key].flag.replace("--no-stacks", "--stacks") for key in keys.split()}
     assert ("--no-stacks" in flags) == ("--stacks" in flags)
     assert positive == named | {"--help", "--print-config", "--show"} | OWN_FLAGS.get(command, set())
 

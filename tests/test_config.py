@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tpmon import settings
+from tpmon.commands.attach import AttachOptions
+from tpmon.commands.command import read_options
 from tpmon.commands.demo import bottlenecks
-from tpmon.commands.diagnose import parse_command
+from tpmon.commands.diagnose import DiagnoseOptions, parse_command
 from tpmon.config import (
     SettingSource,
     config_path,
@@ -18,7 +20,6 @@ from tpmon.config import (
     locale_is_utf8,
     read_file,
     resolve,
-    settle,
 )
 from tpmon.errors import UsageError
 from tpmon.model.sample import CountedFunction
@@ -118,9 +119,9 @@ def test_the_closed_sets_are_what_the_rooms_below_know():
 
 def test_a_program_that_is_not_there_is_named_with_the_setting_that_asks_for_it():
     tables = {"diagnose": {"on-change": "no-such-program-anywhere x"}}
-    options = settle(resolve({}, {}, PATH, tables))
+    options = read_options(DiagnoseOptions, {"pid": "1"}, resolve({}, {}, PATH, tables))
     with pytest.raises(UsageError, match=f"^{PATH}: diagnose.on-change: no program 'no-such-program-any"):
-        parse_command(options.diagnose_on_change or "", options.diagnose_on_change_where)
+        parse_command(options.on_change or "", options.on_change_place)
 
 
 def test_a_near_miss_is_answered_with_the_name():
@@ -152,17 +153,16 @@ def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
 
 
 def test_of_json_and_plain_the_stronger_source_wins():
-    options = settle(resolve({"plain": True}, {"TPMON_JSON": "1"}, PATH, {}))
-    assert (options.json, options.plain) == (False, True)
-    options = settle(resolve({}, {"TPMON_JSON": "1"}, PATH, {"plain": True}))
-    assert (options.json, options.plain) == (True, False)
+    choices = resolve({"plain": True}, {"TPMON_JSON": "1"}, PATH, {})
+    assert (choices.read("json"), choices.read("plain")) == (False, True)
+    choices = resolve({}, {"TPMON_JSON": "1"}, PATH, {"plain": True})
+    assert (choices.read("json"), choices.read("plain")) == (True, False)
     with pytest.raises(UsageError, match="--json, --plain"):
-        settle(resolve({"plain": True, "json": True}, {}, PATH, {}))
+        resolve({"plain": True, "json": True}, {}, PATH, {})
 
 
 def test_a_flag_turns_off_what_the_file_turns_on():
-    options = settle(resolve({"once": False}, {}, PATH, {"once": True}))
-    assert not options.is_text
+    assert not resolve({"once": False}, {}, PATH, {"once": True})["once"].value
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_flag_turns_off_what_the_file_turns_on():
 )
 def test_the_locale_decides_about_ascii(environment, utf8):
     assert locale_is_utf8(environment) is utf8
-    assert settle(resolve({}, environment, PATH, {})).ascii_only is not utf8
-    assert settle(resolve({"ascii": False}, environment, PATH, {})).ascii_only is False
+    assert resolve({}, environment, PATH, {})["ascii"].value is not utf8
+    assert resolve({"ascii": False}, environment, PATH, {})["ascii"].value is False
 
 
 def test_the_file_is_found_by_xdg():
@@ -249,7 +249,7 @@ def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path: Path):
     copy = tmp_path / "config.toml"
     copy.write_text("\n".join(lines))
     again = resolve({}, {}, str(copy), read_file(str(copy)))
-    assert {k: c.value for k, c in again.items()} == {k: c.value for k, c in choices.items()}
+    assert {k: c.value for k, c in again.by_key.items()} == {k: c.value for k, c in choices.by_key.items()}
 
 
 def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
@@ -269,7 +269,7 @@ def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
 
 def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_source():
     def off(flags, environment, tables):
-        return settle(resolve(flags, environment, PATH, tables)).no_stacks
+        return resolve(flags, environment, PATH, tables)["no-stacks"].value
 
     assert not off({}, {}, {})
     assert off({"no-stacks": True}, {}, {})
@@ -279,11 +279,11 @@ def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_so
 
 
 def test_a_hang_may_be_given_a_time_but_not_less_than_two_looks_take():
-    def settled(flags):
-        return settle(resolve(flags, {}, PATH, {}))
+    def read(**flags):
+        return read_options(AttachOptions, {"pid": "1"}, resolve(flags, {}, PATH, {}))
 
-    assert (settled({}).hang_after_s, settled({}).readonly) == (None, False)
-    assert settled({"hang-after": "5m", "readonly": True}).hang_after_s == 300.0
-    assert settled({"readonly": True}).readonly
+    assert (read().hang_after_s, read().readonly) == (None, False)
+    assert read(**{"hang-after": "5m"}).hang_after_s == 300.0
+    assert read(readonly=True).readonly
     with pytest.raises(UsageError, match="10 or more"):
-        settled({"hang-after": "3s"})
+        read(**{"hang-after": "3s"})

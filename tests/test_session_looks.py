@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.command_line import read
 from tests.dumps import make_rank
 from tests.hanging import stand
 from tests.sessions import Source, dump_state
-from tpmon import cli
-from tpmon.config import resolve, settle
+from tpmon.commands.command import WatchOptions, open_session
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
@@ -56,7 +56,7 @@ def test_the_time_of_the_user_reaches_the_watch():
 
 @pytest.mark.parametrize(
     ("flags", "may_look"),
-    [({}, True), ({"readonly": True}, False), ({"no-stacks": True}, False), ({"hang-after": "2m"}, True)],
+    [({}, True), ({"readonly": True}, False), ({"no_stacks": True}, False), ({"hang_after": "2m"}, True)],
 )
 def test_readonly_and_no_stacks_take_the_looks_away(monkeypatch, flags, may_look):
     asked = {}
@@ -68,6 +68,6 @@ def test_readonly_and_no_stacks_take_the_looks_away(monkeypatch, flags, may_look
 
     monkeypatch.setattr("tpmon.session.Session", Wired)
     monkeypatch.setattr("tpmon.probe.collect.collector.Collector", lambda *_, **__: Still())
-    cli._open_session(None, settle(resolve(flags, {}, "", {})))
+    open_session(None, read(WatchOptions, **flags))
     assert (asked["may_look"], asked["glance"]) == (may_look, False)
-    assert asked["hang_after_s"] == (120.0 if "hang-after" in flags else None)
+    assert asked["hang_after_s"] == (120.0 if "hang_after" in flags else None)

@@ -14,9 +14,8 @@ from typing import Any
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.text.redaction import keep_random
 from tpmon.model.units import clean_text
-from tpmon.settings import CATALOGUE, DECIDED_LATER, SETTINGS, Value, check_value, parse_text
+from tpmon.settings import BY_KEY, CATALOGUE, SETTINGS, Value, check_value, parse_text
 
 
 class SettingSource(IntEnum):
@@ -40,7 +39,62 @@ class SettingChoice:
 _MOST_BYTES = 256 << 10
 _DEEPEST = 8
 """Tables in tables; what lies deeper is no setting."""
-_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Hold the choice for every setting, by its key."""
+
+    by_key: Mapping[str, SettingChoice]
+
+    def __getitem__(self, key: str) -> SettingChoice:
+        """Return what was chosen for a setting, also where another one takes its effect away."""
+        return self.by_key[key]
+
+    def read(self, key: str) -> Value | None:
+        """Return the value that holds: of json and plain that are on, the one from the stronger source.
+
+        Raises:
+            UsageError: where one source asks for both.
+        """
+        value = self.by_key[key].value
+        if key not in ("json", "plain"):
+            return value
+        json, plain = self.by_key["json"], self.by_key["plain"]
+        if json.value and plain.value:
+            if json.source == plain.source:
+                both = f"json and plain exclude each other ({json.where}, {plain.where})"
+                raise UsageError(both, "leave one of the two out")
+            return (json.source > plain.source) == (key == "json")
+        return value
+
+    def is_flag(self, key: str) -> bool:
+        """Tell whether a setting was typed."""
+        return self.by_key[key].source is SettingSource.FLAG
+
+    def name_place(self, key: str) -> str:
+        """Name what decided a setting: a flag, a variable, or the file and the key in it."""
+        choice = self.by_key[key]
+        return f"{choice.where}: {key}" if choice.source is SettingSource.FILE else choice.where
+
+    def pick_format(self, key: str) -> str:
+        """Return the form to write in: that of a setting, or JSON where a stronger source asks for it.
+
+        Raises:
+            UsageError: for another form beside json of the same source.
+        """
+        name, source = str(self.by_key[key].value), self.by_key[key].source
+        json_from = self.by_key["json"].source
+        if not self.read("json") or source > json_from:
+            return name
+        if source == json_from and name not in ("text", "json"):
+            place = {
+                SettingSource.FILE: "the configuration file",
+                SettingSource.ENVIRONMENT: "the environment",
+            }.get(source)
+            both = f"json and format {name}, both of {place}," if place else f"--json and --format {name}"
+            raise UsageError(f"{both} exclude each other", "leave one of the two out")
+        return "json"
 
 
 def config_path(environment: Mapping[str, str]) -> str:
@@ -100,7 +154,7 @@ def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _refuse_unknown(path: str, key: str) -> UsageError:
     import difflib  # noqa: PLC0415  # only when there is an error to explain
 
-    close = difflib.get_close_matches(key, list(_BY_KEY), 1)
+    close = difflib.get_close_matches(key, list(BY_KEY), 1)
     return UsageError(f"{path}: {key}: no such setting", f"write {close[0]}" if close else CATALOGUE)
 
 
@@ -129,12 +183,12 @@ def _kept(bad: list[str] | None) -> Iterator[None]:
 
 
 def resolve(
-    flags: Mapping[str, str | bool],
+    flags: Mapping[str, object],
     environment: Mapping[str, str],
     path: str,
     tables: Mapping[str, Any],
     bad: list[str] | None = None,
-) -> dict[str, SettingChoice]:
+) -> Choices:
     """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
 
     Where a list ``bad`` is given, what cannot be used is left out and named there.
@@ -147,9 +201,9 @@ def resolve(
         choices["ascii"] = SettingChoice(True, SettingSource.DEFAULT, "default: the locale is not UTF-8")
     for key, value in _flatten(tables).items():
         with _kept(bad):
-            if key not in _BY_KEY:
+            if key not in BY_KEY:
                 raise _refuse_unknown(path, key)
-            checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
+            checked = check_value(BY_KEY[key], value, f"{path}: {key}")
             choices[key] = SettingChoice(checked, SettingSource.FILE, path)
     for setting in SETTINGS:
         text = environment.get(setting.variable, "")
@@ -160,132 +214,12 @@ def resolve(
         given = flags.get(setting.key)
         if given is not None:
             with _kept(bad):
-                checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
+                checked = given if isinstance(given, bool) else parse_text(setting, str(given), setting.flag)
                 choices[setting.key] = SettingChoice(checked, SettingSource.FLAG, setting.flag)
-    if bad is not None:
-        with _kept(bad):
-            _settle_output(choices)
-    return choices
-
-
-def _settle_output(choices: Mapping[str, SettingChoice]) -> tuple[bool, bool]:
-    """Return (json, plain): of two that are on, the one from the stronger source."""
-    json, plain = choices["json"], choices["plain"]
-    if json.value and plain.value:
-        if json.source == plain.source:
-            raise UsageError(
-                f"json and plain exclude each other ({json.where}, {plain.where})", "leave one of the two out"
-            )
-        return json.source > plain.source, plain.source > json.source
-    return bool(json.value), bool(plain.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Hold the settled settings of one call, typed; None where another setting decides."""
-
-    interval_s: float
-    ascii_only: bool
-    once: bool
-    json: bool
-    plain: bool
-    no_stacks: bool
-    readonly: bool
-    hang_after_s: float | None
-    job: bool
-    check: bool
-    bell: bool
-    diagnose_for_s: float | None
-    diagnose_until: str | None
-    diagnose_on_change: str | None
-    diagnose_on_change_where: str
-    dump_rounds: int
-    dump_every_s: float
-    dump_format: str
-    sample_seconds: float
-    sample_rate: int
-    sample_only: str
-    sample_format: str
-    bundle_seconds: float
-    demo_ranks: int | None
-    demo_workers: int | None
-    demo_bottleneck: str
-    demo_seconds: float
-    json_from: SettingSource
-    dump_format_from: SettingSource
-    sample_format_from: SettingSource
-
-    @property
-    def is_text(self) -> bool:
-        """Tell whether text was asked for instead of the screen."""
-        return self.once or self.json or self.plain
-
-
-def _name_place(key: str, choices: Mapping[str, SettingChoice]) -> str:
-    """Name what decided a setting, as an error does: a flag, a variable, or the file and the key in it."""
-    choice = choices[key]
-    return f"{choice.where}: {key}" if choice.source is SettingSource.FILE else choice.where
-
-
-def settle(choices: Mapping[str, SettingChoice]) -> Options:
-    """Turn choices into options, and set what every output hides.
-
-    Raises:
-        UsageError: when one source asks for json and plain.
-    """
-    values: dict[str, Any] = {key: choice.value for key, choice in choices.items()}
-    json, plain = _settle_output(choices)
-    keep_random(values["show"])
-    return Options(
-        interval_s=values["interval"],
-        ascii_only=values["ascii"],
-        once=values["once"],
-        json=json,
-        plain=plain,
-        no_stacks=values["no-stacks"],
-        readonly=values["readonly"],
-        hang_after_s=values["hang-after"],
-        job=values["job"],
-        check=values["check"],
-        bell=values["bell"],
-        diagnose_for_s=values["diagnose.for"],
-        diagnose_until=values["diagnose.until"],
-        diagnose_on_change=values["diagnose.on-change"],
-        diagnose_on_change_where=_name_place("diagnose.on-change", choices),
-        dump_rounds=values["dump.rounds"],
-        dump_every_s=values["dump.every"],
-        dump_format=values["dump.format"],
-        sample_seconds=values["sample.seconds"],
-        sample_rate=values["sample.rate"],
-        sample_only=values["sample.only"],
-        sample_format=values["sample.format"],
-        bundle_seconds=values["bundle.seconds"],
-        demo_ranks=values["demo.ranks"],
-        demo_workers=values["demo.workers"],
-        demo_bottleneck=values["demo.bottleneck"],
-        demo_seconds=values["demo.seconds"],
-        json_from=choices["json"].source,
-        dump_format_from=choices["dump.format"].source,
-        sample_format_from=choices["sample.format"].source,
-    )
-
-
-def pick_format(options: Options, name: str, source: SettingSource) -> str:
-    """Return the form to write in: ``name`` from ``source``, or JSON where a stronger source asks for it.
-
-    Raises:
-        UsageError: for another form beside json of the same source.
-    """
-    if not options.json or source > options.json_from:
-        return name
-    if source == options.json_from and name not in ("text", "json"):
-        place = {
-            SettingSource.FILE: "the configuration file",
-            SettingSource.ENVIRONMENT: "the environment",
-        }.get(source)
-        both = f"json and format {name}, both of {place}," if place else f"--json and --format {name}"
-        raise UsageError(f"{both} exclude each other", "leave one of the two out")
-    return "json"
+    chosen = Choices(choices)
+    with _kept(bad):
+        chosen.read("json")
+    return chosen
 
 
 def _toml_value(value: Value) -> str:
@@ -299,7 +233,7 @@ def _toml_value(value: Value) -> str:
 
 
 def describe_config(
-    choices: Mapping[str, SettingChoice],
+    choices: Choices,
     environment: Mapping[str, str],
     path: str,
     bad: Sequence[str] = (),
@@ -316,7 +250,7 @@ def describe_config(
             table = head
             lines += ["", f"[{head}]"]
         choice = choices[setting.key]
-        if choice.value is DECIDED_LATER:
+        if choice.value is None:
             lines.append(f"# {name} is not set: {setting.help}")
             continue
         text = f"{name} = {_toml_value(choice.value)}"

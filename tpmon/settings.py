@@ -21,10 +21,6 @@ INTERVAL_HIGH_S = 10.0
 
 Value = Union[bool, int, float, str]
 
-DECIDED_LATER = None
-"""The default of a setting that is not there, or that another one decides: the ranks of the demo follow its
-bottleneck, the time of a diagnosis whether it waits for something."""
-
 
 class ValueKind(Enum):
     """Name what a setting holds."""
@@ -47,14 +43,20 @@ class Setting(NamedTuple):
     key: str
     kind: ValueKind
     default: Value | None
+    """None where it is not there, or where another one decides: the bottleneck of the demo its ranks."""
     help: str
     metavar: str = ""
     low: float = -math.inf
     high: float = math.inf
-    one_of: tuple[str, ...] = ()
-    """The closed set of names; empty where any will do."""
+    words: str = ""
+    """The closed set of names, with spaces between; "" where any will do."""
     refusal: str = ""
     """What is said of a name that is none of them."""
+
+    @property
+    def one_of(self) -> tuple[str, ...]:
+        """Return the closed set of names; none where any will do."""
+        return tuple(self.words.split())
 
     @property
     def variable(self) -> str:
@@ -67,106 +69,127 @@ class Setting(NamedTuple):
         return "--" + self.key.rpartition(".")[2]
 
 
-OUTPUT_SETTINGS = (
-    Setting(
-        "once", ValueKind.SWITCH, False, "read twice, one interval apart, print the second reading and end"
-    ),
-    Setting("json", ValueKind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
-    Setting("plain", ValueKind.SWITCH, False, "print a line when something changes, without box drawing"),
-    Setting("ascii", ValueKind.SWITCH, False, "draw with ASCII only (default: when the locale is not UTF-8)"),
-    Setting(
-        "interval",
-        ValueKind.NUMBER,
-        1.0,
-        f"seconds between readings, {INTERVAL_LOW_S:g} to {INTERVAL_HIGH_S:g} (default: 1)",
-        metavar="SECONDS",
-        low=INTERVAL_LOW_S,
-        high=INTERVAL_HIGH_S,
-    ),
-)
+SWITCH, COUNT, NUMBER, NAME, NAMES, COMMAND, DURATION = ValueKind
 
-STACKS_SETTING = Setting(
-    "no-stacks",
-    ValueKind.SWITCH,
-    False,
-    "do not sample the ranks' Python stacks (py-spy, which never stops them)",
-)
-"""Named by its negative, which is what one asks for; its opposite is --stacks."""
 
-HANG_AFTER_LOW_S = 10.0
-"""Below that the two looks that a hang takes, 5 s apart, do not fit."""
+def _switch(key: str, help_line: str) -> Setting:
+    return Setting(key, SWITCH, False, help_line)
 
-READONLY_SETTING = Setting(
-    "readonly",
-    ValueKind.SWITCH,
-    False,
-    "only read: no dumps of all stacks unasked, and nothing stops, signals or writes",
-)
-HANG_AFTER_SETTING = Setting(
-    "hang-after",
-    ValueKind.DURATION,
-    DECIDED_LATER,
-    "how long nothing may move before it is a hang (default: twice the longest pause seen, 30s to 10min)",
-    "TIME",
-    HANG_AFTER_LOW_S,
-)
-WATCH_SETTINGS = (READONLY_SETTING, HANG_AFTER_SETTING)
-"""What a session that judges may do, and when it takes a run for hung."""
-
-SHOW_SETTING = Setting(
-    "show", ValueKind.SWITCH, False, "keep long random words readable (hashes), where no name hides them"
-)
-JOB_SETTING = Setting("job", ValueKind.SWITCH, False, "attach to your only training job on this machine")
-
-LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
-"""What a diagnosis has in common with the other commands: it prints once, and in words anyway."""
 
 MOST_DEMO_RANKS = 16
 MOST_DEMO_WORKERS = 32
 MOST_DEMO_SECONDS = 12 * 3600.0
-BOTTLENECKS = (
-    "none",
-    "slow-transform",
-    "no-workers",
-    "slow-storage",
-    "oversubscribed",
-    "straggler",
-    "python-bound",
-    "memory-leak",
-    "hang",
+HANG_AFTER_LOW_S = 10.0
+"""Below that the two looks that a hang takes, 5 s apart, do not fit."""
+STACK_FORMATS = ("text", "json", "collapsed", "speedscope")
+ENDED = "ended"
+"""The one word of --until that is no kind of verdict: the job is gone."""
+_DUMP_FORMAT = Setting(
+    "dump.format",
+    NAME,
+    "text",
+    "text, json, collapsed or speedscope (default: text)",
+    "FORMAT",
+    words=" ".join(STACK_FORMATS),
+    refusal="is no format",
 )
-"""The names of what can be wrong with the demo; ``tpmon.commands.demo`` says what each is."""
-DEMO_SETTINGS = (
+
+SETTINGS = (
+    _switch("once", "read twice, one interval apart, print the second reading and end"),
+    _switch("json", "print JSON, one object a line (docs/json.md)"),
+    _switch("plain", "print a line when something changes, without box drawing"),
+    _switch("ascii", "draw with ASCII only (default: when the locale is not UTF-8)"),
     Setting(
-        "demo.ranks",
-        ValueKind.COUNT,
-        DECIDED_LATER,
-        "ranks (default: as many as the bottleneck needs)",
-        "N",
-        1,
-        MOST_DEMO_RANKS,
+        "interval",
+        NUMBER,
+        1.0,
+        f"seconds between readings, {INTERVAL_LOW_S:g} to {INTERVAL_HIGH_S:g} (default: 1)",
+        "SECONDS",
+        INTERVAL_LOW_S,
+        INTERVAL_HIGH_S,
+    ),
+    # Named by its negative, which is what one asks for; its opposite is --stacks.
+    _switch("no-stacks", "do not sample the ranks' Python stacks (py-spy, which never stops them)"),
+    _switch(
+        "readonly",
+        "only read: no dumps of all stacks unasked, and nothing stops, signals or writes",
     ),
     Setting(
-        "demo.workers",
-        ValueKind.COUNT,
-        DECIDED_LATER,
-        "DataLoader workers of each rank (default: 2)",
-        "N",
-        0,
-        MOST_DEMO_WORKERS,
+        "hang-after",
+        DURATION,
+        None,
+        "how long nothing may move before it is a hang (default: twice the longest pause seen, 30s to 10min)",
+        "TIME",
+        HANG_AFTER_LOW_S,
+    ),
+    _switch("show", "keep long random words readable (hashes), where no name hides them"),
+    _switch("job", "attach to your only training job on this machine"),
+    _switch("check", "print the verdict in one line and end with its exit code (docs/verdicts.md)"),
+    _switch("bell", "ring the terminal bell when the verdict turns bad"),
+    Setting(
+        "diagnose.for",
+        DURATION,
+        None,
+        "how long to watch (default: 15s, without limit when waiting)",
+        "TIME",
+        1,
+    ),
+    Setting(
+        "diagnose.until",
+        NAMES,
+        None,
+        "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also for a"
+        " program that just starts",
+        "KINDS",
+        words="balanced comms-bound compute-bound cpu-throttled data-bound gpu-throttled gpu-unhealthy hung"
+        f" idle launch-bound memory-pressure oversubscribed paused python-bound starting sync-bound {ENDED}",
+        refusal="is no kind of verdict",
+    ),
+    Setting(
+        "diagnose.on-change",
+        COMMAND,
+        None,
+        "program and arguments to start at each new verdict, without a shell; the verdict as JSON on stdin",
+        "COMMAND",
+    ),
+    # Stopping a process is no setting: nobody shall do it because of a file that was forgotten.
+    Setting("dump.rounds", COUNT, 1, "dump so often, to see what moves (default: 1)", "N", 1, 100),
+    Setting("dump.every", NUMBER, 5.0, "seconds between dumps (default: 5)", "SECONDS", 0, 3600),
+    _DUMP_FORMAT,
+    # Whose stacks are sampled, and the file to write, are no settings: they belong to one call.
+    Setting("sample.seconds", NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
+    Setting("sample.rate", COUNT, 20, "samples a second, 5 to 50 (default: 20)", "HZ", 5, 50),
+    Setting(
+        "sample.only",
+        NAME,
+        "all",
+        "count only samples in which a thread was running, or held the gil (default: all)",
+        "WHICH",
+        words="all running gil",
+        refusal="is nothing to count",
+    ),
+    _DUMP_FORMAT._replace(key="sample.format"),
+    # Where the bundle goes is no setting: it belongs to one call.
+    Setting("bundle.seconds", NUMBER, 15.0, "how long to watch (default: 15)", "SECONDS", 2, 600),
+    Setting(
+        "demo.ranks", COUNT, None, "ranks (default: as many as the bottleneck needs)", "N", 1, MOST_DEMO_RANKS
+    ),
+    Setting(
+        "demo.workers", COUNT, None, "DataLoader workers of each rank (default: 2)", "N", 0, MOST_DEMO_WORKERS
     ),
     Setting(
         "demo.bottleneck",
-        ValueKind.NAME,
+        NAME,
         "none",
         "what is wrong with the training (default: none)",
         "NAME",
-        one_of=BOTTLENECKS,
+        words="none slow-transform no-workers slow-storage oversubscribed straggler python-bound memory-leak"
+        " hang",
         refusal="is no bottleneck",
     ),
     Setting(
         "demo.seconds",
-        ValueKind.NUMBER,
+        NUMBER,
         900.0,
         "end the training after so long (default: 900)",
         "S",
@@ -174,116 +197,7 @@ DEMO_SETTINGS = (
         MOST_DEMO_SECONDS,
     ),
 )
-
-CHECK_SETTING = Setting(
-    "check",
-    ValueKind.SWITCH,
-    False,
-    "print the verdict in one line and end with its exit code (docs/verdicts.md)",
-)
-BELL_SETTING = Setting("bell", ValueKind.SWITCH, False, "ring the terminal bell when the verdict turns bad")
-
-ENDED = "ended"
-"""The one word of --until that is no kind of verdict: the job is gone."""
-UNTIL_SETTING = Setting(
-    "diagnose.until",
-    ValueKind.NAMES,
-    DECIDED_LATER,
-    "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also for a"
-    " program that just starts",
-    "KINDS",
-    one_of=(
-        "balanced",
-        "comms-bound",
-        "compute-bound",
-        "cpu-throttled",
-        "data-bound",
-        "gpu-throttled",
-        "gpu-unhealthy",
-        "hung",
-        "idle",
-        "launch-bound",
-        "memory-pressure",
-        "oversubscribed",
-        "paused",
-        "python-bound",
-        "starting",
-        "sync-bound",
-        ENDED,
-    ),
-    refusal="is no kind of verdict",
-)
-DIAGNOSE_SETTINGS = (
-    Setting(
-        "diagnose.for",
-        ValueKind.DURATION,
-        DECIDED_LATER,
-        "how long to watch (default: 15s, without limit when waiting)",
-        "TIME",
-        1,
-    ),
-    UNTIL_SETTING,
-    Setting(
-        "diagnose.on-change",
-        ValueKind.COMMAND,
-        DECIDED_LATER,
-        "program and arguments to start at each new verdict, without a shell; the verdict as JSON on stdin",
-        "COMMAND",
-    ),
-)
-
-STACK_FORMATS = ("text", "json", "collapsed", "speedscope")
-DUMP_FORMAT_SETTING = Setting(
-    "dump.format",
-    ValueKind.NAME,
-    "text",
-    "text, json, collapsed or speedscope (default: text)",
-    "FORMAT",
-    one_of=STACK_FORMATS,
-    refusal="is no format",
-)
-DUMP_SETTINGS = (
-    Setting("dump.rounds", ValueKind.COUNT, 1, "dump so often, to see what moves (default: 1)", "N", 1, 100),
-    Setting("dump.every", ValueKind.NUMBER, 5.0, "seconds between dumps (default: 5)", "SECONDS", 0, 3600),
-    DUMP_FORMAT_SETTING,
-)
-"""Stopping a process is no setting: nobody shall do it because of a file that was forgotten."""
-
-SAMPLE_SETTINGS = (
-    Setting("sample.seconds", ValueKind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
-    Setting("sample.rate", ValueKind.COUNT, 20, "samples a second, 5 to 50 (default: 20)", "HZ", 5, 50),
-    Setting(
-        "sample.only",
-        ValueKind.NAME,
-        "all",
-        "count only samples in which a thread was running, or held the gil (default: all)",
-        "WHICH",
-        one_of=("all", "running", "gil"),
-        refusal="is nothing to count",
-    ),
-    DUMP_FORMAT_SETTING._replace(key="sample.format"),
-)
-"""Whose stacks are sampled, and the file to write, are no settings: they belong to one call."""
-
-BUNDLE_SETTINGS = (
-    Setting("bundle.seconds", ValueKind.NUMBER, 15.0, "how long to watch (default: 15)", "SECONDS", 2, 600),
-)
-"""Where the bundle goes is no setting: it belongs to one call."""
-
-SETTINGS = (
-    *OUTPUT_SETTINGS,
-    STACKS_SETTING,
-    *WATCH_SETTINGS,
-    SHOW_SETTING,
-    JOB_SETTING,
-    CHECK_SETTING,
-    BELL_SETTING,
-    *DIAGNOSE_SETTINGS,
-    *DUMP_SETTINGS,
-    *SAMPLE_SETTINGS,
-    *BUNDLE_SETTINGS,
-    *DEMO_SETTINGS,
-)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 def _expected(setting: Setting) -> str:

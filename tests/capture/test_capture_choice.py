@@ -11,12 +11,12 @@ import pytest
 
 from tests.goldens import capture_views
 from tests.members import member
-from tpmon import config
+from tpmon.capture import dialog
 from tpmon.capture.dialog import COUNT_APART, NO_CUDA, RankHook, advise_on_slot, judge_offers
 from tpmon.capture.nsys import HOLDS_SLOT, write_nsys_command
 from tpmon.capture.plan import MeasuredPace
 from tpmon.commands import capture as capture_command
-from tpmon.commands.capture import MOST_STEPS, STEPS, parse_asked
+from tpmon.commands.capture import MOST_STEPS, STEPS, CaptureOptions, parse_asked
 from tpmon.commands.screen import find_shown
 from tpmon.errors import UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -33,6 +33,7 @@ from tpmon.model.results.capture import (
     other_ranks,
     refuse,
 )
+from tpmon.probe.job import wrappers
 from tpmon.probe.job.wrappers import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
 from tpmon.report.capture import write_capture_line
 
@@ -164,13 +165,13 @@ def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal() -> None
 
 
 def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = parse_asked({}, config.settle(config.resolve({}, {}, "", {})))
+    asked = parse_asked(CaptureOptions())
     for above, tried in ((WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")):
-        monkeypatch.setattr(capture_command, "read_ancestors", lambda _pid, above=above: above)
-        monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
-        monkeypatch.setattr(capture_command, "read_hook", lambda process, rank: hook(0))
+        monkeypatch.setattr(wrappers, "read_ancestors", lambda _pid, above=above: above)
+        monkeypatch.setattr(wrappers, "uses_cuda", lambda _pid: True)
+        monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
         with pytest.raises(UsageError) as refused:
-            capture_command._check_slot(member(os.getpid()), asked)
+            capture_command._check_slot(member(os.getpid()), asked.kind)
         assert refused.value.what == HOLDS_SLOT
         assert tried in refused.value.try_this
 
@@ -178,17 +179,17 @@ def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = parse_asked({}, config.settle(config.resolve({}, {}, "", {})))
-    monkeypatch.setattr(capture_command, "read_ancestors", lambda _pid: [])
-    monkeypatch.setattr(capture_command, "uses_cuda", lambda _pid: True)
+    asked = parse_asked(CaptureOptions())
+    monkeypatch.setattr(wrappers, "read_ancestors", lambda _pid: [])
+    monkeypatch.setattr(wrappers, "uses_cuda", lambda _pid: True)
     environment = {**os.environ, "CUDA_INJECTION64_PATH": "/opt/odd tool/lib/libwatches.so"}
     with subprocess.Popen(["sleep", "60"], env=environment) as run:
         try:
             with pytest.raises(UsageError, match=r"libwatches\.so in this run holds the GPU's one profiling"):
-                capture_command._check_slot(member(run.pid), asked)
+                capture_command._check_slot(member(run.pid), asked.kind)
         finally:
             run.kill()
-    capture_command._check_slot(member(os.getpid()), asked)
+    capture_command._check_slot(member(os.getpid()), asked.kind)
 
 
 def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> None:

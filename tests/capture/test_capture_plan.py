@@ -13,7 +13,7 @@ import pytest
 
 from tests.captures import parse_conditions
 from tests.children import child
-from tpmon import config
+from tpmon.capture import kineto_daemon
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.files import CapturePlace, clear_parts, hold_folder, pack
 from tpmon.capture.kineto_daemon import KinetoClient
@@ -35,7 +35,7 @@ from tpmon.capture.plan import (
     stretch_seconds,
 )
 from tpmon.commands import capture as capture_command
-from tpmon.commands.capture import parse_asked
+from tpmon.commands.capture import CaptureOptions, parse_asked
 from tpmon.commands.hook import write_export
 from tpmon.commands.run import BOOT
 from tpmon.errors import UsageError
@@ -47,6 +47,7 @@ from tpmon.hook.capture.conditions import read_conditions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind
+from tpmon.probe.job import wrappers
 from tpmon.probe.job.wrappers import can_start_again, is_armed, write_restart
 
 TWELVE = Identity(12, 1)
@@ -123,9 +124,9 @@ def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(
 
 
 def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
-    options = config.settle(config.resolve({}, {}, "", {}))
     asked = [
-        parse_asked(given, options) for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
+        parse_asked(CaptureOptions(**given))
+        for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
     ]
     assert [(one.steps, one.seconds, one.by_seconds, one.named_seconds) for one in asked] == [
         (5, 60.0, False, False),
@@ -295,7 +296,7 @@ def test_a_command_is_started_again_where_it_names_its_program(words: list[str],
 
 
 def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_command, "is_armed", lambda _: True)
+    monkeypatch.setattr(wrappers, "is_armed", lambda _: True)
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), TWELVE)
     assert "tpmon.hook.step() at the end of each pass" in told.try_this
     assert "-S" in told.try_this
@@ -306,9 +307,9 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
     monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     client = KinetoClient(TWELVE, "/tmp/x") if asks else Missing("no thread of kineto asks for profiles")
-    monkeypatch.setattr(capture_command, "is_armed", lambda _: False)
-    monkeypatch.setattr(capture_command, "find_client", lambda _: client)
-    monkeypatch.setattr(capture_command, "write_restart", lambda pid: f"tpmon run -- of {pid}")
+    monkeypatch.setattr(wrappers, "is_armed", lambda _: False)
+    monkeypatch.setattr(kineto_daemon, "find_client", lambda _: client)
+    monkeypatch.setattr(wrappers, "write_restart", lambda pid: f"tpmon run -- of {pid}")
     job = SimpleNamespace(root=SimpleNamespace(pid=11))
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE)
     assert ("no profile of it is possible" in told.what) is not asks
@@ -445,7 +446,7 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
     [
         ({"rank": "0", "all_ranks": True}, "exclude"),
         ({"snapshot": True, "cuda_profiler": True}, "exclude"),
-        ({"snapshot": True, "with_stacks": True}, "belongs to a trace"),
+        ({"snapshot": True, "stacks": True}, "belongs to a trace"),
         ({"steps": "0"}, "--steps"),
         ({"steps": "many"}, "--steps"),
         ({"seconds": "9h"}, "--seconds"),
@@ -454,10 +455,9 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_looked_at(given, refusal: str) -> None:
-    options = config.settle(config.resolve({}, {}, "", {}))
     with pytest.raises(UsageError, match=refusal):
-        parse_asked(given, options)
+        parse_asked(CaptureOptions(**given))
     with pytest.raises(UsageError, match="readonly"):
-        parse_asked({}, replace(options, readonly=True))
-    asked = parse_asked({"steps": "7", "with_shapes": True}, options)
+        parse_asked(CaptureOptions(readonly=True))
+    asked = parse_asked(CaptureOptions(steps="7", shapes=True))
     assert (asked.steps, asked.shapes, asked.stacks) == (7, True, False)

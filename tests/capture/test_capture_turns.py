@@ -15,7 +15,6 @@ import pytest
 from tests.capture.test_capture_plan import ASKED
 from tests.children import child
 from tests.hooks import list_pages
-from tpmon import config
 from tpmon.capture import kineto_capture, window
 from tpmon.capture import outcome as ranks
 from tpmon.capture.bus import Bus, open_bus
@@ -25,7 +24,7 @@ from tpmon.capture.outcome import CaptureOutcome, LoopTurn, find_end, judge_turn
 from tpmon.capture.plan import make_cancel
 from tpmon.capture.window import CaptureWindow, FirstStep
 from tpmon.commands import capture as capture_command
-from tpmon.commands.capture import parse_asked
+from tpmon.commands.capture import CaptureOptions, parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import steps as ends
 from tpmon.hook.bus import wire, wire_settings
@@ -575,14 +574,14 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
     monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
     monkeypatch.setattr(kineto_capture, "KinetoWindow", Order)
     rank = SimpleNamespace(identity=here, rank=0)
-    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_: (rank,))
-    asked = parse_asked({"out": str(tmp_path / "out")}, config.settle(config.resolve({}, {}, "", {})))
+    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_, **__: (rank,))
+    asked = parse_asked(CaptureOptions(out=str(tmp_path / "out")))
     job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
     with pytest.raises(UsageError, match="is no folder"):
         capture_command.capture_job(
-            job, replace(asked, out=str(tmp_path / "a" / "b")), lambda _: None, lambda: True
+            job, replace(asked, folder=str(tmp_path / "a" / "b")), lambda _: None, agreed=agree_always
         )
-    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
+    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True, agreed=agree_always)
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.goldens.capture_views import PATH, result, summary
-from tpmon.commands.capture import choose_ranks, parse_asked
-from tpmon.config import resolve, settle
+from tpmon.commands.capture import choose_ranks
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.process import Role
 from tpmon.model.results.capture import CaptureState, RankCapture
 from tpmon.report.capture import write_capture, write_capture_line
@@ -88,37 +86,38 @@ MEMBERS = (
 
 
 def ask(
-    given: Mapping[str, Any], asked_pid: int, members: tuple[SimpleNamespace, ...] = MEMBERS
+    meant: Applicable[int],
+    asked_pid: int,
+    *,
+    every: bool = False,
+    members: tuple[SimpleNamespace, ...] = MEMBERS,
 ) -> list[int]:
     job = SimpleNamespace(root=SimpleNamespace(pid=100), asked_pid=asked_pid, members=members)
-    asked = parse_asked(given, settle(resolve({}, {}, "", {})))
-    return [one.identity.pid for one in choose_ranks(job, asked)]
+    return [one.identity.pid for one in choose_ranks(job, meant, every=every)]
 
 
 @pytest.mark.parametrize(
-    ("given", "asked_pid", "pids"),
+    ("meant", "asked_pid", "pids"),
     [
-        ({}, 100, [102]),
-        ({}, 103, [103]),
-        ({}, 203, [103]),
-        ({}, 104, [104]),
-        ({"rank": "3"}, 100, [103]),
-        ({"rank": "3"}, 102, [103]),
-        ({"rank": "2"}, 203, [102]),
-        ({"all_ranks": True}, 203, [102, 103, 104]),
+        (NOT_APPLICABLE, 100, [102]),
+        (NOT_APPLICABLE, 103, [103]),
+        (NOT_APPLICABLE, 203, [103]),
+        (NOT_APPLICABLE, 104, [104]),
+        (3, 100, [103]),
+        (3, 102, [103]),
+        (2, 203, [102]),
     ],
     ids=str,
 )
 def test_the_rank_that_is_named_or_meant_is_captured(
-    given: Mapping[str, Any], asked_pid: int, pids: list[int]
+    meant: Applicable[int], asked_pid: int, pids: list[int]
 ) -> None:
-    assert ask(given, asked_pid) == pids
+    assert ask(meant, asked_pid) == pids
+    assert ask(NOT_APPLICABLE, asked_pid, every=True) == [102, 103, 104]
 
 
 def test_a_rank_that_is_not_here_is_refused() -> None:
     with pytest.raises(UsageError, match="--rank: rank 7 is not on this machine"):
-        ask({"rank": "7"}, 103)
+        ask(7, 103)
     with pytest.raises(UsageError, match="the job of pid 100 has no rank on this machine"):
-        ask({}, 100, MEMBERS[:1])
-    with pytest.raises(UsageError, match="exclude each other"):
-        ask({"rank": "3", "all_ranks": True}, 100)
+        ask(NOT_APPLICABLE, 100, members=MEMBERS[:1])

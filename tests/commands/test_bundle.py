@@ -24,9 +24,16 @@ from tests.looks import RECORDS, Look, update
 from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
 from tests.spying import may_sample
 from tests.waiting import wait_until
-from tpmon.commands import bundle
-from tpmon.commands.bundle import Bundler, default_name, open_sink, start_bundle
-from tpmon.evidence import ROUNDS, RoundKeeper, SharedLook
+from tpmon import evidence
+from tpmon.evidence import (
+    ROUNDS,
+    Bundler,
+    RoundKeeper,
+    SharedLook,
+    default_name,
+    open_sink,
+    start_bundle,
+)
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, DumpRequest
 from tpmon.model.frame import Frame
@@ -253,10 +260,10 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, t
     def fail(_pids: Sequence[int]) -> list[str]:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr(bundle, "PART_S", 0.3)
-    monkeypatch.setattr(bundle, "read_kernel_lines", hang)
-    monkeypatch.setattr(bundle, "read_logs", fail)
-    monkeypatch.setattr(bundle.Bundler._add, "__defaults__", (0.3,))
+    monkeypatch.setattr(evidence, "PART_S", 0.3)
+    monkeypatch.setattr(evidence, "read_kernel_lines", hang)
+    monkeypatch.setattr(evidence, "read_logs", fail)
+    monkeypatch.setattr(evidence.Bundler._add, "__defaults__", (0.3,))
     look = Look(Missing("py-spy is not installed"))
     folder = tmp_path / "out"
     contents = Bundler(job, FolderSink(str(folder)), look, stacks=False).run()

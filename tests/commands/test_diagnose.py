@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import read
 from tests.frames import make_finding, make_frame, make_target
 from tpmon import cli
 from tpmon.commands import diagnose
-from tpmon.commands.diagnose import DiagnoseWatch, OnChange, parse_command, parse_until, pick_exit_code
+from tpmon.commands.diagnose import DiagnoseOptions, DiagnoseWatch, OnChange, parse_command, pick_exit_code
 from tpmon.errors import UsageError
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
@@ -46,11 +47,10 @@ def update(kind: Kind, **fields) -> Update:
 
 
 def test_the_words_of_until_are_kinds_or_ended() -> None:
-    assert parse_until("hung, idle,ended") == {"hung", "idle", "ended"}
-    assert parse_until("") == frozenset()
+    assert read(DiagnoseOptions, pid="1", diagnose__until="hung, idle,ended").until == "hung, idle,ended"
     for words in (",", " , ,", "hang", "not-enough-evidence", "hung,stuck"):
         with pytest.raises(UsageError, match="--until"):
-            parse_until(words)
+            read(DiagnoseOptions, pid="1", diagnose__until=words)
 
 
 def test_a_command_is_split_and_must_be_there() -> None:
@@ -212,9 +212,9 @@ def test_a_full_disk_costs_neither_the_exit_code_nor_the_alert(
     form: list[str], full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
-    monkeypatch.setattr(cli, "_find_job", lambda *_: None)
-    monkeypatch.setattr(cli, "_open_session", lambda _job, _options, sink: Stopped(sink, Kind.HUNG))
-    monkeypatch.setattr(cli, "_stdout", lambda ascii_only: Output(full, ascii_only))
+    monkeypatch.setattr(diagnose, "find_job", lambda *_: None)
+    monkeypatch.setattr(diagnose, "open_session", lambda _job, _options, sink: Stopped(sink, Kind.HUNG))
+    monkeypatch.setattr(diagnose, "Output", lambda _, ascii_only: Output(full, ascii_only))
     told = tmp_path / "told"
     command = f"sh -c 'sleep 1; cat > {told}'"
     asked = ["diagnose", "1", "--until", "hung", "--on-change", command, *form]

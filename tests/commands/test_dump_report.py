@@ -23,8 +23,8 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tpmon.commands.dump import pick_exit_code, pick_format, read_dumps, run_fold
-from tpmon.config import Options, resolve, settle
+from tpmon.commands.dump import FoldOptions, pick_exit_code, read_dumps, run_fold
+from tpmon.config import resolve
 from tpmon.errors import UsageError
 from tpmon.judge.dumps.describe import collapse_frames
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
@@ -36,13 +36,6 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
 from tpmon.report.dump import MOST_FRAMES, write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
-from tpmon.report.text import Output
-
-
-def make_options(**flags: str | bool) -> Options:
-    """Settle the options of a call with the given flags; "__" stands for the dot of a key."""
-    given = {key.replace("__", "."): value for key, value in flags.items()}
-    return settle(resolve(given, {}, "", {}))
 
 
 def shorten(group):
@@ -259,30 +252,33 @@ def test_fold_writes_what_was_asked_for(dump, tmp_path, capfd):
         ("collapsed", "worker 0 of rank 3 main;"),
         ("speedscope", '{"$schema"'),
     ):
-        assert run_fold([str(path)], make_options(dump__format=form), Output(1, ascii_only=False)) == 0
+        assert run_fold(FoldOptions((str(path),), form)) == 0
         assert capfd.readouterr().out.startswith(begin)
 
 
 def test_formats_and_exit_codes(dump):
-    assert pick_format(make_options(json=True)) == "json"
-    assert pick_format(make_options()) == "text"
-    with pytest.raises(UsageError, match="no format"):
-        pick_format(make_options(dump__format="svg"))
-    with pytest.raises(UsageError, match="exclude each other"):
-        pick_format(make_options(dump__format="speedscope", json=True))
-    for stronger, weaker, form in (
+    def pick(flags, environment, tables):
+        return resolve(flags, environment, "", tables).pick_format("dump.format")
+
+    for flags, environment, form in (
+        ({"json": True}, {}, "json"),
+        ({}, {}, "text"),
         ({"dump.format": "speedscope"}, {"TPMON_JSON": "1"}, "speedscope"),
         ({"dump.format": "text"}, {"TPMON_JSON": "1"}, "text"),
         ({"json": True}, {"TPMON_DUMP_FORMAT": "collapsed"}, "json"),
         ({}, {"TPMON_JSON": "1"}, "json"),
     ):
-        assert pick_format(settle(resolve(stronger, weaker, "", {}))) == form
+        assert pick(flags, environment, {}) == form
+    with pytest.raises(UsageError, match="no format"):
+        pick({"dump.format": "svg"}, {}, {})
+    with pytest.raises(UsageError, match="exclude each other"):
+        pick({"dump.format": "speedscope", "json": True}, {}, {})
     tables = {"json": True, "dump": {"format": "collapsed"}}
-    assert pick_format(settle(resolve({}, {"TPMON_JSON": "1"}, "", tables))) == "json"
+    assert pick({}, {"TPMON_JSON": "1"}, tables) == "json"
     with pytest.raises(
         UsageError, match="format collapsed, both of the configuration file, exclude each other"
     ):
-        pick_format(settle(resolve({}, {}, "", tables)))
+        pick({}, {}, tables)
     assert pick_exit_code(dump) == 0
     nothing = replace(dump, groups=())
     assert pick_exit_code(nothing) == 4

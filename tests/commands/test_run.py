@@ -20,12 +20,13 @@ from pathlib import Path
 import pytest
 
 from tests.hook.test_hook_install import LOOP, ROOT, python, torch_like
+from tpmon.commands import attach as attach_command
 from tpmon.commands import hook as hook_file
 from tpmon.commands import run
 from tpmon.errors import NoTerminalError, UsageError
 from tpmon.hook import __main__ as hook_main
 from tpmon.probe.job import resolve as target
-from tpmon.report.text import Output
+from tpmon.ui.terminal_io import terminal
 
 __all__ = ["python", "torch_like"]
 
@@ -123,11 +124,11 @@ def test_the_exported_file_does_the_same_without_tpmon(
 
 def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert hook_file.run_hook(["export", "sp ace.zip"], Output(1, ascii_only=False)) == 0
+    assert hook_file.run(["export", "sp ace.zip"]) == 0
     assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
     for name in ("a:b.zip", "a\x1b[31m.zip"):
         with pytest.raises(UsageError, match="PYTHONPATH cannot hold"):
-            hook_file.run_hook(["export", name], Output(1, ascii_only=False))
+            hook_file.run(["export", name])
     assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
 
 
@@ -292,13 +293,14 @@ def test_with_attach_too_no_folder_is_left_where_nothing_was_started(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short))
+    monkeypatch.setattr(terminal, "require_terminal", lambda: None)
     log = tmp_path / "run.log"
     for made, word in ((False, "no #! line"), (True, "cannot make the log")):
         if made:
             log.write_text("mine")
         arguments = ["--attach", "--kineto", "--log", str(log), write_bare_script(tmp_path)]
         with pytest.raises(UsageError, match=word):
-            run.run_program(arguments, Output(1, ascii_only=False), lambda: None, lambda _job: 0)
+            run.run(arguments)
         assert os.listdir(short) == []
         assert log.exists() is made
 
@@ -349,7 +351,10 @@ def test_ends_are_said_by_their_names() -> None:
 def attach(*command: str, log: Path, watch=lambda _job: 0) -> int:
     """Run with --attach where the terminal is said to be there and the screen is ``watch``."""
     arguments = ["--attach", "--log", str(log), "--", *command]
-    return run.run_program(arguments, Output(1, ascii_only=False), lambda: None, watch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "require_terminal", lambda: None)
+        patch.setattr(attach_command, "watch_on_screen", lambda job, _options: watch(job))
+        return run.run(arguments)
 
 
 def test_with_attach_the_end_of_the_program_is_that_of_tpmon(
@@ -400,12 +405,7 @@ def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_pa
         attach("touch", str(tmp_path / "started"), log=log)
     assert log.read_text() == "mine"
 
-    def none() -> None:
-        raise NoTerminalError("no terminal", "one")
-
     with pytest.raises(NoTerminalError) as refused:
-        run.run_program(
-            ["--attach", "touch", str(tmp_path / "started")], Output(1, False), none, lambda _job: 0
-        )
+        run.run(["--attach", "touch", str(tmp_path / "started")])
     assert refused.value.try_this.startswith("leave --attach out"), "run has no --once and no --plain"
     assert not (tmp_path / "started").exists()

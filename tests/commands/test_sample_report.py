@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.command_line import read
 from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
-from tpmon import config
 from tpmon.commands import sample
-from tpmon.commands.sample import SampleAsked, explain_errors, pick_format
+from tpmon.commands.sample import SampleOptions, explain_errors
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import fold_stacks, hot_functions
@@ -262,33 +262,19 @@ def test_elsewhere_it_is_a_line_now_and_then(monkeypatch):
 # what is asked for
 
 
-def options(**fields) -> config.Options:
-    settled = config.settle(config.resolve({}, {}, "", {}))
-    return replace(settled, **fields)
-
-
-NOTHING = SampleAsked(None, everyone=False, out=None)
-
-
-def test_the_form_is_picked():
-    assert pick_format(options(), NOTHING) == "text"
-    assert pick_format(options(json=True), NOTHING) == "json"
-    assert pick_format(options(sample_format="speedscope"), NOTHING) == "speedscope"
-
-
 @pytest.mark.parametrize(
-    ("fields", "asked", "words"),
+    ("flags", "words"),
     [
-        ({"sample_format": "collapsed", "json": True}, NOTHING, "--json and --format collapsed"),
-        ({"no_stacks": True}, NOTHING, "no-stacks is set"),
-        ({}, SampleAsked("1", everyone=True, out=None), "--rank and --all exclude each other"),
-        ({}, SampleAsked("-1", everyone=False, out=None), "--rank: a rank is a number"),
-        ({}, SampleAsked(None, everyone=False, out="/dev/null"), "--out: /dev/null is there already"),
+        ({"sample__format": "collapsed", "json": True}, "--json and --format collapsed"),
+        ({"no_stacks": True}, "no-stacks is set"),
+        ({"rank": "1", "all": True}, "--rank and --all exclude each other"),
+        ({"rank": "-1"}, "--rank: a rank is a number"),
+        ({"out": "/dev/null"}, "--out: /dev/null is there already"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, words):
+def test_what_cannot_be_is_refused_before_anything_is_looked_at(flags, words):
     with pytest.raises(UsageError, match=re.escape(words)):
-        pick_format(options(**fields), asked)
+        sample.run(read(SampleOptions, pid="1", **flags))
 
 
 @pytest.mark.parametrize(

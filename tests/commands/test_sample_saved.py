@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.goldens import sample_views
+from tpmon.commands.command import WatchOptions
 from tpmon.commands.sample import save_samples
 from tpmon.commands.screen import Wiring
-from tpmon.config import resolve, settle
 from tpmon.model.known import Missing
 from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import SampleRequest, SampleState
@@ -49,7 +49,7 @@ def test_nothing_is_written_over(here):
 
 
 def test_half_a_file_is_none(here, monkeypatch):
-    monkeypatch.setattr("tpmon.commands.sample.write_speedscope_samples", lambda *_: 1 / 0)
+    monkeypatch.setattr("tpmon.report.formats.write_speedscope_samples", lambda *_: 1 / 0)
     assert save_samples(sample_views.ended()) == "not written: ZeroDivisionError: division by zero"
     assert list(here.iterdir()) == []
 
@@ -77,7 +77,7 @@ def test_the_key_writes_what_the_session_sampled_last(here):
         return SimpleNamespace(start=lambda _: None)
 
     job = SimpleNamespace(root=SimpleNamespace(pid=4200))
-    wiring = Wiring(job, settle(resolve({}, {}, "", {})), open_session)
+    wiring = Wiring(job, WatchOptions(), open_session)
     wiring.start(lambda _: None, take)
     wiring.ask(Errand.WRITE_SAMPLES)
     assert told == [], "nothing was sampled"

@@ -11,10 +11,11 @@ import pytest
 from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
 from tests.waiting import wait_until
-from tpmon.commands import bundle, sample, screen
+from tpmon import evidence
+from tpmon.commands import sample, screen
 from tpmon.commands import screen as capture_asked
+from tpmon.commands.command import WatchOptions
 from tpmon.commands.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
-from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
@@ -54,7 +55,7 @@ def wired():
         return opened[0]
 
     job = SimpleNamespace(root=Identity(4200, 1))
-    wiring = Wiring(job, settle(resolve({}, {}, "", {})), open_session)
+    wiring = Wiring(job, WatchOptions(), open_session)
     wiring.ask(DumpRequest(Asker.KEY))
     wiring.stop()
     wiring.set_interval(2.0)
@@ -88,7 +89,7 @@ def test_what_the_session_reads_reaches_the_screen(wired):
 
 def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monkeypatch):
     started = []
-    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
+    monkeypatch.setattr(evidence, "start_bundle", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
@@ -110,7 +111,7 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
 def begun(monkeypatch):
     """Return what was given to each bundle and capture that was to begin."""
     given = []
-    monkeypatch.setattr(bundle, "start_bundle", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(evidence, "start_bundle", lambda *arguments: given.append(arguments))
     monkeypatch.setattr(capture_asked, "start_capture", lambda *arguments: given.append(arguments))
     return given
 
@@ -149,9 +150,9 @@ def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_i
 
 def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypatch):
     dead = threading.Event()
-    monkeypatch.setattr(bundle, "OPEN_S", 0.05)
+    monkeypatch.setattr(evidence, "OPEN_S", 0.05)
     monkeypatch.setattr(screen, "WRITE_S", 0.05)
-    monkeypatch.setattr(bundle, "open_sink", lambda *_: dead.wait(20))
+    monkeypatch.setattr(evidence, "open_sink", lambda *_: dead.wait(20))
     monkeypatch.setattr(sample, "save_samples", lambda _: dead.wait(20))
     try:
         wired.wiring.ask(Errand.WRITE_BUNDLE)
@@ -215,7 +216,7 @@ def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
     assert wired.wiring.leave() == []
     wired.wiring._left.clear()
     started = []
-    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
+    monkeypatch.setattr(evidence, "start_bundle", lambda *given: started.append(given))
     monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(CaptureRequest(7))
@@ -272,5 +273,10 @@ def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, 
     monkeypatch.setattr(screen, "run_screen", run_screen)
     monkeypatch.setattr(screen.os, "kill", end)
     job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    monkeypatch.setattr(
+        screen,
+        "open_session",
+        lambda _job, _options, sink, dump_sinks, sample_sinks: open_session(sink, *dump_sinks, *sample_sinks),
+    )
     with pytest.raises(SystemExit if failure is None else NoTargetError):
-        screen.watch_on_screen(job, settle(resolve({}, {}, "", {})), open_session, None)
+        screen.watch_on_screen(job, WatchOptions(), None)

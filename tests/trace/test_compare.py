@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import read
 from tests.traces import A100, TraceBuilder
-from tpmon.commands.trace import TraceAsked, run_trace
-from tpmon.config import resolve, settle
+from tpmon.commands.trace import TraceOptions, run_trace
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace import TraceComparison, TraceFile
-from tpmon.report.text import Output
 from tpmon.report.trace import write_comparison
 from tpmon.report.trace_csv import write_changes_csv
 from tpmon.trace.analysis import analyze
@@ -216,21 +215,20 @@ def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        TraceAsked(csv="colours"),
-        TraceAsked(csv="steps", against="x"),
-        TraceAsked(csv="changes"),
-        TraceAsked(top="many"),
-        TraceAsked(target="2x"),
-        TraceAsked(against="x", target="fast"),
+        TraceOptions(csv="colours"),
+        TraceOptions(csv="steps", against="x"),
+        TraceOptions(csv="changes"),
+        TraceOptions(top="many"),
+        TraceOptions(target="2x"),
+        TraceOptions(against="x", target="fast"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(asked: TraceAsked, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_is_refused(asked: TraceOptions, tmp_path: Path) -> None:
     path = train(tmp_path / "t.json", [1000])
-    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
     with pytest.raises(UsageError):
-        run_trace([path], options, asked, Output(1, ascii_only=True))
+        run_trace(replace(asked, files=(path,)))
     with pytest.raises(UsageError):
-        run_trace([str(tmp_path / "*.none")], options, TraceAsked(), Output(1, ascii_only=True))
+        run_trace(TraceOptions((str(tmp_path / "*.none"),)))
 
 
 def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
@@ -246,32 +244,31 @@ def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "json", "what"),
     [
-        (TraceAsked(csv="steps"), True, "--csv and --json exclude each other"),
-        (TraceAsked(csv="steps", top="3"), False, "--csv writes every row"),
-        (TraceAsked(top="3"), True, "--json writes every row"),
-        (TraceAsked(table="patterns"), True, "--json writes every table"),
-        (TraceAsked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
-        (TraceAsked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
-        (TraceAsked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
-        (TraceAsked(slice_out="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
+        (TraceOptions(csv="steps"), True, "--csv and --json exclude each other"),
+        (TraceOptions(csv="steps", top="3"), False, "--csv writes every row"),
+        (TraceOptions(top="3"), True, "--json writes every row"),
+        (TraceOptions(table="patterns"), True, "--json writes every table"),
+        (TraceOptions(slice="x.json", steps="1-2"), True, "--slice stands alone"),
+        (TraceOptions(slice="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
+        (TraceOptions(slice="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
+        (TraceOptions(slice="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
     ],
 )
-def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: TraceAsked, json: bool, what: str) -> None:
+def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: TraceOptions, json: bool, what: str) -> None:
     path = train(tmp_path / "a.json", [1000])
-    options = settle(resolve({"json": True} if json else {}, {}, "", {}))
     with pytest.raises(UsageError, match=what):
-        run_trace([path], options, asked, Output(1, ascii_only=True))
+        run_trace(replace(asked, files=(path,), json=json, json_is_flag=json))
 
 
 def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> None:
     path = train(tmp_path / "a.json", [1000])
-    options = settle(resolve({}, {}, "", {"json": True}))
-    assert run_trace([path], options, TraceAsked(csv="steps"), Output(1, ascii_only=True)) == 0
+    tables = {"json": True}
+    assert run_trace(read(TraceOptions, tables=tables, files=(path,), csv="steps")) == 0
     assert "ProfilerStep#0" in capfd.readouterr().out
-    assert run_trace([path], options, TraceAsked(top="3"), Output(1, ascii_only=True)) == 0
+    assert run_trace(read(TraceOptions, tables=tables, files=(path,), top="3")) == 0
     assert not capfd.readouterr().out.startswith("{")
     out = tmp_path / "small.json"
-    assert run_trace([path], options, TraceAsked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
+    assert run_trace(read(TraceOptions, tables=tables, files=(path,), slice=str(out), steps="0-0")) == 0
     assert out.exists()
 
 
@@ -281,10 +278,9 @@ def test_what_a_directory_brings_along_is_named_and_left_out(
     train(tmp_path / "a.json", [1000])
     other = tmp_path / "settings\x1b[31m.json"
     other.write_text("{}")
-    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
-    assert run_trace([str(tmp_path)], options, TraceAsked(csv="steps"), Output(1, ascii_only=True)) == 0
+    assert run_trace(TraceOptions((str(tmp_path),), csv="steps")) == 0
     said = capfd.readouterr()
     assert f"left out: {other.parent}/settings?[31m.json: " in said.err, "no escape sequence comes with it"
     assert "ProfilerStep#0" in said.out
     with pytest.raises(UsageError, match="no trace"):
-        run_trace([str(other)], options, TraceAsked(), Output(1, ascii_only=True))
+        run_trace(TraceOptions((str(other),)))

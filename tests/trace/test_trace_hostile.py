@@ -227,11 +227,12 @@ MAKERS: tuple[Maker, ...] = (
 CHILD = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
-import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.trace, tpmon.commands.trace
-from tpmon.commands.trace import TraceAsked, run_trace
-from tpmon.config import resolve, settle
+import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.trace
+from tpmon.commands import trace
+from tpmon.report.snapshot import write_snapshots
 from tpmon.errors import TpmonError
 from tpmon.report.text import Output
+import tpmon.model.codec, tpmon.report.trace_csv, tpmon.trace.compare, tpmon.trace.snapshot
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 NEVER = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "socket.connect")
 def watch(event, given):
@@ -240,12 +241,12 @@ def watch(event, given):
     if event in NEVER or compiles or writes:
         os.write(2, f"RAN {event} {given}\\n".encode())
         os._exit(99)
-options = settle(resolve({}, {}, "", {}))
 sys.addaudithook(watch)
 for path in sys.argv[2:]:
     out = os.open(os.devnull, os.O_WRONLY)
     try:
-        run_trace([path], options, TraceAsked(), Output(out, False))
+        trace.Output = lambda *_: Output(out, False)
+        trace.run_trace(trace.TraceOptions((path,)))
         said = "read"
     except TpmonError as error:
         said = "refused" if os.path.basename(path) in error.what else f"NO NAME {error.what}"

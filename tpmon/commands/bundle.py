@@ -1,322 +1,45 @@
-"""The command ``bundle``: evidence of one job for a ticket, in a private folder or tar file.
-
-Every part fails alone and is then named in README.txt. ``start_bundle`` does the same for a screen, in
-the background, with the Frames that are there already.
-"""
+"""The command ``bundle``: watch a job for some seconds and write its evidence for a ticket."""
 
 from __future__ import annotations
 
-import os
-import re
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import datetime
-from functools import partial
-
-from tpmon.config import Options
-from tpmon.errors import ExitCode, TpmonError, UsageError
-from tpmon.evidence import ROUNDS, Looking, OwnLook, SharedLook
-from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
-from tpmon.judge.dumps.hot import date_log
-from tpmon.model.codec import encode
-from tpmon.model.dump import Dump, DumpRound, ShownFrame, StackGroup
-from tpmon.model.frame import Frame, Pulse
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.results.collectives import CollectivesReading
-from tpmon.model.results.doctor import Checkup
-from tpmon.model.text.job_words import name_verdict
-from tpmon.model.units import format_seconds
-from tpmon.probe.base.deadline import read_within
-from tpmon.probe.collect.bundle import (
-    describe_processes,
-    list_versions,
-    read_cards,
-    read_kernel_lines,
-    read_logs,
-)
-from tpmon.probe.doctor.checks import make_patient, read_checkup
-from tpmon.probe.job.job import Job
-from tpmon.report.bundle import (
-    README,
-    Contents,
-    FolderSink,
-    Sink,
-    TarSink,
-    check_written,
-    say_result,
-    to_text,
-    write_readme,
-)
-from tpmon.report.doctor import write_checkup
-from tpmon.report.dump import write_dump
-from tpmon.report.once import write_once
+from tpmon.commands.command import EXIT_CODES, PROMISE, Subcommand, find_job, flag, pid_argument, setting
+from tpmon.errors import ExitCode, UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
-from tpmon.report.verdict import write_verdict
-
-PART_S = 10.0
-OPEN_S = 10.0
-CARDS_S = 25.0
-MOST_FRAME_BYTES = 64 << 20
-_LEFT = "tpmon was left before it was written"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
-class Bundler:
-    """Write the parts of one bundle into a sink, each for itself."""
+@dataclass(frozen=True, slots=True)
+class BundleOptions:
+    """Hold what is watched, for how long, and where the bundle goes."""
 
-    def __init__(
-        self,
-        job: Job,
-        sink: Sink,
-        look: Looking,
-        *,
-        stacks: bool = True,
-        hurries: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Write nothing until ``run``; once it ``hurries``, only what is short."""
-        self._job = job
-        self._sink = sink
-        self._look = look
-        self._stacks = stacks
-        self._hurries = hurries
-        self._begun = datetime.now().astimezone()
-        self._head: list[tuple[str, str]] = []
-        self.contents = Contents()
-
-    def run(self) -> Contents:
-        """Write every part; what is written stays, also when a signal or an error ends this early."""
-        end = "it was interrupted before the rest was written"
-        try:
-            self._look.start()
-            self._write_surroundings()
-            self._look.wait()
-            self._write_looks()
-            end = ""
-        finally:
-            self._look.stop()
-            if end:
-                self.contents.failures.append(("the rest", end))
-            self._close()
-        return self.contents
-
-    def _write_surroundings(self) -> None:
-        job = self._job
-        pids = [member.identity.pid for member in job.members]
-        versions = "versions of tpmon, Python, torch, kernel and driver"
-        self._add("versions.txt", versions, lambda: _write_versions(job))
-        self._add("processes.txt", "processes of the job, redacted", lambda: list(describe_processes(job)))
-        self._add("log.txt", "last lines that the job wrote, redacted", lambda: list(read_logs(pids)))
-        self._add("kernel.txt", "what the kernel's log says of GPUs, memory, storage", read_kernel_lines)
-        self._add("nvidia-smi.txt", "nvidia-smi -q", read_cards, CARDS_S)
-        found: list[Checkup] = []
-
-        def check() -> list[str]:
-            found.append(read_checkup([make_patient(job)], stacks=self._stacks))
-            return write_checkup(found[0])
-
-        self._add("doctor.txt", "what may be read and what not", check, CARDS_S)
-        if found:
-            self._add("doctor.json", "the same", lambda: [encode(found[0])])
-
-    def _write_looks(self) -> None:
-        frames = self._look.frames()
-        if frames:
-            last = frames[-1]
-            what = partial(_describe_frames, len(frames))
-            self._add("frames.jsonl", what, lambda: _encode_frames(frames))
-            self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last), short=True)
-            self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
-            self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
-            self._head.append(("verdict", _say_verdict(last)))
-        else:
-            failed = self._look.failed if isinstance(self._look, OwnLook) else ""
-            self.contents.failures.append(("frames.jsonl", failed or "no Frame came in time"))
-        pulses = self._look.pulses()
-        if pulses:
-            self._add("pulses.jsonl", _describe_pulses(pulses), lambda: [encode(one) for one in pulses])
-        rounds = self._look.rounds()
-        if isinstance(rounds, Missing):
-            self.contents.failures.append(("dumps", rounds.reason))
-            return
-        records = self._look.records()
-        for number, one in enumerate(rounds, 1):
-            there = records if number == len(rounds) else NOT_APPLICABLE  # read after the last look
-            self._add_dump(f"dump-{number}", f"dump {number} of the stacks", (one,), there)
-        if len(rounds) < ROUNDS:
-            self.contents.failures.append(
-                ("more dumps", f"{len(rounds)} of {ROUNDS} dumps were done in time")
-            )
-        folded = self._add_dump("fold", "all dumps joined: who moves and who does not", rounds, records)
-        if folded:
-            paused = f"{folded.paused_ms:.1f} ms" if folded.paused_ms else "never"
-            self._head.append(("stacks", folded.summary))
-            if is_known(folded.collectives):
-                self._head.append(("calls", folded.collectives.summary))
-            self._head.append(("stopped", f"the job, by tpmon: {paused}"))
-
-    def _add_dump(
-        self,
-        name: str,
-        what: str,
-        rounds: Sequence[DumpRound],
-        records: Applicable[CollectivesReading],
-    ) -> Dump | None:
-        job = self._job
-        found: list[Dump] = []
-
-        def fold() -> list[str]:
-            dump = fold_rounds(rounds, DumpOrigin(job.root.pid, job.script, job.world_size))
-            dump = replace(dump, last_write=self._date_log(dump.taken))
-            found.append(add_collectives(dump, records) if is_known(records) else dump)
-            return write_dump(found[0], _shorten)
-
-        self._add(f"{name}.txt", what, fold)
-        if not found:
-            return None
-        self._add(f"{name}.json", "the same", lambda: [encode(found[0])])
-        return found[0]
-
-    def _date_log(self, taken: datetime) -> Applicable[datetime]:
-        """Return the last write into the log as the newest Frame knew it that is no newer than a look."""
-        frames = self._look.frames()
-        before = [one for one in frames if one.taken <= taken] or frames[:1]
-        return date_log(before[-1].output) if before else NOT_APPLICABLE
-
-    def _add(
-        self,
-        name: str,
-        what: str | Callable[[Sequence[str]], str],
-        write: Callable[[], Sequence[str]],
-        limit_s: float = PART_S,
-        *,
-        short: bool = False,
-    ) -> None:
-        """Write one file; one that fails, or takes too long, is named with its reason.
-
-        ``what`` says what is in it, where that depends on its lines when they are there.
-        """
-        if self._hurries() and not short:
-            self.contents.failures.append((name, _LEFT))
-            return
-        try:
-            lines = read_within(limit_s, write)
-            if isinstance(lines, Missing):
-                self.contents.failures.append((name, lines.reason))
-                return
-            data = to_text(lines)
-            self._sink.add(name, data)
-        except Exception as error:  # noqa: BLE001  # one part fails alone, and README says why
-            reason = getattr(error, "strerror", "") or f"{type(error).__name__}: {error}"
-            self.contents.failures.append((name, reason))
-        else:
-            said = what if isinstance(what, str) else what(lines)
-            self.contents.files.append((name, len(data), said))
-
-    def _close(self) -> None:
-        job = self._job
-        took_s = (datetime.now().astimezone() - self._begun).total_seconds()
-        head = [
-            ("bundle", "evidence of one training job, made by tpmon bundle for a ticket"),
-            ("job", f"{job.root.pid} {job.script} of {job.user} on {os.uname().nodename}"),
-            *([("note", job.remark)] if job.remark else []),
-            ("made", f"{self._begun.isoformat(timespec='seconds')}, over {format_seconds(took_s)}"),
-            *self._head,
-        ]
-        try:
-            self._sink.add(README, to_text(write_readme(head, self.contents)))
-        except OSError as error:
-            self.contents.failures.append((README, error.strerror or str(error)))
-        finally:
-            self._sink.close()
+    pid: int | None = pid_argument()
+    out: str = flag("--out", "a new folder (default: named after host, job, time)", "DIR", "", is_file=True)
+    tar: str = flag("--tar", "one new tar file instead; .tar.gz is packed", "FILE", "", is_file=True)
+    job: bool = setting("job")
+    seconds: float = setting("bundle.seconds")
+    ascii: bool = setting("ascii")
+    interval_s: float = setting("interval")
+    no_stacks: bool = setting("no-stacks")
+    hang_after_s: float | None = setting("hang-after", typed=False)
 
 
-def _shorten(group: StackGroup) -> tuple[ShownFrame, ...]:
-    return collapse_frames(group.frames) if is_known(group.frames) else ()
-
-
-def _say_verdict(frame: Frame) -> str:
-    finding = frame.verdict
-    return f"{name_verdict(finding)}: {finding.summary}" if is_known(finding) else f"none: {finding.reason}"
-
-
-def _write_versions(job: Job) -> list[str]:
-    return [
-        f"{name + ':':<20}{f'? {value.reason}' if isinstance(value, Missing) else value}"
-        for name, value in list_versions(job)
-    ]
-
-
-def _describe_frames(seen: int, lines: Sequence[str]) -> str:
-    """Say how many of the ``seen`` Frames are in the file."""
-    there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
-    return f"{there}, one a line"
-
-
-def _describe_pulses(pulses: Sequence[Pulse]) -> str:
-    """Say how far back the main figures go: much further than the Frames of a screen."""
-    span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
-    return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
-
-
-def _encode_frames(frames: Sequence[Frame]) -> list[str]:
-    """Encode the newest Frames that fit into ``MOST_FRAME_BYTES``, oldest first."""
-    lines: list[str] = []
-    room = MOST_FRAME_BYTES
-    for frame in reversed(frames):
-        line = encode(frame)
-        room -= len(line)
-        if room < 0:
-            break
-        lines.append(line)
-    return lines[::-1]
-
-
-def default_name(job: Job, now: datetime) -> str:
-    """Name a folder after host, job and time, in the working directory."""
-    host = _UNSAFE.sub("_", os.uname().nodename)[:60]
-    return f"tpmon-bundle-{host}-{job.root.pid}-{now.strftime('%Y%m%dT%H%M%S')}"
-
-
-def open_sink(job: Job, out: str = "", tar: str = "") -> Sink:
-    """Make the folder or tar file of a bundle; "" for both names the folder after the job.
+def run(options: BundleOptions) -> int:
+    """Watch a job for some seconds and write its bundle.
 
     Raises:
-        UsageError: when both are named, when it is there already, or cannot be made.
+        TpmonError: where there is no job, or the bundle cannot be written.
     """
-    if out and tar:
-        raise UsageError("--out and --tar exclude each other", "leave one of the two out")
-    if tar:
-        return TarSink(tar)
-    return FolderSink(out or default_name(job, datetime.now().astimezone()))
+    from tpmon.evidence import Bundler, OwnLook, open_in_time
+    from tpmon.report.bundle import check_written, say_result
 
-
-def open_in_time(job: Job, out: str = "", tar: str = "") -> Sink:
-    """Open the folder or file of a bundle, which a dead mount would hold for ever.
-
-    Raises:
-        UsageError: when it cannot be made, or not in time.
-    """
-    sink = read_within(OPEN_S, lambda: open_sink(job, out, tar))
-    if isinstance(sink, Missing):
-        raise UsageError(f"{sink.reason} from the folder for the bundle", "--out /tmp/NAME")
-    return sink
-
-
-def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Output) -> int:
-    """Watch a job for some seconds and write its bundle; ``place`` are folder and tar file, "" for none.
-
-    Raises:
-        UsageError: when it cannot be written there.
-    """
-    sink = open_in_time(job, *place)
-    words = "three dumps of its stacks, none of which stops it" if not options.no_stacks else "no stacks"
-    complain(f"tpmon: watching {job.root.pid} for {options.bundle_seconds:g} s, with {words}")
-    bundler = Bundler(job, sink, OwnLook(job, options), stacks=not options.no_stacks)
+    job = find_job(options.pid)
+    sink = open_in_time(job, options.out, options.tar)
+    stacks = not options.no_stacks
+    words = "three dumps of its stacks, none of which stops it" if stacks else "no stacks"
+    complain(f"tpmon: watching {job.root.pid} for {options.seconds:g} s, with {words}")
+    look = OwnLook(job, options.seconds, options.interval_s, stacks=stacks, hang_after_s=options.hang_after_s)
     try:
-        contents = bundler.run()
+        contents = Bundler(job, sink, look, stacks=stacks).run()
     except OSError as error:
         raise UsageError(
             f"{sink.path}: {error.strerror or error}", "--out with a place that has space"
@@ -325,35 +48,17 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
         complain(f"tpmon: what there is of the bundle is in {sink.path}")
         raise
     check_written(sink.path, contents)
-    output.write_lines(*say_result(sink.path, contents))
+    Output(1, options.ascii).write_lines(*say_result(sink.path, contents))
     return ExitCode.OK
 
 
-def start_bundle(
-    find: Callable[[], Job],
-    place: Callable[[Job], Sink],
-    look: SharedLook,
-    told: Callable[[str], None],
-    hurries: Callable[[], bool] = lambda: False,
-) -> None:
-    """Write a bundle in a daemon thread and tell in a line where it is, or why there is none.
-
-    ``find`` reads the job anew, off the caller's thread; ``place`` makes the folder or tar file. Once it
-    ``hurries``, because the screen is left, only what is short is still written.
-    """
-
-    def work() -> None:
-        try:
-            job = find()
-            sink = place(job)
-            contents = Bundler(job, sink, look, stacks=look.stacks, hurries=hurries).run()
-            check_written(sink.path, contents)
-        except TpmonError as error:
-            other = "; tpmon bundle PID --out FOLDER takes another" if isinstance(error, UsageError) else ""
-            told(f"no bundle: {error.what}{other}")
-        except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
-            told(f"the bundle failed: {type(error).__name__}: {error}")
-        else:
-            told(" ".join(line.strip() for line in say_result(sink.path, contents)))
-
-    threading.Thread(target=work, name="tpmon-bundle", daemon=True).start()
+COMMAND = Subcommand(
+    BundleOptions,
+    run,
+    "bundle PID | --job [options]",
+    "Watch a job for some seconds and write evidence for a ticket into a private folder: Frames,\n"
+    "verdict, three dumps of all stacks, what may be read, logs, versions.\n"
+    "Nothing is stopped, and no file is overwritten.\n" + PROMISE,
+    EXIT_CODES,
+    writes_here=True,
+)

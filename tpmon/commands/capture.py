@@ -9,41 +9,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tpmon.capture.bus import Bus, NoHookError, open_bus
-from tpmon.capture.dialog import Agreed, advise_on_slot, agree_always, read_hook
-from tpmon.capture.files import NEW_FOLDER, CapturePlace, locate, sweep, write_host
-from tpmon.capture.kineto_capture import LoopAround, try_kineto
-from tpmon.capture.kineto_daemon import find_client
-from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
-from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
-from tpmon.capture.plan import LONGEST_S
-from tpmon.capture.window import CaptureWindow
-from tpmon.config import Options
+from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, pid_argument, setting
 from tpmon.errors import ExitCode, UsageError
-from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.process import Identity, Role
-from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage, CaptureState
-from tpmon.model.results.trace import TraceSummary
-from tpmon.own_command import call_as_owner
-from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
-from tpmon.probe.hooked.page import explain_absence
-from tpmon.probe.host.machine import read_memory_left
-from tpmon.probe.job.job import Job, Member
-from tpmon.probe.job.wrappers import (
-    is_armed,
-    read_ancestors,
-    runs_cuda_11,
-    stays_slower,
-    uses_cuda,
-    write_restart,
-)
-from tpmon.report.capture import write_capture
 from tpmon.report.text import Output, complain
+from tpmon.settings import parse_duration
+
+if TYPE_CHECKING:
+    from tpmon.capture.bus import Bus, NoHookError
+    from tpmon.capture.dialog import Agreed
+    from tpmon.model.process import Identity
+    from tpmon.model.results.capture import (
+        CaptureAsked,
+        CaptureKind,
+        CaptureResult,
+        CaptureStage,
+        CaptureState,
+    )
+    from tpmon.model.results.trace import TraceSummary
+    from tpmon.probe.job.job import Job, Member
 
 STEPS = 5
 MOST_STEPS = 1_000
@@ -55,69 +44,87 @@ _WARNS = (
     "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
     " allocated before"
 )
-_AROUND = LoopAround(
-    watch=lambda process: watch_clocks([process]),
-    memory_left=read_memory_left,
-    stays_slower=stays_slower,
-    runs_cuda_11=runs_cuda_11,
-)
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureCommand:
-    """Hold what one call asks for."""
+class CaptureOptions:
+    """Hold what ``tpmon capture`` takes, as it was typed."""
 
-    ranks: Applicable[int]
-    every: bool
-    steps: int
-    seconds: float
-    at: Applicable[int]
-    out: str
-    stacks: bool
-    shapes: bool
-    memory: bool
-    kind: CaptureKind
-    by_seconds: bool = False
-    named_seconds: bool = False
-    yes: bool = False
+    pid: int | None = pid_argument()
+    rank: str | None = flag(
+        "--rank", "that rank (default: the rank that PID belongs to, else the lowest here)", "K"
+    )
+    all_ranks: bool = flag("--all-ranks", "the same steps of every rank on this machine")
+    steps: str | None = flag(
+        "--steps",
+        "steps to record (default: 5; with --seconds alone as many as end in it, 1000 at most)",
+        "N",
+    )
+    seconds: str | None = flag(
+        "--seconds", "end the window after so long (default: 60, or more if the steps need it)", "S"
+    )
+    at: str | None = flag(
+        "--at",
+        "begin when this step begins, counted since this process began, as tpmon shows: within ten minutes",
+        "STEP",
+    )
+    stacks: bool = flag("--stacks", "with Python stacks: larger, slower")
+    shapes: bool = flag("--shapes", "with the shapes of tensors: larger, slower")
+    memory: bool = flag("--memory", "with allocations: larger, slower")
+    snapshot: bool = flag("--snapshot", "the CUDA allocator's history over the steps instead")
+    cuda_profiler: bool = flag(
+        "--cuda-profiler", "open a range for the nsys that the run was started under instead"
+    )
+    out: str = flag(
+        "--out",
+        "folder for the files (default: a new one here, named after the job)",
+        "DIR",
+        "",
+        is_file=True,
+    )
+    yes: bool = flag("--yes", "also if the loop pauses for more than 2 s")
+    job: bool = setting("job")
+    readonly: bool = setting("readonly")
+    json: bool = setting("json")
+    ascii: bool = setting("ascii")
 
 
-def parse_asked(given: Mapping[str, Any], options: Options) -> CaptureCommand:
-    """Check what was typed before anything is looked at.
+def parse_asked(options: CaptureOptions) -> CaptureAsked:
+    """Check what was typed before anything is looked at; the folder is "" where none was named.
 
     Raises:
         UsageError: for a number that cannot be, options that exclude each other, and beside --readonly.
     """
+    from tpmon.model.results.capture import CaptureAsked, CaptureKind
+
     if options.readonly:
         raise UsageError(
             "capture has the training record itself, and --readonly forbids that", "leave one of the two out"
         )
-    rank, every = given.get("rank"), bool(given.get("all_ranks"))
-    if rank is not None and every:
-        raise UsageError("--rank and --all-ranks exclude each other", "leave one of the two out")
-    snapshot, nsys = bool(given.get("snapshot")), bool(given.get("cuda_profiler"))
-    if snapshot and nsys:
+    if options.rank is not None:
+        if options.all_ranks:
+            raise UsageError("--rank and --all-ranks exclude each other", "leave one of the two out")
+        _parse_number("--rank", options.rank, 0, 1_000_000)
+    if options.snapshot and options.cuda_profiler:
         raise UsageError("--snapshot and --cuda-profiler exclude each other", "capture one after the other")
-    kind = CaptureKind.SNAPSHOT if snapshot else CaptureKind.NSYS_RANGE if nsys else CaptureKind.TRACE
-    details = [flag for flag in ("stacks", "shapes", "memory") if given.get(f"with_{flag}")]
+    kind = CaptureKind.NSYS_RANGE if options.cuda_profiler else CaptureKind.TRACE
+    kind = CaptureKind.SNAPSHOT if options.snapshot else kind
+    details = [name for name in ("stacks", "shapes", "memory") if getattr(options, name)]
     if details and kind is not CaptureKind.TRACE:
         raise UsageError(f"--{details[0]} belongs to a trace", f"leave --{details[0]} out")
-    by_seconds = "seconds" in given and "steps" not in given
+    by_seconds = options.seconds is not None and options.steps is None
     most = str(MOST_STEPS if by_seconds else STEPS)
-    return CaptureCommand(
-        ranks=_parse_number("--rank", rank, 0, 1_000_000) if rank is not None else NOT_APPLICABLE,
-        every=every,
-        steps=_parse_number("--steps", given.get("steps", most), 1, MOST_STEPS),
-        seconds=_parse_seconds(given.get("seconds")),
-        at=_parse_number("--at", given["at"], 1, 1 << 60) if "at" in given else NOT_APPLICABLE,
-        out=given.get("out", ""),
-        stacks="stacks" in details,
-        shapes="shapes" in details,
-        memory="memory" in details,
+    return CaptureAsked(
         kind=kind,
+        steps=_parse_number("--steps", most if options.steps is None else options.steps, 1, MOST_STEPS),
+        seconds=_parse_seconds(options.seconds),
+        stacks=options.stacks,
+        shapes=options.shapes,
+        memory=options.memory,
+        at=NOT_APPLICABLE if options.at is None else _parse_number("--at", options.at, 1, 1 << 60),
+        folder=options.out,
         by_seconds=by_seconds,
-        named_seconds="seconds" in given,
-        yes=bool(given.get("yes")),
+        named_seconds=options.seconds is not None,
     )
 
 
@@ -130,10 +137,10 @@ def _parse_number(flag: str, text: str, low: int, high: int) -> int:
 
 
 def _parse_seconds(text: str | None) -> float:
+    from tpmon.capture.plan import LONGEST_S
+
     if text is None:
         return SECONDS
-    from tpmon.settings import parse_duration  # noqa: PLC0415
-
     seconds = parse_duration(text)
     if seconds is None or not 0.1 <= seconds <= LONGEST_S:
         raise UsageError(
@@ -142,26 +149,26 @@ def _parse_seconds(text: str | None) -> float:
     return seconds
 
 
-def choose_ranks(job: Job, asked: CaptureCommand) -> tuple[Member, ...]:
+def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Member, ...]:
     """Return the ranks to capture: all, the one named, else that of the PID, else the lowest here.
 
     Raises:
         UsageError: for a rank that is not on this machine, or a job without one.
     """
+    from tpmon.model.process import Role
+
     ranks = [one for one in job.members if one.role is Role.RANK]
     ranks.sort(key=lambda one: (one.rank if is_known(one.rank) else 1 << 30, one.identity.pid))
     if not ranks:
         raise UsageError(
             f"the job of pid {job.asked_pid} has no rank on this machine", "tpmon ps lists the jobs"
         )
-    if asked.every:
+    if every:
         return tuple(ranks)
-    if is_known(asked.ranks):
-        named = tuple(one for one in ranks if one.rank == asked.ranks)
+    if is_known(rank):
+        named = tuple(one for one in ranks if one.rank == rank)
         if not named:
-            raise UsageError(
-                f"--rank: rank {asked.ranks} is not on this machine", f"tpmon attach {job.root.pid}"
-            )
+            raise UsageError(f"--rank: rank {rank} is not on this machine", f"tpmon attach {job.root.pid}")
         return named
     mine = {
         one.rank_pid if is_known(one.rank_pid) else one.identity.pid
@@ -171,15 +178,28 @@ def choose_ranks(job: Job, asked: CaptureCommand) -> tuple[Member, ...]:
     return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
 
 
-def run_capture(job: Job, options: Options, asked: CaptureCommand, output: Output) -> int:
+def run(options: CaptureOptions) -> int:
     """Capture, write what came of it, and return the exit code.
 
     Raises:
         TpmonError: saying why where nothing can be captured.
     """
+    from tpmon.capture.dialog import agree_always
+    from tpmon.model.codec import encode
+    from tpmon.report.capture import write_capture
+
+    asked = parse_asked(options)
+    job = find_job(options.pid)
     complain("tpmon: Ctrl-C ends it without a file")
-    agreed = agree_always if asked.yes else ask_where_dear
-    result, summaries = capture_job(job, asked, lambda text: complain(f"tpmon: {text}"), agreed=agreed)
+    result, summaries = capture_job(
+        job,
+        asked,
+        lambda text: complain(f"tpmon: {text}"),
+        rank=NOT_APPLICABLE if options.rank is None else int(options.rank),
+        every=options.all_ranks,
+        agreed=agree_always if options.yes else ask_where_dear,
+    )
+    output = Output(1, options.ascii)
     if options.json:
         output.write_json(encode(result))
     else:
@@ -193,6 +213,8 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
     Raises:
         UsageError: where nobody sits there, or it is no yes.
     """
+    from tpmon.model.results.capture import CaptureStage
+
     if stage is not CaptureStage.DEAR:
         return True
     if os.isatty(0) and os.isatty(2):
@@ -204,11 +226,13 @@ def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
 
 def capture_job(
     job: Job,
-    asked: CaptureCommand,
+    asked: CaptureAsked,
     tell: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
     *,
-    agreed: Agreed = agree_always,
+    rank: Applicable[int] = NOT_APPLICABLE,
+    every: bool = False,
+    agreed: Agreed,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
 
@@ -217,50 +241,47 @@ def capture_job(
     Raises:
         TpmonError: saying why where nothing can be captured.
     """
-    members = choose_ranks(job, asked)
+    from tpmon.capture.files import locate, sweep
+    from tpmon.capture.kineto_capture import LoopAround, try_kineto
+    from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
+    from tpmon.capture.window import CaptureWindow
+    from tpmon.model.results.capture import CaptureKind, CaptureState
+    from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
+    from tpmon.probe.host.machine import read_memory_left
+    from tpmon.probe.job.wrappers import runs_cuda_11, stays_slower
+
+    members = choose_ranks(job, rank, every=every)
     for member in members:
-        _check_slot(member, asked)
-    name, folder = _choose_place(members[0].identity.pid, job, asked)
-    here = locate(members[0].identity.pid, folder).here
+        _check_slot(member, asked.kind)
+    first = members[0].identity
+    name, folder = _choose_place(first.pid, job, asked.folder)
+    here = locate(first.pid, folder).here
     _check_above(here)
     for left in sweep(folder) if here == folder else []:
         tell(f"removed {left}, which a tpmon that was killed left")
-    wanted = CaptureAsked(
-        kind=asked.kind,
-        steps=asked.steps,
-        seconds=asked.seconds,
-        stacks=asked.stacks,
-        shapes=asked.shapes,
-        memory=asked.memory,
-        at=asked.at,
-        folder=folder,
-        anew=not asked.out and asked.kind is not CaptureKind.NSYS_RANGE,
-        by_seconds=asked.by_seconds,
-        named_seconds=asked.named_seconds,
-    )
+    is_named = bool(asked.folder)
+    wanted = replace(asked, folder=folder, anew=not is_named and asked.kind is not CaptureKind.NSYS_RANGE)
     if asked.memory:
         tell(_WARNS)
-    first = members[0]
 
     def stays() -> bool:
-        return bool(asked.out) and not stopped()  # whoever named a folder finds it, also without a file
+        return is_named and not stopped()  # whoever named a folder finds it, also without a file
 
-    if not asked.every:
+    if not every:
+        around = LoopAround(
+            watch=lambda process: watch_clocks([process]),
+            memory_left=read_memory_left,
+            stays_slower=stays_slower,
+            runs_cuda_11=runs_cuda_11,
+        )
         with _remove_empty([] if os.path.lexists(folder) else [folder], stays):
             told = try_kineto(
-                first.identity,
-                first.rank,
-                wanted,
-                name,
-                tell,
-                stopped=stopped,
-                around=_AROUND,
-                agreed=agreed,
+                first, members[0].rank, wanted, name, tell, stopped=stopped, around=around, agreed=agreed
             )
             if told:
                 return told
     buses = _open_all(members, job)
-    places = [_locate(bus, folder) for bus in buses]
+    places = [locate(bus.process.pid, folder) for bus in buses]
     mine = [place.here for place in places if not os.path.lexists(place.here)]
     with contextlib.ExitStack() as stack:
         for bus in buses:
@@ -309,20 +330,26 @@ def _remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[Non
                     os.rmdir(folder)
 
 
-def _check_slot(member: Member, asked: CaptureCommand) -> None:
+def _check_slot(member: Member, kind: CaptureKind) -> None:
     """Refuse a range that could end the run, and a trace where nsys or another tool records the GPU.
 
     Raises:
         UsageError: saying which.
     """
+    from tpmon.capture.dialog import advise_on_slot, read_hook
+    from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
+    from tpmon.model.results.capture import CaptureKind
+    from tpmon.own_command import call_as_owner
+    from tpmon.probe.job.wrappers import read_ancestors, uses_cuda
+
     pid = member.identity.pid
     above = read_ancestors(pid)
-    if asked.kind is CaptureKind.NSYS_RANGE:
+    if kind is CaptureKind.NSYS_RANGE:
         refusal = judge_nsys(above)
         if refusal:
             again = call_as_owner(pid, "run --nsys -- COMMAND")
             raise UsageError(refusal, f"{again} starts nsys so that it can be asked")
-    elif asked.kind is CaptureKind.TRACE and uses_cuda(pid):
+    elif kind is CaptureKind.TRACE and uses_cuda(pid):
         if traces_cuda(above):
             hook = read_hook(member.identity, member.rank)
             raise UsageError(HOLDS_SLOT, advise_on_slot(pid, hook.lacks, above))
@@ -342,6 +369,8 @@ def _step_back() -> None:
 
 def pick_exit_code(state: CaptureState) -> int:
     """Return 0 where there is a file, 3 where the training ended first, else 2."""
+    from tpmon.model.results.capture import CaptureState
+
     if state in (CaptureState.DONE, CaptureState.PARTIAL):
         return ExitCode.OK
     return ExitCode.NO_TARGET if state is CaptureState.GONE else ExitCode.USAGE
@@ -353,6 +382,8 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
     Raises:
         UsageError: where one has no hook, with how to start the run again.
     """
+    from tpmon.capture.bus import NoHookError, open_bus
+
     buses: list[Bus] = []
     try:
         for member in members:
@@ -370,6 +401,10 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
 
 def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
+    from tpmon.capture.kineto_daemon import find_client
+    from tpmon.probe.hooked.page import explain_absence
+    from tpmon.probe.job.wrappers import is_armed, write_restart
+
     pid = process.pid
     why = explain_absence(pid)
     if why:
@@ -397,16 +432,29 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     )
 
 
-def _choose_place(pid: int, job: Job, asked: CaptureCommand) -> tuple[str, str]:
+def _choose_place(pid: int, job: Job, out: str) -> tuple[str, str]:
     """Return the name of the files, and the folder as the training sees it."""
+    from tpmon.capture.files import NEW_FOLDER, locate, write_host
+
     when = time.strftime("%Y%m%d-%H%M%S")
     name = f"{write_host()}-{job.root.pid}"
-    if asked.out:
-        return name, os.path.abspath(asked.out)
+    if out:
+        return name, os.path.abspath(out)
     apart = locate(pid, "/").here != "/"
     base = "/tmp" if apart else os.getcwd()  # noqa: S108 the one folder that every container has
     return name, os.path.join(base, f"{NEW_FOLDER}{name}-{when}")
 
 
-def _locate(bus: Bus, folder: str) -> CapturePlace:
-    return locate(bus.process.pid, folder)
+COMMAND = Subcommand(
+    CaptureOptions,
+    run,
+    "capture PID | --job [options]",
+    "Have torch.profiler record some steps inside a run that has the hook (tpmon run, or\n"
+    "import tpmon.hook). One step is profiled first to size the rest; the price comes before the\n"
+    "window begins, and steps, seconds, events, bytes, disk and memory have limits. The files are\n"
+    "verified and summed up. In a run of tpmon run --kineto, or with KINETO_USE_DAEMON=1, kineto\n"
+    "records instead where it can: it does not pause the loop. With neither it says what is\n"
+    "possible, and touches nothing.",
+    EXIT_CODES,
+    writes_here=True,
+)

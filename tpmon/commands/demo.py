@@ -1,7 +1,8 @@
-"""Start the demo training as a process of its own, with the Python that has torch.
+"""The command ``demo``: start a small training as a process of its own, and watch it.
 
-Imports neither torch nor the demo: it names the programs by their files. The training ends with
-its own time limit, with ``DemoJob.stop``, or when the process that started it is gone.
+It runs with the Python that has torch. Imports neither torch nor the demo: it names the programs by
+their files. The training ends with its own time limit, with ``DemoJob.stop``, or when the process that
+started it is gone.
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from tpmon.errors import NoTargetError, UsageError
+from tpmon.commands.command import Subcommand, WatchOptions, setting
+from tpmon.errors import ExitCode, NoTargetError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
-from tpmon.settings import MOST_DEMO_RANKS, MOST_DEMO_SECONDS, MOST_DEMO_WORKERS
+from tpmon.report.text import Output, complain
+from tpmon.settings import MOST_DEMO_RANKS, MOST_DEMO_WORKERS
+
+if TYPE_CHECKING:
+    from tpmon.model.results.doctor import Update
+    from tpmon.probe.job.job import Job
+
+FRAMES = 3
+"""Readings that are printed where neither a screen nor a form was asked for."""
 
 _PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "demo")
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -72,17 +83,16 @@ def bottlenecks() -> tuple[Bottleneck, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """Hold what ``tpmon demo`` was asked for; None where the bottleneck decides.
+class DemoOptions(WatchOptions):
+    """Hold what is trained, and how it is watched; None where the bottleneck decides."""
 
-    ``python`` names the interpreter that is tried first.
-    """
-
-    ranks: int | None = None
-    workers: int | None = None
-    bottleneck: str = "none"
-    seconds: float = 900.0
-    python: str = ""
+    ranks: int | None = setting("demo.ranks")
+    workers: int | None = setting("demo.workers")
+    bottleneck: str = setting("demo.bottleneck")
+    seconds: float = setting("demo.seconds")
+    once: bool = setting("once")
+    json: bool = setting("json")
+    plain: bool = setting("plain")
 
 
 class DemoJob:
@@ -105,14 +115,14 @@ class DemoJob:
         return self._keeper.returncode is not None
 
 
-def find_python(preferred: str = "") -> str:
-    """Return the first Python that has torch: ``preferred``, $PYTHON, this one, those on PATH.
+def find_python() -> str:
+    """Return the first Python that has torch: $PYTHON, this one, those on PATH.
 
     Raises:
         NoTargetError: when none has it.
     """
     looked_at: list[str] = []
-    for name in (preferred, os.environ.get("PYTHON", ""), sys.executable, "python3", "python"):
+    for name in (os.environ.get("PYTHON", ""), sys.executable, "python3", "python"):
         found = shutil.which(name) if name else None
         path = os.path.abspath(found) if found else ""
         if path and path not in looked_at:
@@ -136,41 +146,24 @@ def _has_torch(python: str) -> bool:
 
 
 def _training_command(python: str, options: DemoOptions) -> list[str]:
-    kind = next((one for one in _BOTTLENECKS if one.name == options.bottleneck), None)
-    if kind is None:
-        names = ", ".join(one.name for one in _BOTTLENECKS)
-        raise UsageError(f"no bottleneck is named {options.bottleneck!r}", f"one of: {names}")
+    kind = next(one for one in _BOTTLENECKS if one.name == options.bottleneck)
     ranks = kind.ranks if options.ranks is None else options.ranks
-    no_workers = kind.name == "no-workers"
-    workers = (0 if no_workers else 2) if options.workers is None else options.workers
-    if not kind.ranks <= ranks <= MOST_DEMO_RANKS:
+    most = 0 if kind.name == "no-workers" else MOST_DEMO_WORKERS
+    workers = min(2, most) if options.workers is None else options.workers
+    if ranks < kind.ranks:
         raise UsageError(
             f"bottleneck {kind.name} cannot run with {ranks} ranks",
             f"--ranks from {kind.ranks} to {MOST_DEMO_RANKS}",
         )
-    if not 0 <= workers <= MOST_DEMO_WORKERS or (no_workers and workers):
-        most = 0 if no_workers else MOST_DEMO_WORKERS
+    if workers > most:
         raise UsageError(
             f"bottleneck {kind.name} cannot run with {workers} workers", f"--workers from 0 to {most}"
-        )
-    if not 1 <= options.seconds <= MOST_DEMO_SECONDS:
-        raise UsageError(
-            f"cannot run for {options.seconds:g} s", f"--seconds from 1 to {MOST_DEMO_SECONDS:g}"
         )
     command = [python, "-u"]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += [os.path.join(_PROGRAMS, "train.py"), "--workers", str(workers)]
     return [*command, "--bottleneck", kind.name, "--seconds", f"{options.seconds:g}"]
-
-
-def check_demo(options: DemoOptions) -> None:
-    """Refuse options that do not fit together, before anything is looked for or started.
-
-    Raises:
-        UsageError: naming what may be asked for.
-    """
-    _training_command("", options)
 
 
 def start_demo(options: DemoOptions) -> DemoJob:
@@ -180,8 +173,7 @@ def start_demo(options: DemoOptions) -> DemoJob:
         UsageError: for options that do not fit together.
         NoTargetError: when no Python has torch, or the training ended or stalled before a step.
     """
-    check_demo(options)
-    command = _training_command(find_python(options.python), options)
+    command = _training_command(find_python(), options)
     directory = _make_directory()
     log_path = os.path.join(directory, "train.log")
     keeper = subprocess.Popen(
@@ -260,3 +252,58 @@ def _read_log(path: str) -> str:
             return log.read(1 << 20)
     except OSError:
         return ""  # not opened yet, or already removed by a keeper that ended
+
+
+def run(options: DemoOptions) -> int:
+    """Start the training, watch it, and end it.
+
+    Raises:
+        TpmonError: where it cannot be started.
+    """
+    from tpmon.commands.attach import watch_as_text, watch_on_screen
+    from tpmon.probe.job.resolve import find_job
+    from tpmon.ui.terminal_io.terminal import has_terminal
+
+    is_text = options.once or options.json or options.plain
+    on_screen = not is_text and has_terminal()
+    _training_command("", options)  # what cannot be is refused before anything is looked for
+    complain(f"tpmon: starting the demo training ({options.bottleneck}); its first step takes some seconds")
+    demo = start_demo(options)
+    try:
+        complain(f"tpmon: demo training {demo.pid} runs; its log, until it ends: {demo.log_path}")
+        job = find_job(demo.pid)
+        if on_screen:
+            return watch_on_screen(job, options)
+        if is_text:
+            watch_as_text(job, options, once=options.once, json=options.json, plain=options.plain)
+        else:
+            _print_readings(job, options)
+        return ExitCode.OK
+    finally:
+        demo.stop()
+
+
+def _print_readings(job: Job, options: DemoOptions) -> None:
+    from tpmon.commands.attach import run_session
+    from tpmon.report.once import write_once
+
+    output = Output(1, options.ascii)
+    seen = 0
+
+    def sink(update: Update) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:  # the first reading has no rates yet
+            output.write_lines(*write_once(update.frame), "")
+
+    run_session(job, options, FRAMES + 1, sink)
+
+
+COMMAND = Subcommand(
+    DemoOptions,
+    run,
+    "demo [options]",
+    "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
+    f"Without a terminal and an output flag: {FRAMES} readings as text.",
+    "\n".join(("bottlenecks:", *(f"  {one.name:<16} {one.summary}" for one in _BOTTLENECKS))),
+)

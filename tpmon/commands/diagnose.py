@@ -11,17 +11,27 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from tpmon.commands.command import (
+    VERDICT_CODES,
+    Subcommand,
+    WatchOptions,
+    find_job,
+    open_session,
+    pid_argument,
+    setting,
+)
 from tpmon.errors import UsageError
-from tpmon.model.codec import encode
-from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import list_missed
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known, known_or
-from tpmon.model.process import Outcome
-from tpmon.model.results.doctor import Update
-from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
-from tpmon.report.text import ReaderGone, complain
-from tpmon.settings import UNTIL_SETTING, parse_names, split_command
+from tpmon.report.text import Output, ReaderGone, complain
+from tpmon.settings import BY_KEY, parse_names, split_command
+
+if TYPE_CHECKING:
+    from tpmon.model.frame import Frame
+    from tpmon.model.results.doctor import Update
+    from tpmon.model.verdict import Finding
 
 LOOK_S = 15.0
 """A verdict is due within 15 s of attaching."""
@@ -31,13 +41,30 @@ END_WITHIN_S = 2.0
 _STDERR = 2
 
 
-def parse_until(text: str) -> frozenset[str]:
-    """Read the words of --until: kinds of verdicts, or "ended".
+@dataclass(frozen=True, slots=True)
+class VerdictOptions(WatchOptions):
+    """Hold when a verdict is enough, and in which form it is written."""
 
-    Raises:
-        UsageError: naming a word that is neither.
-    """
-    return parse_names(UNTIL_SETTING, text, UNTIL_SETTING.flag) if text else frozenset()
+    pid: int | None = pid_argument()
+    job: bool = setting("job", typed=False)
+    json: bool = setting("json")
+    check: bool = setting("check", typed=False)
+    for_s: float | None = setting("diagnose.for", typed=False)
+    until: str | None = setting("diagnose.until", typed=False)
+    on_change: str | None = setting("diagnose.on-change", typed=False)
+    on_change_place: str = setting(
+        "diagnose.on-change", typed=False, choose=lambda choices, key: choices.name_place(key)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnoseOptions(VerdictOptions):
+    """Hold what ``tpmon diagnose`` takes."""
+
+    job: bool = setting("job")
+    for_s: float | None = setting("diagnose.for")
+    until: str | None = setting("diagnose.until")
+    on_change: str | None = setting("diagnose.on-change")
 
 
 def parse_command(text: str, where: str = "--on-change") -> tuple[str, ...]:
@@ -76,6 +103,8 @@ class OnChange:
 
     def tell(self, finding: Finding) -> None:
         """Queue a verdict; one of the same kind and cause as the last is no change."""
+        from tpmon.model.codec import encode
+
         key = (finding.kind, finding.cause)
         if key != self._told:
             self._told = key
@@ -181,6 +210,9 @@ class DiagnoseWatch:
 
     def read(self, update: Update) -> bool:
         """Take one Frame; tell whether enough was seen."""
+        from tpmon.model.frame import TargetState
+        from tpmon.model.verdict import Kind
+
         frame = update.frame
         finding = frame.verdict
         if is_known(finding):
@@ -221,6 +253,11 @@ def pick_exit_code(frame: Frame) -> int:
 
     None is well while a card that the job is on, or may be, does not answer.
     """
+    from tpmon.model.frame import TargetState
+    from tpmon.model.gpu import list_missed
+    from tpmon.model.process import Outcome
+    from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Kind, pick_code
+
     target = frame.target
     if target.state is TargetState.ENDED:
         return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
@@ -230,3 +267,53 @@ def pick_exit_code(frame: Frame) -> int:
     code = pick_code(finding.kind, finding.cause)
     missed = list_missed(known_or(frame.gpus, ()))
     return code if code or not missed else EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
+
+
+def run(options: VerdictOptions) -> int:
+    """Print the verdict once it was looked for long enough, or once it is what was waited for.
+
+    Raises:
+        TpmonError: for what cannot be waited for or started, and where there is no job.
+    """
+    from tpmon.model.codec import encode
+    from tpmon.probe.job.resolve import AWAIT_S
+    from tpmon.report.verdict import write_check, write_verdict
+
+    setting_until = BY_KEY["diagnose.until"]
+    until = parse_names(setting_until, options.until, setting_until.flag) if options.until else frozenset()
+    command = parse_command(options.on_change, options.on_change_place) if options.on_change else ()
+    limit_s = options.for_s if options.for_s or until else LOOK_S
+    output = Output(1, options.ascii)
+    begun_s = time.monotonic() if until else None  # the limit holds for the wait for a job, too
+    job = find_job(options.pid, (options.for_s or AWAIT_S) if until else 0.0)
+    watch = DiagnoseWatch(limit_s, until, OnChange(command) if command else None, begun_s)
+
+    def sink(update: Update) -> None:
+        if watch.read(update):
+            session.stop()
+
+    try:
+        session = open_session(job, options, sink)
+        last = session.run()
+        if last is None:
+            raise ValueError("a session ended before its first Frame")
+        with watch.outlast_output():
+            if options.json:
+                output.write_json(encode(last.verdict))
+            elif options.check:
+                output.write_lines(write_check(last))
+            else:
+                output.write_lines(*write_verdict(last))
+        watch.finish()
+    finally:
+        watch.close()
+    return pick_exit_code(last)
+
+
+COMMAND = Subcommand(
+    DiagnoseOptions,
+    run,
+    "diagnose PID | --job [options]",
+    "Watch a training job and print the verdict: what holds it back and what to do.",
+    VERDICT_CODES,
+)

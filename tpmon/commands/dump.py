@@ -9,33 +9,30 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from typing import TYPE_CHECKING
 
-from tpmon import config
-from tpmon.config import Options
+from tpmon.commands.command import (
+    EXIT_CODES,
+    Subcommand,
+    file_arguments,
+    find_job,
+    flag,
+    pid_argument,
+    setting,
+)
 from tpmon.errors import ExitCode, UsageError
-from tpmon.judge.dumps.collective_words import may_wait
-from tpmon.judge.dumps.collectives import add_collectives, fold_collectives
-from tpmon.judge.dumps.describe import collapse_frames
-from tpmon.judge.dumps.groups import DumpOrigin, find_clash, fold_dumps, fold_rounds
-from tpmon.judge.dumps.hot import build_tree, date_log
-from tpmon.model.codec import CodecError, decode, encode
-from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.process import Role
-from tpmon.model.results.doctor import DumpUpdate
-from tpmon.model.text.clean import clean_value
-from tpmon.model.text.dump_words import TO_FILES, list_numbers, write_step
 from tpmon.model.units import clean_text
-from tpmon.probe.base.deadline import read_within
-from tpmon.probe.host.output import OutputReader
-from tpmon.probe.job.job import Job, Member
-from tpmon.probe.records.collectives import PIPE_PRICE, read_collectives
-from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
-from tpmon.report.dump import write_dump, write_dump_tree
-from tpmon.report.formats import write_collapsed, write_speedscope
 from tpmon.report.text import Output, complain
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tpmon.judge.dumps.groups import DumpOrigin
+    from tpmon.model.dump import Dump, DumpRound
+    from tpmon.model.results.doctor import DumpUpdate
+    from tpmon.probe.job.job import Job, Member
 
 MOST_BYTES = 256 << 20
 """Of all files together; the dump of a job of 72 processes has 0.2 MB."""
@@ -57,70 +54,87 @@ _BEGINS = b'{"schema":'
 """How a dump begins, and nothing within one."""
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
-_STEP = write_step("$SLURM_JOB_ID")
-_MIXED = (
-    "tpmon dump PID --json makes one; srun cuts and mixes lines beyond 1,024 bytes, so add --label:"
-    f" {_STEP} --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
-    f" {_STEP} {TO_FILES}, then tpmon fold dump-*.json (H: the hosts)"
-)
 _RANK_DIGITS = 7
 PID_DIGITS = 10
 
 
+_TREE_HELP = "merge the stacks of all threads into a tree"
+
+
 @dataclass(frozen=True, slots=True)
-class DumpAsked:
-    """Hold what one call asks for that is no setting: which processes, and how deep to look."""
+class DumpOptions:
+    """Hold which processes are looked at, how often and how deep, and how that is written."""
 
-    ranks: tuple[str, ...] = ()
-    pids: tuple[str, ...] = ()
-    block: bool = False
-    native: bool = False
-    variables: bool = False
-    fr_pipe: bool = False
-    tree: bool = False
-
-    @property
-    def prices(self) -> tuple[str, ...]:
-        """Say what each part costs the job, before it is done."""
-        wanted = (
-            (self.block, BLOCK_PRICE),
-            (self.native, NATIVE_PRICE),
-            (self.variables, LOCALS_PRICE),
-            (self.fr_pipe, PIPE_PRICE),
-        )
-        return tuple(price for asked, price in wanted if asked)
-
-
-def pick_format(options: Options) -> str:
-    """Return the form to write in; --json is short for --format json.
-
-    Raises:
-        UsageError: for another form beside --json.
-    """
-    return config.pick_format(options, options.dump_format, options.dump_format_from)
+    pid: int | None = pid_argument()
+    ranks: tuple[str, ...] = flag(
+        "--rank", "only these ranks and their workers: 3, or 0,2, or 0-3", "K", many=True
+    )
+    pids: tuple[str, ...] = flag("--pid", "only this process of the job", "P", many=True)
+    block: bool = flag(
+        "--block",
+        "stop a process that cannot be read otherwise, for some milliseconds; the time is printed",
+    )
+    native: bool = flag(
+        "--native", "with frames of C and C++; stops each process for 0.03 to 1 s; the time is printed"
+    )
+    locals: bool = flag("--locals", "with the variables of your own frames; nothing is stopped")
+    fr_pipe: bool = flag(
+        "--fr-pipe",
+        "make NCCL write its record of collectives now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
+    )
+    job: bool = setting("job")
+    rounds: int = setting("dump.rounds")
+    every_s: float = setting("dump.every")
+    form: str = setting("dump.format", choose=lambda choices, key: choices.pick_format(key))
+    readonly: bool = setting("readonly")
+    tree: bool = flag("--tree", _TREE_HELP)
+    json: bool = setting("json")
+    ascii: bool = setting("ascii")
 
 
-def check_asked(options: Options, asked: DumpAsked) -> None:
+@dataclass(frozen=True, slots=True)
+class FoldOptions:
+    """Hold which dumps are folded, and how the fold is written."""
+
+    files: tuple[str, ...] = file_arguments("one dump a line, as JSON; - is standard input")
+    form: str = setting("dump.format", choose=lambda choices, key: choices.pick_format(key))
+    tree: bool = flag("--tree", _TREE_HELP)
+    json: bool = setting("json")
+    ascii: bool = setting("ascii")
+
+
+def check_options(options: DumpOptions) -> None:
     """Refuse what cannot be done before anything is looked at.
 
     Raises:
         UsageError: for a form, a rank or a process that cannot be, and a stop where --readonly forbids it.
     """
-    check_tree(pick_format(options), tree=asked.tree)
-    for flag, stops in (("--block", asked.block), ("--native", asked.native)):
-        if stops and options.readonly:
-            raise UsageError(
-                f"{flag} stops processes of the job, and --readonly forbids that", "leave one of the two out"
-            )
-    if asked.fr_pipe and options.readonly:
-        raise UsageError(
-            "--fr-pipe has the job write files, and --readonly forbids that", "leave one of the two out"
-        )
-    for word in asked.ranks:
+    check_tree(options.form, tree=options.tree)
+    for flag_name, asked, does in (
+        ("--block", options.block, "stops processes of the job"),
+        ("--native", options.native, "stops processes of the job"),
+        ("--fr-pipe", options.fr_pipe, "has the job write files"),
+    ):
+        if asked and options.readonly:
+            raise UsageError(f"{flag_name} {does}, and --readonly forbids that", "leave one of the two out")
+    for word in options.ranks:
         _parse_numbers(word)
-    for word in asked.pids:
+    for word in options.pids:
         if not word.isdecimal() or len(word) > PID_DIGITS:
             raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
+
+
+def list_prices(options: DumpOptions) -> tuple[str, ...]:
+    """Say what each part costs the job, before it is done."""
+    from tpmon.probe.records.collectives import PIPE_PRICE
+
+    wanted = (
+        (options.block, BLOCK_PRICE),
+        (options.native, NATIVE_PRICE),
+        (options.locals, LOCALS_PRICE),
+        (options.fr_pipe, PIPE_PRICE),
+    )
+    return tuple(price for asked, price in wanted if asked)
 
 
 def check_tree(form: str, *, tree: bool) -> None:
@@ -150,16 +164,20 @@ def _parse_numbers(word: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_members(job: Job, asked: DumpAsked) -> tuple[Member, ...]:
+def choose_members(job: Job, options: DumpOptions) -> tuple[Member, ...]:
     """Return the processes to look at: all worth it, or ranks with what they started, or single ones.
 
     Raises:
         UsageError: for a rank or a process that is not of this job on this machine.
     """
+    from tpmon.model.process import Role
+    from tpmon.model.text.dump_words import list_numbers
+    from tpmon.probe.spy.dump import dumpable
+
     every = dumpable(job)
-    if not asked.ranks and not asked.pids:
+    if not options.ranks and not options.pids:
         return every
-    wanted = frozenset(rank for word in asked.ranks for rank in _parse_numbers(word))
+    wanted = frozenset(rank for word in options.ranks for rank in _parse_numbers(word))
     here = {one.rank for one in every if one.role is Role.RANK and is_known(one.rank)}
     if absent := wanted - here:
         noun = f"rank{'s' if len(absent) > 1 else ''} {list_numbers(absent)}"
@@ -167,7 +185,7 @@ def choose_members(job: Job, asked: DumpAsked) -> tuple[Member, ...]:
         raise UsageError(
             f"--rank: {noun} {verb} not on this machine", f"here: {list_numbers(here) or 'no numbered rank'}"
         )
-    pids = tuple(map(int, asked.pids))
+    pids = tuple(map(int, options.pids))
     members = {one.identity.pid: one for one in job.members}
     for pid in sorted(pids):
         if pid not in members:
@@ -185,34 +203,46 @@ def choose_members(job: Job, asked: DumpAsked) -> tuple[Member, ...]:
     return (*chosen, *named)
 
 
-def run_dump(job: Job, options: Options, asked: DumpAsked, output: Output) -> int:
+def run(options: DumpOptions) -> int:
     """Look at a job as often as asked, write the fold, and return the exit code.
 
     Raises:
-        UsageError: for a rank or a process that is not there.
+        TpmonError: where there is no job, or a rank or a process is not there.
     """
-    form = pick_format(options)
-    members = choose_members(job, asked)
-    for price in asked.prices:
+    from tpmon.judge.dumps.collective_words import may_wait
+    from tpmon.judge.dumps.collectives import add_collectives
+    from tpmon.judge.dumps.groups import fold_rounds
+    from tpmon.probe.records.collectives import read_collectives
+    from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
+
+    check_options(options)
+    job = find_job(options.pid)
+    members = choose_members(job, options)
+    for price in list_prices(options):
         complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
-    depth = Depth(asked.block, asked.native, asked.variables)
+    depth = Depth(options.block, options.native, options.locals)
     dumper = Dumper(members, depth, around=job.members)
     rounds: list[DumpRound] = []
     due_s = time.monotonic()
-    for number in range(options.dump_rounds):
+    for number in range(options.rounds):
         if number:
             time.sleep(max(0.0, due_s - time.monotonic()))
-        due_s = time.monotonic() + options.dump_every_s
-        rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
+        due_s = time.monotonic() + options.every_s
+        rounds.append(dumper.read_round(NATIVE_ROUND_S if options.native else ROUND_S))
     dump = replace(fold_rounds(rounds, _name_origin(job, members)), last_write=_read_last_write(job))
-    reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=asked.fr_pipe)
+    reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=options.fr_pipe)
     dump = add_collectives(dump, reading)
-    _write(dump, form, output, tree=asked.tree)
+    _write(dump, options.form, Output(1, options.ascii), tree=options.tree)
     return pick_exit_code(dump)
 
 
 def _read_last_write(job: Job) -> Applicable[datetime]:
     """Read when the job wrote into its log last."""
+    from tpmon.judge.dumps.hot import date_log
+    from tpmon.model.process import Role
+    from tpmon.probe.base.deadline import read_within
+    from tpmon.probe.host.output import OutputReader
+
     pids = [one.identity.pid for one in job.members if one.role in (Role.LAUNCHER, Role.RANK)]
     logs = read_within(LOG_S, lambda: OutputReader().read(pids))
     return logs if isinstance(logs, Missing) else date_log(logs)
@@ -220,21 +250,27 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
 
 def _name_origin(job: Job, members: Sequence[Member]) -> DumpOrigin:
     """Name the job, and count the ranks of it that were left out."""
+    from tpmon.judge.dumps.groups import DumpOrigin
+    from tpmon.model.process import Role
+    from tpmon.probe.spy.dump import dumpable
+
     left_out = sum(one.role is Role.RANK and one not in members for one in job.members)
     whole = len(members) >= len(dumpable(job))
     return DumpOrigin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
 
 
-def run_fold(paths: Sequence[str], options: Options, output: Output, *, tree: bool = False) -> int:
+def run_fold(options: FoldOptions) -> int:
     """Fold the Dumps of files (or of standard input, "-") and write the result.
 
     Raises:
         UsageError: for a file that cannot be read or holds something else, and a tree that is no text.
     """
-    form = pick_format(options)
-    check_tree(form, tree=tree)
+    from tpmon.judge.dumps.collectives import fold_collectives
+    from tpmon.judge.dumps.groups import find_clash, fold_dumps
+
+    check_tree(options.form, tree=options.tree)
     left_out: list[str] = []
-    dumps = read_dumps(paths, left_out.append)
+    dumps = read_dumps(options.files, left_out.append)
     if clash := find_clash(dumps):
         raise UsageError(
             f"these dumps are of two machines of one name: {clash}",
@@ -243,7 +279,7 @@ def run_fold(paths: Sequence[str], options: Options, output: Output, *, tree: bo
     for line in left_out:
         complain(f"tpmon: not folded: {line}")
     dump = replace(fold_collectives(fold_dumps(dumps), dumps), left_out=tuple(left_out))
-    _write(dump, form, output, tree=tree)
+    _write(dump, options.form, Output(1, options.ascii), tree=options.tree)
     return pick_exit_code(dump)
 
 
@@ -338,20 +374,33 @@ def _read_file(path: str, limit: int) -> bytes:
 
 
 def _parse_dump(line: str, place: str) -> Dump:
+    from tpmon.model.codec import CodecError, decode
+    from tpmon.model.dump import DUMP_SCHEMA, Dump
+    from tpmon.model.text.clean import clean_value
+    from tpmon.model.text.dump_words import TO_FILES, write_step
+
     try:
         dump = decode(Dump, line)
     except CodecError as error:
-        raise UsageError(f"{place}: no dump of tpmon: {error}", _MIXED) from error
+        step = write_step("$SLURM_JOB_ID")
+        raise UsageError(
+            f"{place}: no dump of tpmon: {error}",
+            "tpmon dump PID --json makes one; srun cuts and mixes lines beyond 1,024 bytes, so add --label:"
+            f" {step} --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
+            f" {step} {TO_FILES}, then tpmon fold dump-*.json (H: the hosts)",
+        ) from error
     if dump.schema != DUMP_SCHEMA:
         raise UsageError(f"{place}: schema {dump.schema!r}, this tpmon reads {DUMP_SCHEMA}", "update tpmon")
     return clean_value(dump)
 
 
-def _shorten(group: StackGroup) -> tuple[ShownFrame, ...]:
-    return collapse_frames(group.frames) if is_known(group.frames) else ()
-
-
 def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
+    from tpmon.judge.dumps.describe import shorten_stack
+    from tpmon.judge.dumps.hot import build_tree
+    from tpmon.model.codec import encode
+    from tpmon.report.dump import write_dump, write_dump_tree
+    from tpmon.report.formats import write_collapsed, write_speedscope
+
     if form == "json":
         output.write_json(encode(dump))
     elif form == "speedscope":
@@ -361,18 +410,23 @@ def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
     elif tree:
         output.write_lines(*write_dump_tree(dump, build_tree(dump.groups)))
     else:
-        output.write_lines(*write_dump(dump, _shorten))
+        output.write_lines(*write_dump(dump, shorten_stack))
 
 
 def write_dump_text(update: DumpUpdate) -> str:
     """Write the dump of a screen as ``tpmon dump`` prints it."""
+    from tpmon.judge.dumps.describe import shorten_stack
+    from tpmon.report.dump import write_dump
+
     if not is_known(update.dump):
         return f"no stacks: {update.dump.reason}"
-    return "\n".join(write_dump(update.dump, _shorten))
+    return "\n".join(write_dump(update.dump, shorten_stack))
 
 
 def pick_exit_code(dump: Dump) -> int:
     """Return 0 where at least one stack was read, else why none was: 4, 3, or 2 for all else."""
+    from tpmon.model.dump import ErrorKind
+
     if any(is_known(group.frames) for group in dump.groups):
         return ExitCode.OK
     kinds = {error.kind for error in dump.errors}
@@ -381,3 +435,22 @@ def pick_exit_code(dump: Dump) -> int:
     if kinds <= {ErrorKind.GONE}:
         return ExitCode.NO_TARGET
     return ExitCode.USAGE
+
+
+COMMAND = Subcommand(
+    DumpOptions,
+    run,
+    "dump PID | --job [options]",
+    "Show where every rank, loader worker and thread of a job is right now: equal stacks together,\n"
+    "first the one that is not where the others are. Only --block and --native stop processes.\n"
+    "The price of an option comes first.",
+    EXIT_CODES,
+)
+FOLD = Subcommand(
+    FoldOptions,
+    run_fold,
+    "fold FILE... | - [options]",
+    "Join the dumps that tpmon dump made as JSON on several hosts.\n"
+    "Several dumps of one host count as one after the other.",
+    EXIT_CODES,
+)

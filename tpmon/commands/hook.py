@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from tpmon.commands.command import await_files
 from tpmon.errors import ExitCode, UsageError
 from tpmon.report.text import Output
 
@@ -24,12 +25,14 @@ _WHEN = (2020, 1, 1, 0, 0, 0)
 """Equal hooks make equal files."""
 
 
-def run_hook(arguments: Sequence[str], output: Output) -> int:
-    """Do what ``tpmon hook`` asks for.
+def run(arguments: Sequence[str]) -> int:
+    """Do what ``tpmon hook`` asks for in the arguments that follow it.
 
     Raises:
         UsageError: for anything but ``export FILE``, and where FILE cannot be made.
     """
+    output = Output(1, ascii_only=False)
+    await_files(arguments[1:2])
     if {"-h", "--help"} & set(arguments) or not arguments:
         output.write_lines(HELP)
         return ExitCode.OK if arguments else ExitCode.USAGE
@@ -43,7 +46,7 @@ def run_hook(arguments: Sequence[str], output: Output) -> int:
             "tpmon hook export tpmon-hook.zip",
         )
     write_export(path)
-    import shlex  # noqa: PLC0415
+    import shlex
 
     output.write_lines(f"wrote {where}", f"Use: PYTHONPATH={shlex.quote(where)} python train.py")
     return ExitCode.OK
@@ -55,7 +58,7 @@ def write_export(path: str) -> None:
     Raises:
         UsageError: when the file is there already or cannot be written.
     """
-    import zipfile  # noqa: PLC0415
+    import zipfile
 
     part = f"{path}.{os.getpid()}.part"
     try:

@@ -15,11 +15,11 @@ from tpmon.errors import ExitCode, NoTargetError, NoTerminalError, UsageError
 TYPE_CHECKING = False  # to import typing takes as long as all else here
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
+    from tpmon.commands.command import WatchOptions
     from tpmon.probe.job.job import Job
-    from tpmon.report.text import Output
 
 HELP = """\
 usage: tpmon run [options] [--] PROGRAM [ARGUMENT...]
@@ -51,6 +51,7 @@ BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 ALLOW_STACKS = "_TPMON_ALLOW_STACKS"
 """Read by ``tpmon_awaits_torch`` in that folder."""
 
+_SWITCHES = ("--allow-stacks", "--attach", "--kineto", "--nsys")
 _TRY = "tpmon run -- python train.py"
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 """Python ignores them from its start on; a program that takes its place would go on ignoring them."""
@@ -90,14 +91,8 @@ def parse_request(arguments: Sequence[str]) -> RunRequest:
         if option in ("-h", "--help"):
             request.wants_help = True
             return request
-        if option == "--allow-stacks":
-            request.allow_stacks = True
-        elif option == "--attach":
-            request.attach = True
-        elif option == "--kineto":
-            request.kineto = True
-        elif option == "--nsys":
-            request.nsys = True
+        if option in _SWITCHES:
+            setattr(request, option[2:].replace("-", "_"), True)
         elif option == "--log" and rest:
             request.log, rest = rest[0], rest[1:]
         elif option.startswith("--log="):
@@ -151,7 +146,7 @@ def _prepare(request: RunRequest) -> dict[str, str]:
     environment = arm(drop_coerced(dict(os.environ), _read_first_words()), allow_stacks=request.allow_stacks)
     if not (request.nsys or request.kineto):
         return environment
-    import shutil  # noqa: PLC0415 a plain start needs none of these
+    import shutil  # a plain start needs none of these
 
     nsys = shutil.which("nsys") or ""
     if request.nsys and not nsys:
@@ -161,11 +156,11 @@ def _prepare(request: RunRequest) -> dict[str, str]:
     if shutil.which(request.command[0]) is None:
         raise _refuse(request, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     if request.nsys:
-        from tpmon.capture.nsys import write_nsys_command  # noqa: PLC0415
+        from tpmon.capture.nsys import write_nsys_command
 
         request.command = write_nsys_command(nsys, request.command)
         return environment
-    from tpmon.capture.kineto_window import prepare  # noqa: PLC0415
+    from tpmon.capture.kineto_window import prepare
 
     return prepare(environment)
 
@@ -173,7 +168,7 @@ def _prepare(request: RunRequest) -> dict[str, str]:
 def _take_back(request: RunRequest, environment: dict[str, str]) -> None:
     """Remove what was made for a program that did not start."""
     if request.kineto:
-        from tpmon.capture.kineto_window import take_back  # noqa: PLC0415
+        from tpmon.capture.kineto_window import take_back
 
         take_back(environment)
 
@@ -209,40 +204,37 @@ def become(request: RunRequest) -> NoReturn:
         raise _refuse(request, error) from error
 
 
-def run_program(
-    arguments: Sequence[str],
-    output: Output,
-    require_terminal: Callable[[], None],
-    watch: Callable[[Job], int],
-) -> int:
-    """Do what ``tpmon run`` asks for.
-
-    Args:
-        arguments: what follows ``tpmon run``.
-        output: for the help.
-        require_terminal: raises where there is no terminal for a screen; nothing is started then.
-        watch: shows a job on the screen until it ends or is left.
+def run(arguments: Sequence[str]) -> int:
+    """Do what ``tpmon run`` asks for in the arguments that follow it.
 
     Raises:
         UsageError: for arguments that cannot be used.
+        NoTerminalError: where there is no terminal for a screen; nothing is started then.
     """
     request = parse_request(arguments)
     if request.wants_help:
-        output.write_lines(HELP)
+        from tpmon.report.text import Output
+
+        Output(1, ascii_only=False).write_lines(HELP)
         return ExitCode.OK
     if not request.attach:
         become(request)
+    from tpmon.commands.command import WatchOptions, read_choices, read_options
+    from tpmon.ui.terminal_io.terminal import require_terminal
+
+    options = read_options(WatchOptions, {}, read_choices({})[1])
     try:
         require_terminal()
     except NoTerminalError as error:
         raise NoTerminalError(
             error.what, "leave --attach out; tpmon attach PID --plain prints lines of text"
         ) from None
-    return _run_attached(request, watch)
+    return _run_attached(request, options)
 
 
-def _run_attached(request: RunRequest, watch: Callable[[Job], int]) -> int:
-    from tpmon.report.text import complain  # noqa: PLC0415 a plain start needs none of it
+def _run_attached(request: RunRequest, options: WatchOptions) -> int:
+    from tpmon.commands.attach import watch_on_screen
+    from tpmon.report.text import complain
 
     environment = _prepare(request)
     try:
@@ -255,7 +247,7 @@ def _run_attached(request: RunRequest, watch: Callable[[Job], int]) -> int:
     try:
         job = _await_job(child)
         if job is not None:
-            shown = watch(job)
+            shown = watch_on_screen(job, options)
             _wait(child, _ENDS_WITHIN_S)
     finally:
         ended = child.poll()
@@ -276,7 +268,7 @@ def _start_logged(request: RunRequest, environment: dict[str, str]) -> tuple[sub
     Raises:
         UsageError: where one of the two cannot be.
     """
-    import subprocess  # noqa: PLC0415 a plain start needs none of these
+    import subprocess  # a plain start needs none of these
 
     log, path = _open_log(request.log)
     try:
@@ -308,7 +300,7 @@ def describe_end(returncode: int) -> str:
 
 def _await_job(child: subprocess.Popen[bytes]) -> Job | None:
     """Wait until there is a training job to watch; None when the program ended before."""
-    from tpmon.probe.job.resolve import find_job  # noqa: PLC0415
+    from tpmon.probe.job.resolve import find_job
 
     while not _wait(child, _LOOK_S):
         try:
@@ -319,7 +311,7 @@ def _await_job(child: subprocess.Popen[bytes]) -> Job | None:
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    from subprocess import TimeoutExpired  # noqa: PLC0415
+    from subprocess import TimeoutExpired
 
     try:
         child.wait(seconds)
@@ -329,7 +321,7 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _open_log(asked: str) -> tuple[int, str]:
-    from datetime import datetime  # noqa: PLC0415
+    from datetime import datetime
 
     path = asked or f"tpmon-run-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -342,12 +334,12 @@ def _open_log(asked: str) -> tuple[int, str]:
 
 
 def _refuse(request: RunRequest, error: OSError) -> UsageError:
-    import shlex  # noqa: PLC0415 only who errs pays for it
+    import shlex  # only who errs pays for it
 
     name = request.command[0]
     variable, sets, value = name.partition("=")
     if sets and variable.isidentifier():
-        from tpmon.model.text.redaction import hide, hide_words  # noqa: PLC0415
+        from tpmon.model.text.redaction import hide, hide_words
 
         told = shlex.quote(value) if hide(name) == name else "..."
         rest = shlex.join(hide_words(request.command[1:])) or "PROGRAM"

@@ -8,38 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from tpmon import config
-from tpmon.config import Options
+from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, pid_argument, setting
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
-from tpmon.judge.dumps.groups import DumpOrigin
-from tpmon.judge.dumps.hot import fold_stacks, hot_functions
-from tpmon.model.codec import encode
-from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Role
-from tpmon.model.results.doctor import SampleUpdate
-from tpmon.model.sample import (
-    CountedFunction,
-    HotSample,
-    SampleReading,
-    SampleRequest,
-    SampleState,
-    price_sampling,
-    say_price,
-)
-from tpmon.model.text.dump_words import list_numbers
-from tpmon.probe.job.job import Job, Member
-from tpmon.probe.job.members import Membership
-from tpmon.probe.spy.child import install_spy
-from tpmon.probe.spy.dump import dumpable
-from tpmon.probe.spy.sample import choose_members, fix_request
-from tpmon.probe.spy.sample_service import SampleService
-from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
-from tpmon.report.sample import AGAIN, Live, write_sample
 from tpmon.report.text import Output, complain
-from tpmon.view.dump import suggest
+
+if TYPE_CHECKING:
+    from tpmon.judge.dumps.groups import DumpOrigin
+    from tpmon.model.dump import DumpError
+    from tpmon.model.results.doctor import SampleUpdate
+    from tpmon.model.sample import HotSample, SampleReading, SampleRequest
+    from tpmon.probe.job.job import Job, Member
+    from tpmon.probe.spy.sample_service import SampleService
+    from tpmon.report.sample import Live
 
 SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))
 """Ends and forms of the files that a screen writes."""
@@ -49,12 +33,25 @@ _PERMISSIONS = "docs/guide.md, Permissions"
 
 
 @dataclass(frozen=True, slots=True)
-class SampleAsked:
-    """Hold what one call asks for that is no setting."""
+class SampleOptions:
+    """Hold whose stacks are sampled, for how long and how often, and how that is written."""
 
-    rank: str | None
-    everyone: bool
-    out: str | None
+    pid: int | None = pid_argument()
+    rank: str | None = flag(
+        "--rank",
+        "that rank and its workers (default: the rank that PID belongs to, else the lowest here)",
+        "K",
+    )
+    all: bool = flag("--all", "every rank, worker and helper of the job")
+    out: str | None = flag("--out", "write --format to a new file and the table here", "FILE", is_file=True)
+    job: bool = setting("job")
+    seconds: float = setting("sample.seconds")
+    rate: int = setting("sample.rate")
+    only: str = setting("sample.only")
+    form: str = setting("sample.format", choose=lambda choices, key: choices.pick_format(key))
+    json: bool = setting("json")
+    ascii: bool = setting("ascii")
+    no_stacks: bool = setting("no-stacks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +62,26 @@ class NewFile:
     descriptor: int
 
 
-def pick_format(options: Options, asked: SampleAsked) -> str:
-    """Check what was asked for before anything is looked at, and return the form to write in.
+def check_options(options: SampleOptions) -> None:
+    """Refuse what cannot be done before anything is looked at.
 
     Raises:
-        UsageError: for a form, a rank or a file that cannot be, and where stacks are switched off.
+        UsageError: for a rank or a file that cannot be, and where stacks are switched off.
     """
-    form = config.pick_format(options, options.sample_format, options.sample_format_from)
+    rank, out = options.rank, options.out
     if options.no_stacks:
         raise UsageError(
             "no-stacks is set, and sample reads stacks", "tpmon sample --stacks, or leave no-stacks out"
         )
-    if asked.rank is not None and asked.everyone:
+    if rank is not None and options.all:
         raise UsageError("--rank and --all exclude each other", "leave one of the two out")
-    if asked.rank is not None and not (asked.rank.isdecimal() and len(asked.rank) <= _RANK_DIGITS):
-        raise UsageError(
-            f"--rank: a rank is a number, found {asked.rank[:40]!r}", "tpmon sample PID --rank 0"
-        )
-    if asked.out is not None and os.path.lexists(asked.out):
-        raise UsageError(f"--out: {asked.out} is there already", "name a file that is not there yet")
-    return form
+    if rank is not None and not (rank.isdecimal() and len(rank) <= _RANK_DIGITS):
+        raise UsageError(f"--rank: a rank is a number, found {rank[:40]!r}", "tpmon sample PID --rank 0")
+    if out is not None and os.path.lexists(out):
+        raise UsageError(f"--out: {out} is there already", "name a file that is not there yet")
 
 
-def choose_request(
-    members: tuple[Member, ...], job: Job, options: Options, asked: SampleAsked
-) -> SampleRequest:
+def choose_request(members: tuple[Member, ...], job: Job, options: SampleOptions) -> SampleRequest:
     """Turn what was asked for into processes: a rank with its workers, or all.
 
     Without --rank it is the rank that the PID belongs to, else the lowest one here.
@@ -98,31 +90,28 @@ def choose_request(
         UsageError: for a rank that is not on this machine.
         NoTargetError: when there is nothing to sample.
     """
+    from tpmon.model.process import Role
+    from tpmon.model.sample import CountedFunction, SampleRequest
+    from tpmon.model.text.dump_words import list_numbers
+    from tpmon.probe.spy.sample import choose_members, fix_request
+
     ranks = [one for one in members if one.role is Role.RANK]
     pids: tuple[int, ...] = ()
-    if asked.rank is not None:
-        pids = tuple(one.identity.pid for one in ranks if one.rank == int(asked.rank))
+    if options.rank is not None:
+        pids = tuple(one.identity.pid for one in ranks if one.rank == int(options.rank))
         if not pids:
             here = list_numbers([one.rank for one in ranks if is_known(one.rank)])
             raise UsageError(
-                f"--rank: rank {asked.rank} is not on this machine", f"here: {here or 'no numbered rank'}"
+                f"--rank: rank {options.rank} is not on this machine", f"here: {here or 'no numbered rank'}"
             )
-    elif not asked.everyone:
+    elif not options.all:
         pids = tuple(
             one.rank_pid if is_known(one.rank_pid) else one.identity.pid
             for one in members
             if one.identity.pid == job.asked_pid and one.role in (Role.RANK, Role.WORKER)
         )
-    request = fix_request(
-        members,
-        SampleRequest(
-            pids,
-            asked.everyone,
-            options.sample_seconds,
-            options.sample_rate,
-            CountedFunction(options.sample_only),
-        ),
-    )
+    wanted = SampleRequest(pids, options.all, options.seconds, options.rate, CountedFunction(options.only))
+    request = fix_request(members, wanted)
     if not choose_members(members, request):
         raise NoTargetError(
             f"the job of pid {job.asked_pid} has no rank to sample",
@@ -131,24 +120,37 @@ def choose_request(
     return request
 
 
-def run_sample(job: Job, options: Options, asked: SampleAsked, output: Output) -> int:
+def run(options: SampleOptions) -> int:
     """Sample a job, show hot functions meanwhile, write the result, and return the exit code.
 
     Raises:
         TpmonError: saying why where nothing could be sampled.
     """
-    form = pick_format(options, asked)
-    with _open_new(asked.out) as file:
-        hot, reading = _sample(job, options, asked)
+    from tpmon.model.codec import encode
+
+    check_options(options)
+    job = find_job(options.pid)
+    output = Output(1, options.ascii)
+    with _open_new(options.out) as file:
+        hot, reading = _sample(job, options)
         if not reading.processes and reading.errors:
-            if form == "json":
+            if options.form == "json":
                 output.write_json(encode(hot))
             raise explain_errors(reading.errors)
-        write_result(hot, reading, form, file, output)
+        write_result(hot, reading, options.form, file, output)
     return ExitCode.OK
 
 
-def _sample(job: Job, options: Options, asked: SampleAsked) -> tuple[HotSample, SampleReading]:
+def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]:
+    from tpmon.judge.dumps.groups import DumpOrigin
+    from tpmon.judge.dumps.hot import hot_functions
+    from tpmon.model.sample import price_sampling, say_price
+    from tpmon.probe.job.members import Membership
+    from tpmon.probe.spy.dump import dumpable
+    from tpmon.probe.spy.sample import choose_members
+    from tpmon.probe.spy.sample_service import SampleService
+    from tpmon.report.sample import Live
+
     membership = Membership(job)
 
     def find() -> tuple[Member, ...]:
@@ -159,11 +161,11 @@ def _sample(job: Job, options: Options, asked: SampleAsked) -> tuple[HotSample, 
     service = SampleService(find)
     try:
         members = find()
-        request = choose_request(members, job, options, asked)
+        request = choose_request(members, job, options)
         number = len(choose_members(members, request))
         price = say_price(price_sampling(number, request.seconds, request.rate_hz))
         complain(f"tpmon: {price} (Ctrl-C ends it early)")
-        live = Live(request.seconds, ascii_only=options.ascii_only)
+        live = Live(request.seconds, ascii_only=options.ascii)
         with _interrupt_calls(service.finish) as poll:
             service.ask(request)
             reading = _watch(service, live, origin, poll)
@@ -175,23 +177,21 @@ def _sample(job: Job, options: Options, asked: SampleAsked) -> tuple[HotSample, 
 
 def _watch(service: SampleService, live: Live, origin: DumpOrigin, poll: Callable[[], None]) -> SampleReading:
     """Show what comes until the sampling is over, and return all of it."""
+    from tpmon.judge.dumps.hot import hot_functions
+
     try:
         while True:
             poll()
             state = service.state
             if is_known(state) and not state.running:
-                return _take(state)
+                if is_known(state.reading) and not state.refused:
+                    return state.reading
+                raise RuntimeError(state.refused or "a sampling ended without a result")
             if live.is_due and is_known(state) and is_known(state.reading):
                 live.show(hot_functions(state.reading, origin))
             time.sleep(_LOOK_EVERY_S)
     finally:
         live.close()
-
-
-def _take(state: SampleState) -> SampleReading:
-    if is_known(state.reading) and not state.refused:
-        return state.reading
-    raise RuntimeError(state.refused or "a sampling ended without a result")
 
 
 @contextmanager
@@ -297,6 +297,11 @@ def _open_new(path: str | None) -> Iterator[NewFile | None]:
 
 
 def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Output) -> None:
+    from tpmon.judge.dumps.hot import fold_stacks
+    from tpmon.model.codec import encode
+    from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
+    from tpmon.report.sample import write_sample
+
     if form == "json":
         output.write_json(encode(hot))
     elif form == "collapsed":
@@ -309,6 +314,11 @@ def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Outpu
 
 def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
     """Say why nothing could be sampled, with the exit code of the reason that a person can do most about."""
+    from tpmon.model.dump import ErrorKind
+    from tpmon.probe.spy.child import install_spy
+    from tpmon.report.sample import AGAIN
+    from tpmon.view.dump import suggest
+
     order = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON, ErrorKind.TRACED, ErrorKind.BUSY)
     kinds = [error.kind for error in errors]
     kind = next((one for one in order if one in kinds), kinds[0])
@@ -325,3 +335,14 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
         return NoTargetError(what, "tpmon ps lists the training jobs")
     those = tuple(error for error in errors if error.kind is kind)
     return UsageError(what, suggest(those, AGAIN) or "tpmon dump PID says more of each process")
+
+
+COMMAND = Subcommand(
+    SampleOptions,
+    run,
+    "sample PID | --job [options]",
+    "Sample the Python stacks of a rank and its loader workers for some seconds: the functions\n"
+    "they are in (self: innermost; total: anywhere in the stack), shown as they come.\n"
+    "The price comes first, and nothing is stopped. Ctrl-C ends it early and keeps the result.",
+    EXIT_CODES,
+)

@@ -8,21 +8,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from tpmon.capture.dialog import CaptureDialog, ChosenAnewError, judge_offers, read_hook
-from tpmon.commands.capture import SECONDS, STEPS, CaptureCommand, capture_job, choose_ranks
-from tpmon.config import Options
+from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
+from tpmon.commands.command import WatchOptions, open_session
 from tpmon.errors import TpmonError
-from tpmon.evidence import RoundKeeper, SharedLook
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results.capture import (
     CaptureAnswer,
+    CaptureAsked,
     CaptureChoice,
     CaptureKind,
     CaptureOffers,
@@ -49,6 +48,7 @@ from tpmon.ui.monitor.start import run_screen
 
 if TYPE_CHECKING:
     from tpmon.capture.dialog import CaptureDialog
+    from tpmon.evidence import RoundKeeper
     from tpmon.report.bundle import Sink as BundleSink
 
 
@@ -72,13 +72,14 @@ class OpenSession(Protocol):
 class Wiring:
     """Join one session to one screen."""
 
-    def __init__(self, job: Job, options: Options, open_session: OpenSession) -> None:
+    def __init__(self, job: Job, options: WatchOptions, open_session: OpenSession) -> None:
         """Open nothing until ``start``."""
         self._job = job
         self._options = options
         self._open_session = open_session
         self._session: Session | None = None
-        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        self._keeper: RoundKeeper | None = None
+        """Of the bundle that is being written."""
         self._results: Callable[[Result], None] = lambda _result: None
         self._sample: SampleUpdate | None = None
         self._ended = False
@@ -97,15 +98,21 @@ class Wiring:
             sink(update)
             if update.frame.target.state is TargetState.ENDED:
                 self._ended = True
-                self._keeper.done.set()  # a session that is over hands out no further look
+                self._end_looks()  # a session that is over hands out no further one
 
         self._results = results
         self._session = self._open_session(take, self._take_dump, self._take_sample)
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
-        self._keeper(update)
+        if self._keeper is not None:
+            self._keeper(update)
         self._results(update)
+
+    def _end_looks(self) -> None:
+        """Wait for no further look at the stacks."""
+        if self._keeper is not None:
+            self._keeper.done.set()
 
     def _fail(self, error: BaseException) -> None:
         if self._left.is_set():
@@ -204,7 +211,9 @@ class Wiring:
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
-        from tpmon.commands.bundle import (  # its archives cost the first picture some ms
+        from tpmon.evidence import (  # its archives cost the first picture some ms
+            RoundKeeper,
+            SharedLook,
             open_in_time,
             start_bundle,
         )
@@ -213,11 +222,11 @@ class Wiring:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
-        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        keeper = self._keeper = RoundKeeper(LOOKS_EVERY_S)
         if self._ended:
-            self._keeper.done.set()
+            self._end_looks()
         stacks = not self._options.no_stacks
-        look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
+        look = SharedLook(session.frames, session.pulses, keeper, session.ask_dump, stacks=stacks)
 
         def place(job: Job) -> BundleSink:
             sink = open_in_time(job)
@@ -235,7 +244,7 @@ class Wiring:
     def leave(self) -> Sequence[str]:
         """Bring to an end what keys began, as far as there is time, and say what becomes of it."""
         self._left.set()
-        self._keeper.done.set()  # no further look at the stacks is waited for
+        self._end_looks()
         end_s = time.monotonic() + LEAVE_WITHIN_S
         while (self._bundles or self._captures) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
@@ -255,13 +264,17 @@ def _identify(process: ProcessSample) -> Identity:
     return Identity(process.pid, process.start_ticks)
 
 
-def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
+def watch_on_screen(job: Job, options: WatchOptions, output: Output) -> int:
     """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
-    wiring = Wiring(job, options, open_session)
+
+    def open_one(sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
+        return open_session(job, options, sink, dump_sinks=(dump_sink,), sample_sinks=(sample_sink,))
+
+    wiring = Wiring(job, options, open_one)
     try:
         result = run_screen(
             ScreenOptions(
-                options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
+                options.interval_s, options.ascii, options.bell, options.readonly, options.no_stacks
             ),
             wiring.start,
             Controls(
@@ -269,7 +282,7 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
                 wiring.stop,
                 wiring.ask,
                 write_reading,
-                lambda path: trace_command(path, ascii_only=options.ascii_only),
+                lambda path: trace_command(path, ascii_only=options.ascii),
             ),
         )
     except SystemExit:  # before the screen was loaded
@@ -347,9 +360,12 @@ def _capture_chosen(
     job = find()
     talk.offer(_read_offers(job))
     while True:
-        asked = _ask_for(talk.begin())
+        choice = talk.begin()
+        asked = CaptureAsked(
+            choice.kind, choice.steps, SECONDS, False, False, False, NOT_APPLICABLE, "", named_seconds=False
+        )
         try:
-            return capture_job(job, asked, talk.tell, talk.stopped, agreed=talk.agreed)
+            return capture_job(job, asked, talk.tell, talk.stopped, every=choice.every, agreed=talk.agreed)
         except ChosenAnewError:
             job = find()
         except TpmonError as error:
@@ -357,18 +373,10 @@ def _capture_chosen(
                 raise
 
 
-def _ask_for(choice: CaptureChoice) -> CaptureCommand:
-    """Return what the command would be given for a choice."""
-    bare = CaptureCommand(
-        NOT_APPLICABLE, False, STEPS, SECONDS, NOT_APPLICABLE, "", False, False, False, CaptureKind.TRACE
-    )
-    return replace(bare, every=choice.every, steps=choice.steps, kind=choice.kind)
-
-
 def _read_offers(job: Job) -> CaptureOffers:
     """Read what can be chosen on a run, around the rank that is meant."""
-    (meant,) = choose_ranks(job, _ask_for(CaptureChoice()))
-    every = choose_ranks(job, _ask_for(CaptureChoice(every=True)))
+    (meant,) = choose_ranks(job, NOT_APPLICABLE, every=False)
+    every = choose_ranks(job, NOT_APPLICABLE, every=True)
     hooks = {one.identity.pid: read_hook(one.identity, one.rank) for one in every}
     pid = meant.identity.pid
     return judge_offers(hooks[pid], tuple(hooks.values()), read_ancestors(pid), uses_cuda=uses_cuda(pid))

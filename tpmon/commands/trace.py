@@ -1,138 +1,132 @@
-"""The command ``trace``: find the files, analyse them one after the other, write the tables."""
+"""The command ``trace``: find the files, analyse them one after the other; write tables, or draw."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tpmon.config import Options, SettingSource
+from tpmon.commands.command import Subcommand, file_arguments, flag, setting
 from tpmon.errors import ExitCode, TpmonError, UsageError
-from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.text import Output, complain
-from tpmon.report.trace import TEXT_TABLES, TOP, write_comparison, write_report, write_tables
-from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
-from tpmon.trace.analysis import ON_REQUEST, analyze
-from tpmon.trace.compare import compare_traces
-from tpmon.trace.reading.read import Progress, read_trace
-from tpmon.trace.reading.slice import choose_gaps, choose_steps
-from tpmon.trace.reading.sources import SNAPSHOT_ENDINGS, find_remote, is_remote, is_snapshot
 
-
-def are_snapshots(files: Sequence[str]) -> bool:
-    """Tell whether the files are memory snapshots.
-
-    Raises:
-        UsageError: where only some are.
-    """
-    found = [path for path in files if is_snapshot(path)]
-    if found and len(found) < len(files):
-        raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
-    return bool(found)
-
-
-def run_snapshots(files: Sequence[str], options: Options, table: str, top: int, output: Output) -> int:
-    """Analyse memory snapshots; ``table`` is the one wanted as CSV, "" for all as text."""
-    from tpmon.report.snapshot import (  # noqa: PLC0415  # 30 ms that a trace does not need
-        SNAPSHOT_TABLES,
-        write_snapshot_csv,
-        write_snapshots,
-    )
-    from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415
-
-    if table and table not in SNAPSHOT_TABLES:
-        raise UsageError(
-            f"a memory snapshot has no table {table!r}", f"--csv with one of {', '.join(SNAPSHOT_TABLES)}"
-        )
-    report = analyze_snapshots(files)
-    if options.json:
-        output.write_json(encode(report))
-    elif table:
-        output.write_lines(*write_snapshot_csv(report, table))
-    else:
-        output.write_lines(*write_snapshots(report, top))
-    return ExitCode.OK
-
+if TYPE_CHECKING:
+    from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
+    from tpmon.model.results.trace import TraceComparison
+    from tpmon.model.results.trace_tables import OperatorGroupRow
+    from tpmon.trace.analysis import Findings
+    from tpmon.trace.timeline import Timelines
+    from tpmon.ui.traces.state import Grouping, ScreenSubject, TraceControls
 
 MOST_GAPS = 1000
-_TRY = "tpmon trace FILE --slice small.json.gz --steps 3-5"
-
-
-@dataclass(frozen=True, slots=True)
-class AskedSlice:
-    """Hold what was typed for a slice: the new file, and steps ("3-5") or how many gaps; "" for none."""
-
-    out: str
-    steps: str
-    gaps: str
-
-
-def run_slice(files: Sequence[str], asked: AskedSlice, progress: Progress, output: Output) -> int:
-    """Write the slice of one trace that was asked for, and say how much it is."""
-    from tpmon.trace.reading.slice import write_slice  # noqa: PLC0415  # not needed by an analysis
-
-    out, steps, gaps = asked.out, asked.steps, asked.gaps
-    if not out:
-        raise UsageError("--steps and --top-gaps say what a slice holds: it needs --slice OUT", _TRY)
-    if bool(steps) == bool(gaps):
-        raise UsageError("--slice takes one of --steps and --top-gaps", _TRY)
-    if len(files) != 1:
-        raise UsageError(f"--slice takes one trace, found {len(files)}", "name one FILE")
-    if not out.endswith((".json", ".json.gz")):
-        raise UsageError(f"--slice: {out} ends in neither .json nor .json.gz", _TRY)
-    if gaps and not (gaps.isascii() and gaps.isdecimal() and 0 < int(gaps[:9]) <= MOST_GAPS):
-        raise UsageError(f"--top-gaps takes a number from 1 to {MOST_GAPS}, found {gaps!r}", "--top-gaps 3")
-    trace = read_trace(files[0], progress)
-    choice = choose_steps(trace, steps) if steps else choose_gaps(trace, int(gaps))
-    del trace
-    written = write_slice(files[0], out, choice, progress)
-    size = format_bytes(written.bytes)
-    said = f"{out}: {choice.what}, {written.kept:,} of {written.events:,} events, {size}"
-    lines = [clean_text(said, 400)]
-    if written.left_out:
-        lines.append(f"{written.left_out:,} events that are no clean JSON are left out")
-    output.write_lines(*lines)
-    return ExitCode.OK
-
-
-_ENDINGS = (".json", ".json.gz")
 MOST_FILES = 4096
-PROGRESS_AFTER_S = 1.0
-_FLAGS = {
-    "csv": "--csv",
-    "top": "--top",
-    "against": "--against",
-    "target": "--target",
-    "slice_out": "--slice",
-    "steps": "--steps",
-    "top_gaps": "--top-gaps",
-    "table": "--table",
-}
-_TAKES = {"target": "a speed-up, beside --against"}
 MOST_TOP = 100_000
+MOST_KEPT_EVENTS = 12_000_000
+"""Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
+PROGRESS_AFTER_S = 1.0
+PROGRESS_EVERY_S = 0.25
+LONG_SNAPSHOT_BYTES = 1 << 20
+"""A snapshot takes half a second for each megabyte, most of it the checks of its pickle."""
+_ENDINGS = (".json", ".json.gz")
+_SLICE = "tpmon trace FILE --slice small.json.gz --steps 3-5"
+_TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
+_VALUE = "a value"
 
 
 @dataclass(frozen=True, slots=True)
-class TraceAsked:
-    """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none.
+class TraceOptions:
+    """Hold what is analysed and what is wanted of it; "" for what was not typed."""
 
-    ``slice_out`` is the file for a slice of ``steps`` or of the ``top_gaps`` longest gaps. ``table`` is one
-    table as text alone; in JSON it is added where it is made on request.
+    files: tuple[str, ...] = file_arguments("traces, patterns, directories; also s3:// gs:// abfs://")
+    top: str = flag("--top", "rows of each table (default 10)", "N", "", takes=_VALUE)
+    csv: str = flag(
+        "--csv",
+        "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
+        "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
+        "collectives, ranks; beside --against: changes; "
+        "of a memory snapshot: devices, live, peak, oom",
+        "TABLE",
+        "",
+        takes=_VALUE,
+    )
+    table: str = flag(
+        "--table",
+        "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
+        "allocations, ranges (record_function), curve (memory over time), "
+        "and on request only: shapes, lines (operators by input shapes, by Python line)",
+        "TABLE",
+        "",
+        takes=_VALUE,
+    )
+    against: str = flag(
+        "--against",
+        "the trace before a change: what got faster or slower in FILE, and whether it helped",
+        "BEFORE",
+        "",
+        is_file=True,
+        takes=_VALUE,
+    )
+    target: str = flag(
+        "--target",
+        "with --against: the speed-up hoped for",
+        "1.5x",
+        "",
+        takes="a speed-up, beside --against",
+    )
+    slice: str = flag(
+        "--slice",
+        "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)",
+        "OUT",
+        "",
+        is_file=True,
+        takes=_VALUE,
+    )
+    steps: str = flag("--steps", "with --slice: these steps, by their numbers", "A-B", "", takes=_VALUE)
+    top_gaps: str = flag(
+        "--top-gaps", "with --slice: the N longest gaps and what is around them", "N", "", takes=_VALUE
+    )
+    json: bool = setting("json")
+    json_is_flag: bool = setting("json", typed=False, choose=lambda choices, key: choices.is_flag(key))
+    plain: bool = setting("plain", help="print text on a terminal too, instead of the screen")
+    ascii: bool = setting("ascii")
+    once: bool = setting("once", typed=False)
+
+    @property
+    def is_slice(self) -> bool:
+        """Tell whether a part of a trace is wanted, and no analysis."""
+        return bool(self.slice or self.steps or self.top_gaps)
+
+
+def run(options: TraceOptions) -> int:
+    """Draw the files that were named; write them as text where that was asked for or nothing can be drawn.
+
+    Raises:
+        TpmonError: where one is no trace or may not be read.
     """
+    from tpmon.probe.base.limits import step_aside
+    from tpmon.ui.terminal_io.terminal import has_terminal
 
-    csv: str = ""
-    top: str = ""
-    against: str = ""
-    target: str = ""
-    slice_out: str = ""
-    steps: str = ""
-    top_gaps: str = ""
-    table: str = ""
+    step_aside()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # numpy's on absurd numbers, written where a screen may be drawn
+    is_text = options.once or options.json or options.plain
+    is_text = is_text or bool(options.is_slice or options.csv or options.top or options.table)
+    if is_text or (options.target and not options.against) or not has_terminal():
+        return run_trace(options)
+    files = find_files(options.files)
+    if are_snapshots(files):
+        return run_trace(options) if options.against else show_snapshots(files, options)
+    return show_traces(files, options)
 
 
 def find_files(given: Sequence[str]) -> list[str]:
@@ -141,6 +135,8 @@ def find_files(given: Sequence[str]) -> list[str]:
     Raises:
         UsageError: where one names nothing.
     """
+    from tpmon.trace.reading.sources import SNAPSHOT_ENDINGS, find_remote, is_remote
+
     found: list[str] = []
     for one in given:
         if is_remote(one):
@@ -162,6 +158,77 @@ def find_files(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def are_snapshots(files: Sequence[str]) -> bool:
+    """Tell whether the files are memory snapshots.
+
+    Raises:
+        UsageError: where only some are.
+    """
+    from tpmon.trace.reading.sources import is_snapshot
+
+    found = [path for path in files if is_snapshot(path)]
+    if found and len(found) < len(files):
+        raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
+    return bool(found)
+
+
+def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output: Output) -> int:
+    """Analyse memory snapshots and write the one table that is wanted as CSV, or all as text."""
+    from tpmon.model.codec import encode
+    from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
+    from tpmon.trace.snapshot import analyze_snapshots
+
+    name = f"{files[0]} is a memory snapshot"
+    if options.against:
+        raise UsageError(f"--against compares traces, and {name}", "leave --against out")
+    if options.table or options.target:
+        flag_name = "--table" if options.table else "--target"
+        raise UsageError(f"{flag_name} is for traces, and {name}", f"leave {flag_name} out")
+    if options.csv and options.csv not in SNAPSHOT_TABLES:
+        raise UsageError(
+            f"a memory snapshot has no table {options.csv!r}",
+            f"--csv with one of {', '.join(SNAPSHOT_TABLES)}",
+        )
+    report = analyze_snapshots(files)
+    if options.json:
+        output.write_json(encode(report))
+    elif options.csv:
+        output.write_lines(*write_snapshot_csv(report, options.csv))
+    else:
+        output.write_lines(*write_snapshots(report, top))
+    return ExitCode.OK
+
+
+def run_slice(files: Sequence[str], options: TraceOptions, output: Output) -> int:
+    """Write the slice of one trace that was asked for, and say how much it is."""
+    from tpmon.trace.reading.read import read_trace
+    from tpmon.trace.reading.slice import choose_gaps, choose_steps, write_slice
+
+    out, steps, gaps = options.slice, options.steps, options.top_gaps
+    if not out:
+        raise UsageError("--steps and --top-gaps say what a slice holds: it needs --slice OUT", _SLICE)
+    if bool(steps) == bool(gaps):
+        raise UsageError("--slice takes one of --steps and --top-gaps", _SLICE)
+    if len(files) != 1:
+        raise UsageError(f"--slice takes one trace, found {len(files)}", "name one FILE")
+    if not out.endswith(_ENDINGS):
+        raise UsageError(f"--slice: {out} ends in neither .json nor .json.gz", _SLICE)
+    if gaps and not (gaps.isascii() and gaps.isdecimal() and 0 < int(gaps[:9]) <= MOST_GAPS):
+        raise UsageError(f"--top-gaps takes a number from 1 to {MOST_GAPS}, found {gaps!r}", "--top-gaps 3")
+    progress = _Progress()
+    trace = read_trace(files[0], progress)
+    choice = choose_steps(trace, steps) if steps else choose_gaps(trace, int(gaps))
+    del trace
+    written = write_slice(files[0], out, choice, progress)
+    size = format_bytes(written.bytes)
+    said = f"{out}: {choice.what}, {written.kept:,} of {written.events:,} events, {size}"
+    lines = [clean_text(said, 400)]
+    if written.left_out:
+        lines.append(f"{written.left_out:,} events that are no clean JSON are left out")
+    output.write_lines(*lines)
+    return ExitCode.OK
+
+
 class _Progress:
     """Say on standard error how far a long file is read, once a second."""
 
@@ -176,6 +243,8 @@ class _Progress:
 
 
 def _parse_top(text: str) -> int:
+    from tpmon.report.trace import TOP
+
     if not text:
         return TOP
     if not text.isdecimal() or not 0 < int(text[:9]) <= MOST_TOP:
@@ -183,106 +252,87 @@ def _parse_top(text: str) -> int:
     return int(text)
 
 
-def check_pair(files: Sequence[str], asked: TraceAsked) -> float:
+def check_pair(files: Sequence[str], options: TraceOptions) -> float:
     """Return the speed-up that was hoped for; 1 without one, and where nothing is compared.
 
     Raises:
         UsageError: where it is none, or there is more than one trace to compare.
     """
-    target = _parse_target(asked)
-    if asked.against and len(files) != 1:
+    target = 1.0
+    if options.target:
+        try:
+            target = float(options.target.removesuffix("x"))
+        except ValueError:
+            target = 0.0
+        if not options.against or not 0 < target < 1000:
+            raise UsageError(
+                f"--target takes a speed-up, beside --against; found {options.target!r}", "--target 1.5x"
+            )
+    if options.against and len(files) != 1:
         raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")
     return target
 
 
-def refuse_empty(given: Mapping[str, Any]) -> None:
-    """Refuse a flag that was typed with nothing in it: it is not one that was left out.
-
-    Raises:
-        UsageError: where there is one.
-    """
-    for key, flag in _FLAGS.items():
-        if given.get(key) == "":
-            raise UsageError(f"{flag} takes {_TAKES.get(key, 'a value')}, found ''", f"leave {flag} out")
-
-
-def _parse_target(asked: TraceAsked) -> float:
-    if not asked.target:
-        return 1.0
-    try:
-        target = float(asked.target.removesuffix("x"))
-    except ValueError:
-        target = 0.0
-    if not asked.against or not 0 < target < 1000:
-        raise UsageError(
-            f"--target takes a speed-up, beside --against; found {asked.target!r}", "--target 1.5x"
-        )
-    return target
-
-
-def _settle_form(options: Options, asked: TraceAsked, *, slices: bool) -> Options:
+def _settle_form(options: TraceOptions) -> TraceOptions:
     """Return the options with the form that was typed: it wins over JSON of the file and the variable.
 
     Raises:
         UsageError: where one form would leave out what another asks for.
     """
-    typed = slices or asked.csv or asked.top or asked.table
-    if typed and options.json_from is not SettingSource.FLAG:
+    typed = options.is_slice or options.csv or options.top or options.table
+    if typed and not options.json_is_flag:
         options = replace(options, json=False)
-    if asked.csv and options.json:
+    if options.csv and options.json:
         raise UsageError("--csv and --json exclude each other", "leave one of them out")
-    every_row = "--csv" if asked.csv else "--json" if options.json else ""
-    if every_row and asked.top and not slices:
+    every_row = "--csv" if options.csv else "--json" if options.json else ""
+    if every_row and options.top and not options.is_slice:
         raise UsageError(f"{every_row} writes every row, and --top some", "leave one of them out")
-    if options.json and asked.table and not slices:
+    if options.json and options.table and not options.is_slice:
         raise UsageError("--json writes every table, and --table one as text", "leave one of them out")
     return options
 
 
-def run_trace(given: Sequence[str], options: Options, asked: TraceAsked, output: Output) -> int:
-    """Analyse the traces that were named and write what was asked for."""
-    top = _parse_top(asked.top)
-    wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
-    slices = wanted != AskedSlice("", "", "")
-    options = _settle_form(options, asked, slices=slices)
-    files = find_files(given)
-    if slices:
-        if options.json or asked != TraceAsked(
-            slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps
-        ):
+def run_trace(options: TraceOptions) -> int:
+    """Analyse the traces that were named and write what was asked for.
+
+    Raises:
+        TpmonError: where that cannot be, and where one is no trace or may not be read.
+    """
+    from tpmon.model.codec import encode
+    from tpmon.report.trace import TEXT_TABLES, write_comparison, write_report, write_tables
+    from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
+    from tpmon.trace.analysis import ON_REQUEST, analyze
+    from tpmon.trace.compare import compare_traces
+
+    top, output = _parse_top(options.top), Output(1, options.ascii)
+    options = _settle_form(options)
+    csv, table, against = options.csv, options.table, options.against
+    files = find_files(options.files)
+    if options.is_slice:
+        if options.json or csv or options.top or table or against or options.target:
             raise UsageError(
                 "--slice stands alone, without --json, --csv, --top, --table, --against and --target",
                 "leave the others out",
             )
-        return run_slice(files, wanted, _Progress(), output)
+        return run_slice(files, options, output)
     if are_snapshots(files):
-        if asked.against:
-            raise UsageError(
-                f"--against compares traces, and {files[0]} is a memory snapshot", "leave --against out"
-            )
-        if asked.table or asked.target:
-            flag = "--table" if asked.table else "--target"
-            raise UsageError(
-                f"{flag} is for traces, and {files[0]} is a memory snapshot", f"leave {flag} out"
-            )
-        return run_snapshots(files, options, asked.csv, top, output)
-    tables = (CHANGES,) if asked.against else TABLES
-    if asked.csv and asked.csv not in tables:
-        beside = " beside --against" if asked.against else ""
-        raise UsageError(f"there is no table {asked.csv!r}{beside}", f"--csv with one of {', '.join(tables)}")
-    if asked.table and (asked.table not in TEXT_TABLES or asked.csv or asked.against):
+        return run_snapshots(files, options, top, output)
+    tables = (CHANGES,) if against else TABLES
+    if csv and csv not in tables:
+        beside = " beside --against" if against else ""
+        raise UsageError(f"there is no table {csv!r}{beside}", f"--csv with one of {', '.join(tables)}")
+    if table and (table not in TEXT_TABLES or csv or against):
         raise UsageError(
-            f"--table takes one of {', '.join(TEXT_TABLES)}, without --csv and --against; "
-            f"found {asked.table!r}",
+            f"--table takes one of {', '.join(TEXT_TABLES)}, without --csv and --against; found {table!r}",
             "--table patterns",
         )
-    target = check_pair(files, asked)
-    if asked.against:
-        after, before = analyze([*files, asked.against], _Progress()).files
+    target = check_pair(files, options)
+    if against:
+        after, before = analyze([*files, against], _Progress()).files
         comparison = compare_traces(before, after, target)
         if options.json:
             output.write_json(encode(comparison))
-        elif asked.csv:
+        elif csv:
             output.write_lines(*write_changes_csv(comparison))
         else:
             output.write_lines(*write_comparison(comparison, top))
@@ -290,21 +340,185 @@ def run_trace(given: Sequence[str], options: Options, asked: TraceAsked, output:
 
     def skip(path: str, error: TpmonError) -> bool:
         """Leave out what only a directory or a pattern named: other files lie there too."""
-        if path in given:
+        if path in options.files:
             return False
         complain(f"tpmon: left out: {error.what}")
         return True
 
-    wanted_tables = ON_REQUEST if options.json else (asked.csv, asked.table)
-    report = analyze(files, _Progress(), skip, wanted=wanted_tables)
+    report = analyze(files, _Progress(), skip, wanted=ON_REQUEST if options.json else (csv, table))
     if options.json:
         output.write_json(encode(report))
-    elif asked.csv:
-        output.write_lines(*write_csv(report, asked.csv))
-        if empty := explain_empty(report, asked.csv):
+    elif csv:
+        output.write_lines(*write_csv(report, csv))
+        if empty := explain_empty(report, csv):
             complain(f"tpmon: {empty}")
-    elif asked.table:
-        output.write_lines(*write_tables(report, asked.table, top))
+    elif table:
+        output.write_lines(*write_tables(report, table, top))
     else:
         output.write_lines(*write_report(report, top))
     return ExitCode.OK
+
+
+class _KeptAnalysis:
+    """Hold what the screen may ask of each trace beyond its analysis."""
+
+    def __init__(self) -> None:
+        self._events = 0
+        self._timelines: list[Known[Timelines]] = []
+        self._findings: list[Findings | None] = []
+
+    def keep(self, found: Findings) -> None:
+        """Take what a trace was analysed from, as long as there is room."""
+        from tpmon.trace.timeline import lay_timelines
+
+        self._events += found.trace.events
+        if self._events > MOST_KEPT_EVENTS and self._findings:
+            self._timelines.append(_TOO_LARGE)
+            self._findings.append(None)
+            return
+        self._timelines.append(
+            lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
+        )
+        self._findings.append(found)
+
+    def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Known[Timeline]:
+        """Return a stretch of the timeline of a trace."""
+        kept = self._timelines[file]
+        return kept if isinstance(kept, Missing) else kept.look(lane, stretch, cells)
+
+    def find_line(self, file: int, name: str) -> Known[CodePlace]:
+        """Return the line of Python of what has this name in a trace."""
+        from tpmon.trace.figures.program import find_line
+
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else find_line(found.trace, name)
+
+    def group(self, file: int, grouping: Grouping) -> Applicable[tuple[OperatorGroupRow, ...]]:
+        """Return the operators of a trace by input shapes or by line of Python."""
+        from tpmon.trace.analysis import group_operators
+
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else group_operators(found, grouping.value)
+
+
+class _ScreenProgress:
+    """Say in one line of the terminal how far a file is read, once it takes a second."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + PROGRESS_AFTER_S
+        self._said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + PROGRESS_EVERY_S
+            self._said = True
+            share = 100 * done // max(total, 1)
+            self._write(
+                f"\rtpmon: read {format_bytes(done)} of {format_bytes(total)}, {share} %; ctrl-c ends\x1b[K"
+            )
+
+    def announce(self, files: Sequence[str]) -> None:
+        """Say what is read, where nothing tells how far it is and it may take seconds."""
+        from tpmon.trace.reading.sources import is_remote
+
+        total = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        if total >= LONG_SNAPSHOT_BYTES or any(map(is_remote, files)):
+            self._said = True
+            what = clean_text(files[0], 60) if len(files) == 1 else f"{len(files)} files"
+            size = f", {format_bytes(total)}" if total else ""
+            self._write(f"\rtpmon: reading {what}{size}; ctrl-c ends\x1b[K")
+
+    def end(self) -> None:
+        """Leave the line empty for what is said next."""
+        if self._said:
+            self._said = False
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
+def show_snapshots(files: Sequence[str], options: TraceOptions) -> int:
+    """Analyse memory snapshots and draw them until the screen ends; return its exit code.
+
+    Raises:
+        TpmonError: where one is no snapshot or may not be read.
+    """
+    from tpmon.trace.snapshot import analyze_snapshots
+
+    progress = _ScreenProgress()
+    progress.announce(files)
+    try:
+        report = analyze_snapshots(files)
+    finally:
+        progress.end()
+    from tpmon.ui.traces.snapshots import SnapshotSubject  # a wrong file is told without the screen
+    from tpmon.ui.traces.state import TraceControls
+    from tpmon.view.trace import find_frame
+
+    controls = TraceControls(lambda *_stretch: NOT_APPLICABLE, lambda _file, frame: find_frame(frame))
+    return _draw(SnapshotSubject(report), controls, options)
+
+
+def show_traces(files: Sequence[str], options: TraceOptions) -> int:
+    """Analyse traces and draw them until the screen ends; return its exit code.
+
+    Where there is a trace to compare to, what changed since is one more tab.
+
+    Raises:
+        TpmonError: where one is no trace or may not be read.
+    """
+    from tpmon.trace.analysis import analyze
+    from tpmon.trace.compare import compare_traces
+
+    target = check_pair(files, options)
+    kept = _KeptAnalysis()
+    progress = _ScreenProgress()
+
+    def skip(path: str, error: TpmonError) -> bool:
+        """Leave out what only a directory or a pattern named: other files lie there too."""
+        if path in options.files:
+            return False
+        progress.end()
+        complain(f"tpmon: left out: {error.what}")
+        return True
+
+    try:
+        report = analyze(files, progress, skip, kept.keep)
+        comparison: Applicable[TraceComparison] = NOT_APPLICABLE
+        if options.against:
+            before = analyze([options.against], progress).files[0]
+            comparison = compare_traces(before, report.files[0], target)
+    finally:
+        progress.end()
+    from tpmon.ui.traces.state import TraceControls  # a wrong file is told without the screen
+    from tpmon.ui.traces.subject import TraceSubject
+
+    controls = TraceControls(kept.look, kept.find_line, kept.group)
+    return _draw(TraceSubject(report, comparison), controls, options)
+
+
+def _draw(subject: ScreenSubject, controls: TraceControls, options: TraceOptions) -> int:
+    from tpmon.ui.traces.app import run_trace_screen
+
+    result = run_trace_screen(subject, controls, ascii_only=options.ascii)
+    if result.complaint:
+        complain(result.complaint)
+    if result.text:
+        Output(1, options.ascii).write_lines(result.text)
+    return result.exit_code
+
+
+COMMAND = Subcommand(
+    TraceOptions,
+    run,
+    "trace FILE... [options]",
+    "Analyse traces of torch.profiler in place, plain or .gz: steps, verdict, and\n"
+    "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
+    "On a terminal it is a screen with a timeline (? shows its keys); in a pipe, and with\n"
+    "--plain, --top, --table, --csv or --json it is text. --against is one more tab of the screen.\n"
+    "What cannot be read is counted and reported. docs/metrics.md has every formula.\n"
+    "Memory snapshots of torch (.pickle): what is alive on the device by stack, now and at the peak.",
+)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import date
 
-from tpmon.config import Options
 from tpmon.model.codec import encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
@@ -304,13 +303,13 @@ class Crowd:
         return lines
 
 
-def pick_form(output: Output, options: Options) -> Callable[[Frame], None]:
-    """Return what writes a Frame to ``output`` as ``options`` ask: JSON, lines of words, or text."""
-    if options.json:
+def pick_form(output: Output, *, once: bool, json: bool, plain: bool) -> Callable[[Frame], None]:
+    """Return what writes a Frame to ``output`` as it was asked for: JSON, lines of words, or text."""
+    if json:
         return lambda frame: output.write_json(encode(frame))
-    if not options.plain:
+    if not plain:
         return lambda frame: output.write_lines(*write_once(frame))
-    if options.once:
+    if once:
         return lambda frame: output.write_lines(write_status(frame))
     report = PlainReport()
     return lambda frame: output.write_lines(*report.read(frame))

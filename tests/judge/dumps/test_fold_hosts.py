@@ -11,8 +11,7 @@ import pytest
 
 from tests.dumps import DECODE, HOST, make_rank, make_round, make_worker
 from tests.frames import NOW
-from tpmon.commands.dump import pick_exit_code, read_dumps, run_fold
-from tpmon.config import resolve, settle
+from tpmon.commands.dump import FoldOptions, pick_exit_code, read_dumps, run_fold
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.dumps.groups import DumpOrigin, find_clash, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
@@ -20,7 +19,6 @@ from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.report.dump import write_dump
-from tpmon.report.text import Output
 
 
 def dump(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, pid: int = 1, **fields: Any) -> Dump:
@@ -130,7 +128,7 @@ def test_lines_that_are_no_dump_are_left_out_and_listed(tmp_path, capfd):
     path = tmp_path / "all.json"
     line = encode(WHOLE)
     path.write_text(f"0: {line}\n1: {line}\n{line[: len(line) // 2]}\n")
-    assert run_fold([str(path)], settle(resolve({}, {}, "", {})), Output(1, ascii_only=False)) == 0
+    assert run_fold(FoldOptions((str(path),))) == 0
     out, err = capfd.readouterr()
     assert "tpmon: not folded: " in err
     assert f"{path}:3: no dump of tpmon" in err
@@ -165,7 +163,7 @@ def test_two_machines_of_one_name_are_not_folded(tmp_path):
     other = dump(make_rank(2, pid=60), make_rank(3, pid=61))
     path.write_text(f"{encode(dump(make_rank(0), make_rank(1)))}\n{encode(other)}\n")
     with pytest.raises(UsageError, match="two machines of one name"):
-        run_fold([str(path)], settle(resolve({}, {}, "", {})), Output(1, ascii_only=False))
+        run_fold(FoldOptions((str(path),)))
 
 
 @pytest.mark.parametrize(

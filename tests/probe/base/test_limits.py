@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cgroups import Tree
-from tpmon.cli import main
-from tpmon.commands.starting import tell_failure
+from tpmon.cli import main, tell_failure
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
 from tpmon.probe.base.deadline import Background, read_within

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.traces import A100, V100, TraceBuilder
-from tpmon.commands.trace import TraceAsked, run_trace
-from tpmon.config import resolve, settle
+from tpmon.commands.trace import TraceOptions, run_trace
 from tpmon.errors import UsageError
 from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.results.trace_tables import PatternRow
-from tpmon.report.text import Output
 from tpmon.report.trace import write_report
 from tpmon.trace.advice import _NEEDS, _REMEDIES, _WHEN
 from tpmon.trace.analysis import analyze
@@ -245,13 +243,12 @@ def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path: Path) -
 def test_one_table_is_written_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
     path = trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn").write(tmp_path / "t.json")
-    options, out = settle(resolve({}, {}, tmp_path / "none.toml", {})), Output(1, ascii_only=True)
-    assert run_trace([path], options, TraceAsked(table="shapes"), out) == 0
+    assert run_trace(TraceOptions((path,), table="shapes")) == 0
     assert "aten::mm  [[64,64],[64,64]]" in capfd.readouterr().out
     with pytest.raises(UsageError, match="--table takes one of"):
-        run_trace([path], options, TraceAsked(table="none"), out)
+        run_trace(TraceOptions((path,), table="none"))
     with pytest.raises(UsageError, match="without --csv"):
-        run_trace([path], options, TraceAsked(table="lines", csv="steps"), out)
+        run_trace(TraceOptions((path,), table="lines", csv="steps"))
 
 
 def test_every_remedy_of_a_pattern_is_in_the_catalogue() -> None:

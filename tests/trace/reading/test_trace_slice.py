@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.commands.trace import AskedSlice, run_slice
+from tpmon.commands.trace import TraceOptions, run_slice
 from tpmon.errors import UsageError
 from tpmon.model.results.trace import TraceFile
 from tpmon.report.text import Output
@@ -131,25 +131,25 @@ def test_what_is_no_clean_json_is_left_out_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (AskedSlice("", "3", ""), "needs --slice"),
-        (AskedSlice("o.json", "", ""), "one of --steps and --top-gaps"),
-        (AskedSlice("o.json", "3", "2"), "one of --steps and --top-gaps"),
-        (AskedSlice("o.txt", "3", ""), "neither .json nor"),
-        (AskedSlice("o.json", "", "0"), "--top-gaps takes"),
-        (AskedSlice("o.json", "5-x", ""), "--steps takes"),
-        (AskedSlice("o.json", "77", ""), "there is no step 77; there are 0, 1"),
-        (AskedSlice("there.json", "3", ""), "is there already"),
-        (AskedSlice("none/o.json", "3", ""), "none/o.json"),
+        (TraceOptions(steps="3"), "needs --slice"),
+        (TraceOptions(slice="o.json"), "one of --steps and --top-gaps"),
+        (TraceOptions(slice="o.json", steps="3", top_gaps="2"), "one of --steps and --top-gaps"),
+        (TraceOptions(slice="o.txt", steps="3"), "neither .json nor"),
+        (TraceOptions(slice="o.json", top_gaps="0"), "--top-gaps takes"),
+        (TraceOptions(slice="o.json", steps="5-x"), "--steps takes"),
+        (TraceOptions(slice="o.json", steps="77"), "there is no step 77; there are 0, 1"),
+        (TraceOptions(slice="there.json", steps="3"), "is there already"),
+        (TraceOptions(slice="none/o.json", steps="3"), "none/o.json"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_and_leaves_no_file(
-    asked: AskedSlice, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: TraceOptions, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = make_trace().write(tmp_path / "whole.json")
     (tmp_path / "there.json").write_text("mine")
     with pytest.raises(UsageError, match=message):
-        run_slice([path], asked, lambda _done, _total: None, Output(1, ascii_only=False))
+        run_slice([path], asked, Output(1, ascii_only=False))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["there.json", "whole.json"]
     assert (tmp_path / "there.json").read_text() == "mine"
 

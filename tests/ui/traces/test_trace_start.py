@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.command_line import read
 from tests.goldens.trace_views import build_gpu_run
 from tests.snapshots import training
-from tpmon.commands import trace_screen
-from tpmon.config import resolve, settle
+from tpmon.commands import trace
+from tpmon.commands.trace import TraceOptions
 from tpmon.errors import UsageError
 from tpmon.model.known import NotApplicable, is_known
 from tpmon.model.results.timeline import CodePlace
-from tpmon.report.text import Output
+from tpmon.ui.terminal_io import terminal
 from tpmon.ui.terminal_io.terminal import ScreenResult
 from tpmon.ui.traces import app as trace_app
 from tpmon.ui.traces.snapshots import SnapshotSubject
@@ -30,7 +31,7 @@ Start = Callable[..., int]
 def drawn(monkeypatch):
     """Return what would be drawn, on a terminal."""
     shown = []
-    monkeypatch.setattr(trace_screen, "has_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "has_terminal", lambda: True)
     monkeypatch.setattr(
         trace_app,
         "run_trace_screen",
@@ -40,11 +41,9 @@ def drawn(monkeypatch):
 
 
 @pytest.fixture
-def start(tmp_path) -> Start:
+def start() -> Start:
     def run(*files: str, plain: bool = False, **given: str) -> int:
-        flags = {"plain": plain} if plain else {}
-        options = settle(resolve(flags, {}, tmp_path / "none.toml", {}))
-        return trace_screen.start_trace({"files": files, **given}, options, Output(1, ascii_only=True))
+        return trace.run(read(TraceOptions, files=files, plain=plain, **given))
 
     return run
 
@@ -85,7 +84,7 @@ def test_a_long_snapshot_says_that_it_is_read_and_takes_the_line_back(
     path = training().write(tmp_path / "s.pickle")
     assert start(path) == 0
     assert capfd.readouterr().err == "", "a short one says nothing"
-    monkeypatch.setattr(trace_screen, "LONG_SNAPSHOT_BYTES", 1)
+    monkeypatch.setattr(trace, "LONG_SNAPSHOT_BYTES", 1)
     assert start(path) == 0
     said = capfd.readouterr().err
     assert "tpmon: reading " in said
@@ -133,20 +132,18 @@ def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
         "tpmon.trace.snapshot",
     )
     program = (
-        "import sys, tpmon.commands.trace_screen, tpmon.ui.traces.app, tpmon.ui.traces.subject; "
+        "import sys, tpmon.commands.trace, tpmon.ui.traces.app, tpmon.ui.traces.subject; "
         f"print([one for one in {only} if one in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "key", ["target", "against", "csv", "top", "table", "slice_out", "steps", "top_gaps"]
-)
+@pytest.mark.parametrize("key", ["target", "against", "csv", "top", "table", "slice", "steps", "top_gaps"])
 def test_a_flag_with_nothing_in_it_is_refused_and_not_taken_for_none(drawn, start, traces, key):
     with pytest.raises(UsageError) as refused:
         start(traces[0], **{key: ""})
-    assert refused.value.what.startswith(f"--{key.removesuffix('_out').replace('_', '-')} takes ")
+    assert refused.value.what.startswith(f"--{key.replace('_', '-')} takes ")
     assert refused.value.what.endswith(", found ''")
     assert drawn == []
 
@@ -170,9 +167,8 @@ def test_the_screen_puts_operators_together_when_it_is_asked_to(drawn, start, tr
     assert controls.group(0, Grouping.SHAPES) == ()
 
 
-def test_the_json_has_the_tables_that_text_makes_on_request(tmp_path, traces, capfd):
-    options = settle(resolve({"json": True}, {}, tmp_path / "none.toml", {}))
-    assert trace_screen.start_trace({"files": traces[:1]}, options, Output(1, ascii_only=True)) == 0
+def test_the_json_has_the_tables_that_text_makes_on_request(traces, capfd):
+    assert trace.run(TraceOptions(traces[:1], json=True)) == 0
     (file,) = json.loads(capfd.readouterr().out)["files"]
     assert file["shapes"] == []
     assert {row["group"] for row in file["lines"]} == {"train.py(88): train"}

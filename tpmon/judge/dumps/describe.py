@@ -31,8 +31,9 @@ from tpmon.judge.stacks.classify import (
     waits_for_task,
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
-from tpmon.model.dump import ShownFrame
+from tpmon.model.dump import ShownFrame, StackGroup
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
@@ -244,6 +245,11 @@ def _word_of_phase(run: Sequence[StackFrame], reading: StackReading) -> str:
     if phase in (Phase.COMMS, Phase.LOGGING, Phase.SYNC):
         return reading.where
     return _PHASE_WORDS.get(phase, "")
+
+
+def shorten_stack(group: StackGroup) -> tuple[ShownFrame, ...]:
+    """Return the frames of a group as they are shown; none where they were not read."""
+    return collapse_frames(group.frames) if is_known(group.frames) else ()
 
 
 def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:

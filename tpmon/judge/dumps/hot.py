@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack, own_frames
+from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack, own_frames, shorten_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
@@ -290,7 +290,7 @@ def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
     stacks not read) are lines of their own at the end. A stack may be as deep as its program recurses,
     so nothing here does.
     """
-    stacks = [(group, collapse_frames(group.frames) if is_known(group.frames) else ()) for group in groups]
+    stacks = [(group, shorten_stack(group)) for group in groups]
     lines: list[TreeLine] = []
     todo = [(TOP, 0, 0, branch) for branch in reversed(_part([one for one in stacks if one[1]], 0))]
     while todo:

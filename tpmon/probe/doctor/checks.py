@@ -16,13 +16,14 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from tpmon.errors import NoTargetError, NotPermittedError, TpmonError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.model.process import Role
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity, Role
 from tpmon.model.results.doctor import DOCTOR_SCHEMA, Access, Check, CheckName, Checkup, JobCheckup
 from tpmon.model.text.redaction import admit_text
 from tpmon.own_command import call_as_root
-from tpmon.probe.base.procread import PROC
+from tpmon.probe.base.procread import PROC, is_python_name, read_exe, read_stat, read_status
 from tpmon.probe.doctor.job import check_cards, check_groups, check_inside, check_ras
 from tpmon.probe.doctor.nvml import NOT_ASKED, NvmlAnswer, ask_nvml, check_counters, check_nvml
 from tpmon.probe.doctor.process import (
@@ -47,6 +48,7 @@ from tpmon.probe.doctor.rules import (
 )
 from tpmon.probe.host.machine import try_log
 from tpmon.probe.job.job import Job, Member, user_name
+from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.access import parse_capability
 from tpmon.probe.spy.child import SpyChild, SpyOutcome, find_spy, install_spy
 
@@ -362,3 +364,47 @@ def make_patient(job: Job) -> Patient:
     needless = {pid for pid, fact in job.facts.items() if fact.denied and not fact.python}
     pids = tuple(pid for one in members if (pid := one.identity.pid) not in needless) or (job.root.pid,)
     return Patient(job.root.pid, job.script, job.user, pids[:MOST_PROCESSES], member, job.remark)
+
+
+def find_patient(pid: int) -> Patient:
+    """Name the job around a process, or the process alone where it is in none that may be read.
+
+    Raises:
+        NoTargetError: when there is no such process, or nothing of it is left.
+        NotPermittedError: when the process is hidden.
+    """
+    try:
+        return make_patient(find_job(pid))
+    except (NoTargetError, NotPermittedError) as error:
+        alone = _make_lone_patient(pid, error)
+        if alone is None:
+            raise
+        return alone
+
+
+def _make_lone_patient(pid: int, error: TpmonError) -> Patient | None:
+    """Name a process that is in no job that may be read; None where there is nothing to try."""
+    try:
+        stat = read_stat(pid)
+        uid = read_status(pid).uid
+        exe = read_exe(pid, PROC)
+    except OSError:
+        return None
+    if stat.kernel or stat.state in "ZX":
+        return None
+    member: Applicable[Member] = NOT_APPLICABLE
+    if not is_known(exe) or is_python_name(exe):
+        member = Member(
+            identity=Identity(pid, stat.start_ticks),
+            parent=stat.parent,
+            role=Role.RANK,
+            rank=NOT_APPLICABLE,
+            local_rank=NOT_APPLICABLE,
+            worker=NOT_APPLICABLE,
+            rank_pid=NOT_APPLICABLE,
+            name=stat.name,
+            label=stat.name,
+            started=datetime.now().astimezone(),
+            environment=(),
+        )
+    return Patient(pid, stat.name, user_name(uid), (pid,), member, error.what)

@@ -1,0 +1,113 @@
+"""The command ``attach``: watch a job on the screen, as text, or for its verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpmon.commands import diagnose
+from tpmon.commands.command import (
+    PROMISE,
+    VERDICT_CODES,
+    Subcommand,
+    WatchOptions,
+    find_job,
+    open_session,
+    setting,
+)
+from tpmon.commands.diagnose import VerdictOptions
+from tpmon.errors import ExitCode
+from tpmon.model.frozen import dataclass
+from tpmon.report.text import Output, complain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tpmon.model.frame import Frame
+    from tpmon.model.results.doctor import Update
+    from tpmon.probe.job.job import Job
+
+MORE_FRAMES = 3
+"""Of ``--once``, where stacks or cards are late: a py-spy may take 2 s to start, and a driver to wake."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOptions(VerdictOptions):
+    """Hold what ``tpmon attach`` takes."""
+
+    job: bool = setting("job")
+    check: bool = setting("check")
+    bell: bool = setting("bell")
+    once: bool = setting("once")
+    json: bool = setting("json")
+    plain: bool = setting("plain")
+
+
+def run(options: AttachOptions) -> int:
+    """Watch a job.
+
+    Raises:
+        TpmonError: where there is none, or no terminal for the screen.
+    """
+    if options.check:
+        return diagnose.run(options)
+    job = find_job(options.pid)
+    if options.once or options.json or options.plain:
+        watch_as_text(job, options, once=options.once, json=options.json, plain=options.plain)
+        return ExitCode.OK
+    from tpmon.ui.terminal_io.terminal import require_terminal
+
+    require_terminal()
+    return watch_on_screen(job, options)
+
+
+def watch_as_text(job: Job, options: WatchOptions, *, once: bool, json: bool, plain: bool) -> None:
+    """Write Frames as JSON, lines of words or one text until the job ends or a signal comes."""
+    from tpmon.report.plain import pick_form
+
+    output = Output(1, options.ascii)
+    write = pick_form(output, once=once, json=json, plain=plain)
+    if once:
+        write(run_session(job, options, 2, more=MORE_FRAMES))
+        return
+
+    def sink(update: Update) -> None:
+        output.check_reader()
+        write(update.frame)
+
+    run_session(job, options, None, sink)
+
+
+def run_session(
+    job: Job, options: WatchOptions, frames: int | None, *sinks: Callable[[Update], None], more: int = 0
+) -> Frame:
+    """Watch a job for some Frames, or until it ends, and return the last one."""
+    last = open_session(job, options, *sinks).run(frames, more)
+    if last is None:
+        raise ValueError("a session ended before its first Frame")
+    return last
+
+
+def watch_on_screen(job: Job, options: WatchOptions) -> int:
+    """Draw the screen until the job ends or is left, and return the exit code."""
+    complain(f"tpmon: attaching to {_describe_job(job)}")
+    from tpmon.commands import screen  # what says to whom it attaches is not kept waiting for it
+
+    return screen.watch_on_screen(job, options, Output(1, options.ascii))
+
+
+def _describe_job(job: Job) -> str:
+    from tpmon.model.process import Role
+    from tpmon.model.units import count_of
+
+    roles = [member.role for member in job.members]
+    ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)
+    return f"{job.root.pid} {job.script}, {count_of(ranks, 'rank')}, {count_of(workers, 'worker')}"
+
+
+COMMAND = Subcommand(
+    AttachOptions,
+    run,
+    "attach PID | --job [options]",
+    "Watch a training job. PID may be any of its processes. Without an output flag: the screen.\n" + PROMISE,
+    VERDICT_CODES,
+)

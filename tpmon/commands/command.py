@@ -1,0 +1,357 @@
+"""What a command is made of: options that are its flags too, its help, the job it is for, its run.
+
+A command's file is imported for its help alone, too: what only its run needs, it imports there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tpmon.errors import UsageError
+from tpmon.model.frozen import dataclass
+from tpmon.report.text import Output, complain
+from tpmon.settings import BY_KEY, Setting, ValueKind
+
+if TYPE_CHECKING:
+    from tpmon.config import Choices
+    from tpmon.model.results.doctor import Update
+    from tpmon.probe.job.job import Job
+    from tpmon.session import DumpSink, SampleSink, Session
+
+Asked = TypeVar("Asked")
+
+EXIT_CODES = """\
+exit codes:
+  0 ended well, also when the job ended    3 no training job there
+  1 a bug in tpmon, report file named      4 not permitted to read it
+  2 wrong arguments or configuration       5 no terminal for the screen
+  129 hang-up, 130 interrupt, 143 terminate"""
+
+VERDICT_CODES = f"""\
+{EXIT_CODES}
+diagnose, and attach with check, end with the verdict (docs/verdicts.md):
+  0 nothing is wrong    10 something holds it back    11 not enough evidence    12 hung
+  of a job that ended: 0 exit 0, 10 it failed, 11 its exit status is not known"""
+
+PROMISE = """\
+Secrets are hidden in every output by name, form and randomness; one that looks like an ordinary word
+stays readable: read what you send before you send it."""
+
+FILE_S = 10.0
+"""How long a file may take that a command was given, and the configuration; ctrl-c ends the wait."""
+_PID_DIGITS = 10
+
+
+class Argument(NamedTuple):
+    """Describe how an option is typed, or which setting it is."""
+
+    names: tuple[str, ...] = ()
+    how: Mapping[str, Any] = {}
+    setting: Setting | None = None
+    is_typed: bool = True
+    read: Callable[[Any], Any] = lambda word: word
+    choose: Callable[[Choices, str], Any] = lambda choices, key: choices.read(key)
+    is_file: bool = False
+    takes: str = ""
+    """What a flag takes that may not be typed with nothing in it."""
+
+
+def _declare(default: object, argument: Argument) -> Any:
+    return field(default=default, metadata={"argument": argument})
+
+
+def setting(
+    key: str,
+    *,
+    typed: bool = True,
+    help: str = "",  # noqa: A002  # the word of argparse
+    choose: Callable[[Choices, str], Any] | None = None,
+) -> Any:
+    """Declare an option that is a setting; one that is not ``typed`` comes from file and environment alone.
+
+    ``choose`` takes something else of the choice than its value.
+    """
+    there = BY_KEY[key]._replace(help=help or BY_KEY[key].help)
+    argument = Argument(setting=there, is_typed=typed)
+    return _declare(there.default, argument._replace(choose=choose) if choose else argument)
+
+
+def flag(
+    name: str,
+    help: str,  # noqa: A002
+    metavar: str = "",
+    default: object = None,
+    *,
+    many: bool = False,
+    is_file: bool = False,
+    takes: str = "",
+) -> Any:
+    """Declare an option of one call; without ``metavar`` it is a switch."""
+    how: dict[str, Any] = {"help": help, "action": "append" if many else "store", "metavar": metavar}
+    if not metavar:
+        how, default = {"help": help, "action": "store_true"}, False
+    return _declare(() if many else default, Argument((name,), how, is_file=is_file, takes=takes))
+
+
+def file_arguments(help: str) -> Any:  # noqa: A002
+    """Declare the files that a command is for."""
+    return _declare((), Argument((), {"metavar": "FILE", "nargs": "+", "help": help}, is_file=True))
+
+
+def parse_pid(text: str) -> int:
+    """Read a PID.
+
+    Raises:
+        UsageError: when it is no number.
+    """
+    if not text.isdecimal() or len(text) > _PID_DIGITS:
+        raise UsageError(f"a PID is a number, found {text[:40]!r}", "tpmon ps lists the training jobs")
+    return int(text)
+
+
+def pid_argument() -> Any:
+    """Declare the process that a command is for."""
+    how = {"metavar": "PID", "nargs": "?", "help": "a process of the job; tpmon ps lists jobs"}
+    return _declare(None, Argument((), how, read=parse_pid))
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """Hold how a job is watched."""
+
+    ascii: bool = setting("ascii")
+    interval_s: float = setting("interval")
+    no_stacks: bool = setting("no-stacks")
+    readonly: bool = setting("readonly")
+    hang_after_s: float | None = setting("hang-after")
+    bell: bool = setting("bell", typed=False)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take no short form of a flag; what was not given is not in what was parsed."""
+        plain = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            formatter_class=plain, allow_abbrev=False, argument_default=argparse.SUPPRESS, **options
+        )
+
+    def error(self, message: str) -> Any:
+        """Refuse the arguments.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(message, f"{self.prog} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help to ``file``, by default to standard output without a buffer."""
+        if file is not None:
+            super().print_help(file)
+            return
+        Output(1, ascii_only=False).write_lines(self.format_help().rstrip("\n"))
+
+    def add_setting(self, one: Setting) -> None:
+        """Add the flag of a setting."""
+        how: dict[str, Any] = {"dest": one.key, "help": one.help}
+        if one.key == "no-stacks":
+            self.add_argument(one.flag, action="store_true", **how)
+            self.add_argument("--stacks", action="store_false", **{**how, "help": "sample them (default)"})
+        elif one.kind is ValueKind.SWITCH:
+            self.add_argument(one.flag, action=argparse.BooleanOptionalAction, **how)
+        else:
+            short = ("-i",) if one.key == "interval" else ()
+            self.add_argument(*short, one.flag, metavar=one.metavar, **how)
+
+    def add_print_config(self) -> None:
+        """Add the flag that every command has."""
+        said = "print every setting and which source won, and end"
+        self.add_argument("--print-config", action="store_true", help=said)
+
+    def add_options(self, options: type) -> None:
+        """Add the flags of a class of options: its own before those that it inherits."""
+        declared = _list_arguments(options)
+        names = dict.fromkeys(name for one in options.__mro__ for name in get_annotations(one))
+        for name in names:
+            argument = declared[name]
+            if argument.setting is None:
+                own: dict[str, Any] = {"dest": name} if argument.names else {}
+                self.add_argument(*(argument.names or (name,)), **own, **argument.how)
+            elif argument.is_typed:
+                self.add_setting(argument.setting)
+
+
+def _list_arguments(options: type) -> dict[str, Argument]:
+    return {one.name: one.metadata["argument"] for one in fields(options)}
+
+
+def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choices) -> Asked:
+    """Read the options of a command from the flags that were typed and the settings that were chosen.
+
+    Raises:
+        UsageError: for one that cannot be, and where no job is named or two are.
+    """
+    found: dict[str, Any] = {}
+    for name, argument in _list_arguments(wanted).items():
+        if argument.setting is not None:
+            found[name] = argument.choose(choices, argument.setting.key)
+        elif name in flags:
+            word = flags[name]
+            if argument.takes and not word:
+                (typed,) = argument.names
+                raise UsageError(f"{typed} takes {argument.takes}, found ''", f"leave {typed} out")
+            found[name] = tuple(word) if isinstance(word, list) else argument.read(word)
+    if "job" in found:
+        _check_target("pid" in found, found["job"], choices)
+    return wanted(**found)
+
+
+def _check_target(is_named: bool, takes_only: bool, choices: Choices) -> None:
+    """Refuse no PID at all, and one beside --job; a file may hold ``job`` beside any PID.
+
+    Raises:
+        UsageError: saying which.
+    """
+    if is_named and takes_only and choices.is_flag("job"):
+        raise UsageError("PID and --job exclude each other", "leave one of the two out")
+    if not is_named and not takes_only:
+        raise UsageError(
+            "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
+        )
+
+
+class Subcommand:
+    """Describe a command: what can be typed, what its help says, what it does."""
+
+    def __init__(
+        self,
+        options: type[Asked],
+        run: Callable[[Asked], int],
+        usage: str,
+        description: str,
+        epilog: str = "",
+        *,
+        writes_here: bool = False,
+    ) -> None:
+        """Hold the parts; one that ``writes_here`` needs the working directory where no place is named."""
+        self._options = options
+        self._run: Callable[[Any], int] = run
+        self._help: dict[str, Any] = {"usage": f"tpmon {usage}", "description": description, "epilog": epilog}
+        self._writes_here = writes_here
+
+    def add_to(self, commands: argparse._SubParsersAction[CommandParser], name: str) -> None:
+        """Add the parser of this command to that of all."""
+        parser = commands.add_parser(name, **self._help)
+        parser.add_options(self._options)
+        parser.add_print_config()
+        parser.add_setting(BY_KEY["show"])
+
+    def run(self, flags: Mapping[str, object], choices: Choices) -> int:
+        """Read the options, wait for the files that they name, run, and return the exit code.
+
+        Raises:
+            TpmonError: for what cannot be done.
+        """
+        options = read_options(self._options, flags, choices)
+        named: list[str] = []
+        for name, argument in _list_arguments(self._options).items():
+            if argument.is_file and (value := getattr(options, name)):
+                named += [value] if isinstance(value, str) else value
+        await_files(named or ([os.curdir] if self._writes_here else []))
+        return self._run(options)
+
+
+def await_files(named: Sequence[str]) -> None:
+    """Wait until the files that were named answer: no command begins on a mount that hangs.
+
+    Raises:
+        UsageError: naming the one that does not.
+    """
+    from tpmon.probe.base.deadline import find_silent
+
+    silent = find_silent((one for one in named if "://" not in one), FILE_S)
+    if silent:
+        where = "the working directory" if silent == os.curdir else silent
+        raise UsageError(
+            f"{where} gave no answer within {FILE_S:g} s: it is on a mount that hangs",
+            "again once ls answers there, or name another place",
+        )
+
+
+def read_choices(flags: Mapping[str, object], bad: list[str] | None = None) -> tuple[str, Choices]:
+    """Return the path of the configuration file and what was chosen; set what every output hides.
+
+    Raises:
+        UsageError: for a file that cannot be read or is not TOML, and for one that does not answer: it may
+            forbid what tpmon does without it. For a setting that cannot be used, unless ``bad`` takes it.
+    """
+    from tpmon import config
+    from tpmon.model.known import Missing
+    from tpmon.model.text.redaction import keep_random
+    from tpmon.probe.base.deadline import UNGUARDED, read_within
+
+    path = config.config_path(os.environ)
+    answer = read_within(FILE_S, lambda: config.read_file(path))
+    if isinstance(answer, Missing) and answer.reason.startswith(UNGUARDED):
+        complain(f"tpmon: configuration read without a deadline: {answer.reason}")
+        answer = config.read_file(path)
+    if isinstance(answer, Missing):
+        raise UsageError(
+            f"the configuration {path} was not read: {answer.reason}",
+            "XDG_CONFIG_HOME=/run tpmon ...  # leaves it out, with what it forbids",
+        )
+    choices = config.resolve(flags, os.environ, path, answer, bad)
+    keep_random(bool(choices.read("show")))
+    return path, choices
+
+
+def find_job(pid: int | None, await_s: float = 0.0) -> Job:
+    """Find the job of a process, or the only one; wait for one that just starts. Say what is odd about it.
+
+    Raises:
+        TpmonError: where there is none.
+    """
+    from tpmon.probe.base.limits import step_aside
+    from tpmon.probe.job.resolve import await_job, find_only_job
+    from tpmon.probe.job.resolve import find_job as find
+
+    step_aside()
+    job = await_job(
+        lambda: find_only_job() if pid is None else find(pid),
+        lambda said: complain(f"tpmon: {said}"),
+        await_s,
+    )
+    if job.remark:
+        complain(f"tpmon: {job.remark}")
+    return job
+
+
+def open_session(
+    job: Job,
+    options: WatchOptions,
+    *sinks: Callable[[Update], None],
+    dump_sinks: Sequence[DumpSink] = (),
+    sample_sinks: Sequence[SampleSink] = (),
+) -> Session:
+    """Start the probes; nothing is collected yet."""
+    from tpmon.probe.collect.collector import Collector
+    from tpmon.session import Session, collect_rarely
+
+    collect_rarely()
+    on_screen = bool(sample_sinks)  # a screen shows what comes first
+    return Session(
+        Collector(job, options.interval_s, stacks=not options.no_stacks, threads_later=on_screen),
+        sinks,
+        options.interval_s,
+        dump_sinks,
+        sample_sinks,
+        hang_after_s=options.hang_after_s,
+        may_look=not (options.readonly or options.no_stacks),
+        glance=on_screen,
+    )
