@@ -179,7 +179,7 @@ def test_without_a_source_no_verdict_is_surer(name: str, source: str) -> None:
 def test_one_source_is_never_high() -> None:
     from tests.judge.test_hysteresis import DATA, suspect
 
-    alone = replace(suspect(DATA), sources=frozenset(("a",)), margin=100.0)
+    alone = replace(suspect(DATA), origins=frozenset(("a",)), margin=100.0)
     assert rate_confidence(alone, 3600.0) is not Confidence.HIGH
 
 
@@ -269,14 +269,14 @@ def test_the_end_of_a_large_job_is_judged_at_once() -> None:
     assert (after.kind, after.cause) == (Kind.IDLE, "finished")
 
 
-def test_the_end_of_a_job_keeps_what_was_said_before_it_and_is_as_sure_as_it_was_seen() -> None:
+def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word_alone() -> None:
     frames = starved(COMPUTES, seconds=20)
     log = (make_output(lines=("step 41", "RuntimeError: no batch", "")),)
     target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
     last = replace(frames[-1], target=target, taken_ns=frames[-1].taken_ns + SECOND, output=log)
     finding = conclude([*frames, last])
     assert (finding.kind, finding.cause) == (Kind.IDLE, "failed")
-    assert (finding.confidence, finding.since) == (Confidence.HIGH, last.taken)
+    assert (finding.confidence, finding.since) == (Confidence.MEDIUM, last.taken)
     rows = {row.name: row.text for row in finding.evidence}
     assert rows["the log ends with"] == "RuntimeError: no batch"
     assert rows[BEFORE_THE_END].startswith("DATA-BOUND cpu-transform, confidence high")

@@ -120,7 +120,7 @@ def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames: list[Frame]) 
             continue
         assert (answer.kind, answer.cause) in EXPLANATIONS
         assert answer.summary
-        assert answer.sources
+        assert answer.origins
         assert 0 <= answer.weight <= 1
         assert answer.margin >= 0.5
         assert not is_known(answer.share) or math.isfinite(answer.share)

@@ -20,7 +20,7 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known
-from tpmon.model.verdict import Confidence, Finding, Kind
+from tpmon.model.verdict import Confidence, Finding, Kind, Origin
 
 LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 FIELDS = fields_to_blank()
@@ -132,7 +132,7 @@ def test_a_queue_that_was_not_read_may_have_been_full() -> None:
     assert full.kind is unread.kind is Kind.DATA_BOUND
     assert [row.name for row in full.against] == ["queue empty"]
     assert unread.against == ()
-    assert full.confidence is unread.confidence is Confidence.MEDIUM
+    assert full.confidence is unread.confidence is Confidence.LOW
     assert "whether batches are ready (taken away: not read)" in unread.unknown
     assert conclude(starving(empty_ratio=0.7)).confidence is Confidence.HIGH
 
@@ -148,9 +148,9 @@ def test_a_hook_that_could_not_be_read_may_disagree_and_one_that_is_not_there_ca
 
 @given(st.integers(0, 4), st.floats(1, 20), st.floats(0, 100), st.booleans())
 def test_what_was_not_read_takes_a_level_at_most(
-    sources: int, margin: float, span_s: float, seen: bool
+    count: int, margin: float, span_s: float, seen: bool
 ) -> None:
-    names = frozenset(map(str, range(sources)))
+    names = frozenset(list(Origin)[:count])
     plain = Suspicion(Kind.DATA_BOUND, "pin", 0.5, margin, names, "it waits", (), seen=seen)
     doubted = Suspicion(Kind.DATA_BOUND, "pin", 0.5, margin, names, "it waits", (), unread=("x",), seen=seen)
     level, less = rate_confidence(plain, span_s), rate_confidence(doubted, span_s)

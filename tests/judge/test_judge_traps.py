@@ -218,7 +218,7 @@ def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
     waiting = make_phases({Phase.COMMS: 0.9, Phase.FORWARD: 0.1}, 13)
     answer = judge_straggler(scene_of(frame, [late, waiting]))
     assert isinstance(answer, Suspicion)
-    assert len(answer.sources) == 1
+    assert len(answer.origins) == 1
 
 
 def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():

@@ -25,18 +25,17 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
-from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_clock, format_seconds
-from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
+from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, Origin, SinceIs, pick_code
 
-HIGH_SOURCES = 2
+HIGH_ORIGINS = 2
 HIGH_SPAN_S = 8.0
 HIGH_MARGIN = 1.25
 MEDIUM_SPAN_S = 4.0
 MEDIUM_MARGIN = 1.5
-"""A single source counts as medium only when it is this far past its threshold."""
+"""A single origin counts as medium only when it is this far past its threshold."""
 ONSET_HISTORY_S = 10.0
 """A cause that came so long after its rule had first said that it is not there began where it was seen."""
 FIRST_READINGS_S = 3.0
@@ -59,17 +58,17 @@ _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     """Say how sure: independent sources, how long (seconds), how far past the threshold.
 
-    Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level, and so
+    Two origins for 8 s, a quarter past the threshold, are high; what speaks against it takes a level, and so
     does what might and was not read: a source that is lost makes no verdict surer.
     What was seen to happen needs no time.
     """
-    sources = len(suspicion.sources)
+    origins = len(suspicion.origins)
     if suspicion.seen:
-        return Confidence.HIGH if sources >= HIGH_SOURCES else Confidence.MEDIUM
+        return Confidence.HIGH if origins >= HIGH_ORIGINS else Confidence.MEDIUM
     level = 0
-    if span_s >= MEDIUM_SPAN_S and (sources >= HIGH_SOURCES or suspicion.margin >= MEDIUM_MARGIN):
+    if span_s >= MEDIUM_SPAN_S and (origins >= HIGH_ORIGINS or suspicion.margin >= MEDIUM_MARGIN):
         level = 1
-    if sources >= HIGH_SOURCES and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
+    if origins >= HIGH_ORIGINS and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
         level = 2
     if (suspicion.against or suspicion.unread) and level > 0:
         level -= 1
@@ -117,7 +116,7 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
 
 def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
     """Return when the process began whose imports or first steps these are: they began with it."""
-    if suspicion.kind is not Kind.STARTING or HOOK in suspicion.sources:
+    if suspicion.kind is not Kind.STARTING or Origin.HOOK in suspicion.origins:
         return NOT_APPLICABLE
     young_s = {"import": YOUNG_IMPORT_S, "first-steps": YOUNG_STEPS_S}.get(known_or(suspicion.cause, ""), 0.0)
     ranks = [rank.process for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)]
@@ -137,7 +136,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
         return now, SinceIs.ONSET, "seen to end"
     if is_known(suspicion.since_ns):
         began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
-        by_hook = suspicion.kind is Kind.HUNG and HOOK in suspicion.sources
+        by_hook = suspicion.kind is Kind.HUNG and Origin.HOOK in suspicion.origins
         return began, SinceIs.ONSET, "last step by the hook" if by_hook else "history"
     first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
     held = suspicion.held_ns

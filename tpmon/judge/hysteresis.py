@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion
-from tpmon.judge.stacks.profile import differs
+from tpmon.judge.stacks.profile import SliceLook, differs
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, longest_reading_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -94,6 +94,8 @@ class Standing:
     notes: tuple[str, ...] = ()
     watch: WatchedTime = NO_WATCH
     """How long nothing has moved, and the looks at all stacks."""
+    looks: tuple[SliceLook, ...] = ()
+    """The samples of stacks of the Window, read."""
 
 
 def key_of(suspicion: Suspicion) -> Key:

@@ -40,7 +40,7 @@ from tpmon.judge.rules import (
     waits,
 )
 from tpmon.judge.rules.hook import with_hooks
-from tpmon.judge.stacks.profile import RankPhases, read_phases
+from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
@@ -221,9 +221,10 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
         ValueError: for no Frame at all.
     """
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
-    phases = read_phases(slices, frames[-1].taken_ns) if slices else {}
+    looks = read_slices(slices, standing.looks)
+    phases = add_up_phases(looks, frames[-1].taken_ns)
     frame = frames[-1]
-    standing = replace(standing, watch=observe(standing.watch, frame))
+    standing = replace(standing, watch=observe(standing.watch, frame), looks=looks)
     look: Applicable[DumpRequest] = NOT_APPLICABLE
     calm = is_settled(standing, frame.taken_ns) and not is_shaken(frames)
     if standing.finding is not None and _stands(frame, standing, settled=calm):

@@ -138,11 +138,29 @@ TABLE = (
 
 
 class Confidence(str, Enum):
-    """Say how much to trust a Finding: by independent sources, duration and distance from the threshold."""
+    """Say how much to trust a Finding: by physical origins, duration and distance from the threshold."""
 
     LOW = "low"
     MEDIUM = "medium"
     HIGH = "high"
+
+
+class Origin(str, Enum):
+    """Name where readings physically come from: two of one origin are no two sources."""
+
+    DRIVER = "driver"
+    PROC = "/proc"
+    CGROUP = "control group"
+    STACKS = "stacks"
+    PIPES = "pipes"
+    LOG = "log"
+    FILES = "files"
+    """What a file system says of files: times of writing, room that is left."""
+    NETWORK = "network"
+    """Counters of interfaces and connections."""
+    HOOK = "hook"
+    RECORD = "record"
+    """What the job itself recorded of its collectives."""
 
 
 class SinceIs(str, Enum):

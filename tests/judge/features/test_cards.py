@@ -351,7 +351,7 @@ def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confide
     found = find_starved(on(slices(6.0), phases=WAITS))
     assert type(found) is Starved
     said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")
-    assert (len(said_of_it.sources), said_of_it.margin) == (1, 1.0)
+    assert (len(said_of_it.origins), said_of_it.margin) == (1, 1.0)
     assert "whether the GPU works meanwhile is not known" in said_of_it.summary
 
 

@@ -24,6 +24,7 @@ from tpmon.judge.rules.storage import RULES, judge_storage_bandwidth, judge_stor
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.known import Missing, is_known
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.verdict import Origin
 
 GONE = Missing("permission denied")
 FETCH = StackFrame("_MapDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py", 52)
@@ -115,8 +116,7 @@ def test_few_large_reads_behind_slow_opens_are_many_small_files() -> None:
     one = judge_storage_latency(scene)
     assert isinstance(one, Suspicion)
     assert one.summary.endswith("its workers wait in open and stat, 75 % of their work: many small files")
-    assert {"workers", "stacks of the loading"} <= one.sources
-    assert "reads" not in one.sources
+    assert {Origin.PROC, Origin.STACKS} <= one.origins
     assert {row.name: row.value for row in one.evidence}["loading in open and stat"] == 75
     chosen = choose(one.kind, one.cause, observe(scene, one), RunFacts())
     assert next(each for each in chosen if each.remedy.id == "shard-files").certain
@@ -128,7 +128,7 @@ def test_reads_that_were_not_counted_and_opens_that_were_seen_decide() -> None:
     assert causes(fed(unread, 30), RULES) == {"storage-latency"}
     small = judge_storage_latency(fed(SMALL_FILES, 30))
     assert isinstance(small, Suspicion)
-    assert {"reads", "stacks of the loading"} <= small.sources
+    assert {Origin.PROC, Origin.STACKS} <= small.origins
 
 
 def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast() -> None:

@@ -34,7 +34,7 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe
 from tpmon.model.gpu import GpuSample, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 IDLE_LINKS = {
     "pcie_tx_bytes_s": 0.0,
@@ -60,7 +60,7 @@ def test_heat_is_a_cause_when_it_holds_a_loaded_card(name, card, guilty):
     if guilty:
         assert said(answer) == (Kind.GPU_THROTTLED, "thermal")
         assert answer.weight == pytest.approx(0.96 * (1 - 1300 / 1980))
-        assert answer.sources == {"NVML reasons", "NVML clock"}
+        assert answer.origins == {Origin.DRIVER}
         assert answer.card == 0
 
 
@@ -98,13 +98,6 @@ def test_seconds_of_heat_count_though_the_median_clock_is_high():
     answer = judge_thermal(see(frames))
     assert said(answer) == (Kind.GPU_THROTTLED, "thermal")
     assert 0.1 < answer.weight < 0.25
-
-
-def test_a_small_margin_to_the_slowdown_is_a_further_source_of_heat():
-    hot = {**held("SW thermal", 12.0), "sm_clock_mhz": 1300.0}
-    assert "NVML temperature" in judge_thermal(on(make_gpu(**hot, temperature_margin_c=1.0))).sources
-    unread = judge_thermal(on(make_gpu(**hot, temperature_margin_c=UNREAD)))
-    assert "NVML temperature" not in unread.sources
 
 
 def test_the_worst_card_is_named_with_its_rank():
@@ -369,7 +362,7 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
         before = rule(on(card, phases=phases))
         after = rule(on(replace(card, **{lost: UNREAD}), phases=phases))
         if isinstance(before, Suspicion) and isinstance(after, Suspicion):
-            assert after.sources <= before.sources
+            assert after.origins <= before.origins
             assert after.margin <= before.margin * 1.001 or after.cause != before.cause
 
 

@@ -23,7 +23,7 @@ from tpmon.judge.rules.cpu import (
 from tpmon.model.host import Pool
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Role
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 SECOND = 1_000_000_000
 
@@ -168,7 +168,7 @@ def test_a_quota_that_stops_bursts_is_not_laid_to_other_processes():
     assert find_taker(scene) is Taker.QUOTA
     found = judge_quota(scene)
     assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
-    assert "schedstat" in found.sources
+    assert Origin.PROC in found.origins
     beside = see(window(throttled_ratio=0.2, **(BURSTS | {"host_used_cores": 15.0})))
     assert isinstance(judge_quota(beside), Cleared)
 
@@ -231,9 +231,9 @@ def test_the_rank_table_is_not_needed_for_a_scene():
 
 def test_a_quota_is_told_by_two_sources_only_where_threads_were_seen_waiting():
     alone = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=Missing("not read"))))
-    assert alone.sources == {"cgroup"}
+    assert alone.origins == {Origin.CGROUP}
     both = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=0.5)))
-    assert len(both.sources) == 2
+    assert len(both.origins) == 2
 
 
 def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
@@ -293,4 +293,4 @@ def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
     for value in ("9" * 5000, "4,2", "-1", "\u0664", ""):
         rank = make_process(busy_threads=8, environment=(EnvironmentSetting("OMP_NUM_THREADS", value),))
         scene = see(window([rank], budget_cores=8.0, oversubscription=4.0, run_delay_ratio=0.7))
-        assert judge_oversubscription(scene).sources == {"schedstat"}
+        assert judge_oversubscription(scene).origins == {Origin.PROC}

@@ -26,6 +26,7 @@ from tpmon.judge.stacks.profile import DataPart, Phase, read_phases
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.verdict import Origin
 
 
 def loads_itself(wait=0.6, parts=None, **more):
@@ -44,7 +45,7 @@ def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
     assert one.share == pytest.approx(0.6)
     assert one.needed_ratio is NOT_APPLICABLE
     assert Need.NO_WORKERS in one.observed
-    assert len(one.sources) == 2
+    assert len(one.origins) == 2
 
 
 def test_without_stacks_one_busy_thread_is_no_proof_of_loading():
@@ -218,7 +219,7 @@ def test_a_wait_behind_a_full_launch_queue_costs_nothing():
     assert "hidden" in judge_periodic(scene).text
     idle = gpu_job(0.5, 45.0)
     assert causes(idle) == {"too-few-workers"}
-    assert "GPU" in rules_loader.judge_too_few_workers(idle).sources
+    assert Origin.DRIVER in rules_loader.judge_too_few_workers(idle).origins
 
 
 def test_a_run_gains_no_more_than_its_card_idles():
@@ -263,11 +264,11 @@ def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
     )
     looks = measure_share(0.4, 100)
     both = combine_wait(looks, stacks)
-    assert both.sources == {"stacks", "main thread"}
+    assert both.origins == {Origin.STACKS, Origin.PROC}
     assert both.share.ratio == pytest.approx(0.5)
     assert both.share.high - both.share.low < looks.high - looks.low
-    assert combine_wait(looks, NO_STACKS).sources == {"main thread"}
-    assert combine_wait(NO_STACKS, stacks).sources == {"stacks"}
+    assert combine_wait(looks, NO_STACKS).origins == {Origin.PROC}
+    assert combine_wait(NO_STACKS, stacks).origins == {Origin.STACKS}
     assert combine_wait(NO_STACKS, NO_STACKS) == NO_STACKS
 
 
@@ -282,7 +283,7 @@ def test_taking_a_source_away_never_makes_a_wait_surer(one, looks, other, sample
     seen = measure_share(one, looks)
     both = combine_wait(seen, stacks)
     for less in (combine_wait(seen, NO_STACKS), combine_wait(NO_STACKS, stacks)):
-        assert less.sources < both.sources
+        assert less.origins < both.origins
         assert less.surest_low <= both.surest_low
 
 
@@ -292,17 +293,17 @@ def test_what_the_stacks_alone_see_keeps_the_interval_of_the_stacks():
     alone = combine_wait(NO_STACKS, stacks)
     assert both.share.low == pytest.approx(alone.share.low, abs=0.02)
     assert both.share.high >= alone.share.high - 0.02
-    assert both.told == {"stacks": pytest.approx(0.4), "main thread": 0.0}
+    assert both.told == {Origin.STACKS: pytest.approx(0.4), Origin.PROC: 0.0}
 
 
 def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
     second = make_second(0.6, [COMPUTES] * 2)
     phases = make_phases({Phase.OTHER: 0.9, Phase.DATA_WAIT: 0.1}, parts={DataPart.QUEUE: 0.1})
     alone = find_starved(see(line_up([second] * 12), {RANK: phases}))
-    assert alone.wait.sources == {"stacks", "main thread"}
+    assert alone.wait.origins == {Origin.STACKS, Origin.PROC}
     suspicion = rules_loader.judge_too_few_workers(see(line_up([second] * 12), {RANK: phases}))
-    assert "stacks" not in suspicion.sources
-    assert "main thread" in suspicion.sources
+    assert Origin.STACKS not in suspicion.origins
+    assert Origin.PROC in suspicion.origins
 
 
 def test_behind_a_pin_thread_stacks_tell_the_queue_from_other_locks():

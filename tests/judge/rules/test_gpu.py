@@ -25,7 +25,7 @@ from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.gpu import MigInstance
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind
+from tpmon.model.verdict import Confidence, Kind, Origin
 
 MIG = MigInstance("MIG-1", 1, 1 << 30, 10 << 30, UNREAD, (4211,))
 
@@ -43,7 +43,7 @@ def test_a_full_card_is_healthy_and_says_with_what(name, card, cause):
     answer = judge_gpu_compute(on(make_gpu(**card)))
     assert said(answer) == (Kind.COMPUTE_BOUND, cause)
     assert answer.margin > 1
-    assert "NVML utilisation" in answer.sources
+    assert Origin.DRIVER in answer.origins
     assert judge_launch_bound(on(make_gpu(**card))).__class__ is Cleared
 
 
@@ -189,7 +189,7 @@ def test_a_synchronise_costs_only_where_the_gpu_runs_empty():
     empty = judge_explicit_sync(sync_scene({"sm_pct": 55.0}, ratios, [Need.SYNC_IN_STACK]))
     assert said(empty) == (Kind.SYNC_BOUND, "explicit")
     assert empty.weight == pytest.approx(0.45)
-    assert {"stacks", "NVML utilisation"} == empty.sources
+    assert {Origin.STACKS, Origin.DRIVER} == empty.origins
     full = judge_explicit_sync(sync_scene({"sm_pct": 97.0}, ratios, [Need.SYNC_IN_STACK]))
     assert "costs 0" in full.text
 

@@ -15,7 +15,7 @@ from tpmon.judge.rules import lifecycle as rules_progress
 from tpmon.judge.rules.health import judge_balanced, judge_cpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import Missing
-from tpmon.model.verdict import EXIT_CODES, Confidence, Kind
+from tpmon.model.verdict import EXIT_CODES, Confidence, Kind, Origin
 
 UNREAD = Missing("not permitted")
 TRAINS = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OPTIMIZER: 0.1, Phase.DATA_WAIT: 0.1}
@@ -51,15 +51,15 @@ def test_cores_that_compute_are_healthy(name, demand, pool, phases, wanted):
 
 
 def test_stacks_are_a_second_source_and_nothing_is_high_without_them():
-    assert judge_cpu_compute(cpu_job(2.0)).sources == {"schedstat", "stacks"}
-    assert judge_cpu_compute(cpu_job(2.0, phases=None)).sources == {"schedstat"}
+    assert judge_cpu_compute(cpu_job(2.0)).origins == {Origin.PROC, Origin.STACKS}
+    assert judge_cpu_compute(cpu_job(2.0, phases=None)).origins == {Origin.PROC}
 
 
 def test_too_few_samples_count_as_none():
     rank = make_process(runnable=2.0)
     frame = make_frame(processes=(rank,), cpu=make_cpu(budget_cores=2.0))
     few = make_phases({Phase.DATA_WAIT: 1.0}, samples=3)
-    assert judge_cpu_compute(scene_of(frame, [few])).sources == {"schedstat"}
+    assert judge_cpu_compute(scene_of(frame, [few])).origins == {Origin.PROC}
 
 
 def test_a_budget_that_was_not_read_decides_nothing():
@@ -79,9 +79,9 @@ def looked(**parts):
 
 
 BALANCED = [
-    ("trains", cpu_job(1.0), {"stacks"}),
-    ("runs", looked(), {"kernel looks"}),
-    ("runs mostly", looked(lock=2, batch_wait=1), {"kernel looks"}),
+    ("trains", cpu_job(1.0), {Origin.STACKS}),
+    ("runs", looked(), {Origin.PROC}),
+    ("runs mostly", looked(lock=2, batch_wait=1), {Origin.PROC}),
     ("waits for batches", looked(batch_wait=4), None),
     ("waits for reads", looked(io=3), None),
     ("sleeps", looked(other=8), None),
@@ -90,20 +90,20 @@ BALANCED = [
     ("logs", cpu_job(1.0, phases={Phase.LOGGING: 0.25, Phase.FORWARD: 0.75}), None),
     ("does something else", cpu_job(1.0, phases={Phase.OTHER: 0.7, Phase.FORWARD: 0.3}), None),
     ("nothing read", cpu_job(1.0, phases=None), None),
-    ("GPU trains", cpu_job(1.0, gpus=(make_gpu(),)), {"stacks", "NVML utilisation"}),
+    ("GPU trains", cpu_job(1.0, gpus=(make_gpu(),)), {Origin.STACKS, Origin.DRIVER}),
     ("GPU waits", cpu_job(1.0, gpus=(make_gpu(sm_pct=50.0),)), None),
     ("GPU hollow", cpu_job(1.0, gpus=(make_gpu(sm_active_pct=5.0, power_w=130.0),)), None),
     ("GPU not read", cpu_job(1.0, gpus=(make_gpu(sm_pct=UNREAD),)), None),
 ]
 
 
-@pytest.mark.parametrize(("name", "scene", "sources"), BALANCED, ids=[row[0] for row in BALANCED])
-def test_balanced_needs_work_to_be_seen_and_no_wait(name, scene, sources):
+@pytest.mark.parametrize(("name", "scene", "origins"), BALANCED, ids=[row[0] for row in BALANCED])
+def test_balanced_needs_work_to_be_seen_and_no_wait(name, scene, origins):
     answer = judge_balanced(scene)
-    assert isinstance(answer, Suspicion) is (sources is not None)
-    if sources is not None:
+    assert isinstance(answer, Suspicion) is (origins is not None)
+    if origins is not None:
         assert answer.kind is Kind.BALANCED
-        assert answer.sources == sources
+        assert answer.origins == origins
 
 
 def test_what_was_not_read_is_no_health():

@@ -14,7 +14,7 @@ from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion
-from tpmon.judge.features.data_wait import STACKS, DataWait, exact_wait, join_hook
+from tpmon.judge.features.data_wait import DataWait, exact_wait, join_hook
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.features.standstill import find_standstill
 from tpmon.judge.hang.activity import LAST_STEP, see_quiet
@@ -22,13 +22,13 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import RULES, judge
 from tpmon.judge.rules.hook import find_late, weigh_in
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.hook_progress import HOOK, event_age_s, last_event_ns, longest_step_s
+from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns, longest_step_s
 from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, observe
 from tpmon.model.frame import Frame
 from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Finding, Kind, SinceIs
+from tpmon.model.verdict import Confidence, Finding, Kind, Origin, SinceIs
 
 LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
@@ -60,21 +60,21 @@ def suspect(kind: Kind, cause: str, **fields: Any) -> Suspicion:
 
 def wait_of(ratio: float, samples: int = 100) -> DataWait:
     share = make_phases({Phase.DATA_WAIT: ratio}, samples=samples).share(Phase.DATA_WAIT)
-    return DataWait(share, {}, frozenset((STACKS,)), share.low)
+    return DataWait(share, {}, frozenset((Origin.STACKS,)), share.low)
 
 
 def test_the_wait_is_exact_where_stacks_and_hook_agree() -> None:
     joined = join_hook(wait_of(0.55), make_pace(**split_of(58.0)))
     assert is_known(joined)
     assert (joined.share.ratio, joined.share.low, joined.share.high) == (0.58, 0.58, 0.58)
-    assert joined.sources == {STACKS, HOOK}
-    assert joined.told == {STACKS: pytest.approx(0.55), HOOK: 0.58}
+    assert joined.origins == {Origin.STACKS, Origin.HOOK}
+    assert joined.told == {Origin.STACKS: pytest.approx(0.55), Origin.HOOK: 0.58}
 
 
 def test_without_stacks_the_hook_tells_the_wait_alone() -> None:
     joined = join_hook(Missing("Yama"), make_pace(**split_of(58.0)))
     assert is_known(joined)
-    assert (joined.share.ratio, joined.sources) == (0.58, {HOOK})
+    assert (joined.share.ratio, joined.origins) == (0.58, {Origin.HOOK})
 
 
 def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it() -> None:
@@ -82,7 +82,7 @@ def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it() 
     joined = join_hook(sampled, make_pace(**split_of(5.0)))
     assert is_known(joined)
     assert joined.share == sampled.share
-    assert joined.told[HOOK] == pytest.approx(0.05)
+    assert joined.told[Origin.HOOK] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_without_the_hook_no_verdict_is_surer(build: Callable[[], list[Frame]]) 
 def test_agreement_is_a_source_and_disagreement_a_row_against() -> None:
     scene = scene_of(hooked(data=58.0))
     word = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene)
-    assert HOOK in word.sources
+    assert Origin.HOOK in word.origins
     assert word.evidence[-1].value == pytest.approx(58.0)
     other = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene_of(hooked(data=4.0)))
-    assert other.sources == {"stacks"}
+    assert other.origins == {Origin.STACKS}
     assert [row.source for row in other.against] == ["hook"]
 
 
 def test_a_healthy_run_is_confirmed_by_its_host_time_and_contradicted_by_its_wait() -> None:
     healthy = suspect(Kind.BALANCED, "none")
-    assert HOOK in weigh_in(healthy, scene_of(hooked(data=5.0))).sources
+    assert Origin.HOOK in weigh_in(healthy, scene_of(hooked(data=5.0))).origins
     assert weigh_in(healthy, scene_of(hooked(data=40.0))).against
 
 
@@ -241,7 +241,7 @@ def test_long_steps_make_the_watch_patient() -> None:
 def test_the_hang_began_with_the_last_step() -> None:
     frame = stands(840.0)
     word = weigh_in(suspect(Kind.HUNG, "no-progress"), scene_of(frame))
-    assert HOOK in word.sources
+    assert Origin.HOOK in word.origins
     assert word.since_ns == frame.taken_ns - 840 * SECOND
     assert word.evidence[-1].text == "step 2840, in backward for 14m00s"
     moving = weigh_in(suspect(Kind.HUNG, "no-progress"), scene_of(stands(0.5)))
@@ -284,7 +284,7 @@ def test_the_late_rank_is_the_one_whose_backward_is_short() -> None:
     found = [one for rule in RULES if isinstance(one := rule(ranks_of(100.0, 330.0)), Suspicion)]
     straggler = next(one for one in found if one.cause == "straggler")
     assert straggler.rank == 1
-    assert straggler.sources == {HOOK}
+    assert straggler.origins == {Origin.HOOK}
     assert straggler.observed == {Need.RANK_BEHIND}
 
 
@@ -299,7 +299,7 @@ def test_beside_cards_the_times_of_the_host_accuse_nobody_alone() -> None:
     assert scene.cards
     assert find_late(scene) is not None
     found = [one for rule in RULES if isinstance(one := rule(scene), Suspicion)]
-    assert not [one for one in found if one.cause == "straggler" and one.sources == {HOOK}]
+    assert not [one for one in found if one.cause == "straggler" and one.origins == {Origin.HOOK}]
 
 
 def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait() -> None:

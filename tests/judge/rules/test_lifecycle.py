@@ -35,7 +35,7 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import FROZEN, Freezer, Role, ThreadGroup, ThreadKind, Tracer
-from tpmon.model.verdict import Kind, SinceIs
+from tpmon.model.verdict import Kind, Origin, SinceIs
 
 BATCH = "a batch (loader queue)"
 
@@ -68,7 +68,7 @@ def test_a_stopped_rank_is_hung_within_seconds(fields, words):
     answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
     assert said(answer) == (Kind.HUNG, "stopped")
     assert words in answer.summary
-    assert (answer.pid, answer.sources) == (4211, {"state", "schedstat"})
+    assert (answer.pid, answer.origins) == (4211, {Origin.PROC, Origin.PROC})
 
 
 @pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
@@ -86,27 +86,27 @@ GDB = Tracer(913, "gdb", "gdb -p 4211")
 
 
 @pytest.mark.parametrize(
-    ("fields", "summary", "shown", "sources", "need"),
+    ("fields", "summary", "shown", "origins", "need"),
     [
         (
             {"state": "D", "frozen": V1, "waits_for": FROZEN},
             "frozen by control group /docker/0123",
             ("freezer.state", "frozen by control group /docker/0123, for 6 s at least"),
-            {"control group", "schedstat"},
+            {Origin.CGROUP, Origin.PROC},
             Need.FROZEN,
         ),
         (
             {"state": "S", "frozen": V2, "waits_for": FROZEN},
             "frozen by control group /train.slice",
             ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {"control group", "schedstat"},
+            {Origin.CGROUP, Origin.PROC},
             Need.FROZEN,
         ),
         (
             {"state": "T", "frozen": V2, "waits_for": FROZEN},
             "frozen by control group /train.slice",
             ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
-            {"control group", "schedstat"},
+            {Origin.CGROUP, Origin.PROC},
             Need.FROZEN,
         ),
         (
@@ -116,24 +116,24 @@ GDB = Tracer(913, "gdb", "gdb -p 4211")
                 "/proc stat, TracerPid",
                 "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211",
             ),
-            {"state", "schedstat"},
+            {Origin.PROC},
             Need.TRACED,
         ),
         (
             {"state": "t", "tracer": UNREAD, "waits_for": "stopped by a debugger"},
             "held by a debugger",
             ("/proc stat", "held by a debugger, state t, for 6 s at least; not permitted"),
-            {"state", "schedstat"},
+            {Origin.PROC},
             Need.TRACED,
         ),
     ],
 )
-def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, sources, need):
+def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, origins, need):
     answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
     assert answer.summary == f"rank 0 is {summary}"
     (row,) = answer.evidence
     assert (row.source, row.text) == shown
-    assert (answer.sources, answer.observed) == (sources, {need})
+    assert (answer.origins, answer.observed) == (origins, {need})
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_card_is_lost_after_three_readings_in_a_row():
 def test_nothing_that_moves_for_half_a_minute_is_a_hang():
     answer = judge_no_progress(scene_of(quiet_frame(), seconds=40))
     assert said(answer) == (Kind.HUNG, "no-progress")
-    assert answer.sources == {"schedstat", "wait", "log"}
+    assert answer.origins == {Origin.PROC, Origin.PROC, Origin.LOG}
     assert LOCK in answer.summary
     assert answer.held_ns == NOW_NS - 90 * SECOND
 
@@ -390,7 +390,7 @@ def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
 
 def test_stacks_that_stay_in_one_place_are_a_further_source():
     stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
-    assert "stacks" in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).sources
+    assert Origin.STACKS in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).origins
     moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
     assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
 
@@ -488,4 +488,4 @@ def test_the_cause_that_says_more_takes_the_place_of_no_progress():
 
 def test_a_job_whose_log_is_no_file_is_judged_without_it():
     answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
-    assert answer.sources == {"schedstat", "wait"}
+    assert answer.origins == {Origin.PROC, Origin.PROC}

@@ -40,7 +40,7 @@ from tpmon.judge.rules.loader import (
 )
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
 GONE = Missing("permission denied")
@@ -108,7 +108,7 @@ def test_each_cause_is_told_from_the_others(scene, cause):
     assert one.kind is Kind.DATA_BOUND
     assert one.share_low <= one.share <= one.share_high
     assert one.weight == one.share
-    assert len(one.sources) >= 2
+    assert len(one.origins) >= 2
     assert one.margin >= 1
     assert one.needed_ratio == pytest.approx(1 / (1 - one.share))
 
@@ -169,7 +169,7 @@ def test_the_slow_worker_is_named_and_its_backlog_counts():
     one = judge_one_slow_worker(slow_one(COMPUTES))
     assert one.pid == 5001
     assert "worker 1" in one.summary
-    assert "loader queue" in one.sources
+    assert Origin.PIPES in one.origins
     assert Need.ONE_WORKER_SLOW in one.observed
     assert Need.STOPPED in judge_one_slow_worker(slow_one({**IDLES, "state": "T"})).observed
 
@@ -274,7 +274,7 @@ def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, c
     scene = two_loaders(0.6, *order, old_in_use=old_in_use, cpu=cpu)
     found = suspects(scene)
     assert set(found) == {cause}
-    assert "loader queue" in found[cause].sources, "the queue of the loader in use"
+    assert Origin.PIPES in found[cause].origins, "the queue of the loader in use"
     assert not found[cause].against, "batches that lie ready in the other one say nothing"
     assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
 
@@ -315,7 +315,7 @@ def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
     assert set(found) == {"too-few-workers"}
     one = found["too-few-workers"]
     assert one.share == pytest.approx(0.6)
-    assert one.sources >= {"stacks", "loader queue", "workers"}
+    assert one.origins >= {Origin.STACKS, Origin.PIPES, Origin.PROC}
     assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
 
 

@@ -17,7 +17,7 @@ from tpmon.judge.rules.python import judge_gil, judge_single_thread
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind
+from tpmon.model.verdict import Confidence, Kind, Origin
 
 RANK = 4211
 GONE = Missing("permission denied")
@@ -45,7 +45,7 @@ def test_threads_that_share_one_core_while_the_main_thread_waits_fight_for_the_l
     assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "gil")
     assert one.share == pytest.approx(0.9)
     assert Need.GIL_WAIT in one.observed
-    assert one.sources == {"main thread", "schedstat", "stacks"}
+    assert one.origins == {Origin.PROC, Origin.PROC, Origin.STACKS}
     assert rate_confidence(one, 60.0) is Confidence.HIGH
 
 
@@ -53,7 +53,7 @@ def test_threads_that_share_one_core_while_the_main_thread_waits_fight_for_the_l
 def test_without_stacks_a_fight_for_the_lock_is_a_guess(phases):
     """Any wait with a time-out beside a busy thread looks the same from outside."""
     one = judge_gil(fight(timed=10, phases=phases))
-    assert one.sources == {"main thread"}
+    assert one.origins == {Origin.PROC}
     assert rate_confidence(one, 600.0) is Confidence.LOW
 
 

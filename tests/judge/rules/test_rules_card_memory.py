@@ -27,7 +27,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.hook import AllocatorFigures
 from tpmon.model.known import Missing
-from tpmon.model.verdict import Confidence, Kind
+from tpmon.model.verdict import Confidence, Kind, Origin
 
 UNREAD = Missing("not supported")
 TOTAL = 80 * GIB
@@ -137,7 +137,7 @@ def test_retries_beside_memory_of_others_name_it() -> None:
 def test_memory_that_grows_to_the_end_of_the_card_is_a_leak_with_its_time() -> None:
     one = growing(60.0)
     assert isinstance(one, Suspicion)
-    assert (one.cause, one.sources) == ("gpu", {"memory of the card"})
+    assert (one.cause, one.origins) == ("gpu", {Origin.DRIVER})
     assert one.summary.startswith("the job's memory on GPU 0 grows by 5")
     assert one.summary.endswith("its 80.0G are full in about 5 min")
     assert Need.CARD_MEMORY_GROWS in one.observed
@@ -202,7 +202,7 @@ def test_the_hook_tells_tensors_that_are_kept_from_a_cache_in_pieces() -> None:
 
     one = judge_gpu_memory(at(58.0))
     assert isinstance(one, Suspicion)
-    assert one.sources == {"memory of the card", "hook"}
+    assert one.origins == {Origin.DRIVER, Origin.HOOK}
     cache = judge_gpu_memory(at(0.0))
     assert isinstance(cache, Cleared)
     assert "the cache of the allocator grows, what it holds does not" in cache.text

@@ -17,7 +17,7 @@ from tpmon.judge.rules.lifecycle import find_last_words, judge_finished
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Outcome, ProcessEnd, Role
-from tpmon.model.verdict import Kind, pick_code
+from tpmon.model.verdict import Kind, Origin, pick_code
 
 
 def said(answer):
@@ -55,7 +55,7 @@ def test_an_ended_job_says_how_and_only_exit_0_is_success(outcome, how, cause, c
     assert answer.summary.endswith(how)
     assert answer.seen
     assert (Need.KILLED in answer.observed) == ("SIG" in how)
-    assert len(answer.sources) == (1 if outcome is Outcome.UNKNOWN else 2)
+    assert answer.origins == {Origin.PROC}
 
 
 def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():

@@ -20,7 +20,7 @@ from tpmon.model.gpu import MigInstance
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Confidence, Kind
+from tpmon.model.verdict import Confidence, Kind, Origin
 
 NO_NVLINK = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing("no NVLink"))
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, **NO_NVLINK}
@@ -109,7 +109,7 @@ def test_a_card_whose_clock_is_locked_is_full_at_the_power_of_its_clock():
     locked = {**NO_GPM, "sm_clock_mhz": 990.0, "power_w": 280.0}
     answer = judge_gpu_compute(on(make_gpu(**locked)))
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
-    assert answer.sources == {"NVML utilisation", "NVML power"}
+    assert answer.origins == {Origin.DRIVER, Origin.DRIVER}
     doubtful = {**locked, "sm_active_pct": 5.0, "sm_clock_mhz": 594.0, "power_w": 126.0}
     assert type(judge_gpu_compute(on(make_gpu(**doubtful)))) is Unsure
 
@@ -121,7 +121,7 @@ def test_an_active_slice_of_a_card_computes_though_it_has_no_utilisation():
 
     answer = judge_gpu_compute(on(slice_of(94.0)))
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
-    assert answer.sources == {"GPM"}
+    assert answer.origins == {Origin.DRIVER}
     assert "94 % of their SMs active" in answer.summary
     assert type(judge_gpu_compute(on(slice_of(30.0)))) is Unsure
     assert type(judge_gpu_compute(on(make_gpu(sm_pct=UNREAD)))) is Unsure

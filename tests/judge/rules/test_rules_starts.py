@@ -29,7 +29,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Kind, SinceIs
+from tpmon.model.verdict import Kind, Origin, SinceIs
 
 # Starting
 
@@ -47,7 +47,7 @@ def test_a_start_is_told_by_the_stacks(phase, where, cause):
     phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where)
     answer = judge_starting(scene_of(make_frame(), [phases]))
     assert said(answer) == (Kind.STARTING, cause)
-    assert "stacks" in answer.sources
+    assert Origin.STACKS in answer.origins
 
 
 def test_a_start_that_is_over_is_not_said_any_more():
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
     saving = make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)
     waiting = make_phases({Phase.COMMS: 1.0}, pid=4212)
     answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
-    assert answer.sources == {"stacks", "io"}
+    assert answer.origins == {Origin.STACKS, Origin.PROC}
     assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
 
 
@@ -204,9 +204,9 @@ def test_who_rests_in_backward_waits_for_gradients(demand, waits):
 
 def test_a_prompt_is_told_by_stack_or_kernel():
     asking = make_phases({Phase.INPUT: 1.0}, where="input train.py:7")
-    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).sources == {"stacks"}
+    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).origins == {Origin.STACKS}
     reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
-    assert judge_waiting_for_input(scene_of(reading)).sources == {"wait"}
+    assert judge_waiting_for_input(scene_of(reading)).origins == {Origin.PROC}
     assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
     piped = make_frame(processes=(quiet_rank(waits_for="standard input (pipe)"),))
     place = make_phases({Phase.OTHER: 1.0}, where="ask train.py:7")

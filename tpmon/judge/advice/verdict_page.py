@@ -18,9 +18,10 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
 --check` and `tpmon diagnose PID` print it and end with the exit code of its kind; with 11 in the place of 0
 while a card that the job is on, or may be, does not answer.
 
-* **Confidence** grows with independent sources, time and distance from the threshold. One source alone
-  is never high. What speaks against a verdict takes a level, and so does what might and was not read, which
-  then stands under *unknown*: a source that is lost makes no verdict surer. Two things are no such loss: a
+* **Confidence** grows with the physical origins of its readings (driver, /proc, control group, stacks,
+  pipes, log, files, network, hook, record), time and distance from the threshold. One alone is never high.
+  What speaks against a verdict takes a level, and so does what might and was not read, which then stands
+  under *unknown*: a source that is lost makes no verdict surer. Two things are no such loss: a
   hook that is not there, as most runs have none, and two sources that differ, where without the one that saw
   more a smaller share is claimed.
 * **Since** is the onset where the history shows it; else a lower bound with what tells it.

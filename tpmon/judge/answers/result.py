@@ -8,7 +8,7 @@ from typing import Union
 from tpmon.judge.answers.needs import Need
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,14 @@ class Suspicion:
 
     ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that goes
     away with the cause, as far as it can be told. ``margin`` is how far the deciding figure is
-    past its threshold (1.0: at it, 2.0: twice). ``sources`` are independent origins of evidence.
+    past its threshold (1.0: at it, 2.0: twice). ``origins`` are the physical origins of the evidence.
     """
 
     kind: Kind
     cause: Applicable[str]
     weight: float
     margin: float
-    sources: frozenset[str]
+    origins: frozenset[Origin]
     summary: str
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...] = ()

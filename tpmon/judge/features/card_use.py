@@ -26,7 +26,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.verdict import Evidence
+from tpmon.model.verdict import Evidence, Origin
 
 GROWTH_BYTES_S = 1e6
 """Slope from which memory grows; the allocator's own noise is below it."""
@@ -400,7 +400,7 @@ class Slack:
 
     ratio: float
     idle_ratio: float
-    sources: frozenset[str]
+    origins: frozenset[Origin]
 
 
 def works_all_the_time(card: CardScene) -> bool:
@@ -414,23 +414,23 @@ def card_slack(card: CardScene) -> Known[Slack]:
     if not is_known(card.busy_pct):
         return card.busy_pct
     idle = max(0.0, 1 - card.busy_pct / 100)
-    sources = {"NVML utilisation"} if idle >= SLACK_RATIO else set()
+    origins = {Origin.DRIVER} if idle >= SLACK_RATIO else set[Origin]()
     ratio = idle
     hollow = judge_hollow(card)
     if is_known(hollow) and not hollow and card.busy_pct >= BUSY_PCT:
-        return Slack(idle, idle, frozenset(sources))
+        return Slack(idle, idle, frozenset(origins))
     if isinstance(hollow, Missing):
         return hollow
     powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
     if is_known(card.sm_active_pct) and card.sm_active_pct < HOLLOW_SM_PCT and not powerful:
         ratio = max(ratio, 1 - card.sm_active_pct / 100)
-        sources.add("GPM")
+        origins.add(Origin.DRIVER)
     work = card.work_ratio if hollow else card.power_ratio
     if is_known(work) and work < HOLLOW_POWER_RATIO:
         if hollow:
             ratio = max(ratio, 1 - work / full_power_ratio(card))
-        sources.add("NVML power")
-    return Slack(ratio, idle, frozenset(sources))
+        origins.add(Origin.DRIVER)
+    return Slack(ratio, idle, frozenset(origins))
 
 
 def rank_slack(rank: RankScene, scene: Scene) -> Known[Slack]:

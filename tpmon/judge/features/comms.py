@@ -28,7 +28,7 @@ from tpmon.model.gpu import NO_NVLINK, GpuSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes
-from tpmon.model.verdict import Evidence
+from tpmon.model.verdict import Evidence, Origin
 
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
@@ -111,26 +111,34 @@ def _pcie_bytes_s(card: GpuSample) -> Known[float]:
     return 2 * min(sent, received)
 
 
-def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
+def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]]:
     """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
-    age = scene.frame.ages_s
+    age, threads = scene.frame.ages_s, _comm_demand(scene)
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
-    rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
-        ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
-        ("network", nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
-        (LINK_ROWS[0], nvlink, LINK_BYTES_S, "bytes/s", LINK_SOURCES[0], age.gpu),
-        (LINK_ROWS[1], pcie, LINK_BYTES_S, "bytes/s", LINK_SOURCES[1], age.gpu),
+    rows: tuple[tuple[str, Known[float], float, str, str, Origin, Known[float]], ...] = (
+        (
+            "communication threads",
+            threads,
+            COMM_DEMAND,
+            "threads",
+            "schedstat",
+            Origin.PROC,
+            age.threads,
+        ),
+        ("network", nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, Origin.NETWORK, age.io),
+        (LINK_ROWS[0], nvlink, LINK_BYTES_S, "bytes/s", LINK_SOURCES[0], Origin.DRIVER, age.gpu),
+        (LINK_ROWS[1], pcie, LINK_BYTES_S, "bytes/s", LINK_SOURCES[1], Origin.DRIVER, age.gpu),
     )
     margin = 0.0
-    sources: set[str] = set()
+    origins: set[Origin] = set()
     evidence = []
-    for name, value, limit, unit, source, how_old in rows:
+    for name, value, limit, unit, source, origin, how_old in rows:
         if is_known(value):
             evidence.append(reading(name, value, unit, source, how_old))
             if value >= limit:
                 margin = max(margin, value / limit)
-                sources.add(source)
-    return margin, sources, tuple(evidence)
+                origins.add(origin)
+    return margin, origins, tuple(evidence)
 
 
 def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
@@ -208,7 +216,7 @@ class RankWait:
     rank: RankScene
     ratio: float
     high: float
-    sources: frozenset[str]
+    origins: frozenset[Origin]
 
 
 def _has_comm_threads(rank: RankScene) -> bool:
@@ -221,7 +229,7 @@ def _by_stacks(rank: RankScene) -> Known[RankWait]:
     if rank.phases.samples < LEAST_SAMPLES:
         return Missing(f"{rank.phases.samples} stack samples are too few")
     share = rank.phases.share(Phase.COMMS)
-    return RankWait(rank, share.ratio, share.high, frozenset(("stacks",)))
+    return RankWait(rank, share.ratio, share.high, frozenset((Origin.STACKS,)))
 
 
 def _by_looks(rank: RankScene, scene: Scene) -> Known[RankWait]:
@@ -234,7 +242,7 @@ def _by_looks(rank: RankScene, scene: Scene) -> Known[RankWait]:
     if not _has_comm_threads(rank):
         return Missing("the rank has no communication threads")
     share = share_of(round((main.lock + main.timed_lock) * main.looks), main.looks)
-    return RankWait(rank, share.ratio, share.high, frozenset(("kernel looks",)))
+    return RankWait(rank, share.ratio, share.high, frozenset((Origin.PROC,)))
 
 
 def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[CardScene]) -> bool:
@@ -270,8 +278,8 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[RankWait] | None:
         return None
     if not _may_be_collective(rank, rank.phases, cards):
         return None
-    sources = slack.sources | {"stacks"}
-    return RankWait(rank, min(held.ratio, slack.ratio), min(held.high, slack.ratio), sources)
+    origins = slack.origins | {Origin.STACKS}
+    return RankWait(rank, min(held.ratio, slack.ratio), min(held.high, slack.ratio), origins)
 
 
 def _within_backward(looks: RankWait) -> RankWait:
@@ -300,7 +308,7 @@ def _wait_of(rank: RankScene, scene: Scene) -> Known[RankWait]:
     looks = _within_backward(looks)
     longer = max(stacks, looks, key=lambda one: one.ratio)
     if abs(stacks.ratio - looks.ratio) < AGREE_RATIO:
-        return replace(longer, sources=stacks.sources | looks.sources)
+        return replace(longer, origins=stacks.origins | looks.origins)
     return longer
 
 

@@ -18,16 +18,14 @@ from types import MappingProxyType
 
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import DESIGN, RankPhases, Share, share_of
-from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepPace, StepRule
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.text.job_words import is_evaluating, is_stalled
+from tpmon.model.verdict import Origin
 
-STACKS = "stacks"
-LOOKS = "main thread"
 LEAST_SAMPLES = 20
 """Fewer stack samples or looks tell a share of 10 % from none in half of the cases only."""
 LEAST_HANDED = 0.1
@@ -41,14 +39,14 @@ class DataWait:
     """Hold the share of a main thread's time that goes into getting batches, 0-1.
 
     ``parts`` are shares of all stack samples; empty without stacks. ``surest_low`` is the highest
-    lower bound that any of ``sources`` gives by itself, or all together.
+    lower bound that any of ``origins`` gives by itself, or all together.
     """
 
     share: Share
     parts: Mapping[DataPart, Share]
-    sources: frozenset[str]
+    origins: frozenset[Origin]
     surest_low: float
-    told: Mapping[str, float] = field(default_factory=dict)
+    told: Mapping[Origin, float] = field(default_factory=dict)
     """What each source tells by itself, where there are two."""
 
     def part(self, *names: DataPart) -> float:
@@ -107,13 +105,13 @@ def combine_wait(
     if is_known(stacks) and told:
         seen = stacks.share(Phase.DATA_WAIT)
         if not is_known(looks) or (is_any_lock and _contradicts(stacks, looks)):
-            return DataWait(seen, stacks.parts, frozenset((STACKS,)), seen.low)
+            return DataWait(seen, stacks.parts, frozenset((Origin.STACKS,)), seen.low)
         both = _join(stacks, looks)
         surest = max(seen.low, looks.low, both.low)
-        shares = {STACKS: seen.ratio, LOOKS: looks.ratio}
+        shares = {Origin.STACKS: seen.ratio, Origin.PROC: looks.ratio}
         return DataWait(both, stacks.parts, frozenset(shares), surest, shares)
     if is_known(looks):
-        return DataWait(looks, MappingProxyType({}), frozenset((LOOKS,)), looks.low)
+        return DataWait(looks, MappingProxyType({}), frozenset((Origin.PROC,)), looks.low)
     return stacks if isinstance(stacks, Missing) else Missing("too few stack samples yet")
 
 
@@ -133,7 +131,7 @@ def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behi
     queue = parts.get(DataPart.QUEUE)
     parts[DataPart.QUEUE] = handed if queue is None else _add(queue, handed)
     share = _add(seen, handed)
-    return DataWait(share, MappingProxyType(parts), frozenset((STACKS,)), share.low)
+    return DataWait(share, MappingProxyType(parts), frozenset((Origin.STACKS,)), share.low)
 
 
 AGREES_RATIO = 0.10
@@ -171,13 +169,13 @@ def join_hook(wait: Known[DataWait], pace: Known[StepPace]) -> Known[DataWait]:
         return wait
     share = Share(exact, exact, exact, round(pace.rate_hz * pace.span_s))
     if not is_known(wait):
-        return DataWait(share, MappingProxyType({}), frozenset((HOOK,)), exact, {HOOK: exact})
-    told = dict(wait.told) or dict.fromkeys(wait.sources, wait.share.ratio)
-    told[HOOK] = exact
-    sources = wait.sources | {HOOK}
+        return DataWait(share, MappingProxyType({}), frozenset((Origin.HOOK,)), exact, {Origin.HOOK: exact})
+    told = dict(wait.told) or dict.fromkeys(wait.origins, wait.share.ratio)
+    told[Origin.HOOK] = exact
+    origins = wait.origins | {Origin.HOOK}
     if exact < wait.share.low - AGREES_RATIO:
-        return replace(wait, sources=sources, told=told)
-    return replace(wait, share=share, sources=sources, surest_low=max(wait.surest_low, exact), told=told)
+        return replace(wait, origins=origins, told=told)
+    return replace(wait, share=share, origins=origins, surest_low=max(wait.surest_low, exact), told=told)
 
 
 IDLE_STEPS = 4

@@ -15,17 +15,16 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
-from tpmon.judge.features.data_wait import LOOKS, STACKS, DataWait, is_behind
+from tpmon.judge.features.data_wait import DataWait, is_behind
 from tpmon.judge.features.readings import median_known
-from tpmon.judge.features.snapshot import Once, RankScene, Scene, WorkerScene, demand_of
+from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
-from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 
 def see_pins(rank: RankScene) -> bool:
@@ -33,7 +32,9 @@ def see_pins(rank: RankScene) -> bool:
     return rank.loader is not None and rank.loader.pin_thread
 
 
-def _see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
+@once
+def see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
+    """Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
     pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
     waits: dict[int, list[tuple[int, float]]] = {}
     for frame in scene.history:
@@ -42,10 +43,6 @@ def _see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
                 found = one.timed_lock if one.pid in pins else one.batch_wait
                 waits.setdefault(one.pid, []).append((frame.taken_ns, found / one.looks))
     return waits
-
-
-see_all_waits = Once(_see_all_waits)
-"""Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
 
 
 def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
@@ -73,8 +70,6 @@ BUSY_PIN = 0.8
 """Demand of the pin thread, in threads, from which it sets the pace; it is one thread only."""
 ONSET_FRAMES = 10
 """A wait has begun when ten readings hold half of what it is now; fewer see each lull as its end."""
-
-QUEUE, WORKERS, CARDS = "loader queue", "workers", "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +170,7 @@ def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
 
 def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
     """Tell whether another thread may take the batches and hand them on, where no stack tells."""
-    if wait.sources != {LOOKS} or not is_known(rank.main) or rank.main.lock < LEAST_WAIT:
+    if wait.origins != {Origin.PROC} or not is_known(rank.main) or rank.main.lock < LEAST_WAIT:
         return False
     return is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
 
@@ -202,14 +197,16 @@ def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
 def _is_any_lock(found: Starved, scene: Scene) -> bool:
     """Tell whether the wait is a lock with a time-out that no loader is behind."""
     loader = found.rank.loader
-    if loader is None or not loader.pin_thread or found.wait.sources != {LOOKS}:
+    if loader is None or not loader.pin_thread or found.wait.origins != {Origin.PROC}:
         return False
     if known_or(find_pin_demand(found.rank, scene), 0.0) >= BUSY_PIN:
         return False
     return not is_known(found.idle) or found.idle >= IDLE_WORKERS
 
 
-def _find_starved(scene: Scene) -> Starvation:
+@once
+def find_starved(scene: Scene) -> Starvation:
+    """Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
     if not scene.ranks:
         return Unsure("data wait (no rank was read)")
     answers = [_judge_rank(rank, scene) for rank in scene.ranks]
@@ -220,31 +217,27 @@ def _find_starved(scene: Scene) -> Starvation:
     return unsure if unsure is not None else answers[0]
 
 
-find_starved = Once(_find_starved)
-"""Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
-
-
 def _queue_wait(found: Starved) -> float:
     """Return the part of the wait that an empty queue goes with, 0-1: all of it where no stack tells."""
-    if STACKS not in found.wait.sources or not found.wait.parts:
+    if Origin.STACKS not in found.wait.origins or not found.wait.parts:
         return found.wait.share.ratio
     others = (part for part in DataPart if part is not DataPart.QUEUE)
     return max(0.0, found.wait.share.ratio - found.wait.part(*others))
 
 
-def _agrees(found: Starved) -> frozenset[str]:
+def _agrees(found: Starved) -> frozenset[Origin]:
     """Name the origins that agree that the rank starves: one that sees half of it, or less, does not."""
     least = QUEUE_AGREES * found.wait.share.ratio
-    agree = {one for one in found.wait.sources if found.wait.told.get(one, 1.0) >= least}
+    agree = {one for one in found.wait.origins if found.wait.told.get(one, 1.0) >= least}
     loader, ratio = found.rank.loader, _queue_wait(found)
     # A pin thread empties the pipe at once, so its emptiness says nothing.
     empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
     if is_known(empty) and empty >= QUEUE_AGREES * ratio > 0:
-        agree.add(QUEUE)
+        agree.add(Origin.PIPES)
     if found.workers and is_known(found.idle) and found.idle < IDLE_WORKERS:
-        agree.add(WORKERS)
+        agree.add(Origin.PROC)
     if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * found.wait.share.ratio:
-        agree.add(CARDS)
+        agree.add(Origin.DRIVER)
     return frozenset(agree)
 
 
@@ -269,19 +262,25 @@ def _unread(found: Starved) -> tuple[str, ...]:
     return (f"whether batches are ready ({empty.reason})",)
 
 
+_NAMED = {
+    Origin.HOOK: "the hook",
+    Origin.PROC: "looks at the main thread",
+    Origin.STACKS: "stacks",
+}
+
+
 def _source_words(found: Starved) -> str:
-    if HOOK in found.wait.sources and found.wait.told.get(HOOK) == found.wait.share.ratio:
+    if Origin.HOOK in found.wait.origins and found.wait.told.get(Origin.HOOK) == found.wait.share.ratio:
         return f"the hook, {found.wait.share.samples} steps"
-    named = {STACKS: "stacks", LOOKS: "looks at the main thread", HOOK: "the hook"}
-    words = " and ".join(named[source] for source in sorted(found.wait.sources))
+    words = " and ".join(words for source, words in _NAMED.items() if source in found.wait.origins)
     return f"{words}, {found.wait.share.samples} samples"
 
 
 def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
     ages = scene.frame.ages_s
-    if HOOK in found.wait.sources:
+    if Origin.HOOK in found.wait.origins:
         return ages.hook
-    return ages.stacks if STACKS in found.wait.sources else ages.threads
+    return ages.stacks if Origin.STACKS in found.wait.origins else ages.threads
 
 
 def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
@@ -322,7 +321,7 @@ def suspect_loader(
     cause: str,
     why: str,
     *,
-    sources: frozenset[str] = frozenset(),
+    origins: frozenset[Origin] = frozenset(),
     evidence: tuple[Evidence, ...] = (),
     observed: frozenset[Need] = frozenset(),
     part: Share | None = None,
@@ -338,9 +337,9 @@ def suspect_loader(
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
         share = _cap(share, found.gpu_idle)
-    sources, unread = _agrees(found) | sources, ""
+    origins, unread = _agrees(found) | origins, ""
     if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
-        sources, margin = frozenset(sorted(found.wait.sources)[:1]), 1.0
+        origins, margin = frozenset(sorted(found.wait.origins)[:1]), 1.0
         unread = f"; whether the GPU works meanwhile is not known ({found.gpu_idle.reason})"
     needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
     return Suspicion(
@@ -348,7 +347,7 @@ def suspect_loader(
         cause=cause,
         weight=share.ratio,
         margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
-        sources=sources,
+        origins=origins,
         summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: "
         f"{why}{unread}",
         evidence=_evidence(found, scene) + evidence,
@@ -372,7 +371,7 @@ def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     Not applicable without workers: looks from outside do not tell loading from computing, nor where only
     the stacks tell the wait.
     """
-    if not found.workers or found.wait.sources == {STACKS}:
+    if not found.workers or found.wait.origins == {Origin.STACKS}:
         return NOT_APPLICABLE
     waits = see_waits(found.rank, scene)
     shares = [share for _, share in waits]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from datetime import datetime
+from functools import wraps
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from tpmon.judge.answers.result import Answer
 from tpmon.judge.features.cards import CardScene, doubt_cards, see_cards
@@ -156,11 +158,33 @@ class Scene:
     """Mean SM % of the job's cards over the span."""
     watch: WatchedTime = NO_WATCH
     """What is remembered of how long nothing moved, and the newest picture of all stacks."""
+    answers: dict[object, Any] = field(default_factory=dict, compare=False)
+    """What ``once`` was asked about this Scene, by the question."""
+
+    def __post_init__(self) -> None:
+        """Begin without answers: those that ``replace`` hands on are of another Scene."""
+        object.__setattr__(self, "answers", {})
 
     @property
     def now(self) -> datetime:
         """Return the wall-clock time of the last Frame."""
         return self.frame.taken
+
+
+Answered = TypeVar("Answered")
+
+
+def once(ask: Callable[[Scene], Answered]) -> Callable[[Scene], Answered]:
+    """Ask a pure question about a Scene once, although a dozen rules do; the Scene keeps the answer."""
+
+    @wraps(ask)
+    def recall(scene: Scene) -> Answered:
+        if ask not in scene.answers:
+            scene.answers[ask] = ask(scene)
+        answer: Answered = scene.answers[ask]
+        return answer
+
+    return recall
 
 
 _MAIN = (ThreadKind.MAIN,)
@@ -406,27 +430,3 @@ def see(
 
 Rule = Callable[[Scene], Answer]
 """One cause: what it says of a Scene."""
-
-
-Answered = TypeVar("Answered")
-
-
-class Once(Generic[Answered]):
-    """Remember the answer to a pure question about the newest Scene.
-
-    A Scene never changes, so the same object always has the same answer.
-    """
-
-    def __init__(self, ask: Callable[[Scene], Answered]) -> None:
-        """Ask nothing yet."""
-        self._ask = ask
-        self._last: tuple[Scene, Answered] | None = None
-
-    def __call__(self, scene: Scene) -> Answered:
-        """Return the answer for ``scene``."""
-        last = self._last
-        if last is not None and last[0] is scene:
-            return last[1]
-        answer = self._ask(scene)
-        self._last = (scene, answer)
-        return answer

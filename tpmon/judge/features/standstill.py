@@ -28,7 +28,7 @@ from tpmon.model.gpu import GpuSample, GpuState, list_missed, list_silent
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.units import format_seconds
-from tpmon.model.verdict import Kind, pick_code
+from tpmon.model.verdict import Kind, Origin, pick_code
 
 STILL_S = 25.0
 """How long nothing may move before it is called hung: 30 s after attaching, less the first
@@ -117,7 +117,7 @@ class Standstill:
     """Hold a job of which nothing moves: for how long at least, and what says so."""
 
     seconds: float
-    sources: frozenset[str]
+    origins: frozenset[Origin]
     log_age_s: Known[float]
 
 
@@ -254,13 +254,13 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
         return f"a main thread runs {100 * busiest:.1f} % of the time"
     if seconds < STILL_S:
         return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
-    sources = {"schedstat", "wait"}
+    origins = {Origin.PROC}
     if is_known(log_age_s):
-        sources.add("log")
+        origins.add(Origin.LOG)
     if known and len(known) == len(scene.ranks) and all(_stays(one) for one in known):
-        sources.add("stacks")
+        origins.add(Origin.STACKS)
     waited = [wait for rank in scene.ranks if is_known(wait := rank.process.waits_unchanged_s)]
-    return Standstill(min(waited, default=seconds), frozenset(sources), log_age_s)
+    return Standstill(min(waited, default=seconds), frozenset(origins), log_age_s)
 
 
 def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:

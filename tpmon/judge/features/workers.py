@@ -19,7 +19,7 @@ from functools import lru_cache
 from tpmon.judge.answers.result import reading
 from tpmon.judge.features.cpu import FREE_CORES, are_others_waited_for
 from tpmon.judge.features.loader import IDLE_WORKERS, Starved, find_onset, find_starved
-from tpmon.judge.features.snapshot import WORK_WAIT, Once, Scene, WorkerScene
+from tpmon.judge.features.snapshot import WORK_WAIT, Scene, WorkerScene, once
 from tpmon.judge.stacks.classify import (
     FETCH_FILE,
     classify,
@@ -194,6 +194,7 @@ def never_idle(found: Starved, scene: Scene) -> bool:
     )
 
 
+@once
 def _look_at_all(scene: Scene) -> dict[int, list[int]]:
     """Count by worker PID: idle readings, readings, backlogs, looks at its queue."""
     since_ns = scene.frame.taken_ns - int(RECENT_S * 1e9)
@@ -221,12 +222,9 @@ def _look_at_all(scene: Scene) -> dict[int, list[int]]:
     return counts
 
 
-_LOOKS = Once(_look_at_all)
-
-
 def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
     """Count for each worker of the rank how often it was idle and had a backlog lately."""
-    counts = _LOOKS(scene)
+    counts = _look_at_all(scene)
     return tuple(WorkerLooks(worker, *counts[worker.pid]) for worker in found.workers)
 
 
@@ -473,16 +471,16 @@ def _share(stacks: Iterable[StackCount]) -> Known[float]:
     return opening / loading if loading >= LEAST_STACKS else Missing("stacks of the loading were not sampled")
 
 
-def _find_open_share(scene: Scene) -> Known[float]:
+@once
+def find_open_share(scene: Scene) -> Known[float]:
+    """Return the share of the loading, 0-1, in opens and look-ups, of the rank that starves most.
+
+    It is that of its workers while they have work, of its main thread where it has none.
+    """
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return Missing("no rank waits for its data")
     return _share((working_stacks if found.rank.has_workers else _loading_stacks)(found, scene))
-
-
-find_open_share = Once(_find_open_share)
-"""Return the share of the loading, 0-1, in opens and look-ups of the rank that waits longest for its data: of
-its workers while they have work, of its main thread where it has none."""
 
 
 def is_opening(scene: Scene) -> bool:

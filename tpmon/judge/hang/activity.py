@@ -22,7 +22,7 @@ from tpmon.judge.features.snapshot import SPAN_S, Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT, QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
 from tpmon.judge.hang.causes import Blame, Patience, give_patience, name_thread
 from tpmon.judge.stacks.classify import is_users
-from tpmon.judge.watch.hook_progress import HOOK, event_age_s
+from tpmon.judge.watch.hook_progress import event_age_s
 from tpmon.judge.watch.picture import Picture, Stance, find_stance
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Motion, WaitKind
@@ -32,6 +32,7 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process
 from tpmon.model.units import format_bytes
+from tpmon.model.verdict import Origin
 
 BUSY_CARD_PCT = 20.0
 """Utilisation from which a card of the process works: below it may be what another process ticks."""
@@ -275,12 +276,12 @@ LAST_WRITE = "last log write"
 LAST_DATA = "last data on its connections"
 LAST_FILE = "last write of an open file"
 LAST_START = "start of its youngest worker"
-SOURCE_OF_SIGN = {
-    LAST_WRITE: "log",
-    LAST_STEP: HOOK,
-    LAST_DATA: "connections",
-    LAST_FILE: "files",
-    LAST_START: "processes",
+ORIGIN_OF_SIGN = {
+    LAST_WRITE: Origin.LOG,
+    LAST_STEP: Origin.HOOK,
+    LAST_DATA: Origin.NETWORK,
+    LAST_FILE: Origin.FILES,
+    LAST_START: Origin.PROC,
 }
 
 

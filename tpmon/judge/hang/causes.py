@@ -19,6 +19,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadKind
 from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
+from tpmon.model.verdict import Origin
 
 _GET = "queue.get"
 _DRIVER = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
@@ -60,7 +61,7 @@ class Blame:
     patience: Patience = Patience.SURE
     needs: frozenset[Need] = frozenset()
     also: tuple[ThreadSeen, ...] = ()
-    sources: frozenset[str] = field(default_factory=frozenset)
+    origins: frozenset[Origin] = field(default_factory=frozenset)
     dead: tuple[DeadChild, ...] = ()
     is_of_all: bool = False
     """No single rank is to blame: ``seen`` is only the first of them."""

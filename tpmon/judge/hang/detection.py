@@ -9,7 +9,7 @@ from __future__ import annotations
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.dumps.describe import StackWait
 from tpmon.judge.dumps.outlier import ThreadSeen
-from tpmon.judge.features.snapshot import Once, RankScene, Scene
+from tpmon.judge.features.snapshot import RankScene, Scene, once
 from tpmon.judge.features.standstill import (
     are_ranks_unmoved,
     find_excuse,
@@ -22,8 +22,8 @@ from tpmon.judge.hang.activity import (
     LAST_DATA,
     LAST_FILE,
     LAST_WRITE,
+    ORIGIN_OF_SIGN,
     OWN_S,
-    SOURCE_OF_SIGN,
     Quiet,
     connections_age_s,
     file_age_s,
@@ -42,7 +42,7 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
 
 LOOP_OWN_S = 8.0
 """The same for a thread that computes."""
@@ -137,7 +137,9 @@ def is_looking(scene: Scene) -> bool:
     return asked and watch.picture is None and len(come) < LEAST_ROUNDS and not overdue
 
 
-def _judge(scene: Scene) -> Answer:
+@once
+def judge_hang(scene: Scene) -> Answer:
+    """Suspect a hang whose cause the stacks of all processes show."""
     watch, picture = scene.watch, scene.watch.picture
     if picture is None:
         return _say_no_picture(scene)
@@ -256,22 +258,18 @@ def _say_no_picture(scene: Scene) -> Answer:
     return Unsure(f"hang (nothing has moved for {own_s:.0f} s)")
 
 
-judge_hang = Once(_judge)
-"""Suspect a hang whose cause the stacks of all processes show."""
-
-
 def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: float) -> Suspicion:
     seen = blame.seen
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
-    sources = {"stacks", "schedstat", *blame.sources}
+    origins = {Origin.STACKS, Origin.PROC, *blame.origins}
     if quiet.sign and (quiet.sign != LAST_WRITE or logs_here(scene)):
-        sources.add(SOURCE_OF_SIGN[quiet.sign])
+        origins.add(ORIGIN_OF_SIGN[quiet.sign])
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,
         weight=1.0 if blame.cause != "no-progress" else 0.5,
         margin=1.0 + seconds / need,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,

@@ -37,7 +37,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
-from tpmon.model.verdict import Evidence
+from tpmon.model.verdict import Evidence, Origin
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
 """Phases in which a host may wait for its card; one that loads or compiles computes itself."""
@@ -143,7 +143,7 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
         f"{text} {said}",
         patience,
         needs=frozenset((Need.GPU_WAIT,)),
-        sources=frozenset(("NVML",)),
+        origins=frozenset((Origin.DRIVER,)),
     )
 
 

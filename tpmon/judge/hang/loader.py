@@ -28,6 +28,7 @@ from tpmon.model.dump import DeadChild
 from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
+from tpmon.model.verdict import Origin
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _BATCH = "a batch"
@@ -49,7 +50,7 @@ def _blame_dead(seen: ThreadSeen, dead: Sequence[DeadChild], noun: str, scene: S
         others = "other processes that it started are" if many else "another process that it started is"
         text = f"{name} {say_place(seen)}; {others} dead ({pids}), which that one may wait for"
     needs = frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT))
-    return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)), dead=tuple(dead))
+    return Blame("dead-worker", seen, text, needs=needs, origins=frozenset((Origin.PROC,)), dead=tuple(dead))
 
 
 def _waits_for_another(seen: ThreadSeen, dead: Sequence[DeadChild]) -> bool:
@@ -177,7 +178,7 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
     text = f"{name} waits for a batch, {idle} for work, and nothing is in their queues: the batch was lost"
     needs = frozenset((Need.WORKERS_PRESENT,))
     return Blame(
-        "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), sources=frozenset(("pipes",))
+        "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), origins=frozenset((Origin.PIPES,))
     )
 
 

@@ -15,7 +15,7 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, readi
 from tpmon.judge.dumps.outlier import HANG_AFTER_S
 from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.readings import is_io_wait
-from tpmon.judge.features.snapshot import Once, RankScene, Rule, Scene, WorkerScene, ranks_on
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, once, ranks_on
 from tpmon.judge.features.standstill import (
     HUNG_S,
     INPUT_WAITS,
@@ -44,7 +44,7 @@ from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
 from tpmon.model.text.job_words import say_stop
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
@@ -62,6 +62,7 @@ def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
     return scene.frame.taken_ns - int(min(unchanged_s, MOST_AGE_S) * 1e9)
 
 
+@once
 def _list_members(scene: Scene) -> tuple[tuple[RankScene, ProcessSample, str], ...]:
     """Return every rank and worker with its rank and its name, ranks first."""
     names = {rank.process.pid: name_rank(rank) for rank in scene.ranks}
@@ -77,9 +78,6 @@ def _list_members(scene: Scene) -> tuple[tuple[RankScene, ProcessSample, str], .
     return tuple(found)
 
 
-_members = Once(_list_members)
-
-
 def _stopped_s(scene: Scene, pid: int) -> float:
     """Return for how long, as far as the history reaches, every reading found a process stopped."""
     oldest_ns = scene.frame.taken_ns
@@ -91,10 +89,10 @@ def _stopped_s(scene: Scene, pid: int) -> float:
     return (scene.frame.taken_ns - oldest_ns) / 1e9
 
 
-def _stop_sources(process: ProcessSample) -> frozenset[str]:
+def _stop_origins(process: ProcessSample) -> frozenset[Origin]:
     quiet = is_known(process.runnable) and process.runnable < QUIET_WORKER_DEMAND
-    told = "control group" if is_known(process.frozen) else "state"
-    return frozenset((told, "schedstat") if quiet else (told,))
+    told = Origin.CGROUP if is_known(process.frozen) else Origin.PROC
+    return frozenset((told, Origin.PROC) if quiet else (told,))
 
 
 def _observe_stop(process: ProcessSample) -> Need:
@@ -132,9 +130,11 @@ def _are_all_stopped(scene: Scene) -> bool:
     return len(scene.ranks) > 1 and all(is_stopped(rank.process) for rank in scene.ranks)
 
 
-def _judge_stopped(scene: Scene) -> Answer:
+@once
+def judge_stopped(scene: Scene) -> Answer:
+    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
     unread, passed = "", "stopped processes (none)"
-    for rank, process, name in _members(scene):
+    for rank, process, name in _list_members(scene):
         how = say_stop(process)
         if not how:
             continue
@@ -157,7 +157,7 @@ def _judge_stopped(scene: Scene) -> Answer:
             cause="stopped",
             weight=1.0,
             margin=1 + seconds / STOPPED_S,
-            sources=_stop_sources(process),
+            origins=_stop_origins(process),
             summary=who,
             evidence=(_add_place(shown, rank, process, seconds),),
             observed=frozenset((_observe_stop(process),)),
@@ -166,14 +166,6 @@ def _judge_stopped(scene: Scene) -> Answer:
             held_ns=held_ns_of(scene, seconds),
         )
     return Unsure(unread) if unread else Cleared(passed)
-
-
-_stopped = Once(_judge_stopped)
-
-
-def judge_stopped(scene: Scene) -> Answer:
-    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
-    return _stopped(scene)
 
 
 def _io_of(process: ProcessSample) -> str:
@@ -223,7 +215,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
     if deferred is not None and (isinstance(deferred, Cleared) or not unseen):
         return deferred
     unread = ""
-    for rank, process, name in _members(scene):
+    for rank, process, name in _list_members(scene):
         words = _io_of(process)
         if not words or (deferred is not None and process.pid not in unseen):
             continue
@@ -250,7 +242,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
             cause="blocked-io",
             weight=1.0,
             margin=1 + unchanged / least_s,
-            sources=frozenset(("kernel wait", "schedstat")),
+            origins=frozenset((Origin.PROC,)),
             summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
             evidence=(
                 Evidence(
@@ -326,7 +318,7 @@ def judge_dead_worker(scene: Scene) -> Answer:
             cause="dead-worker",
             weight=1.0,
             margin=2.0,
-            sources=frozenset(("processes", "kernel wait")),
+            origins=frozenset((Origin.PROC,)),
             summary=f"{name_rank(rank)} waits for a batch of a worker that is gone ({names})",
             evidence=(
                 Evidence("workers gone", float(len(lost)), "", names, "/proc", scene.frame.ages_s.cpu),
@@ -358,16 +350,17 @@ def judge_gpu_lost(scene: Scene) -> Answer:
     index, silent_s = silence.sample.index, silence.sample.age_s
     card = next((one for one in scene.gpus if one.last.uuid == silence.sample.uuid), None)
     ranks = ranks_on(card, scene) if card is not None else ()
-    stands = ("kernel wait and stacks",) if stands_s(scene) >= SILENT_S else ()
+    stands = stands_s(scene) >= SILENT_S
     age = scene.frame.ages_s.gpu
     rows = [reading(f"card {index} silent", silent_s, "s", "NVML", age)]
-    rows += [reading("nothing moved", stands_s(scene), "s", source, age) for source in stands]
+    if stands:
+        rows.append(reading("nothing moved", stands_s(scene), "s", "kernel wait and stacks", age))
     return Suspicion(
         kind=Kind.HUNG,
         cause="gpu-lost",
         weight=1.0,
         margin=max(1.0, silent_s / HUNG_S),
-        sources=frozenset(("NVML", *stands)),
+        origins=frozenset((Origin.DRIVER, *((Origin.PROC, Origin.STACKS) if stands else ()))),
         summary=silence.words,
         evidence=tuple(rows),
         unread=_say_doubt(silence),
@@ -502,7 +495,7 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
         cause="no-progress",
         weight=0.5,
         margin=still.seconds / still_s_of(scene),
-        sources=still.sources,
+        origins=still.origins,
         summary=f"nothing has moved for {still.seconds:.0f} s; {name_rank(rank)} is in {where}{others}",
         evidence=evidence,
         pid=rank.process.pid,

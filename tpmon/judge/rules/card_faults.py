@@ -45,7 +45,7 @@ from tpmon.judge.watch.hook_progress import HOOK, find_hook
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 SILENCE = "NVML"
 """Source of the silence of a card, which it does not report itself."""
@@ -136,7 +136,7 @@ def judge_unhealthy(scene: Scene) -> Answer:
         cause=NOT_APPLICABLE,
         weight=max(weight for _, weight, _ in words),
         margin=float(1 + len(words)),
-        sources=frozenset(source for _, _, source in words),
+        origins=frozenset((Origin.DRIVER,)),
         summary="; ".join((*silent, f"card {card.index} reports: {reports}") if reports else silent),
         evidence=tuple(
             Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
@@ -169,7 +169,6 @@ WORKS_PCT = 20.0
 """U, or SM activity of a slice, from which a card whose memory grows is not just being loaded."""
 TRAINS_RATIO = 0.5
 """Share of stack samples in forward, backward and optimizer that says the same."""
-SOURCE = "memory of the card"
 
 
 def _cards_of(rank: RankScene, scene: Scene) -> tuple[CardScene, ...]:
@@ -247,7 +246,7 @@ def _suspect_retries(
         cause="gpu",
         weight=min(1.0, max(LEAST_WEIGHT, (retries + ooms) / steps if steps else 0.0)),
         margin=max(retries / LEAST_RETRIES, float(ooms)),
-        sources=frozenset((HOOK, SOURCE)),
+        origins=frozenset((Origin.HOOK, Origin.DRIVER)),
         summary=f"the allocator of {_name(rank, scene)} {' and '.join(said)}{in_steps}, "
         f"GPU {card.index} is {format_pct(100 * ratio)} % full",
         evidence=(*evidence, *_others_row(card, scene)),
@@ -335,7 +334,7 @@ def _suspect_growth(
         cause="gpu",
         weight=find_urgency(eta_s),
         margin=min(min(growth.slopes) / GROWTH_BYTES_S, ETA_S / max(eta_s, 1.0)),
-        sources=frozenset((SOURCE, HOOK) if is_known(held) else (SOURCE,)),
+        origins=frozenset((Origin.DRIVER, Origin.HOOK) if is_known(held) else (Origin.DRIVER,)),
         summary=f"the job's memory on GPU {card.index} grows by {say_bytes_s(growth.mean)}",
         evidence=tuple(evidence),
         card=card.index,

@@ -18,7 +18,7 @@ from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 THERMAL = ("SW thermal", "HW thermal")
 BRAKE = ("power brake",)
@@ -194,18 +194,16 @@ def _throttled(
     alone: bool = True,
 ) -> Suspicion:
     """Suspect what holds a card; ``alone`` says that nothing else explains its low clock."""
-    sources = {"NVML reasons"}
     slow = is_known(card.clock_ratio) and card.clock_ratio < BUSY_PCT / 100
     clock = ""
     if slow and alone and is_known(card.clock_ratio):
-        sources.add("NVML clock")
         clock = f" at {format_pct(100 * card.clock_ratio)} % of its clock"
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause=cause,
         weight=lost if is_known(lost) else UNREAD_COST,
         margin=margin,
-        sources=frozenset(sources),
+        origins=frozenset((Origin.DRIVER,)),
         summary=f"card {card.index} is held{clock}: {why}",
         evidence=(*evidence, *_clock(card, scene.frame)),
         share=lost if is_known(lost) and slow else NOT_APPLICABLE,
@@ -279,9 +277,6 @@ def judge_thermal(scene: Scene) -> Answer:
         margin=_margin(card, THERMAL, lost),
         alone=not _held_by_others(card, THERMAL),
     )
-    margin_c = card.last.temperature_margin_c
-    if is_known(margin_c) and margin_c <= HOT_MARGIN_C:
-        suspicion = replace(suspicion, sources=suspicion.sources | {"NVML temperature"})
     return replace(suspicion, observed=frozenset((Need.CARD_HOT,)))
 
 
@@ -356,7 +351,6 @@ def judge_odd_cap(scene: Scene) -> Answer:
     lost = _lost_clock(card, scene.frames)
     found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
     if reason == "power cap":
-        found = replace(found, sources=found.sources | {"NVML power"})
         return replace(found, observed=frozenset((Need.CARD_CAPPED_ABOVE,)))
     return replace(found, observed=frozenset((Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK,)))
 
@@ -461,7 +455,7 @@ def judge_pcie(scene: Scene) -> Answer:
         cause="pcie",
         weight=min(cost, known_or(felt, 1.0)),
         margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
-        sources=frozenset(("NVML PCIe link", "NVML PCIe counters") if is_known(use) else ("NVML PCIe link",)),
+        origins=frozenset((Origin.DRIVER,)),
         summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
         evidence=evidence,
         observed=frozenset((Need.LINK_DOWN,)),

@@ -11,7 +11,6 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, readi
 from tpmon.judge.features.card_use import SLACK_RATIO, find_unseen_cards, gpu_figures, rank_slack
 from tpmon.judge.features.cards import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.features.comms import (
-    NIC_SOURCE,
     RankWait,
     cards_unread,
     find_exchange,
@@ -31,7 +30,7 @@ from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 WAITING_RATIO = 0.3
 """Share of its time that the typical rank waits in collectives before it is worth a cause."""
@@ -105,14 +104,17 @@ def _say_doing(rank: RankScene) -> str:
     return "runs"
 
 
-def _sources(waits: Sequence[RankWait]) -> frozenset[str]:
+def _origins(waits: Sequence[RankWait]) -> frozenset[Origin]:
     """Return what tells of every wait: two ranks told by one source each are not told by two."""
-    common = frozenset.intersection(*(wait.sources for wait in waits))
-    return common or waits[0].sources
+    common = frozenset.intersection(*(wait.origins for wait in waits))
+    return common or waits[0].origins
+
+
+_NAMES = {Origin.DRIVER: "NVML", Origin.PROC: "kernel looks", Origin.STACKS: "stacks"}
 
 
 def _say_sources(wait: RankWait) -> str:
-    return " and ".join(sorted(wait.sources))
+    return " and ".join(name for source, name in _NAMES.items() if source in wait.origins)
 
 
 def _is_crowded(scene: Scene) -> bool:
@@ -166,7 +168,7 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
         cause="straggler",
         weight=gap,
         margin=min(typical / WAITING_RATIO, gap / least) if waits_long and not doubted else CROWDED_MARGIN,
-        sources=_sources(others) | ({"schedstat"} if works_more else set()),
+        origins=_origins(others) | ({Origin.PROC} if works_more else set()),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
             reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),
@@ -229,12 +231,6 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
     if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
         return None
-    powers = [one.power_ratio for one in scene.gpus]
-    median_power = median_known(powers)
-    sources = {"NVML clock"}
-    own = card.power_ratio
-    if is_known(own) and is_known(median_power) and own < BEHIND_CLOCK_RATIO * median_power:
-        sources.add("NVML power")
     age = scene.frame.ages_s.gpu
     ranks = ranks_on(card, scene)
     return Suspicion(
@@ -242,7 +238,7 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
         cause="straggler",
         weight=1 - ratio,
         margin=BEHIND_CLOCK_RATIO / max(ratio, 0.01),
-        sources=frozenset(sources),
+        origins=frozenset((Origin.DRIVER,)),
         summary=f"card {card.index} is slower than the others and holds them back: "
         f"{format_pct(100 * ratio)} % of their clock",
         evidence=(
@@ -308,7 +304,7 @@ def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: s
         cause=cause,
         weight=least,
         margin=least / ALL_WAIT_RATIO,
-        sources=_sources(waits),
+        origins=_origins(waits),
         summary=summary,
         evidence=(
             reading("every rank in collectives, at least", 100 * least, "%", _say_sources(waits[0]), age),
@@ -345,7 +341,7 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
         cause="transfer",
         weight=min(known),
         margin=1.0,
-        sources=frozenset((exchanged[0].source,)),
+        origins=frozenset((Origin.DRIVER,)),
         summary=summary,
         evidence=(*gpu_figures(scene), *exchanged),
         observed=frozenset((Need.TRANSFER_SEEN,)),
@@ -360,9 +356,9 @@ def judge_transfer(scene: Scene) -> Answer:
     if not isinstance(found, tuple):
         return found
     waits, least = found
-    margin, sources, evidence = find_traffic(scene)
+    margin, origins, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
-    if _take_turns(scene, least) and NIC_SOURCE not in sources:
+    if _take_turns(scene, least) and Origin.NETWORK not in origins:
         return Unsure(f"transfer between ranks ({CROWDED})")
     if margin < 1:
         read = is_traffic_read(scene)
@@ -371,7 +367,7 @@ def judge_transfer(scene: Scene) -> Answer:
     plain = _suspect_all(scene, waits, "transfer", text)
     return replace(
         plain,
-        sources=plain.sources | sources,
+        origins=plain.origins | origins,
         evidence=plain.evidence + evidence,
         observed=frozenset((Need.TRANSFER_SEEN,)),
     )

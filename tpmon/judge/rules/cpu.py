@@ -23,14 +23,14 @@ from tpmon.judge.features.cpu import (
     find_taker,
     find_used_by_others,
 )
-from tpmon.judge.features.loader import WORKERS, Starved, find_starved, suspect_loader
+from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.text.clean import MOST_DIGITS
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
@@ -116,15 +116,15 @@ def judge_quota(scene: Scene) -> Answer:
     if _is_hidden(scene):
         return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled{HIDDEN}")
     frame = scene.frame
-    sources = {"cgroup"}
+    origins = {Origin.CGROUP}
     if is_known(scene.delay_ratio) and scene.delay_ratio >= THROTTLED_DELAY_RATIO:
-        sources.add("schedstat")
+        origins.add(Origin.PROC)
     return Suspicion(
         kind=Kind.CPU_THROTTLED,
         cause="quota",
         weight=ratio,
         margin=ratio / least,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         evidence=(
             reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
@@ -202,7 +202,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause=cause,
         weight=delay,
         margin=pool / POOL_RATIO,
-        sources=frozenset(("schedstat", *_second_sources(scene))),
+        origins=frozenset((Origin.PROC, *((Origin.CGROUP,) if _feels_pressure(scene) else ()))),
         summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
@@ -240,13 +240,10 @@ def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
     )
 
 
-def _second_sources(scene: Scene) -> tuple[str, ...]:
-    """Name what tells it besides the scheduler's own figures."""
-    sources = ("start environment",) if _set_threads(scene) else ()
+def _feels_pressure(scene: Scene) -> bool:
+    """Tell whether the control group waits for CPUs, and not because of other jobs."""
     pressure = scene.frame.cpu.psi_some_pct
-    if is_known(pressure) and pressure >= PRESSURE_PCT and not note_neighbours(scene):
-        return (*sources, "pressure")
-    return sources
+    return is_known(pressure) and pressure >= PRESSURE_PCT and not note_neighbours(scene)
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
@@ -308,7 +305,6 @@ BOUND_DEMAND = 1.5
 """Threads that the workers want for each CPU on which they may run, from which these are too few for them."""
 BOUND_DELAY = 0.3
 """Part of that time which they wait for a CPU."""
-AFFINITY = "affinity"
 
 
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*", re.ASCII)
@@ -371,7 +367,7 @@ def judge_worker_affinity(scene: Scene) -> Answer:
         "worker-affinity",
         f"{who} may run on {_say_cpus(cpus)} and wait for that {delay} % of the time that they have work",
         margin=wanted / (BOUND_DEMAND * max(len(cpus), 1)),
-        sources=frozenset((WORKERS, AFFINITY)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("the workers want", wanted, "CPUs", "schedstat", age),
             reading("they may run on", float(len(cpus)), "CPUs", "Cpus_allowed_list", age),

@@ -6,14 +6,12 @@ import math
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
-from tpmon.judge.features.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
+from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
 from tpmon.judge.features.loader import (
     BUSY_PIN,
     IDLE_WORKERS,
     LEAST_WAIT,
-    QUEUE,
     QUEUE_AGREES,
-    WORKERS,
     Starvation,
     Starved,
     find_named_wait,
@@ -43,6 +41,7 @@ from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
+from tpmon.model.verdict import Origin
 
 FILE_WAITS = ("FUSE", "NFS", "Ceph", "Lustre", "page from disk", "direct disk read")
 """Waits of a thread that reads files; "disk" and "journal" alone are often writes."""
@@ -76,7 +75,7 @@ def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
     writes = max((one for one in written if is_known(one)), default=math.inf)
     if share.ratio < READS_ITSELF or share.low < LEAST_WAIT or reads < READS_OVER_WRITES * writes:
         return None
-    return DataWait(share, {}, frozenset((LOOKS,)), share.low)
+    return DataWait(share, {}, frozenset((Origin.PROC,)), share.low)
 
 
 def judge_no_workers(scene: Scene) -> Answer:
@@ -119,7 +118,7 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
         scene,
         "no-workers",
         why,
-        sources=frozenset(("processes",)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),
             *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
@@ -137,7 +136,7 @@ def judge_collate(scene: Scene) -> Answer:
     ages = scene.frame.ages_s
     if not found.rank.has_workers:
         part = part_of(found, DataPart.COLLATE)
-        if STACKS not in found.wait.sources:
+        if Origin.STACKS not in found.wait.origins:
             return Unsure("collating (no stacks)")
         if part is None or part.ratio < COLLATE_SHARE * found.wait.share.ratio or part.low < LEAST_WAIT:
             return Cleared(f"collating ({100 * (part.ratio if part else 0):.0f} %)")
@@ -167,7 +166,7 @@ def judge_collate(scene: Scene) -> Answer:
         "collate",
         f"its workers spend {100 * share:.0f} % of their work on putting batches together",
         margin=share / COLLATE_SHARE,
-        sources=frozenset(("stacks of the workers",)),
+        origins=frozenset((Origin.STACKS,)),
         evidence=(
             reading("workers in collate", 100 * share, "%", scene.frame.sources.stacks, ages.stacks),
             *name_hot_work(found, scene),
@@ -181,7 +180,7 @@ def judge_drain(scene: Scene) -> Answer:
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
-    if STACKS not in found.wait.sources:
+    if Origin.STACKS not in found.wait.origins:
         return Unsure("unpacking of batches (no stacks)")
     part = part_of(found, DataPart.COPY)
     if part is None or part.low < LEAST_WAIT or part.ratio < COLLATE_SHARE * found.wait.share.ratio:
@@ -196,7 +195,7 @@ def judge_drain(scene: Scene) -> Answer:
         "batches are ready, unpacking and copying them takes the time" if ready else "unpacking and copying",
         part=part,
         margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
-        sources=frozenset((QUEUE,)) if ready else frozenset(),
+        origins=frozenset((Origin.PIPES,)) if ready else frozenset(),
         evidence=(reading("in copies", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
         observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
     )
@@ -224,7 +223,7 @@ def judge_pin(scene: Scene) -> Answer:
         "pin",
         "its one pin-memory thread copies all the time, the workers have no work",
         margin=demand / BUSY_PIN * 1.25,
-        sources=frozenset(("schedstat", WORKERS)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("pin thread wants", demand, "CPUs", "schedstat", scene.frame.ages_s.threads),
             reading("workers without work", 100 * found.idle, "%", "wchan", scene.frame.ages_s.threads),
@@ -260,7 +259,7 @@ def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
         waits = seen.get(rank.process.pid, []) if rank.has_workers else []
         if is_known(find_period(waits)):
             share = measure_share(sum(one for _, one in waits) / len(waits), len(waits))
-            return see_starved(rank, DataWait(share, {}, frozenset((LOOKS,)), share.low), scene)
+            return see_starved(rank, DataWait(share, {}, frozenset((Origin.PROC,)), share.low), scene)
     return answer
 
 
@@ -296,14 +295,14 @@ def judge_periodic(scene: Scene) -> Answer:
             return Unsure("waits every few steps (the queue is always empty, and yet workers have no work)")
         if empty < QUEUE_AGREES * found.wait.share.ratio:
             return Cleared(f"waits every few steps (batches are ready {100 - 100 * empty:.0f} % of the time)")
-    sources = set()
+    origins = set[Origin]()
     evidence = []
     ages = scene.frame.ages_s
     if is_known(idle):
-        sources.add(WORKERS)
+        origins.add(Origin.PROC)
         evidence.append(reading("every worker without work", 100 * idle, "% at least", "wchan", ages.threads))
     if is_known(period):
-        sources.add("history")
+        origins.add(Origin.PROC)
         evidence.append(reading("between bursts", period[0], "s", "looks at the main thread", ages.threads))
         steps = count_steps_between(scene, found.rank.process.pid, period[0])
         nth = ""
@@ -322,7 +321,7 @@ def judge_periodic(scene: Scene) -> Answer:
         "periodic",
         why,
         margin=margin,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         evidence=tuple(evidence),
         observed=frozenset((Need.PERIODIC_SEEN,)),
     )

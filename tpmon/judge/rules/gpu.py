@@ -39,7 +39,7 @@ from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 DRIVING_DEMAND = 0.85
 """Demand of main plus autograd thread from which the host is at its launches all the time."""
@@ -186,7 +186,7 @@ def _suspect_launches(
         cause="tiny-kernels" if tiny else "main-thread",
         weight=unexplained * launching,
         margin=unexplained / SLACK_RATIO,
-        sources=slack.sources | {"schedstat", "stacks"},
+        origins=slack.origins | {Origin.PROC, Origin.STACKS},
         summary=f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
         f"full: {kernels}",
         evidence=(
@@ -280,7 +280,7 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
         cause=cause,
         weight=share,
         margin=min(held / least, idle / SYNC_SLACK_RATIO),
-        sources=frozenset(("stacks", "NVML utilisation")),
+        origins=frozenset((Origin.STACKS, Origin.DRIVER)),
         summary=f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
         evidence=(
             reading("in synchronising calls", 100 * held, "%", "stack samples", age),
@@ -448,13 +448,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         return Unsure(f"GPU compute ({missing}; that the run gets on is not seen)")
     cause = _choose_compute(scene) if full else "gpu"
     active = median_over(card.sm_active_pct for card in scene.gpus)
-    power = median_over(card.work_ratio for card in scene.gpus)
     busy = mean_busy_pct(scene.gpus)
-    sources = {"NVML utilisation"} if is_known(busy) else set()
-    if is_known(active) and active >= FULL_SM_PCT:
-        sources.add("GPM")
-    if is_known(power) and power >= max(map(full_power_ratio, scene.gpus)):
-        sources.add("NVML power")
     words = {
         "gpu-memory-bandwidth": "full with moving data to and from their memory",
         "gpu-compute": "full with computing",
@@ -470,9 +464,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         cause=cause,
         weight=min(1.0, known_or(busy, known_or(active, BUSY_PCT)) / 100),
         margin=min(margins) if full else 1.0,
-        sources=frozenset(sources)
-        if full
-        else frozenset(("NVML utilisation" if is_known(busy) else "stacks",)),
+        origins=frozenset((Origin.DRIVER if full or is_known(busy) else Origin.STACKS,)),
         summary=f"the GPUs are {said}: {shown}",
         evidence=(*gpu_figures(scene), *_hidden_wait(scene)),
         against=exchanged,

@@ -21,7 +21,7 @@ from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
@@ -93,10 +93,10 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         reading("demand of the ranks", demand, "threads", "schedstat", age.threads),
         reading("budget", budget, "CPUs", scene.frame.cpu.budget_reason, age.cpu),
     )
-    sources = {"schedstat"}
+    origins = {Origin.PROC}
     margin = ratio / BUSY_BUDGET_RATIO
     if is_known(computing):
-        sources.add("stacks")
+        origins.add(Origin.STACKS)
         margin = max(margin, computing / COMPUTING_RATIO)
         evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
     got, unread = say_got(scene), taker_unread(scene)
@@ -105,7 +105,7 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         cause="cpu",
         weight=min(1.0, ratio),
         margin=min(margin, CROWDED_MARGIN) if got or unread else margin,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
         + (f"; {got}" if got else ""),
         evidence=evidence,
@@ -207,26 +207,26 @@ def judge_balanced(scene: Scene) -> Answer:
         return by_stacks
     if isinstance(by_looks, Cleared) and not scene.gpus:
         return by_looks
-    sources = set()
+    origins = set[Origin]()
     got = say_got(scene)
     evidence: tuple[Evidence, ...] = ()
     margins = []
     age = scene.frame.ages_s
     if isinstance(by_stacks, float):
-        sources.add("stacks")
+        origins.add(Origin.STACKS)
         margins.append(by_stacks / LIVELY_RATIO)
         evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
     if isinstance(by_looks, float):
-        sources.add("kernel looks")
+        origins.add(Origin.PROC)
         # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks.
         if not (scene.gpus and margins):
             margins.append(by_looks / LIVELY_LOOKS)
         # State R is also that of a thread that waits for a CPU.
         name = "main thread runs or waits for a CPU" if got else "main thread runs"
         evidence += (reading(name, 100 * by_looks, "%", "kernel looks", age.cpu),)
-    if scene.gpus and sources:
-        sources.add("NVML utilisation")
-    if not sources:
+    if scene.gpus and origins:
+        origins.add(Origin.DRIVER)
+    if not origins:
         return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
     outside, pauses = _find_outside(scene), _find_pauses(scene)
     against = tuple(one for one in (pauses, outside) if one is not None)
@@ -248,7 +248,7 @@ def judge_balanced(scene: Scene) -> Answer:
         cause=NOT_APPLICABLE,
         weight=0.0,
         margin=min((*margins, CROWDED_MARGIN)) if got or against or unread else min(margins),
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=summary,
         evidence=evidence,
         against=((read_waiting(scene),) if got else ()) + against,

@@ -29,7 +29,7 @@ from tpmon.model.hook import StepCounts, StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.text.job_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
 from tpmon.model.units import format_pct, format_seconds
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 FIRST_STEPS = 3
 """A loop that took fewer is still warming up: compilers, caches and allocators work in the first steps."""
@@ -187,7 +187,7 @@ def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
         since_ns = _find_stop_ns(scene)
     return replace(
         suspicion,
-        sources=suspicion.sources | {HOOK},
+        origins=suspicion.origins | {Origin.HOOK},
         evidence=(*suspicion.evidence, word.row),
         since_ns=since_ns,
     )
@@ -253,7 +253,7 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
         cause="straggler",
         weight=late.ratio,
         margin=late.ratio / BEHIND_RATIO,
-        sources=frozenset((HOOK,)),
+        origins=frozenset((Origin.HOOK,)),
         summary=f"{name} takes {format_ms(late.own_ms)} for data and forward of a step, the others "
         f"{format_ms(late.others_ms)}: they wait for it in their backward",
         evidence=(
@@ -294,7 +294,7 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
         cause="first-steps",
         weight=0.1,
         margin=1.0,
-        sources=frozenset((HOOK,)),
+        origins=frozenset((Origin.HOOK,)),
         summary=f"the loop runs and has taken {count}",
         evidence=(
             _row("steps", float(fewest), "", count, scene),
@@ -318,7 +318,7 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
         cause="validation",
         weight=min(1.0, pace.eval_pct / 100),
         margin=max(1.0, pace.eval_pct / EVALUATES_PCT),
-        sources=frozenset((HOOK,)),
+        origins=frozenset((Origin.HOOK,)),
         summary=f"{name_rank(rank)} evaluates, {pace.eval_hz:.1f} batches/s, after step {pace.count}",
         evidence=(_row("in evaluation", pace.eval_pct, "%", f"{pace.eval_count} batches so far", scene),),
         share=min(1.0, pace.eval_pct / 100),

@@ -27,7 +27,7 @@ from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, ProcessSample, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
-from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Kind
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Kind, Origin
 
 REBIRTH_S = 20.0
 """How long no rank lives before they are said to have ended: torchrun starts them anew after a failure,
@@ -102,7 +102,7 @@ def judge_finished(scene: Scene) -> Answer:
         cause=END_CAUSES[outcome],
         weight=1.0,
         margin=2.0,
-        sources=frozenset(("process end",) if outcome is Outcome.UNKNOWN else ("process end", "exit status")),
+        origins=frozenset((Origin.PROC,)),
         summary=words,
         evidence=_evidence(scene, words),
         observed=frozenset((Need.KILLED,)) if killed else frozenset(),
@@ -167,11 +167,11 @@ def _start_of(rank: RankScene) -> tuple[str, float] | None:
 
 
 def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspicion:
-    sources = {"stacks"}
+    origins = {Origin.STACKS}
     if cause in ("compile", "autotune") and _compiler_demand(scene) >= COMPILER_DEMAND:
-        sources.add("schedstat")
+        origins.add(Origin.PROC)
     if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
-        sources.add("process age")
+        origins.add(Origin.PROC)
     age = scene.frame.ages_s
     got = say_got(scene)
     need = _START_NEEDS[cause]
@@ -183,7 +183,7 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
         cause=cause,
         weight=ratio,
         margin=ratio / STARTING_RATIO,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=f"{name_rank(rank)} {words}" + (f"; {got}" if got else ""),
         evidence=(
             reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
@@ -213,7 +213,7 @@ def _starts_by_compiler(scene: Scene) -> Answer | None:
         cause="compile",
         weight=min(1.0, demand),
         margin=demand / COMPILER_DEMAND,
-        sources=frozenset(("schedstat",)),
+        origins=frozenset((Origin.PROC,)),
         summary="compile workers run while the ranks wait for them",
         evidence=(reading("compile workers", demand, "threads", "schedstat", scene.frame.ages_s.threads),),
     )
@@ -232,7 +232,7 @@ def _starts_by_age(scene: Scene) -> Answer:
         cause="first-steps",
         weight=0.1,
         margin=1.0,
-        sources=frozenset(("process age",)),
+        origins=frozenset((Origin.PROC,)),
         summary=f"the ranks are {oldest:.0f} s old",
         evidence=(reading("age of the ranks", oldest, "s", "process start", scene.frame.ages_s.cpu),),
     )
@@ -314,15 +314,15 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
     rank = ranks[0]
     others = [one for one in scene.ranks if find_pause(one) is not phase]
     ratio = rank.phases.ratio(phase) if is_known(rank.phases) else 0.0
-    sources = {"stacks"}
+    origins = {Origin.STACKS}
     if phase is Phase.CHECKPOINT and _writes(rank.process):
-        sources.add("io")
+        origins.add(Origin.PROC)
     return Suspicion(
         kind=Kind.PAUSED,
         cause=cause,
         weight=ratio,
         margin=max(1.0, ratio / PAUSE_RATIO),
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         summary=f"{name_rank(rank)} {words}{_say_waiting(others)}",
         evidence=(
             reading(f"in {cause}", 100 * ratio, "%", "stack samples", scene.frame.ages_s.stacks),
@@ -349,13 +349,13 @@ def judge_validation(scene: Scene) -> Answer:
     return _judge_pause(scene, Phase.VALIDATION, "validation", "is in validation", Need.VALIDATION_IN_STACK)
 
 
-def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
+def _waits_for_terminal(rank: RankScene) -> frozenset[Origin]:
     """Return what says that a rank waits for a person: its stack, the kernel."""
     process = rank.process
-    sources = set()
+    origins = set[Origin]()
     phases = rank.phases
     if is_known(phases) and fresh_phase(phases) is Phase.INPUT and phases.ratio(Phase.INPUT) >= PAUSE_RATIO:
-        sources.add("stacks")
+        origins.add(Origin.STACKS)
     unchanged = process.waits_unchanged_s
     if (
         is_known(process.waits_for)
@@ -363,8 +363,8 @@ def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
         and is_known(unchanged)
         and unchanged >= INPUT_S
     ):
-        sources.add("wait")
-    return frozenset(sources)
+        origins.add(Origin.PROC)
+    return frozenset(origins)
 
 
 def _say_input(rank: RankScene) -> str:
@@ -393,7 +393,7 @@ def _judge_server(scene: Scene) -> Suspicion | None:
         cause="waiting-for-input",
         weight=1.0,
         margin=2.0,
-        sources=frozenset(("stacks", "schedstat")),
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
         summary=f"{name_rank(rank)} waits for requests in {main.doing.text}",
         evidence=(reading("wait unchanged", waited, "s", "kernel wait", age.cpu),),
         pid=rank.process.pid,
@@ -405,8 +405,8 @@ def _judge_server(scene: Scene) -> Suspicion | None:
 def judge_waiting_for_input(scene: Scene) -> Answer:
     """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
     for rank in scene.ranks:
-        sources = _waits_for_terminal(rank)
-        if not sources:
+        origins = _waits_for_terminal(rank)
+        if not origins:
             continue
         waited = rank.process.waits_unchanged_s
         return Suspicion(
@@ -414,7 +414,7 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
             cause="waiting-for-input",
             weight=1.0,
             margin=2.0,
-            sources=sources,
+            origins=origins,
             summary=f"{name_rank(rank)} waits for input {_say_input(rank)}",
             evidence=(reading("wait unchanged", waited, "s", "kernel wait", scene.frame.ages_s.cpu),),
             observed=frozenset((Need.INPUT_WAIT,)),

@@ -12,8 +12,6 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, readi
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.loader import (
-    QUEUE,
-    WORKERS,
     Starved,
     find_starved,
     part_of,
@@ -40,7 +38,7 @@ from tpmon.judge.stacks.profile import DataPart
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessEnd, Role
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
 
 AGAIN = 2
 """Times within the history that workers must have been killed: once is an accident that the event tells."""
@@ -79,7 +77,7 @@ def judge_killed_workers(scene: Scene) -> Answer:
         cause="killed-workers",
         weight=max(LEAST_WEIGHT, share),
         margin=times / AGAIN * 1.25,
-        sources=frozenset(("process end", "exit status")),
+        origins=frozenset((Origin.PROC,)),
         summary=f"workers are killed again and again: {told} in the last minute",
         evidence=(
             reading("workers killed in 60 s", float(len(kills)), "", "exit status", age),
@@ -154,7 +152,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
         "its workers compute all the time"
         + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
         margin=known_or(found.demand, 0.0) / BUSY_WORKER,
-        sources=frozenset((WORKERS,)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),
             *name_hot_work(found, scene),
@@ -205,7 +203,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         "too-few-workers",
         f"{words.removesuffix(',')}, {say_free(found.cores_free, found.cores_had)}",
         margin=min(found.cores_free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
-        sources=frozenset((WORKERS,)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),
             *name_hot_work(found, scene),
@@ -247,7 +245,7 @@ def judge_worker_lock(scene: Scene) -> Answer:
         "worker-lock",
         _tell_lock(found, lock),
         margin=lock.ratio / lock.least,
-        sources=frozenset((WORKERS,)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             *(looks if lock.ratio > lock.in_stacks else ()),  # else the stacks alone tell
             *(stacks if lock.in_stacks else ()),
@@ -258,7 +256,7 @@ def judge_worker_lock(scene: Scene) -> Answer:
     if lock.is_lock:
         return told
     # However many agree that they are waited for, one word of the kernel tells what they wait for.
-    return replace(told, sources=frozenset(("wchan",)), margin=min(told.margin, 1.0))
+    return replace(told, origins=frozenset((Origin.PROC,)), margin=min(told.margin, 1.0))
 
 
 _LOAD_WORDS = {
@@ -303,9 +301,9 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
         return Cleared("one slow worker (no single one is behind the others)")
     others = min(known_or(one.idle_ratio, 0.0) for one in looks if one is not slow)
     backlog = max((one.backlog_ratio for one in looks if one is not slow), default=0.0)
-    sources = {WORKERS}
+    origins = {Origin.PROC}
     if slow.queue_looks and slow.backlog_ratio >= BACKLOG > backlog:
-        sources.add(QUEUE)
+        origins.add(Origin.PIPES)
     number = slow.worker.number
     name = f"worker {number}" if is_known(number) else f"the worker with pid {slow.worker.pid}"
     ages = scene.frame.ages_s
@@ -318,7 +316,7 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
         "one-slow-worker",
         f"{name} is stopped" if slow.worker.stopped else f"all wait for {name}, the others have no work",
         margin=others / OTHERS_IDLE * 1.25,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         evidence=(
             reading(f"{name} without work", 100 * known_or(slow.idle_ratio, 0.0), "%", "wchan", ages.threads),
             reading("the others without work", 100 * others, "% at least", "wchan", ages.threads),
@@ -349,7 +347,7 @@ def judge_uneven_workers(scene: Scene) -> Answer:
         "uneven-workers",
         f"only {sum(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
         margin=min(rest) / RESTING * 1.25,
-        sources=frozenset((WORKERS,)),
+        origins=frozenset((Origin.PROC,)),
         evidence=(
             reading("workers with work", float(sum(fed)), f"of {len(looks)}", "wchan", ages.threads),
             reading("the others without work", 100 * min(rest), "% at least", "wchan", ages.threads),
@@ -398,17 +396,17 @@ def judge_respawn(scene: Scene) -> Answer:
         return Cleared(f"restarts of workers (one is {oldest:.0f} s old)")
     if _waits_for_old_workers(found, scene):
         return Cleared(f"restarts of workers ({found.rank.births} in a minute, but the wait goes on without)")
-    sources = {WORKERS}
+    origins = {Origin.PROC}
     start = part_of(found, DataPart.START)
     if start is not None and start.low > 0:
-        sources.add("starts in the stacks")
+        origins.add(Origin.STACKS)
     return suspect_loader(
         found,
         scene,
         "respawn",
         f"{found.rank.births} workers were started in the last minute, new ones again and again",
         margin=generations / GENERATIONS * 1.25,
-        sources=frozenset(sources),
+        origins=frozenset(origins),
         evidence=(
             reading(
                 "workers born in 60 s", float(found.rank.births), "", "processes", scene.frame.ages_s.cpu

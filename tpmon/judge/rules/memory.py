@@ -27,7 +27,7 @@ from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 SHM_SMALL_BYTES = 1 << 30
 SHM_LEAST_BYTES = 128 << 20
@@ -106,7 +106,7 @@ def judge_shm(scene: Scene) -> Answer:
         cause="shm",
         weight=fill,
         margin=max(margins),
-        sources=frozenset(("statvfs",)),
+        origins=frozenset((Origin.FILES,)),
         summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
         evidence=(
             reading("used of it", 100 * fill, "%", "statvfs", ages.memory),
@@ -171,6 +171,11 @@ def _is_summed(scene: Scene) -> bool:
     return scene.frame.memory.anon_source == SUMMED_ANON
 
 
+def _memory_origin(scene: Scene) -> Origin:
+    """Return where the job's anonymous memory is read."""
+    return Origin.PROC if _is_summed(scene) else Origin.CGROUP
+
+
 def _lasts(scene: Scene, anon: Growth) -> bool:
     """Tell whether memory grew in every window, and in the fit over the last minute where there is one."""
     return anon.grows and known_or(scene.frame.memory.anon_growth_bytes_s, anon.mean) > GROWTH_BYTES_S
@@ -224,7 +229,7 @@ def _suspect_growth(
     *,
     words: str,
     need: Need,
-    sources: frozenset[str],
+    origins: frozenset[Origin],
     role: Role = Role.RANK,
 ) -> Suspicion:
     memory, ages = scene.frame.memory, scene.frame.ages_s
@@ -248,7 +253,7 @@ def _suspect_growth(
         cause=cause,
         weight=find_urgency(eta_s) if is_known(eta_s) else 0.2,
         margin=min(growth.slopes) / GROWTH_BYTES_S,
-        sources=sources,
+        origins=origins,
         summary=f"{words} by {say_bytes_s(growth.mean)}{when}",
         evidence=tuple(evidence),
         observed=frozenset((need, Need.MEMORY_LIMIT_NEAR)) if near else frozenset((need,)),
@@ -286,14 +291,14 @@ def judge_leak(scene: Scene) -> Answer:
         return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
     if not near:
         return Cleared(f"memory growth ({say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
-    seen = {scene.frame.memory.anon_source}
+    seen = {_memory_origin(scene)}
     if is_known(rss) and rss.grows and not _is_summed(scene):
-        seen.add("RSS")
+        seen.add(Origin.PROC)
     role = _who_grows(scene, anon)
     fed = role is Role.WORKER
     words = "memory of the loader workers grows" if fed else "memory grows"
     need = Need.WORKERS_GROW if fed else Need.ANON_GROWS
-    return _suspect_growth(scene, "leak", anon, words=words, need=need, sources=frozenset(seen), role=role)
+    return _suspect_growth(scene, "leak", anon, words=words, need=need, origins=frozenset(seen), role=role)
 
 
 def judge_copy_on_write(scene: Scene) -> Answer:
@@ -323,14 +328,14 @@ def judge_copy_on_write(scene: Scene) -> Answer:
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):
         return Cleared(f"copy-on-write ({say_bytes_s(anon.mean)}, small beside what is free)")
-    seen = {scene.frame.memory.anon_source, "minor faults"}
+    seen = {_memory_origin(scene), Origin.PROC}
     return _suspect_growth(
         scene,
         "copy-on-write",
         anon,
         words="workers copy shared pages: memory grows",
         need=Need.PAGES_COPIED,
-        sources=frozenset(seen),
+        origins=frozenset(seen),
     )
 
 
@@ -357,7 +362,7 @@ def judge_swap(scene: Scene) -> Answer:
         weight=stalled if stalled is not None else 0.2,
         margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
         # Major faults are also those of mapped files: only together with the swap they say something.
-        sources=frozenset(("swap and faults", "PSI") if stalled is not None else ("swap and faults",)),
+        origins=frozenset((_memory_origin(scene), *((Origin.CGROUP,) if stalled is not None else ()))),
         summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
         evidence=(
             reading("in swap", swap / (1 << 20), "MiB", memory.anon_source, ages.memory),

@@ -26,7 +26,7 @@ from tpmon.judge.stacks.profile import Phase, Share
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, Origin
 
 ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15
 """Demand of a process that is one thread, in threads; waiting for a CPU counts, so neighbours change
@@ -126,7 +126,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         cause="gil",
         weight=share.ratio,
         margin=share.ratio / LOCK_WAIT if told else min(share.ratio / LOCK_WAIT, CROWDED_MARGIN),
-        sources=frozenset(("main thread", "schedstat", "stacks") if told else ("main thread",)),
+        origins=frozenset((Origin.PROC, Origin.STACKS) if told else (Origin.PROC,)),
         summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
         evidence=(
             reading("main thread in a timed lock", 100 * share.ratio, "%", "system call", ages.threads),
@@ -231,7 +231,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN)
         if got or unread or taken
         else share.low / PYTHON_SHARE,
-        sources=frozenset(("stacks", "schedstat")),
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
         summary=f"{_say_single(rank, share, logs=logging)}, {say_free(free, had)}"
         if not got
         else f"{_say_single(rank, share, logs=logging)}; {got}: {find_taker(scene).value}",

@@ -11,13 +11,12 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
-from tpmon.judge.features.loader import WORKERS, Starved, find_starved, suspect_loader
+from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,
     OPENS_RATIO,
-    STACKS_OF_LOADING,
     Load,
     find_open_share,
     is_opening,
@@ -29,7 +28,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
-from tpmon.model.verdict import Evidence
+from tpmon.model.verdict import Evidence, Origin
 
 REFAULT_BYTES_S = 20e6
 """Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case."""
@@ -248,9 +247,9 @@ def _judge_store(scene: Scene, wanted: StoreReading, name: str) -> Answer:
         store.value,
         why,
         margin=_margin(store, reads, found, scene),
-        sources=frozenset((WORKERS,))
-        | (frozenset(("reads",)) if sized else frozenset())
-        | (frozenset((STACKS_OF_LOADING,)) if opens else frozenset()),
+        origins=frozenset((Origin.PROC,))
+        | (frozenset((Origin.PROC,)) if sized else frozenset())
+        | (frozenset((Origin.STACKS,)) if opens else frozenset()),
         evidence=_read_evidence(found, scene, reads),
         observed=_observed(found, scene, store, reads),
     )
@@ -311,7 +310,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         "page-cache-thrash",
         f"files are read again and again because the page cache is too small{amount}",
         margin=max(margins),
-        sources=frozenset(("cgroup",) if pages else ()) | frozenset(("PSI",) if stalls else ()),
+        origins=frozenset((Origin.CGROUP,)),
         evidence=(
             reading("refaulted", refault, "bytes/s", "memory.stat", ages.memory),
             reading("major faults", faults, "1/s", "memory.stat", ages.memory),

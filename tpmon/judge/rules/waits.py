@@ -19,7 +19,7 @@ from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Evidence, Kind, Origin
 
 LEAST_BLOCKED = 0.2
 """Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
@@ -126,7 +126,7 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         cause="own-loader",
         weight=share.ratio,
         margin=share.low / LEAST_WAIT,
-        sources=frozenset(("stacks", "main thread") if is_known(sleeping) else ("stacks",)),
+        origins=frozenset((Origin.STACKS, Origin.PROC) if is_known(sleeping) else (Origin.STACKS,)),
         summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
         f"hand over{_name_spot(phases)}",
         evidence=(
@@ -256,7 +256,7 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
         cause="blocking-call",
         weight=share.ratio,
         margin=share.low / LEAST_BLOCKED,
-        sources=frozenset(("stacks", "main thread")),
+        origins=frozenset((Origin.STACKS, Origin.PROC)),
         summary=summary,
         evidence=(
             reading("Python outside of the step", 100 * outside, "%", stacks, ages.stacks),

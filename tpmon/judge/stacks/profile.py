@@ -287,7 +287,7 @@ class RankPhases:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class SliceLook:
     """Hold one slice of one rank, read: what ``read_phases`` adds up."""
 
     taken: StackSlice
@@ -342,7 +342,7 @@ def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
     return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
 
 
-def _look(taken: StackSlice) -> _Look:
+def _look(taken: StackSlice) -> SliceLook:
     kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
@@ -379,7 +379,7 @@ def _look(taken: StackSlice) -> _Look:
             proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
     where = max(wheres.items(), key=lambda item: (item[1], item[0]))[0] if wheres else ""
     distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
-    return _Look(
+    return SliceLook(
         taken,
         sum(kinds.values()),
         dict(kinds),
@@ -399,30 +399,13 @@ def _look(taken: StackSlice) -> _Look:
     )
 
 
-class _Memory:
-    """Keep the reading of the slices that were asked for last: a slice stays in the Window for a minute.
-
-    A slice is frozen, so the same object always reads the same.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Look] = {}
-
-    def look(self, slices: Iterable[StackSlice]) -> list[_Look]:
-        """Read ``slices``, each object once as long as it is asked for; forget all others."""
-        known = self._known
-        looks = []
-        for taken in slices:
-            look = known.get(id(taken))
-            looks.append(look if look is not None and look.taken is taken else _look(taken))
-        self._known = {id(look.taken): look for look in looks}
-        return looks
+def read_slices(slices: Iterable[StackSlice], before: Iterable[SliceLook] = ()) -> tuple[SliceLook, ...]:
+    """Read ``slices``, but those that are among ``before``: a slice stays in the Window for a minute."""
+    known = {id(look.taken): look for look in before}
+    return tuple(known.get(id(taken)) or _look(taken) for taken in slices)
 
 
-_MEMORY = _Memory()
-
-
-def _since_change(looks: Sequence[_Look]) -> Sequence[_Look]:
+def _since_change(looks: Sequence[SliceLook]) -> Sequence[SliceLook]:
     """Return the newest looks that tell about the run as it is now; ``looks`` newest first.
 
     Older slices are left out from the point on where a run of them differs from the newer ones
@@ -446,7 +429,7 @@ def _since_change(looks: Sequence[_Look]) -> Sequence[_Look]:
 _READ = (Phase.LOAD, DataPart.READ)
 
 
-def _loads_for_itself(looks: Sequence[_Look]) -> bool:
+def _loads_for_itself(looks: Sequence[SliceLook]) -> bool:
     """Tell whether the loop reads its data itself, without any data set; ``looks`` newest first.
 
     A start reads before the first step. What is read in turns with training is waited for in each turn;
@@ -464,7 +447,7 @@ def _loads_for_itself(looks: Sequence[_Look]) -> bool:
     return times >= MIN_REREADS
 
 
-def _name_place(look: _Look, *, loads_itself: bool) -> str:
+def _name_place(look: SliceLook, *, loads_itself: bool) -> str:
     """Return the place of a look in words, where reading is the wait for data."""
     first, _, rest = look.where.partition(" ")
     if loads_itself and first == Phase.LOAD.value and _READ in look.kinds:
@@ -472,7 +455,7 @@ def _name_place(look: _Look, *, loads_itself: bool) -> str:
     return look.where
 
 
-def _find_spots(looks: Iterable[_Look], samples: int) -> Mapping[Phase, Spot]:
+def _find_spots(looks: Iterable[SliceLook], samples: int) -> Mapping[Phase, Spot]:
     """Return the busiest function of each phase."""
     places: dict[Phase, Counter[str]] = {}
     for look in looks:
@@ -482,13 +465,13 @@ def _find_spots(looks: Iterable[_Look], samples: int) -> Mapping[Phase, Spot]:
     return {phase: spot for phase, spot in found.items() if is_known(spot)}
 
 
-def _lasted_s(looks: Iterable[_Look], newest: _Look) -> float:
+def _lasted_s(looks: Iterable[SliceLook], newest: SliceLook) -> float:
     """Return how long a row of looks lasted, newest first."""
     begins = [_begin_ns(look.taken) for look in looks]
     return (newest.taken.ended_ns - min(begins)) / 1e9 if begins else 0.0
 
 
-def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
+def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
     """Add up the looks at one rank, newest first."""
     newest = looks[0]
     recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
@@ -548,19 +531,24 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
     )
 
 
-def read_phases(slices: Sequence[StackSlice], now_ns: int) -> dict[int, RankPhases]:
-    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order.
+def read_phases(slices: Iterable[StackSlice], now_ns: int) -> dict[int, RankPhases]:
+    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order."""
+    return add_up_phases(read_slices(slices), now_ns)
+
+
+def add_up_phases(looks: Iterable[SliceLook], now_ns: int) -> dict[int, RankPhases]:
+    """Say by rank PID how the main thread spent the last minute, by slices that were read.
 
     ``now_ns`` is CLOCK_MONOTONIC. A rank without a sample in the last minute is left out. Slices from
     before the run changed its behaviour are left out too, so that a verdict can follow.
     """
-    ranks: dict[int, list[_Look]] = {}
-    for look in _MEMORY.look(slices):
+    ranks: dict[int, list[SliceLook]] = {}
+    for look in looks:
         if look.samples:
             ranks.setdefault(look.taken.pid, []).append(look)
     found = {}
-    for pid, looks in ranks.items():
-        looks.sort(key=lambda look: look.taken.ended_ns, reverse=True)
-        if looks[0].taken.ended_ns >= now_ns - SPAN_S * 1e9:
-            found[pid] = _read_rank(looks, now_ns)
+    for pid, those in ranks.items():
+        those.sort(key=lambda look: look.taken.ended_ns, reverse=True)
+        if those[0].taken.ended_ns >= now_ns - SPAN_S * 1e9:
+            found[pid] = _read_rank(those, now_ns)
     return found
