@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW, NOW_NS
+from tests.waits import read_words, wait_of
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -71,7 +72,7 @@ FUTEX = "lock or queue (futex)"
 
 
 def make_thread(tid: int, **fields: Any) -> ThreadLook:
-    """Build the main thread of rank 0 in an all_reduce."""
+    """Build the main thread of rank 0 in an all_reduce. ``waits_for`` may be in words."""
     plain = ThreadLook(
         tid=tid,
         name="MainThread",
@@ -79,12 +80,14 @@ def make_thread(tid: int, **fields: Any) -> ThreadLook:
         state="S",
         wchan="futex_wait_queue",
         call="futex",
-        waits_for=FUTEX,
+        waits_for=wait_of(FUTEX),
         waits_on=NOT_APPLICABLE,
         run_ns=5_000_000,
         delay_ns=1_000_000,
         frames=ALL_REDUCE,
     )
+    if "waits_for" in fields:
+        fields["waits_for"] = read_words(fields["waits_for"])
     return replace(plain, **fields)
 
 

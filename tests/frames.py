@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from tests.waits import read_words
 from tpmon.model.frame import (
     FRAME_SCHEMA,
     Ages,
@@ -37,6 +38,7 @@ from tpmon.model.host import (
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
+from tpmon.model.waits import RUNNING
 from tpmon.ui.monitor.controls import ScreenOptions
 from tpmon.ui.monitor.start import first_view
 from tpmon.ui.monitor.state import ViewState
@@ -86,14 +88,16 @@ _PROCESS = ProcessSample(
     major_faults_s=0.0,
     wchan="0",
     syscall="running",
-    waits_for="running",
+    waits_for=RUNNING,
     waits_unchanged_s=0.0,
     environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"), EnvironmentSetting("WORLD_SIZE", "1")),
 )
 
 
 def make_process(pid: int = 4211, **fields: Any) -> ProcessSample:
-    """Build one process: rank 0 of a job, computing on one thread."""
+    """Build one process: rank 0 of a job, computing on one thread. ``waits_for`` may be in words."""
+    if "waits_for" in fields:
+        fields["waits_for"] = read_words(fields["waits_for"])
     return replace(_PROCESS, **({"pid": pid, "start_ticks": 100_000 + pid} | fields))
 
 

@@ -19,6 +19,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import Finding
+from tpmon.model.waits import RUNNING
 
 LOOKS_AT_S = (0.0, 3.0, 6.0)
 """When the looks end, seconds after the first."""
@@ -71,7 +72,7 @@ def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:
         waiting=0.0,
         busy_threads=int(runs),
         thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
-        waits_for="running" if runs else main.waits_for,
+        waits_for=RUNNING if runs else main.waits_for,
         waits_unchanged_s=0.0 if runs else unchanged_s,
         asked_read_bytes_s=0.0,
         minor_faults_s=0.0,

@@ -28,7 +28,10 @@ def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
 
 
 def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -> RankPhases:
-    """Build the phases of one rank from 100 samples; the newest place is in the largest phase."""
+    """Build the phases of one rank from 100 samples; the newest place is in the largest phase.
+
+    A ``where`` that begins with the word of a phase that was met is in that one, any other in none.
+    """
     samples = fields.get("samples", 100)
     largest = max(ratios, key=lambda phase: ratios[phase])
     parts: Mapping[DataPart, float] = fields.pop("parts", {})
@@ -41,10 +44,17 @@ def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -
         shares={phase: share_of(round(ratio * samples), samples) for phase, ratio in ratios.items()},
         parts={part: share_of(round(ratio * samples), samples) for part, ratio in parts.items()},
         where=f"{largest.value} train.py:88",
+        newest=_phase_at(fields["where"], ratios) if "where" in fields else largest,
         sights=frozenset(),
         distinct=9,
     )
     return replace(plain, **fields)
+
+
+def _phase_at(where: str, ratios: Mapping[Phase, float]) -> Phase:
+    return next(
+        (phase for phase in ratios if where.startswith((f"{phase.value} ", f"{phase.value}: "))), Phase.OTHER
+    )
 
 
 def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSample:

@@ -16,13 +16,15 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, make_looks
-from tpmon.judge.features.snapshot import BATCH_WAIT, Scene, see
+from tests.waits import wait_of
+from tpmon.judge.features.snapshot import Scene, see
 from tpmon.model.frame import Frame
 from tpmon.model.host import WorkerQueue
 from tpmon.model.known import known_or
 from tpmon.model.process import ProcessSample
 
 WORKER_WAIT = "work from its rank (loader queue)"
+BATCH_WAIT = "a batch (loader queue)"
 RANK = 4211
 
 COMPUTES = {
@@ -88,7 +90,8 @@ def make_second(
     """Build one second: a rank that waits ``wait`` of it, and workers that do as ``kinds`` say."""
     workers = make_workers(kinds, pid)
     queues = tuple(
-        WorkerQueue(i, one.pid, 0 if one.waits_for == WORKER_WAIT else 40) for i, one in enumerate(workers)
+        WorkerQueue(i, one.pid, 0 if one.waits_for == wait_of(WORKER_WAIT) else 40)
+        for i, one in enumerate(workers)
     )
     own = {"runnable": 1 - wait, "waits_for": BATCH_WAIT if wait >= 0.5 else "running"} | (rank or {})
     demand = known_or(own["runnable"], 0.0) + sum(known_or(one.runnable, 0.0) for one in workers)

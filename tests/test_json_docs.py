@@ -13,12 +13,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.frames import make_frame
-from tpmon.model.codec import encode
+from tpmon.model.codec import WAIT_REASON, encode
 from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results.doctor import Checkup, JobList
 from tpmon.model.sample import HotSample
+from tpmon.model.waits import Wait, WaitReason
 
 TEXT = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
 
@@ -35,7 +36,9 @@ def _reachable(root: type) -> dict[str, type]:
     todo = [root]
     while todo:
         kind = todo.pop()
-        if kind.__name__ not in found:
+        if kind is Wait:  # its words, with the reason beside them
+            todo.append(WaitReason)
+        elif kind.__name__ not in found:
             found[kind.__name__] = kind
             if dataclasses.is_dataclass(kind):
                 parts = [part for hint in get_type_hints(kind).values() for part in _parts(hint)]
@@ -75,10 +78,11 @@ def test_there_is_a_section_for_each_dataclass_and_no_other():
 def test_the_table_has_every_key_and_says_what_may_be_unread(name: str):
     kind = KINDS[name]
     hints = get_type_hints(kind)
-    expected = [
-        (f"`{field.name.rstrip('_')}`", _may_be_unread(hints[field.name]))
-        for field in dataclasses.fields(kind)
-    ]
+    expected = []
+    for field in dataclasses.fields(kind):
+        expected.append((f"`{field.name.rstrip('_')}`", _may_be_unread(hints[field.name])))
+        if Wait in get_args(hints[field.name]):
+            expected.append((f"`{WAIT_REASON}`", "absent"))
     assert [(row[0], row[3]) for row in _rows(SECTIONS[name])] == expected
 
 

@@ -17,6 +17,7 @@ from tests.goldens.small_jobs import make_compiler, oversubscribed_readings, two
 from tests.hanging import LOOKS_AT_S
 from tests.judging import SECOND, make_looks
 from tests.phase_stacks import SITE, stack
+from tests.waits import wait_of
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Missing, known_or
@@ -108,7 +109,7 @@ def _starve(one: ProcessSample) -> ProcessSample:
             cpu_pct=41.0 - 2 * (one.pid - 4211),
             runnable=0.45,
             waiting=0.05,
-            waits_for="a batch (loader queue)",
+            waits_for=wait_of("a batch (loader queue)"),
             waits_unchanged_s=0.1,
             thread_groups=groups,
         )
@@ -123,7 +124,7 @@ def _starve(one: ProcessSample) -> ProcessSample:
             runnable=0.92,
             waiting=0.36,
             busy_threads=1,
-            waits_for="running",
+            waits_for=wait_of("running"),
             waits_unchanged_s=0.0,
         )
     return one
@@ -186,10 +187,10 @@ def _hang(one: ProcessSample, at_s: int) -> ProcessSample:
     if one.role is Role.RANK:
         known = replace(one, start_ticks=START_TICKS)
         if one.rank == dump_views.ODD:
-            return replace(known, state="D", cpu_pct=0.1, waits_for="NFS", **rests)
+            return replace(known, state="D", cpu_pct=0.1, waits_for=wait_of("NFS"), **rests)
         return replace(known, asked_read_bytes_s=0.0)
     if one.role is Role.WORKER:
-        waits_for = "work from its rank (loader queue)"
+        waits_for = wait_of("work from its rank (loader queue)")
         return replace(one, state="S", cpu_pct=0.0, waits_for=waits_for, start_ticks=START_TICKS, **rests)
     return one
 

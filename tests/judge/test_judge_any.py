@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
+from tests.waits import wait_of
 from tpmon.judge.advice.entry import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
@@ -29,7 +30,7 @@ ROWS = {row.kind: row.causes for row in TABLE}
 FIELDS = fields_to_blank()
 NUMBERS = st.sampled_from((0.0, 1e-9, 0.5, 3.0, 250.0, 1e6, 1e12))
 WAITS = st.sampled_from(
-    ("a batch (loader queue)", "NFS", "terminal input", "running", "sleep", "frozen", GONE)
+    (*map(wait_of, ("a batch (loader queue)", "NFS", "terminal input", "running", "sleep", "frozen")), GONE)
 )
 ENDED = {"state": TargetState.ENDED, "ended": "exit 0", "outcome": Outcome.WELL}
 WORDS_OF = {

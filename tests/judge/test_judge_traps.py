@@ -20,9 +20,9 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import hold, make_looks, make_phases, scene_of
-from tests.starving import COMPUTES, RANK, line_up, make_second
+from tests.starving import BATCH_WAIT, COMPUTES, RANK, line_up, make_second
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.snapshot import BATCH_WAIT, see
+from tpmon.judge.features.snapshot import see
 from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
@@ -31,7 +31,7 @@ from tpmon.judge.rules.data import judge_no_workers
 from tpmon.judge.stacks.profile import DataPart, Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import CANNOT_END, MAY_END, ThreadGroup, ThreadKind
+from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, SinceIs
 
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
@@ -159,8 +159,10 @@ def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_f
     assert isinstance(blocked_for(60.0), Unsure)
     assert isinstance(blocked_for(400.0), Suspicion)
     # To give back cards and memory takes a process that ended its time; one that was killed has none.
-    assert isinstance(blocked_for(60.0, f"{MAY_END}{CANNOT_END}4290 is still in nvidia_close (D)"), Unsure)
-    assert isinstance(blocked_for(60.0, f"killed{CANNOT_END}4290 is stuck in nvidia_close (D)"), Suspicion)
+    assert isinstance(
+        blocked_for(60.0, "killed or ended, but thread 4290 is still in nvidia_close (D)"), Unsure
+    )
+    assert isinstance(blocked_for(60.0, "killed, but thread 4290 is stuck in nvidia_close (D)"), Suspicion)
 
 
 def test_workers_that_went_with_a_validation_are_not_dead_ones():

@@ -26,9 +26,9 @@ from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
-from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, Origin, SinceIs, pick_code
+from tpmon.model.waits import RUNNING, describe_wait
 
 HIGH_ORIGINS = 2
 HIGH_SPAN_S = 8.0
@@ -345,8 +345,8 @@ def _places(scene: Scene) -> tuple[Evidence, ...]:
         phases = rank.phases
         if not is_known(phases) or not phases.where:
             continue
-        words = rank.process.waits_for
-        waits = f", {words}" if is_known(words) and words != ON_A_CPU else ""
+        wait = rank.process.waits_for
+        waits = f", {describe_wait(wait)}" if is_known(wait) and wait != RUNNING else ""
         name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
         text = f"in {phases.where}{waits}"
         found.append(

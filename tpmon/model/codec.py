@@ -2,7 +2,8 @@
 
 Rules of docs/json.md: ``Missing`` becomes ``{"missing": reason}``, ``NotApplicable`` drops the
 key, datetimes are ISO 8601 with offset, floats keep four decimals, a trailing underscore of a
-field name is dropped. Unknown keys are ignored when decoding, so newer files can be read.
+field name is dropped, a ``Wait`` is its words with ``wait_reason`` beside them. Unknown keys are
+ignored when decoding, so newer files can be read.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, NotApplicable
+from tpmon.model.waits import Wait, describe_wait, parse_wait
 
 T = TypeVar("T")
 
 DECIMALS = 4
+WAIT_REASON = "wait_reason"
+"""Key beside that of a ``Wait``, which is its words: the reason."""
 _HUGE = 1e300
 
 
@@ -49,7 +53,9 @@ def _encoder(kind: Any) -> Callable[[Any], Any]:
             out: dict[str, Any] = {}
             for name, key in names:
                 field = getattr(value, name)
-                if field is not NOT_APPLICABLE:
+                if type(field) is Wait:
+                    out[key], out[WAIT_REASON] = describe_wait(field), field.reason.value
+                elif field is not NOT_APPLICABLE:
                     out[key] = to_plain(field)
             return out
 
@@ -98,14 +104,16 @@ def _refuse(wanted: str, raw: object) -> CodecError:
 def _decode_dataclass(kind: type) -> Decoder:
     hints = get_type_hints(kind)
     fields = [(f.name.rstrip("_"), _decoder(hints[f.name])) for f in dataclasses.fields(kind)]
+    waits = {f.name for f in dataclasses.fields(kind) if Wait in get_args(hints[f.name])}
 
     def decode_fields(raw: Any) -> Any:
         if not isinstance(raw, dict):
             raise _refuse("an object", raw)
         values = []
         for key, decode_one in fields:
+            value = raw.get(key, NOT_APPLICABLE)
             try:
-                values.append(decode_one(raw.get(key, NOT_APPLICABLE)))
+                values.append(decode_one((value, raw.get(WAIT_REASON, "")) if key in waits else value))
             except CodecError as error:
                 # The path is put together on the way out: a good line costs nothing for it.
                 raise error.below(key) from None
@@ -150,6 +158,18 @@ def _decode_scalar(kind: type) -> Decoder:
     return decode_value
 
 
+def _decode_wait(raw: tuple[Any, Any]) -> Known[Wait]:
+    words, reason = raw
+    if isinstance(words, dict):
+        return _decode_missing(words)
+    if not isinstance(words, str) or not isinstance(reason, str):
+        raise _refuse("str", words)
+    try:
+        return parse_wait(words, reason)
+    except ValueError as error:
+        raise CodecError(str(error)) from error
+
+
 def _decode_missing(raw: Any) -> Missing:
     if isinstance(raw, dict) and raw.keys() == {"missing"}:
         return Missing(str(raw["missing"]))
@@ -192,7 +212,7 @@ def _decode_text(hint: type) -> Decoder:
 def _decoder(hint: Any) -> Decoder:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _decode_union(get_args(hint))
+        return _decode_wait if Wait in get_args(hint) else _decode_union(get_args(hint))
     if origin is tuple:
         return _decode_tuple(hint)
     if hint is Missing:

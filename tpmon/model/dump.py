@@ -15,6 +15,7 @@ from tpmon.model.process import Freezer, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding
+from tpmon.model.waits import Wait, WaitReason
 
 DUMP_SCHEMA = "tpmon.dump/1"
 
@@ -97,7 +98,7 @@ class ThreadLook:
     state: str
     wchan: Known[str]
     call: Known[str]
-    waits_for: Known[str]
+    waits_for: Known[Wait]
     waits_on: Applicable[WaitTarget]
     run_ns: Known[int]
     delay_ns: Known[int]
@@ -273,7 +274,7 @@ class DumpThread:
     state: str
     wchan: Known[str]
     call: Known[str]
-    waits_for: Known[str]
+    waits_for: Known[Wait]
     waits_on: Applicable[WaitTarget]
     cpu_s: Known[float]
     delay_s: Known[float]
@@ -292,6 +293,7 @@ class StackGroup:
 
     ``frames`` is absent for native threads and missing where the stack could not be read.
     ``state`` has the kernel's letter of each state that occurs. ``since_s`` is a lower bound.
+    ``stack_wait`` is what the stack waits for, absent where it tells nothing.
     """
 
     doing: str
@@ -300,6 +302,7 @@ class StackGroup:
     state: str
     motion: Motion
     since_s: Known[float]
+    stack_wait: Applicable[WaitReason] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-
-FROZEN = "frozen by its control group"
-"""What ``waits_for`` says of the threads of a frozen process."""
+from tpmon.model.waits import Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,6 @@ class Tracer:
     command: Known[str]
 
 
-ON_A_CPU = "running"
-"""What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""
-CANNOT_END = ", but thread "
-"""Part of ``ProcessSample.waits_for`` of a process that was killed and is kept by a thread in state D."""
-MAY_END = "killed or ended"
-"""Begins such words where nothing says how it ended: the kernel gives back the memory of a large process, and
-a driver its cards, in state D and for seconds."""
 WORKER_NAME = "pt_data_worker"
 """Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
 
@@ -156,8 +147,8 @@ class ProcessSample:
     major_faults_s: Known[float]
     wchan: Known[str]
     syscall: Known[str]
-    waits_for: Known[str]
-    """What the main thread waits for, in words told from state, wchan and syscall."""
+    waits_for: Known[Wait]
+    """What the main thread waits for, told from state, wchan and syscall."""
     waits_unchanged_s: Known[float]
     environment: Known[tuple[EnvironmentSetting, ...]]
     """Start-up values of the variables that change training speed; never the whole environment."""

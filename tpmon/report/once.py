@@ -27,6 +27,7 @@ from tpmon.model.units import (
     say_bytes_s,
     say_pct,
 )
+from tpmon.model.waits import describe_wait
 from tpmon.report.machine import (
     write_card_cells,
     write_cpu,
@@ -265,7 +266,7 @@ def _write_workers(frame: Frame, reading: TextReading) -> list[str]:
                 str(p.pid),
                 *_process_cells(p, reading),
                 reading.show("bytes read", p.asked_read_bytes_s, say_bytes_s),
-                reading.show("what it waits for", p.waits_for),
+                reading.show("what it waits for", map_known(describe_wait, p.waits_for)),
             )
             for p in busiest[:MOST_WORKERS]
         ]

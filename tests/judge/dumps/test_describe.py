@@ -16,12 +16,13 @@ from tests.dumps import (
     WORKER_READS,
     WORKER_WAITS,
 )
-from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack
+from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, list_others, say_target
+from tpmon.model.waits import WaitReason
 
 WORDS = [
     (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
@@ -166,9 +167,9 @@ SAVES = StackFrame("_write_item", f"{SITE}/torch/distributed/checkpoint/filesyst
 @pytest.mark.parametrize(
     ("frames", "words", "wait"),
     [
-        ((BOOT, POOL_THREAD), "idle executor thread", StackWait.WORK),
-        ((BOOT, POOL_THREAD, TASK, SAVES), "_write_item filesystem.py:300", StackWait.NOTHING),
-        ((BOOT, POOL_THREAD, TASK, DECODES), "decode data.py:8", StackWait.NOTHING),
+        ((BOOT, POOL_THREAD), "idle executor thread", WaitReason.WORK),
+        ((BOOT, POOL_THREAD, TASK, SAVES), "_write_item filesystem.py:300", WaitReason.OTHER),
+        ((BOOT, POOL_THREAD, TASK, DECODES), "decode data.py:8", WaitReason.OTHER),
     ],
     ids=["no task", "a task of a library", "a task of the program"],
 )
@@ -177,7 +178,7 @@ def test_a_thread_of_a_pool_is_idle_only_where_it_has_no_task(frames, words, wai
     assert doing.text.endswith(words)
     assert doing.wait is wait
     shown = [one.text for one in collapse_frames(frames)]
-    assert any("idle" in one for one in shown) is (wait is StackWait.WORK)
+    assert any("idle" in one for one in shown) is (wait is WaitReason.WORK)
 
 
 PROCESS = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)

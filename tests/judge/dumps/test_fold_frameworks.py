@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.dumps import LIB, SITE, fold, make_native, make_rank, odd_pid
-from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack
+from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.waits import WaitReason
 
 TABLE = Path(__file__).parents[2] / "data" / "framework_stacks.txt"
 FOLDERS = {
@@ -42,13 +43,13 @@ def stack(text: str) -> tuple[StackFrame, ...]:
     return tuple(frames)
 
 
-def read_rows() -> list[tuple[str, str, str, StackWait]]:
+def read_rows() -> list[tuple[str, str, str, WaitReason]]:
     """Read name, stack, words and wait of each row of the table."""
     rows = []
     for line in TABLE.read_text().splitlines():
         if not line.startswith("#"):
             name, words, wait, text = line.split(" | ")
-            rows.append((name, text.format(MOD=MOD, W=W, C=C, BW=BW), words, StackWait[wait]))
+            rows.append((name, text.format(MOD=MOD, W=W, C=C, BW=BW), words, WaitReason[wait]))
     return rows
 
 
@@ -70,7 +71,7 @@ def test_a_stack_is_shown_in_the_users_lines_and_one_word_for_each_library(name,
         ("train train.py:40", True),
     ]
     assert len(shown) <= 5, name
-    if wait is StackWait.RANKS:
+    if wait is WaitReason.COLLECTIVE:
         assert shown[-1].text == words
 
 
@@ -109,15 +110,15 @@ def native(function: str) -> StackFrame:
 @pytest.mark.parametrize(
     ("function", "text", "wait"),
     [
-        ("c10d::Work::wait", "a collective in train train.py:40", StackWait.RANKS),
+        ("c10d::Work::wait", "a collective in train train.py:40", WaitReason.COLLECTIVE),
         (
             "c10d::ProcessGroupNCCL::WorkNCCL::synchronize",
             "a collective in train train.py:40",
-            StackWait.RANKS,
+            WaitReason.COLLECTIVE,
         ),
-        ("cuStreamSynchronize", "the device in train train.py:40", StackWait.DEVICE),
-        ("at::native::_local_scalar_dense_cuda", "the device in train train.py:40", StackWait.DEVICE),
-        ("at::native::conv2d", "train train.py:40", StackWait.NOTHING),
+        ("cuStreamSynchronize", "the device in train train.py:40", WaitReason.DEVICE),
+        ("at::native::_local_scalar_dense_cuda", "the device in train train.py:40", WaitReason.DEVICE),
+        ("at::native::conv2d", "train train.py:40", WaitReason.OTHER),
     ],
 )
 def test_frames_of_c_tell_what_a_line_alone_does_not(function, text, wait):

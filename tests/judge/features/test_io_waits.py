@@ -10,9 +10,10 @@ from tests.frames import NOW_NS, make_frame, make_process
 from tpmon.judge.features.readings import share_waits, weigh_rest
 from tpmon.judge.features.snapshot import see
 from tpmon.model.known import Missing
-from tpmon.model.process import ON_A_CPU, Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.waits import RUNNING, Wait, WaitReason
 
-READ, WORK = "direct disk read", "work (loader queue)"
+READ, WORK = Wait(WaitReason.DIRECT_READ), Wait(WaitReason.WORK)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,10 @@ def test_the_looks_share_what_demand_leaves(states, demands, rest):
 
 
 def test_shares_of_waits_add_up_with_the_demand():
-    shares = share_waits((ON_A_CPU, ON_A_CPU, READ, WORK), rest=0.8 / 0.5)
-    assert shares == {ON_A_CPU: pytest.approx(0.2), READ: pytest.approx(0.4), WORK: pytest.approx(0.4)}
+    shares = share_waits((RUNNING, RUNNING, READ, WORK), rest=0.8 / 0.5)
+    assert shares == {RUNNING: pytest.approx(0.2), READ: pytest.approx(0.4), WORK: pytest.approx(0.4)}
     # Waits that were not read leave no share below 0.
-    assert min(share_waits((ON_A_CPU, READ, Missing("no"), WORK), rest=1.6).values()) >= 0.0
+    assert min(share_waits((RUNNING, READ, Missing("no"), WORK), rest=1.6).values()) >= 0.0
 
 
 @given(
@@ -68,7 +69,7 @@ def test_a_worker_whose_other_threads_compute_is_blocked_as_long_as_its_main_one
                     role=Role.WORKER,
                     rank_pid=1,
                     state=state,
-                    waits_for=ON_A_CPU if state == "R" else READ,
+                    waits_for=RUNNING if state == "R" else READ,
                     runnable=0.6,
                     thread_groups=groups,
                 ),

@@ -13,6 +13,7 @@ from tests.frames import make_rank as make_row
 from tests.hanging import run, sample, stand
 from tests.judge.hang.test_devices import ITEM
 from tests.judging import hold
+from tests.waits import wait_of
 from tpmon.commands.diagnose import pick_exit_code
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
@@ -53,13 +54,13 @@ def conclude(frames: list[Frame]) -> tuple[Finding, Frame]:
 
 
 STANDING = tuple(
-    replace(one, state="D", waits_for="an ioctl of the driver", waits_unchanged_s=90.0, runnable=0.0)
+    replace(one, state="D", waits_for=wait_of("an ioctl of the driver"), waits_unchanged_s=90.0, runnable=0.0)
     for one in RANKS
 )
 HELD = {"pids": (4211,), "pids_are_visible_only": True}
 ONE = RANKS[:1]
 ONE_STANDS = STANDING[:1]
-IN_NFS = (replace(STANDING[0], waits_for="NFS"),)
+IN_NFS = (replace(STANDING[0], waits_for=wait_of("NFS")),)
 
 CASES = [
     # name, how long it is silent, log every, ranks, fields of the card, kind, cause, exit code

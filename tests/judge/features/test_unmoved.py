@@ -11,6 +11,7 @@ from tests.frames import make_cpu, make_frame, make_process
 from tests.hanging import run, sample_of, stand
 from tests.judging import scene_of
 from tests.starving import line_up
+from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import SPEEDS, hold_back, is_unmoved
@@ -141,7 +142,13 @@ def test_a_verdict_about_speed_does_not_outlast_the_movement():
     crowd = make_process(runnable=11.0, waiting=9.3, busy_threads=16, environment=threads)
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0),)
     rest = replace(
-        crowd, state="S", runnable=0.0, waiting=0.0, busy_threads=0, thread_groups=groups, waits_for=FUTEX
+        crowd,
+        state="S",
+        runnable=0.0,
+        waiting=0.0,
+        busy_threads=0,
+        thread_groups=groups,
+        waits_for=wait_of(FUTEX),
     )
     cpus = {"budget_cores": 2.0, "host_cores": 2, "pool_runnable": 11.0, "oversubscription": 5.5}
     crowded = make_cpu(**cpus, runnable=11.0, used_cores=1.9, run_delay_ratio=0.84)

@@ -13,6 +13,7 @@ from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_ran
 from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import conclude, run, sample, stand
 from tests.judging import SECOND
+from tests.waits import wait_of
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import PATIENCE_S, need_s
 from tpmon.judge.watch.picture import choose_rounds, find_corner
@@ -23,6 +24,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import EXIT_CODES, Kind, SinceIs
+from tpmon.model.waits import WaitReason
 
 LOCKED = make_rank(0, frames=IN_LOCK)
 FORWARD = (MAIN, TRAIN, StackFrame("forward", f"{SITE}/torch/nn/modules/linear.py", 134))
@@ -292,7 +294,7 @@ def test_a_stack_that_stays_counts_whatever_the_thread_uses():
 
 def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays():
     naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
-    batches = replace(naps, waits_for="a batch (loader queue)")
+    batches = replace(naps, waits_for=wait_of("a batch (loader queue)"))
     still_s = {}
     for process in (naps, batches):
         frames = [
@@ -302,9 +304,9 @@ def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays
         watch = WatchedTime()
         for frame in sample(frames, 4000, FORWARD):
             watch = observe(watch, frame)
-        still_s[process.waits_for] = (frame.taken_ns - watch.still_ns) / SECOND
-    assert still_s["sleep"] >= 39
-    assert still_s["a batch (loader queue)"] < 10
+        still_s[process.waits_for.reason] = (frame.taken_ns - watch.still_ns) / SECOND
+    assert still_s[WaitReason.SLEEP] >= 39
+    assert still_s[WaitReason.BATCH] < 10
 
 
 def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_does_for_it():

@@ -73,7 +73,7 @@ def test_a_thread_that_keeps_the_interpreter_in_a_call_may_load_what_all_wait_fo
 ):
     holds = {"kind": ThreadKind.OTHER, "name": "loader", "frames": CALL, "holds_gil": True}
     loader = make_thread(7, **holds, **RUNNING)
-    rank = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out", holds_gil=False)
+    rank = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out (futex)", holds_gil=False)
     frames = stand(replace(rank, toll=toll), seconds=seconds, log_age_s=log_age_s)
     assert is_hung(frames) is expected
 

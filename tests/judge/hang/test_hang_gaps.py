@@ -12,6 +12,7 @@ from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import run, sample, stand
 from tests.judging import SECOND
 from tests.paces import make_hook, make_pace, with_hooks
+from tests.waits import wait_of
 from tpmon.judge.hang.activity import see_quiet
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
@@ -105,7 +106,7 @@ def fell_asleep(log_age_s: float) -> list[Frame]:
             stood[0],
             taken=NOW - timedelta(seconds=HOUR + 100 - second),
             taken_ns=NOW_NS - (HOUR + 100 - second) * SECOND,
-            processes=(replace(stood[0].processes[0], waits_for=BATCH, waits_unchanged_s=0.0),),
+            processes=(replace(stood[0].processes[0], waits_for=wait_of(BATCH), waits_unchanged_s=0.0),),
             output=(replace(stood[0].output[0], last_write_age_s=float(second % 5)),),
         )
         for second in range(60)
@@ -137,7 +138,7 @@ def test_a_line_from_before_the_pause_says_nothing_of_a_run_that_has_got_on_sinc
     [
         {"state": "T", "waits_for": "stopped"},
         {"state": "t", "waits_for": "stopped"},
-        {"waits_for": "frozen (cgroup freezer)"},
+        {"waits_for": "frozen by its control group"},
         {"state": "D", "waits_for": "sleep", "frozen": Freezer(1, "/a", "/sys/fs/cgroup/freezer/a")},
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tests.starving import line_up
+from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.comms import find_waits, is_traffic_read
 from tpmon.judge.features.snapshot import see
@@ -111,7 +112,7 @@ def test_locks_alone_name_the_late_rank_on_a_cpu_job():
 def test_a_late_rank_that_rests_is_named_by_its_wait():
     ranks = make_ranks(2)
     looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
-    processes = (ranks[0], replace(ranks[1], waits_for="sleep", state="S"))
+    processes = (ranks[0], replace(ranks[1], waits_for=wait_of("sleep"), state="S"))
     frame = make_frame(processes=processes, loader=(), main_threads=looks)
     answer = judge_straggler(scene_of(frame))
     assert answer.summary.startswith("rank 1 is in a wait (sleep) while the other rank waits for it")

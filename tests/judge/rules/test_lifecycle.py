@@ -19,6 +19,7 @@ from tests.frames import (
 )
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.quiet_jobs import LOCK, UNREAD, quiet_rank, said
+from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
@@ -34,8 +35,9 @@ from tpmon.judge.judge import judge
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import FROZEN, Freezer, Role, ThreadGroup, ThreadKind, Tracer
+from tpmon.model.process import Freezer, Role, ThreadGroup, ThreadKind, Tracer
 from tpmon.model.verdict import Kind, Origin, SinceIs
+from tpmon.model.waits import FROZEN
 
 BATCH = "a batch (loader queue)"
 
@@ -167,7 +169,7 @@ def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields
 def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
     frozen = quiet_rank(state="D", waits_for=FROZEN, waits_unchanged_s=400.0, frozen=V1)
     assert type(judge_blocked_io(scene_of(quiet_frame(frozen)))) is Cleared
-    waiting = replace(frozen, frozen=NOT_APPLICABLE, waits_for="sleep")
+    waiting = replace(frozen, frozen=NOT_APPLICABLE, waits_for=wait_of("sleep"))
     answer = judge_blocked_io(scene_of(quiet_frame(waiting)))
     assert said(answer) == (Kind.HUNG, "blocked-io"), "so it was said before the freezer was read"
 

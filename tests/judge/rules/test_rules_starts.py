@@ -44,7 +44,7 @@ from tpmon.model.verdict import Kind, Origin, SinceIs
     ],
 )
 def test_a_start_is_told_by_the_stacks(phase, where, cause):
-    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where)
+    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where, autotunes=cause == "autotune")
     answer = judge_starting(scene_of(make_frame(), [phases]))
     assert said(answer) == (Kind.STARTING, cause)
     assert Origin.STACKS in answer.origins
@@ -127,7 +127,7 @@ def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
     assert said(rule(scene_of(make_frame(), [now]))) == (Kind.PAUSED, cause)
     short = replace(now, shares={phase: make_phases({phase: 0.05}).shares[phase]})
     assert type(rule(scene_of(make_frame(), [short]))) is Cleared
-    over = replace(now, where="forward train.py:60")
+    over = replace(now, where="forward train.py:60", newest=Phase.FORWARD)
     assert type(rule(scene_of(make_frame(), [over]))) is Cleared
     old = replace(now, newest_age_s=40.0)
     assert type(rule(scene_of(make_frame(), [old]))) is Cleared

@@ -97,7 +97,10 @@ def test_a_request_within_the_forward_pass_is_a_call_too():
     )
     phases = read_phases([slice_of((frames, 60), (step, 40))], 10_500_000_000)[RANK]
     assert phases.ratio(Phase.FORWARD) == 1.0
-    assert (phases.calls_in_step_ratio, phases.calls) == (0.6, Spot("forward reward.py:12", 0.6))
+    assert (phases.calls_in_step_ratio, phases.calls) == (
+        0.6,
+        Spot("forward reward.py:12", 0.6, Phase.FORWARD),
+    )
     assert judge_blocking_call(see_waiting(phases, io=6)).share == pytest.approx(0.6)
 
 
@@ -139,7 +142,7 @@ def test_an_event_loop_without_a_task_to_run_is_named_as_one():
     rests = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
     runs = (*rests[:2], frame_of("step", "/home/u/grpo.py", 90))
     phases = read_phases([slice_of((rests, 60), (runs, 40))], 10_500_000_000)[RANK]
-    assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6)
+    assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6, is_loop=True)
 
 
 def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
@@ -291,7 +294,7 @@ def test_a_request_below_a_lot_of_logging_is_no_logging():
         calls=Spot("send log.py:7", 0.35),
     )
     assert judge_blocking_call(see_waiting(phases, io=4)).observed == {Need.BLOCKING_CALL}
-    to_wandb = replace(phases, calls=Spot("logging: wandb train.py:7", 0.35))
+    to_wandb = replace(phases, calls=Spot("logging: wandb train.py:7", 0.35, Phase.LOGGING))
     assert Need.LOGGING_IN_STACK in judge_blocking_call(see_waiting(to_wandb, io=4)).observed
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from tests.children import Child, child
+from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.probe.collect.processes import ProcessProbe, measure_rates, parse_allowed_cpus
@@ -189,7 +190,7 @@ def test_a_zombie_keeps_its_row_and_says_so(probe):
         read(watched)
         now = read(watched)
         assert now.stat.state == "Z"
-        assert now.waits_for == "zombie: ended, not reaped by its parent"
+        assert now.waits_for == wait_of("zombie: ended, not reaped by its parent")
         assert now.threads.runnable == Missing("zombie")
         assert now.threads.groups == ()
         assert now.stat.rss_bytes == 0
@@ -281,7 +282,7 @@ def test_exec_keeps_the_row_under_its_new_name(probe):
 
 def read_until(watched: ProcessProbe, waits_for: str):
     end = time.monotonic() + 5
-    while (now := read(watched)).waits_for != waits_for and time.monotonic() < end:
+    while (now := read(watched)).waits_for != wait_of(waits_for) and time.monotonic() < end:
         time.sleep(0.01)
     return now
 
@@ -297,7 +298,7 @@ def test_how_long_a_wait_is_unchanged(probe):
         assert now.waits_unchanged_s == pytest.approx((now.taken_ns - first.taken_ns) / 1e9)
         one.say("go")
         now = read_until(watched, "sleep")
-        assert (now.waits_for, now.waits_unchanged_s) == ("sleep", 0.0)
+        assert (now.waits_for, now.waits_unchanged_s) == (wait_of("sleep"), 0.0)
         assert now.syscall.isdecimal()
 
 
@@ -321,7 +322,7 @@ def test_a_running_thread_has_no_wait_channel(probe):
     with child("say('up')\nwhile True: pass") as one:
         time.sleep(0.05)
         now = read(probe(one))
-    assert (now.waits_for, now.wchan, now.syscall) == ("running", Missing("running"), Missing("running"))
+    assert (now.waits_for, now.wchan, now.syscall) == (RUNNING, Missing("running"), Missing("running"))
 
 
 def as_nobody(task) -> dict[str, object]:

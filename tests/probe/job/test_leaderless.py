@@ -16,7 +16,8 @@ from tests.targets import refusal
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError
 from tpmon.model.dump import ErrorKind
-from tpmon.model.process import CANNOT_END, MAY_END, Identity, Role, ThreadKind
+from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.base.procread import has_ended, read_stat, read_table
 from tpmon.probe.collect.processes import ProcessProbe
 from tpmon.probe.job.discovery import Sight
@@ -40,7 +41,7 @@ ctypes.CDLL(None).syscall({NUMBER}, 0)
 """
 STUCK = 701
 TID = STUCK * 100
-STUCK_IN = f"{MAY_END}{CANNOT_END}{TID} is still in"
+STUCK_IN = f"killed or ended, but thread {TID} is still in"
 HEADLESS = f"its main thread has ended; thread {TID}"
 
 
@@ -82,7 +83,7 @@ def test_a_zombie_whose_threads_live_has_not_ended(state: str, threads: int, end
 
 
 def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -> None:
-    words = f"killed{CANNOT_END}{TID} is stuck in nvidia_ioctl (D)"
+    words = f"killed, but thread {TID} is stuck in nvidia_ioctl (D)"
     error = refusal(STUCK, fake.proc)
     assert isinstance(error, NoTargetError)
     assert error.what == f"process {STUCK} (pt_main_thread): {words}"
@@ -91,11 +92,11 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -
     (files / "5").symlink_to("/dev/nvidia3")
     left = find_left(STUCK, proc=fake.proc)
     assert left is not None
-    assert left.stuck == f"{words} and holds its cards"
+    assert left.stuck == Wait(WaitReason.KILLED_IN_DRIVER, f"{words} and holds its cards")
     assert STUCK in find_descendants(1, read_table(fake.proc))
     failure = find_gone(Identity(STUCK, read_stat(STUCK, fake.proc).start_ticks), fake.proc)
     assert failure is not None
-    assert (failure.kind, failure.reason) == (ErrorKind.FAILED, left.stuck)
+    assert (failure.kind, failure.reason) == (ErrorKind.FAILED, left.stuck.detail)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -
         ({"state": "D", "wchan": "rpc_wait", "flags": 0x4}, f"{STUCK_IN} rpc_wait (D)"),
         (
             {"state": "D", "wchan": "0", "pending": 0x100},
-            f"killed{CANNOT_END}{TID} is stuck in the kernel (D)",
+            f"killed, but thread {TID} is stuck in the kernel (D)",
         ),
         ({"state": "D", "wchan": "folio_wait"}, f"{HEADLESS} goes on"),
         ({"state": "S", "wchan": "futex_do_wait"}, f"{HEADLESS} goes on"),

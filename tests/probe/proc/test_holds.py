@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tests.frames import make_process, make_worker
 from tests.judging import make_looks
+from tests.waits import wait_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import FROZEN, Freezer, Tracer
+from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.job_words import say_stop
+from tpmon.model.waits import FROZEN
 from tpmon.probe.proc.access import name_tracer, read_tracer
 from tpmon.probe.proc.suspended import are_all_held, leave_out_frozen, mark_held
 
@@ -29,9 +31,9 @@ def test_a_frozen_process_waits_for_its_group_whatever_it_was_interrupted_in():
 
 def test_a_zombie_is_never_frozen_and_what_is_not_known_changes_no_words():
     (zombie,) = mark_held((make_process(state="Z", waits_for="zombie"),), {4211: GROUP}, {})
-    assert (zombie.frozen, zombie.waits_for) == (NOT_APPLICABLE, "zombie")
+    assert (zombie.frozen, zombie.waits_for) == (NOT_APPLICABLE, wait_of("zombie"))
     (unseen,) = mark_held((make_process(waits_for="sleep"),), {4211: UNSEEN}, {})
-    assert (unseen.frozen, unseen.waits_for) == (UNSEEN, "sleep")
+    assert (unseen.frozen, unseen.waits_for) == (UNSEEN, wait_of("sleep"))
     assert say_stop(unseen) == ""
 
 

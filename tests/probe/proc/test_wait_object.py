@@ -16,6 +16,7 @@ import pytest
 from tests.children import Child, child
 from tests.fake_proc import FakeProc
 from tests.waiting import wait_until
+from tests.waits import wait_of
 from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -279,7 +280,7 @@ def test_a_lock_of_python_names_nobody():
     with blocked("lock = threading.Lock()\nlock.acquire()\ndef block():\n lock.acquire()") as one:
         look = look_at(one.pid)
         assert look.waits_on is NOT_APPLICABLE
-        assert look.waits_for == "lock or queue (futex)"
+        assert look.waits_for == wait_of("lock or queue (futex)")
 
 
 def test_a_wait_for_a_child_names_the_child():

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.children import child
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing, is_known, map_known
 from tpmon.model.process import Role
-from tpmon.probe.proc.wchan import Syscall, describe_wait, parse_syscall
+from tpmon.model.waits import describe_wait
+from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 X86 = "x86_64"
 ARM = "aarch64"
@@ -25,6 +26,11 @@ READ = b"0 0x5 0x7ffd7f1c4b80 0x4 0x0 0x0 0x0 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
 READ_INPUT = b"0 0x0 0x7ffd7f1c4b80 0x2000 0x0 0x0 0x0 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
 OUTSIDE = b"-1 0x7ffd7f1c4a50 0x7f1fa6c91117\n"
 NO_CALL = Missing("permission denied")
+
+
+def read_words_of(*readings):
+    """Return in words what a thread waits for."""
+    return map_known(describe_wait, read_wait(*readings))
 
 
 def call_of(raw: bytes):
@@ -84,26 +90,26 @@ CASES = [
 @pytest.mark.parametrize(("state", "wchan", "raw", "role", "words"), CASES)
 def test_a_captured_wait_reads_as_a_person_would_say_it(state, wchan, raw, role, words):
     call = NO_CALL if raw is None else call_of(raw)
-    assert describe_wait(state, wchan, call, role, X86) == words
+    assert read_words_of(state, wchan, call, role, X86) == words
 
 
 def test_a_hidden_wait_is_missing_with_its_reason():
-    assert describe_wait("S", "0", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")
+    assert read_words_of("S", "0", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")
     awake = parse_syscall(b"running\n")
-    assert describe_wait("S", "0", awake, Role.RANK, X86) == "running", "it woke up since its state was read"
-    assert describe_wait("S", "futex_do_wait", awake, Role.RANK, X86) == "running", "since its wait was read"
+    assert read_words_of("S", "0", awake, Role.RANK, X86) == "running", "it woke up since its state was read"
+    assert read_words_of("S", "futex_do_wait", awake, Role.RANK, X86) == "running", "since its wait was read"
     refused = Missing("permission denied")
-    assert describe_wait("S", refused, NO_CALL, Role.RANK, X86) == refused
-    assert describe_wait("D", "", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")
+    assert read_words_of("S", refused, NO_CALL, Role.RANK, X86) == refused
+    assert read_words_of("D", "", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")
 
 
 def test_numbers_of_one_machine_mean_nothing_on_another():
     """202 is futex on x86-64 and accept on arm64; ppoll of arm64 has its time-out behind a pointer."""
     futex = parse_syscall(FUTEX_FOR_EVER)
-    assert describe_wait("S", "some_new_function", futex, Role.RANK, X86) == "lock or queue (futex)"
-    assert describe_wait("S", "some_new_function", futex, Role.RANK, ARM) == "some_new_function"
+    assert read_words_of("S", "some_new_function", futex, Role.RANK, X86) == "lock or queue (futex)"
+    assert read_words_of("S", "some_new_function", futex, Role.RANK, ARM) == "some_new_function"
     ppoll = Syscall(73, (1, 1, 5000, 0, 0, 0), 0)
-    assert describe_wait("S", "do_sys_poll", ppoll, Role.RANK, ARM) == "poll"
+    assert read_words_of("S", "do_sys_poll", ppoll, Role.RANK, ARM) == "poll"
 
 
 def test_syscall_lines_of_the_kernel_parse():
@@ -138,7 +144,7 @@ def test_a_line_that_is_no_syscall_line_is_refused(raw):
     st.sampled_from([X86, ARM, "riscv64"]),
 )
 def test_every_wait_has_words_or_a_reason(state, wchan, call, role, machine):
-    words = describe_wait(state, wchan, call, role, machine)
+    words = read_words_of(state, wchan, call, role, machine)
     assert isinstance(words, (str, Missing))
     assert words.reason if isinstance(words, Missing) else words
 
@@ -196,4 +202,4 @@ def describe_now(pid: int):
         wchan = file.read()
     with open(f"/proc/{pid}/syscall", "rb") as file:
         call = parse_syscall(file.read())
-    return describe_wait(state, wchan, call, Role.RANK, os.uname().machine)
+    return read_words_of(state, wchan, call, Role.RANK, os.uname().machine)

@@ -23,6 +23,7 @@ from tests.members import member
 from tests.probe.spy.test_dump_probe import functions, main_of
 from tests.spying import may_sample
 from tests.waiting import wait_until
+from tests.waits import wait_of
 from tpmon.judge.dumps.describe import collapse_frames
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
@@ -123,7 +124,9 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor: int):
             # Python 3.10 tells py-spy no number; glibc keeps it.
             assert is_known(other.tid)
             assert other.tid != pid
-            assert other.waits_for in ("sleep", "poll", "select"), "up to 3.10 time.sleep is a select"
+            assert other.waits_for in map(wait_of, ("sleep", "poll", "select")), (
+                "up to 3.10 time.sleep is a select"
+            )
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from tests.members import member
 from tests.nobody import needs_setpriv, run_as_nobody
 from tests.spying import may_sample, spies_of
 from tests.waiting import wait_until
+from tests.waits import wait_of
 from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
@@ -91,7 +92,7 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             main = main_of(process)
             assert functions(main) == ["<module>", "train", "nap"]
             assert (main.tid, main.name, main.state) == (process.pid, "MainThread", "S")
-            assert main.waits_for == "sleep"
+            assert main.waits_for == wait_of("sleep")
             assert is_known(main.run_ns)
             assert main.run_ns > 0
             other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
@@ -205,7 +206,7 @@ def test_a_process_with_a_tracer_is_left_alone():
         assert error.kind is ErrorKind.TRACED
         assert f"pid {os.getpid()} traces it ({Path('/proc/self/comm').read_text().strip()}, " in error.reason
         (process,) = look.processes
-        assert main_of(process).waits_for == "sleep"
+        assert main_of(process).waits_for == wait_of("sleep")
         assert main_of(process).frames == Missing(error.reason)
 
 
@@ -251,7 +252,7 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
         assert (error.pid, error.kind) == (one.pid, kind)
         assert words in error.reason
         assert [process.pid for process in look.processes] == [one.pid, two.pid]
-        assert main_of(look.processes[0]).waits_for == "sleep"
+        assert main_of(look.processes[0]).waits_for == wait_of("sleep")
         assert functions(main_of(look.processes[1]))[-1] == "nap"
     assert wait_until(lambda: spies_of(os.getpid()) == [])
 

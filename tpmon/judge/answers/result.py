@@ -48,6 +48,8 @@ class Suspicion:
     """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
     held_ns: Applicable[int] = NOT_APPLICABLE
     """CLOCK_MONOTONIC since when it holds, as far as readings go: at the first one it is a lower bound."""
+    is_exact: bool = False
+    """The hook measured its share: it has no interval."""
     seen: bool = False
     """It happened before our eyes in this second, as an end does: no duration makes it surer."""
 

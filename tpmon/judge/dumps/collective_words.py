@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
-from tpmon.judge.dumps.describe import StackWait, describe_stack
-from tpmon.judge.dumps.outlier import IN_COLLECTIVE
 from tpmon.judge.stacks.classify import package_of
 from tpmon.model.dump import DumpThread, Motion, StackGroup
 from tpmon.model.frozen import dataclass
@@ -29,6 +27,7 @@ from tpmon.model.results.collectives import (
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, say_wait
 from tpmon.model.units import format_seconds
+from tpmon.model.waits import WaitReason
 
 _ALIKE = frozenset(
     (
@@ -158,7 +157,11 @@ def find_waits(
     backend = find_backend(thread.name for thread in threads)
     ranks = [group for group, _ in _ranks_of(groups)]
     framework = find_framework(known_or(group.frames, ()) for group in ranks)
-    waits = tuple(Waits(backend, group.since_s, framework) for group in ranks if _waits_for_ranks(group))
+    waits = tuple(
+        Waits(backend, group.since_s, framework)
+        for group in ranks
+        if group.stack_wait is WaitReason.COLLECTIVE
+    )
     if waits and is_known(silent_s) and all(group.motion is Motion.ONCE for group in ranks):
         return (Waits(backend, silent_s, framework, by_log=True),)
     return waits
@@ -181,15 +184,8 @@ def find_backend(names: Iterable[str]) -> str:
 
 def may_wait(groups: Sequence[StackGroup]) -> bool:
     """Tell whether any rank waits for other ranks or for its device, or could not be read."""
-    return any(
-        not is_known(group.frames) or _waits_for_ranks(group) or _wait_of(group) is StackWait.DEVICE
-        for group, _ in _ranks_of(groups)
-    )
-
-
-def _wait_of(group: StackGroup) -> StackWait:
-    first = group.threads[0]
-    return describe_stack(first.role, first.kind, known_or(group.frames, ())).wait
+    waits = (WaitReason.COLLECTIVE, WaitReason.DEVICE)
+    return any(not is_known(group.frames) or group.stack_wait in waits for group, _ in _ranks_of(groups))
 
 
 def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:
@@ -197,12 +193,6 @@ def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpTh
         for thread in group.threads:
             if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN:
                 yield group, thread
-
-
-def _waits_for_ranks(group: StackGroup) -> bool:
-    if not is_known(group.frames):
-        return False
-    return group.doing.startswith(IN_COLLECTIVE) or _wait_of(group) is StackWait.RANKS
 
 
 def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -> str:

@@ -36,6 +36,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.waits import WaitReason
 
 _KEEPS = frozenset((Phase.CHECKPOINT, Phase.VALIDATION, Phase.LOAD))
 _WAITS = frozenset((Phase.COMMS, Phase.DATA_WAIT, Phase.SYNC))
@@ -85,59 +86,90 @@ _FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
-class StackWait(Enum):
-    """Name what a thread waits for, as far as its stack alone tells."""
+class LibraryCall(Enum):
+    """Name a call of the standard library, or of torch, that waits, in the words of a person."""
 
-    RANKS = "other ranks"
-    BATCH = "a batch"
-    WORK = "work"
-    DEVICE = "the device"
-    QUEUE = "a queue, a thread or a process"
-    NOTHING = "nothing that the stack tells"
+    QUEUE_GET = "queue.get"
+    QUEUE_PUT = "queue.put"
+    QUEUE_FEEDER = "queue feeder"
+    PROCESS_JOIN = "process join"
+    POOL_RESULT = "pool result"
+    PROCESS_POOL = "process pool"
+    MANAGER_CALL = "manager call"
+    PROCESS_LOCK = "process lock"
+    PROCESS_EVENT = "process condition or event"
+    PIPE_READ = "pipe read"
+    PIPE_WRITE = "pipe write"
+    QUEUE_JOIN = "queue.join"
+    THREAD_JOIN = "thread join"
+    EXIT = "threads to end (interpreter exit)"
+    EVENT = "condition or event"
+    SEMAPHORE = "semaphore"
+    SUBPROCESS = "subprocess"
+    FUTURE = "future.result"
+    IDLE_THREAD = "idle executor thread"
+    IDLE_PROCESS = "idle executor process"
+    EVENT_LOOP = "event loop"
+    CONNECTIONS = "connections"
+    SELECT = "select"
+    SOCKET_READ = "socket read"
+    PIN_THREAD = "pin thread"
 
 
 @dataclass(frozen=True, slots=True)
 class StackDoing:
-    """Say what a thread does. ``place`` is equal for threads at the same line of the user's code."""
+    """Say what a thread does. ``place`` is equal for threads at the same line of the user's code.
+
+    ``text`` is for eyes alone; ``site`` has its parts, and is equal where it is. ``call`` is what its stack
+    waits in, where that has a name.
+    """
 
     text: str
-    wait: StackWait
+    wait: WaitReason
     phase: Phase
     place: tuple[str, str, int]
+    site: tuple[str, ...] = ()
+    call: LibraryCall | None = None
+    has_verb: bool = False
+    """Its text begins with one: "waits for work (queue.get)"."""
 
 
 _CALLS = (
-    ("multiprocessing/queues.py", "get", "queue.get"),
-    ("multiprocessing/queues.py", "put", "queue.put"),
-    ("multiprocessing/queues.py", "_feed", "queue feeder"),
-    ("multiprocessing/process.py", "join", "process join"),
-    ("multiprocessing/pool.py", "get wait", "pool result"),
-    ("multiprocessing/pool.py", "worker _handle_workers _handle_tasks _handle_results", "process pool"),
-    ("multiprocessing/managers.py", "_callmethod serve_forever", "manager call"),
-    ("multiprocessing/synchronize.py", "acquire __enter__", "process lock"),
-    ("multiprocessing/synchronize.py", "wait wait_for", "process condition or event"),
-    ("multiprocessing/connection.py", "recv recv_bytes poll accept wait", "pipe read"),
-    ("multiprocessing/connection.py", "send send_bytes", "pipe write"),
-    ("torch/multiprocessing/spawn.py", "join", "process join"),
-    ("queue.py", "get", "queue.get"),
-    ("queue.py", "put", "queue.put"),
-    ("queue.py", "join", "queue.join"),
-    ("threading.py", "join", "thread join"),
-    ("threading.py", "_shutdown", "threads to end (interpreter exit)"),
-    ("threading.py", "wait wait_for", "condition or event"),
-    ("threading.py", "acquire", "semaphore"),
-    ("subprocess.py", "run call check_call check_output communicate wait", "subprocess"),
-    ("concurrent/futures/_base.py", "result wait as_completed", "future.result"),
-    ("concurrent/futures/thread.py", "_worker", "idle executor thread"),
-    ("concurrent/futures/process.py", "_process_worker", "idle executor process"),
-    ("asyncio/base_events.py", "_run_once", "event loop"),
-    ("socketserver.py", "serve_forever", "connections"),
-    ("selectors.py", "select", "select"),
-    ("ssl.py", "read recv recv_into do_handshake", "socket read"),
-    ("socket.py", "readinto accept create_connection", "socket read"),
-    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop do_one_step", "pin thread"),
+    ("multiprocessing/queues.py", "get", LibraryCall.QUEUE_GET),
+    ("multiprocessing/queues.py", "put", LibraryCall.QUEUE_PUT),
+    ("multiprocessing/queues.py", "_feed", LibraryCall.QUEUE_FEEDER),
+    ("multiprocessing/process.py", "join", LibraryCall.PROCESS_JOIN),
+    ("multiprocessing/pool.py", "get wait", LibraryCall.POOL_RESULT),
+    (
+        "multiprocessing/pool.py",
+        "worker _handle_workers _handle_tasks _handle_results",
+        LibraryCall.PROCESS_POOL,
+    ),
+    ("multiprocessing/managers.py", "_callmethod serve_forever", LibraryCall.MANAGER_CALL),
+    ("multiprocessing/synchronize.py", "acquire __enter__", LibraryCall.PROCESS_LOCK),
+    ("multiprocessing/synchronize.py", "wait wait_for", LibraryCall.PROCESS_EVENT),
+    ("multiprocessing/connection.py", "recv recv_bytes poll accept wait", LibraryCall.PIPE_READ),
+    ("multiprocessing/connection.py", "send send_bytes", LibraryCall.PIPE_WRITE),
+    ("torch/multiprocessing/spawn.py", "join", LibraryCall.PROCESS_JOIN),
+    ("queue.py", "get", LibraryCall.QUEUE_GET),
+    ("queue.py", "put", LibraryCall.QUEUE_PUT),
+    ("queue.py", "join", LibraryCall.QUEUE_JOIN),
+    ("threading.py", "join", LibraryCall.THREAD_JOIN),
+    ("threading.py", "_shutdown", LibraryCall.EXIT),
+    ("threading.py", "wait wait_for", LibraryCall.EVENT),
+    ("threading.py", "acquire", LibraryCall.SEMAPHORE),
+    ("subprocess.py", "run call check_call check_output communicate wait", LibraryCall.SUBPROCESS),
+    ("concurrent/futures/_base.py", "result wait as_completed", LibraryCall.FUTURE),
+    ("concurrent/futures/thread.py", "_worker", LibraryCall.IDLE_THREAD),
+    ("concurrent/futures/process.py", "_process_worker", LibraryCall.IDLE_PROCESS),
+    ("asyncio/base_events.py", "_run_once", LibraryCall.EVENT_LOOP),
+    ("socketserver.py", "serve_forever", LibraryCall.CONNECTIONS),
+    ("selectors.py", "select", LibraryCall.SELECT),
+    ("ssl.py", "read recv recv_into do_handshake", LibraryCall.SOCKET_READ),
+    ("socket.py", "readinto accept create_connection", LibraryCall.SOCKET_READ),
+    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop do_one_step", LibraryCall.PIN_THREAD),
 )
-_WORD_OF = {(path, name): word for path, names, word in _CALLS for name in names.split()}
+_CALL_OF = {(path, name): call for path, names, call in _CALLS for name in names.split()}
 _BOILERPLATE = (
     "threading.py",
     "runpy.py",
@@ -177,19 +209,21 @@ _AROUND_TASKS = (
     ("multiprocessing/pool.py", "mapstar"),
     ("multiprocessing/pool.py", "starmapstar"),
 )
-_IDLE_WORDS = frozenset(("queue feeder", "idle executor thread", "idle executor process", "connections"))
+_IDLE = frozenset(
+    (LibraryCall.QUEUE_FEEDER, LibraryCall.IDLE_THREAD, LibraryCall.IDLE_PROCESS, LibraryCall.CONNECTIONS)
+)
 
 
 @lru_cache(maxsize=8192)
-def _call_word(function: str, file: str) -> str:
-    """Return what a person calls the library function, "" where the table does not know it."""
+def _call_at(function: str, file: str) -> LibraryCall | None:
+    """Return the call that a frame is; None where the table does not know it."""
     name = last_name(function)
     parts = file.split("/")
     for depth in range(1, min(len(parts), 6) + 1):
-        word = _WORD_OF.get(("/".join(parts[-depth:]), name))
-        if word is not None and is_library(file):
-            return word
-    return ""
+        call = _CALL_OF.get(("/".join(parts[-depth:]), name))
+        if call is not None and is_library(file):
+            return call
+    return None
 
 
 def _has_task(run: Sequence[StackFrame], index: int) -> bool:
@@ -197,10 +231,10 @@ def _has_task(run: Sequence[StackFrame], index: int) -> bool:
     return is_task_loop(run[index]) and not waits_for_task(run, index)
 
 
-def _find_word(run: Sequence[StackFrame]) -> str:
-    """Return what a person calls the outermost call of these frames that has a name, "" for none."""
-    words = ((index, _call_word(frame.function, frame.file)) for index, frame in enumerate(run))
-    return next((word for index, word in words if word and not _has_task(run, index)), "")
+def _find_call(run: Sequence[StackFrame]) -> LibraryCall | None:
+    """Return the outermost call of these frames that has a name; None for none."""
+    calls = ((index, _call_at(frame.function, frame.file)) for index, frame in enumerate(run))
+    return next((call for index, call in calls if call is not None and not _has_task(run, index)), None)
 
 
 def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
@@ -220,9 +254,9 @@ def _is_boilerplate(frame: StackFrame) -> bool:
 def _word_of_run(run: Sequence[StackFrame]) -> str:
     """Say what a person called when they entered these library frames, outermost first."""
     reading = read_stack(run)
-    word = _word_of_phase(run, reading) or _find_word(run)
-    if word:
-        return word
+    word, call = _word_of_phase(run, reading), _find_call(run)
+    if word or call is not None:
+        return word or (call.value if call is not None else "")
     first = next((frame for frame in run if not _is_boilerplate(frame)), None)
     if first is None:
         return ""
@@ -299,27 +333,42 @@ def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     return frames
 
 
-_WAIT_OF_PHASE = {Phase.COMMS: StackWait.RANKS, Phase.SYNC: StackWait.DEVICE}
+_WAIT_OF_PHASE = {Phase.COMMS: WaitReason.COLLECTIVE, Phase.SYNC: WaitReason.DEVICE}
+
+
+def _tell(
+    reading: StackReading,
+    wait: WaitReason,
+    text: str = "",
+    call: LibraryCall | None = None,
+    *,
+    verb: bool = False,
+) -> StackDoing:
+    """Say what a stack does; ``text`` where ``reading`` does not say it by itself."""
+    site = (text, *reading.site) if text else reading.site
+    return StackDoing(text or reading.where, wait, reading.phase, reading.place, site, call, verb)
+
+
+def _wait_in(call: LibraryCall | None) -> WaitReason:
+    return WaitReason.OTHER if call is None else WaitReason.CALL
 
 
 def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what the main thread of a loader worker does."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    word = _find_word(_last_run(frames))
+    call = _find_call(_last_run(frames))
     in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)
-    fetching = reading.phase is Phase.DATA_WAIT
-    if in_loop and not fetching and word in ("queue.get", "queue.put"):
-        text = "waits for work (queue.get)" if word == "queue.get" else "hands over a batch (queue.put)"
-        return StackDoing(
-            text, StackWait.WORK if word == "queue.get" else StackWait.QUEUE, reading.phase, reading.place
-        )
+    if in_loop and reading.phase is not Phase.DATA_WAIT:
+        if call is LibraryCall.QUEUE_GET:
+            return _tell(reading, WaitReason.WORK, "waits for work (queue.get)", call, verb=True)
+        if call is LibraryCall.QUEUE_PUT:
+            return _tell(reading, WaitReason.CALL, "hands over a batch (queue.put)", call, verb=True)
     if users is None:
-        text = reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
-        return StackDoing(text, StackWait.NOTHING, reading.phase, reading.place)
+        return _tell(reading, WaitReason.OTHER, reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: "))
     where = f"{plain_name(users.function)} {name_line(users)}"
-    text = f"{word} in {where}" if word else where
-    return StackDoing(text, StackWait.QUEUE if word else StackWait.NOTHING, reading.phase, reading.place)
+    text = f"{call.value} in {where}" if call is not None else where
+    return _tell(reading, _wait_in(call), text, call)
 
 
 def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
@@ -327,46 +376,44 @@ def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
     inside = read_inside(frames, reading)
     if inside is not None:
         at_queue = inside.phase is Phase.DATA_WAIT and inside.part in (DataPart.QUEUE, None)
-        wait = StackWait.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, StackWait.NOTHING)
-        return StackDoing(inside.text, wait, reading.phase, inside.place)
+        wait = WaitReason.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, WaitReason.OTHER)
+        return StackDoing(inside.text, wait, reading.phase, inside.place, (inside.text,))
     if reading.phase is Phase.DATA_WAIT:
         if reading.part in (DataPart.QUEUE, None):
-            return StackDoing(reading.where, StackWait.BATCH, reading.phase, reading.place)
+            return _tell(reading, WaitReason.BATCH)
         users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-        text = (
-            f"{plain_name(users.function)} {name_line(users)} ({Phase.DATA_WAIT.value})"
-            if users
-            else reading.where
-        )
-        return StackDoing(text, StackWait.NOTHING, reading.phase, reading.place)
+        text = f"{plain_name(users.function)} {name_line(users)} ({Phase.DATA_WAIT.value})" if users else ""
+        return _tell(reading, WaitReason.OTHER, text)
     if reading.phase is not Phase.OTHER:
-        wait = _WAIT_OF_PHASE.get(reading.phase, StackWait.NOTHING)
-        return StackDoing(reading.where, wait, reading.phase, reading.place)
-    word = _find_word(_last_run(frames))
-    if word and not any(map(is_users, frames)):
-        text = f"waits for {word}" if word.startswith("threads") else word
+        return _tell(reading, _WAIT_OF_PHASE.get(reading.phase, WaitReason.OTHER))
+    call = _find_call(_last_run(frames))
+    verb = call is LibraryCall.EXIT and not any(map(is_users, frames))
+    if call is not None and not any(map(is_users, frames)):
+        text = f"waits for {call.value}" if verb else call.value
+    elif call is not None and call.value not in reading.where:
+        text = f"{call.value} in {reading.where}"
     else:
-        text = f"{word} in {reading.where}" if word and word not in reading.where else reading.where
-    return StackDoing(text, StackWait.QUEUE if word else StackWait.NOTHING, reading.phase, reading.place)
+        text = ""
+    return _tell(reading, _wait_in(call), text, call, verb=verb)
 
 
 def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
     """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    word = _find_word(_last_run(frames))
-    wait = StackWait.WORK if word in _IDLE_WORDS else StackWait.QUEUE if word else StackWait.NOTHING
+    call = _find_call(_last_run(frames))
+    wait = WaitReason.WORK if call in _IDLE else _wait_in(call)
     if users is not None:
         where = f"{plain_name(users.function)} {name_line(users)}"
-        return StackDoing(f"{word} in {where}" if word else where, wait, reading.phase, reading.place)
+        return _tell(reading, wait, f"{call.value} in {where}" if call is not None else where, call)
     package = next(
         (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
     )
     innermost = frames[-1]
-    text = word or f"{plain_name(innermost.function)} {name_line(innermost)}"
+    text = call.value if call is not None else f"{plain_name(innermost.function)} {name_line(innermost)}"
     if package not in ("threading", "multiprocessing", "queue", "torch"):
         text = f"{package}: {text}"
-    return StackDoing(text, wait, reading.phase, reading.place)
+    return _tell(reading, wait, text, call)
 
 
 @lru_cache(maxsize=4096)
@@ -377,7 +424,7 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
     """
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
-        return StackDoing("no Python frames", StackWait.NOTHING, Phase.OTHER, ("", "", 0))
+        return StackDoing("no Python frames", WaitReason.OTHER, Phase.OTHER, ("", "", 0))
     if kind is not ThreadKind.MAIN:
         return _describe_other(own)
     if role is Role.WORKER:
@@ -388,13 +435,13 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
 _NATIVE_WAITS = (
     (
         re.compile(r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|ncclWork\w*::"),
-        StackWait.RANKS,
+        WaitReason.COLLECTIVE,
         "a collective",
     ),
-    (re.compile(r"c10d::Reducer::finalize_backward"), StackWait.RANKS, "a collective"),
+    (re.compile(r"c10d::Reducer::finalize_backward"), WaitReason.COLLECTIVE, "a collective"),
     (
         re.compile(r"cu(?:da)?(?:Stream|Device|Event|Ctx)Synchronize|_local_scalar_dense"),
-        StackWait.DEVICE,
+        WaitReason.DEVICE,
         "the device",
     ),
 )
@@ -403,10 +450,10 @@ _NATIVE_WAITS = (
 
 def _name_native(doing: StackDoing, frames: Sequence[StackFrame]) -> StackDoing:
     """Say what frames of C tell of a wait that those of Python leave open."""
-    if doing.wait is not StackWait.NOTHING or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
+    if doing.wait is not WaitReason.OTHER or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
         return doing
     names = [frame.function for frame in frames if is_native(frame.file)]
     for pattern, wait, words in _NATIVE_WAITS:
         if any(pattern.search(name) for name in names):
-            return replace(doing, text=f"{words} in {doing.text}", wait=wait)
+            return replace(doing, text=f"{words} in {doing.text}", wait=wait, site=(words, *doing.site))
     return doing

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from tpmon.judge.dumps.describe import StackWait
 from tpmon.judge.dumps.merge import (
     LEAST_APART_S,
     Sighting,
@@ -54,6 +53,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, name_rank, say_wait
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import IN_WORDS, Confidence, Evidence, Finding, Kind, SinceIs
+from tpmon.model.waits import WaitReason, is_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _find_suspect(scene: DumpScene) -> _Suspect | Missing:
         return _Suspect("stopped", first, text, stopped[:1], "")
     if dead := _find_dead(scene, with_host=several):
         return dead
-    waiting = tuple(seen for seen in ranks if seen.doing.wait is StackWait.RANKS)
+    waiting = tuple(seen for seen in ranks if seen.doing.wait is WaitReason.COLLECTIVE)
     if waiting == ranks and scene.remote:
         who = f"all {len(ranks)} ranks here wait" if len(ranks) > 1 else "the rank here waits"
         text = f"{who} for ranks that are elsewhere"
@@ -255,7 +255,7 @@ def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
     """Find a rank that waits for a batch beside a dead process of its own."""
     for seen in scene.ranks:
         dead = scene.dead_of(seen)
-        if dead and seen.doing.wait is StackWait.BATCH:
+        if dead and seen.doing.wait is WaitReason.BATCH:
             one, name = dead[0], name_rank(seen.thread, with_host=with_host)
             text = f"{name} waits for a batch, and its process {one.pid} ({one.name}) is dead: {one.how}"
             return _Suspect("dead-worker", seen, text, (seen,), "")
@@ -267,11 +267,11 @@ def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
     phase, thread = culprit.doing.phase, culprit.thread
     if phase in (*PATIENT, Phase.LOGGING):
         return f"{phase.value} may take long"
-    if thread.state == "R" or thread.waits_for == "running":
+    if thread.state == "R" or is_wait(thread.waits_for, WaitReason.RUNNING):
         return "it computes"
-    if culprit.doing.wait is StackWait.DEVICE:
+    if culprit.doing.wait is WaitReason.DEVICE:
         return "it waits for its card"
-    if thread.waits_for == "sleep":
+    if is_wait(thread.waits_for, WaitReason.SLEEP):
         return "a sleep ends by itself"
     return "they wait for what one rank does alone" if is_meant(waiting) else ""
 
@@ -522,14 +522,16 @@ def group_threads(seen: Iterable[ThreadSeen], odd: tuple[str, int] | None = None
 def _make_group(those: Sequence[ThreadSeen]) -> StackGroup:
     ordered = sorted(those, key=lambda one: order_threads(one.thread))
     frames: Applicable[tuple[StackFrame, ...]] = ordered[0].sighting.frames
-    words = Counter(one.doing.text for one in ordered)
+    doings = Counter(one.doing for one in ordered)
+    doing = min(doings, key=lambda one: (-doings[one], one.text))
     times = [one.sighting.since_s for one in ordered]
     known = [time for time in times if is_known(time)]
     return StackGroup(
-        doing=min(words, key=lambda text: (-words[text], text)),
+        doing=doing.text,
         threads=tuple(one.thread for one in ordered),
         frames=frames,
         state="".join(sorted({one.thread.state for one in ordered})),
         motion=ordered[0].motion,
         since_s=min(known) if known else times[0],
+        stack_wait=NOT_APPLICABLE if doing.wait is WaitReason.OTHER else doing.wait,
     )

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tpmon.judge.dumps.collective_words import may_wait
 from tpmon.judge.dumps.collectives import add_collectives
-from tpmon.judge.dumps.describe import StackWait, collapse_frames, describe_stack, own_frames, shorten_stack
+from tpmon.judge.dumps.describe import collapse_frames, describe_stack, own_frames, shorten_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
@@ -32,6 +32,7 @@ from tpmon.model.sample import (
     SampleReading,
 )
 from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.waits import WaitReason
 
 MOST_FUNCTIONS = 100
 """Of one group; the others are counted. A training has some hundred."""
@@ -219,7 +220,7 @@ def _count_stack(
     counts: _Counts, role: Role, frames: tuple[StackFrame, ...], samples: int, *, main: bool
 ) -> None:
     doing = describe_stack(role, ThreadKind.MAIN if main else ThreadKind.OTHER, frames)
-    counts.add(_shorten(frames), samples, waits=doing.wait is not StackWait.NOTHING)
+    counts.add(_shorten(frames), samples, waits=doing.wait is not WaitReason.OTHER)
     if main and role is Role.RANK:
         counts.phases[doing.phase] += samples
 

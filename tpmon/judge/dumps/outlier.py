@@ -9,13 +9,12 @@ that all of them wait for.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tpmon.judge.dumps.describe import StackDoing, StackWait, describe_stack
+from tpmon.judge.dumps.describe import StackDoing, describe_stack
 from tpmon.judge.dumps.merge import Sighting
-from tpmon.judge.stacks.classify import is_native, last_name
+from tpmon.judge.stacks.classify import is_native, is_users, last_name
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DeadChild, DumpError, DumpThread, Motion, OddOne, WaitKind
 from tpmon.model.frozen import dataclass
@@ -24,8 +23,8 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import ONCE_HINT, name_process, name_rank, name_ranks, say_motion, say_wait
 from tpmon.model.units import format_seconds
+from tpmon.model.waits import WaitReason, is_wait
 
-_LOCK = "lock or queue (futex)"
 IN_COLLECTIVE = "a collective of backward"
 _PICKLES = frozenset(("_object_to_tensor", "_tensor_to_object"))
 _SWAPS = "deepspeed/runtime/swap_tensor/"
@@ -69,7 +68,7 @@ class Camp:
     @property
     def waits_for_ranks(self) -> bool:
         """Tell whether they wait for other ranks."""
-        return self.doing.wait is StackWait.RANKS
+        return self.doing.wait is WaitReason.COLLECTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def _works_in_engine(sighting: Sighting) -> bool:
         return False
     if all(is_native(one.file) for one in frames):
         return False
-    return _weigh_wait(sighting, _describe_engine(frames)).wait is not StackWait.RANKS
+    return _weigh_wait(sighting, _describe_engine(frames)).wait is not WaitReason.COLLECTIVE
 
 
 def _describe_engine(frames: tuple[StackFrame, ...]) -> StackDoing:
@@ -156,7 +155,7 @@ def _describe_engine(frames: tuple[StackFrame, ...]) -> StackDoing:
 
 def _weigh_wait(sighting: Sighting, doing: StackDoing) -> StackDoing:
     """Take back that a thread waits for ranks where it reads a file, or packs what it sends, meanwhile."""
-    if doing.wait is not StackWait.RANKS:
+    if doing.wait is not WaitReason.COLLECTIVE:
         return doing
     thread, frames = sighting.thread, sighting.frames
     target = thread.waits_on
@@ -165,7 +164,7 @@ def _weigh_wait(sighting: Sighting, doing: StackDoing) -> StackDoing:
         return doing  # in a driver: of the card, or of the network
     inner = frames[-1] if is_known(frames) and frames else None
     works = inner is not None and (last_name(inner.function) in _PICKLES or _SWAPS in inner.file)
-    return replace(doing, wait=StackWait.NOTHING) if thread.state == "D" or at_file or works else doing
+    return replace(doing, wait=WaitReason.OTHER) if thread.state == "D" or at_file or works else doing
 
 
 def _see(
@@ -177,7 +176,7 @@ def _see(
     thread, frames = sighting.thread, sighting.frames
     if not is_known(frames):
         words = f"native thread {thread.name}" if thread.kind is not ThreadKind.MAIN else "stack not read"
-        return ThreadSeen(sighting, StackDoing(words, StackWait.NOTHING, Phase.OTHER, (words, "", 0)))
+        return ThreadSeen(sighting, StackDoing(words, WaitReason.OTHER, Phase.OTHER, (words, "", 0)))
     stack = numbers.setdefault(frames, len(numbers))
     key = (stack, thread.role, thread.kind)
     doing = told.get(key)
@@ -186,13 +185,14 @@ def _see(
     if (
         doing.phase is Phase.BACKWARD
         and thread.kind is ThreadKind.MAIN
-        and thread.waits_for == _LOCK
+        and is_wait(thread.waits_for, WaitReason.LOCK)
         and (thread.host, thread.pid) in talking
     ):
         # The engine calls the reducer's hooks in C++: a wait for gradients shows as a lock alone.
         where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
         text = f"{IN_COLLECTIVE} {where}".strip()
-        doing = replace(doing, text=text, wait=StackWait.RANKS, place=("collective", *doing.place[1:]))
+        place, site = ("collective", *doing.place[1:]), (IN_COLLECTIVE, *doing.site)
+        doing = replace(doing, text=text, wait=WaitReason.COLLECTIVE, place=place, site=site)
     return ThreadSeen(sighting, _weigh_wait(sighting, doing), stack)
 
 
@@ -224,20 +224,20 @@ def _stand_in(main: ThreadSeen, engines: dict[tuple[str, int], ThreadSeen]) -> T
     """Return what keeps a rank: while its main thread waits in backward for the engine, that does."""
     engine = engines.get((main.thread.host, main.thread.pid))
     frames = engine.sighting.frames if engine is not None else NOT_APPLICABLE
-    waits = main.doing.phase is Phase.BACKWARD and main.thread.waits_for == _LOCK
+    waits = main.doing.phase is Phase.BACKWARD and is_wait(main.thread.waits_for, WaitReason.LOCK)
     if engine is None or not waits or main.is_stopped or not is_known(frames):
         return main
     return replace(engine, doing=_weigh_wait(engine.sighting, _describe_engine(frames)))
 
 
-def _camp_of(seen: ThreadSeen) -> tuple[str, str, int]:
+def _camp_of(seen: ThreadSeen) -> tuple[object, ...]:
     """Return what is equal for ranks of one camp.
 
     The one line of the user that starts a framework's loop makes many collectives: those that wait for
     others are told apart by the operation, whose words hold the line, and not by where in its library.
     """
     doing = seen.doing
-    return (doing.place[0], doing.text, 0) if doing.wait is StackWait.RANKS else doing.place
+    return (doing.place[0], *doing.site) if doing.wait is WaitReason.COLLECTIVE else doing.place
 
 
 def set_scene(
@@ -250,13 +250,11 @@ def set_scene(
     engines = _find_engines(seen)
     ranks = [_stand_in(one, engines) for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
-    sizes = Counter(map(_camp_of, read))
-    by_place: dict[tuple[str, str, int], list[ThreadSeen]] = {}
+    by_place: dict[tuple[object, ...], list[ThreadSeen]] = {}
     for one in read:
         by_place.setdefault(_camp_of(one), []).append(one)
     camps = tuple(
-        Camp(those[0].doing, tuple(those))
-        for place, those in sorted(by_place.items(), key=lambda entry: (-sizes[entry[0]], entry[0]))
+        Camp(those[0].doing, tuple(those)) for those in sorted(by_place.values(), key=len, reverse=True)
     )
     return DumpScene(
         camps=camps,
@@ -332,9 +330,9 @@ def divide(scene: DumpScene) -> tuple[Camp | None, tuple[ThreadSeen, ...]]:
     waiting = [camp for camp in scene.camps if camp.waits_for_ranks]
     first, second = scene.camps[0], scene.camps[1]
     if waiting:
-        outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not StackWait.RANKS)
+        outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not WaitReason.COLLECTIVE)
         # Who waits for its card may be in the same collective: the host of a card waits for that alone.
-        hosts = tuple(seen for seen in outside if seen.doing.wait is not StackWait.DEVICE)
+        hosts = tuple(seen for seen in outside if seen.doing.wait is not WaitReason.DEVICE)
         still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in hosts)
         if hosts and (still or 2 * len(hosts) <= total):
             return waiting[0], _worst_first(hosts)
@@ -371,23 +369,18 @@ def _name(seen: ThreadSeen, others: tuple[int, ...]) -> OddOne:
 def _say_place(seen: ThreadSeen) -> str:
     """Say where one rank is: "is in decode data.py:88, blocked in a read of ..."."""
     # A wait for a batch is said by the place already.
-    waits = "" if seen.doing.wait is StackWait.BATCH and not seen.is_stopped else say_wait(seen.thread)
+    waits = "" if seen.doing.wait is WaitReason.BATCH and not seen.is_stopped else say_wait(seen.thread)
     told = (
         _say_doing(seen.doing.text, seen.doing.wait),
         waits,
         say_motion(seen.motion, seen.sighting.since_s),
     )
-    verb = "waits in" if seen.doing.wait is StackWait.RANKS else "" if _says_wait(seen) else "is in"
+    verb = "waits in" if seen.doing.wait is WaitReason.COLLECTIVE else "" if seen.doing.has_verb else "is in"
     return f"{verb} {', '.join(word for word in told if word)}".strip()
 
 
-def _says_wait(seen: ThreadSeen) -> bool:
-    """Tell whether the words of a place begin with a verb: "waits for work (queue.get)"."""
-    return seen.doing.text.startswith(("waits ", "hands "))
-
-
-def _say_doing(text: str, wait: StackWait) -> str:
-    return f"its wait for a batch ({text.removeprefix('data wait: ')})" if wait is StackWait.BATCH else text
+def _say_doing(text: str, wait: WaitReason) -> str:
+    return f"its wait for a batch ({text.removeprefix('data wait: ')})" if wait is WaitReason.BATCH else text
 
 
 def _say_norm(norm: Camp, scene: DumpScene) -> str:
@@ -447,7 +440,7 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
         said = f"{name_rank(first.thread)} {_say_place(first)}"
     else:
         alone = count == 1
-        verb = ("waits" if alone else "wait") if wait is StackWait.RANKS else "is" if alone else "are"
+        verb = ("waits" if alone else "wait") if wait is WaitReason.COLLECTIVE else "is" if alone else "are"
         place = _say_doing(first.doing.text, wait)
         place = place if alone else place.replace("its wait", "their wait")
         who = f"all {count} ranks here" if scene.remote else f"all {count} ranks"
@@ -459,7 +452,7 @@ def _answer_alike(scene: DumpScene, unread: str) -> OutlierAnswer:
         said += f"; {held}"
     if scene.remote:
         said += _say_remote(scene)
-    elif wait is StackWait.RANKS and not scene.unread and not scene.not_asked and count > 1:
+    elif wait is WaitReason.COLLECTIVE and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
         # Ranks that a program started itself carry no WORLD_SIZE.
         said += ", or that run elsewhere" if isinstance(scene.world_size, Missing) else ""
@@ -487,14 +480,14 @@ def _say_common(scene: DumpScene) -> str:
 
 def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None, str]:
     """Find the worker that a rank waits for, and say what its workers do; "" where it waits for none."""
-    if rank.doing.wait is not StackWait.BATCH:
+    if rank.doing.wait is not WaitReason.BATCH:
         return None, ""
     workers = scene.workers_of(rank)
     died = bool(scene.dead_of(rank))
     if not workers:
         return None, "" if died else "no worker of it was seen"
     read = [seen for seen in workers if is_known(seen.sighting.frames)]
-    busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not StackWait.WORK))
+    busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not WaitReason.WORK))
     if not read:
         return None, "its workers could not be read"
     key = (rank.thread.host, rank.thread.pid)
@@ -514,7 +507,6 @@ def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None,
 HANG_AFTER_S = 30.0
 """How long nothing may move where neither the user nor the run's own rhythm says."""
 PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
-_BARRIER = "barrier"
 _AWAITS_ONE = re.compile(
     r"barrier|/rendezvous|init_process_group|wait_for_everyone|main_process_first"
     r"|/utils/store\.py:|accelerate/state\.py:|_object(?:_list)?$|_object_to_tensor|torch/distributed/checkpoint/"
@@ -526,10 +518,10 @@ def is_meant(waiting: Iterable[ThreadSeen]) -> bool:
     """Tell whether some wait for what one rank does alone: a save, an evaluation, a start, an object."""
     return any(
         seen.doing.phase in PATIENT
-        or _BARRIER in seen.doing.text
         or any(
             _AWAITS_ONE.search(f"{one.file}:{last_name(one.function)}")
             for one in known_or(seen.sighting.frames, ())
+            if not is_users(one)
         )
         for seen in waiting
     )

@@ -269,8 +269,12 @@ _NAMED = {
 }
 
 
+def _is_exact(found: Starved) -> bool:
+    return Origin.HOOK in found.wait.origins and found.wait.told.get(Origin.HOOK) == found.wait.share.ratio
+
+
 def _source_words(found: Starved) -> str:
-    if Origin.HOOK in found.wait.origins and found.wait.told.get(Origin.HOOK) == found.wait.share.ratio:
+    if _is_exact(found):
         return f"the hook, {found.wait.share.samples} steps"
     words = " and ".join(words for source, words in _NAMED.items() if source in found.wait.origins)
     return f"{words}, {found.wait.share.samples} samples"
@@ -362,6 +366,7 @@ def suspect_loader(
         rank=found.rank.process.rank,
         needed_ratio=needed if found.workers else NOT_APPLICABLE,
         since_ns=find_onset(found, scene),
+        is_exact=_is_exact(found),
     )
 
 

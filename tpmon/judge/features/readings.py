@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import ON_A_CPU
+from tpmon.model.waits import IO, RUNNING, Wait, WaitReason, describe_wait
 
 NO_FRAMES = Missing("too few readings yet")
 
@@ -44,48 +43,41 @@ def mean_known(values: Iterable[Known[float]]) -> Known[float]:
     return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
 
 
-def share_of(values: Sequence[Known[str]], wanted: Callable[[str], bool]) -> Known[float]:
-    """Return the share of readings that fit, of those that were read; Missing when fewer than half were."""
+def share_of(values: Sequence[Known[Wait]], wanted: WaitReason) -> Known[float]:
+    """Return the share of one reason among the readings; Missing when fewer than half were read."""
     known = [value for value in values if is_known(value)]
     if not known or 2 * len(known) < len(values):
         return next((value for value in values if isinstance(value, Missing)), NO_FRAMES)
-    return sum(wanted(value) for value in known) / len(known)
+    return sum(value.reason is wanted for value in known) / len(known)
 
 
 LEAST_LOOKS = 3
 """Looks that did not find it running, to tell what it waits for: fewer are no share of anything."""
-_IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
 
 
-@lru_cache(maxsize=1024)
-def is_io_wait(words: str) -> bool:
-    """Tell whether a wait, in words, is for a disk, a network file system, a socket or a pipe."""
-    return any(word in words for word in _IO_WORDS)
-
-
-def list_io_waits(states: Sequence[str], waits: Sequence[Known[str]]) -> tuple[str, ...]:
-    """Name what a process waited for when it was blocked, most frequent first."""
+def list_io_waits(states: Sequence[str], waits: Sequence[Known[Wait]]) -> tuple[Wait, ...]:
+    """List what a process waited for when it was blocked, most frequent first."""
     counts = Counter(
-        words
-        for state, words in zip(states, waits, strict=True)
-        if is_known(words) and (state == "D" or is_io_wait(words))
+        wait
+        for state, wait in zip(states, waits, strict=True)
+        if is_known(wait) and (state == "D" or wait.reason in IO)
     )
-    return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
+    return tuple(sorted(counts, key=lambda wait: (-counts[wait], describe_wait(wait))))
 
 
-def share_waits(waits: Sequence[Known[str]], rest: float = 1.0) -> dict[str, float]:
+def share_waits(waits: Sequence[Known[Wait]], rest: float = 1.0) -> dict[Wait, float]:
     """Return the share of each wait among those that were read, most frequent first.
 
     ``rest`` is ``weigh_rest`` of the same looks: by it all but running is multiplied.
     """
-    known = [words for words in waits if is_known(words)]
+    known = [wait for wait in waits if is_known(wait)]
     if not known or 2 * len(known) < len(waits):
         return {}
     counts = Counter(known)
-    running = max(0.0, 1.0 - rest * (1.0 - counts[ON_A_CPU] / len(known)))
+    running = max(0.0, 1.0 - rest * (1.0 - counts[RUNNING] / len(known)))
     return {
-        words: running if words == ON_A_CPU else rest * count / len(known)
-        for words, count in counts.most_common()
+        wait: running if wait == RUNNING else rest * count / len(known)
+        for wait, count in counts.most_common()
     }
 
 

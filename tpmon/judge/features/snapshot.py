@@ -29,7 +29,6 @@ from tpmon.judge.features.data_wait import (
 )
 from tpmon.judge.features.readings import (
     NO_FRAMES,
-    is_io_wait,
     list_io_waits,
     mean_known,
     median_known,
@@ -46,6 +45,7 @@ from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.waits import IO, Wait, WaitReason, is_wait_in
 
 SPAN_S = 10.0
 """Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
@@ -53,8 +53,6 @@ LEAST_FRAMES = 3
 """With readings further apart than a third of the span it is longer: one Frame has no duration."""
 MANY_PROCESSES = 64
 """With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
-BATCH_WAIT = "a batch (loader queue)"
-WORK_WAIT = "work from its rank (loader queue)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,10 @@ class WorkerScene:
     """Share of the readings in which it waited for work from its rank."""
     blocked_ratio: Known[float]
     """Share of the readings in uninterruptible sleep or in a named wait for I/O."""
-    io_waits: tuple[str, ...]
+    io_waits: tuple[Wait, ...]
     """What it waited for when blocked, most frequent first."""
-    waits: Mapping[str, float]
-    """Share of the readings, 0-1, by what it waited for, in words; empty where none was read."""
+    waits: Mapping[Wait, float]
+    """Share of the readings, 0-1, by what it waited for; empty where none was read."""
     stopped: bool
     read_calls_s: Known[float]
     device_read_bytes_s: Known[float]
@@ -204,6 +202,7 @@ def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float
     return total if found else Missing("its threads were not read")
 
 
+_WORK = Wait(WaitReason.WORK)
 _WORKER_FIELDS = attrgetter(
     "state",
     "waits_for",
@@ -224,16 +223,14 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
     rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
     shares = share_waits(waits, rest)
-    # Most workers wait in the same few words for the whole span.
-    io_words = {words for words in set(waits) if is_known(words) and is_io_wait(words)}
-    blocked = sum(state == "D" or words in io_words for state, words in zip(states, waits, strict=True))
+    blocked = sum(state == "D" or is_wait_in(wait, IO) for state, wait in zip(states, waits, strict=True))
     return WorkerScene(
         pid=last.pid,
         number=last.worker,
         demand=demand,
         waiting=waiting,
         busy_threads=busy,
-        idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
+        idle_ratio=shares.get(_WORK, 0.0) if shares else share_of(waits, WaitReason.WORK),
         blocked_ratio=rest * blocked / len(samples),
         io_waits=list_io_waits(states, waits) if blocked else (),
         waits=shares,
@@ -278,7 +275,7 @@ def _see_run(sample: ProcessSample) -> Known[float]:
 
 
 def _see_batch_wait(
-    main: Known[MainThreadScene], waits: Sequence[Known[str]], loaders: Sequence[LoaderSample]
+    main: Known[MainThreadScene], waits: Sequence[Known[Wait]], loaders: Sequence[LoaderSample]
 ) -> Known[Share]:
     """Return the share of looks that found the main thread waiting for a worker's batch."""
     if not loaders:
@@ -288,7 +285,7 @@ def _see_batch_wait(
         return measure_share(main.timed_lock if pins else main.batch_wait, main.looks)
     if pins:
         return Missing("behind a pin thread a wait for a batch looks like any lock")
-    ratio = share_of(waits, lambda words: words == BATCH_WAIT)
+    ratio = share_of(waits, WaitReason.BATCH)
     read = sum(is_known(words) for words in waits)
     if not is_known(ratio):
         return ratio
@@ -330,7 +327,7 @@ def _see_rank(
         driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
         cpu_pct=median_known(sample.cpu_pct for sample in samples),
         busy_threads=median_known(busy),
-        batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
+        batch_wait_ratio=share_of(waits, WaitReason.BATCH),
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
         main=main,
         phases=stacks,

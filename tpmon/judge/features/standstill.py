@@ -17,7 +17,6 @@ from tpmon.judge.dumps.outlier import PATIENT
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import CardScene, is_sliced
 from tpmon.judge.features.loader import see_pins
-from tpmon.judge.features.readings import is_io_wait
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns
@@ -29,6 +28,7 @@ from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, ma
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Kind, Origin, pick_code
+from tpmon.model.waits import IO, is_wait_in
 
 STILL_S = 25.0
 """How long nothing may move before it is called hung: 30 s after attaching, less the first
@@ -60,9 +60,6 @@ IDLE_SLICE_PCT = 1.0
 FRESH_S = 15.0
 """Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
 
-TERMINAL_WAIT = "terminal input"
-INPUT_WAITS = (TERMINAL_WAIT, "standard input (pipe)", "standard input (socket)")
-"""Waits of a main thread, in words, that a person or whoever feeds the program ends."""
 
 MAIN = (ThreadKind.MAIN,)
 
@@ -79,15 +76,9 @@ def say_elsewhere(ranks: int) -> str:
 
 
 def fresh_phase(phases: RankPhases) -> Phase | None:
-    """Return the phase of a rank's newest stacks; None where they are old, or in no phase with a word.
-
-    A place in no phase begins with the name of a function, which may be the word of a phase: "load".
-    """
-    if phases.newest_age_s > FRESH_S:
-        return None
-    first = phases.where.split(":")[0]
-    words = (first, first.rsplit(" ", 1)[0])
-    return next((phase for phase in Phase if phase.value in words and phases.ratio(phase) > 0), None)
+    """Return the phase of a rank's newest stacks; None where they are old, or in no phase."""
+    fresh = phases.newest_age_s <= FRESH_S and phases.newest is not Phase.OTHER
+    return phases.newest if fresh and phases.ratio(phases.newest) > 0 else None
 
 
 def find_excuse(rank: RankScene) -> str:
@@ -411,7 +402,7 @@ def hangs_on(silence: Silence, scene: Scene) -> bool:
             known_or(one.busy_pct, 0.0) >= IDLE_CARD_PCT and judge_hollow(one) is False for one in scene.gpus
         )
         return stands_s(scene) >= SILENT_S or (not works and _may_show_life(scene))
-    reads = any(is_io_wait(known_or(rank.process.waits_for, "")) for rank in scene.ranks)
+    reads = any(is_wait_in(rank.process.waits_for, IO) for rank in scene.ranks)
     return not reads and stands_s(scene) >= HUNG_S
 
 

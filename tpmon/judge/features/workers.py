@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 
 from tpmon.judge.answers.result import reading
 from tpmon.judge.features.cpu import FREE_CORES, are_others_waited_for
 from tpmon.judge.features.loader import IDLE_WORKERS, Starved, find_onset, find_starved
-from tpmon.judge.features.snapshot import WORK_WAIT, Scene, WorkerScene, once
+from tpmon.judge.features.snapshot import Scene, WorkerScene, once
 from tpmon.judge.stacks.classify import (
     FETCH_FILE,
+    StackPlace,
     classify,
     is_library,
     is_native,
@@ -33,10 +34,10 @@ from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import Share, find_spot, main_stacks, share_of
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.model.process import ON_A_CPU
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence
+from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason, is_wait
 
 BUSY_WORKER = 0.5
 """Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
@@ -77,11 +78,10 @@ def name_load(found: Starved) -> Load:
     return Load.READ if blocked >= BLOCKED_WORKER else Load.OTHER_WAIT
 
 
-def mean_wait(workers: Sequence[WorkerScene], words: Sequence[str]) -> float:
-    """Return the mean share of the workers' readings whose wait has one of ``words`` in its name."""
+def mean_wait(workers: Sequence[WorkerScene], reasons: Collection[WaitReason]) -> float:
+    """Return the mean share of the workers' readings in a wait for one of ``reasons``."""
     shares = [
-        sum(share for wait, share in worker.waits.items() if any(word in wait for word in words))
-        for worker in workers
+        sum(share for wait, share in worker.waits.items() if wait.reason in reasons) for worker in workers
     ]
     return sum(shares) / len(shares) if shares else 0.0
 
@@ -138,9 +138,9 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
 
 def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     """Name the function of the program that takes most of the workers' working time, where it was seen."""
-    places: Counter[str] = Counter()
+    places: Counter[StackPlace] = Counter()
     for stack in working_stacks(found, scene):
-        places[read_stack(stack.frames).where] += stack.samples
+        places[read_stack(stack.frames).spot] += stack.samples
     spot = find_spot(places, places.total())
     if not is_known(spot) or places.total() < LEAST_STACKS:
         return ()
@@ -187,7 +187,7 @@ def never_idle(found: Starved, scene: Scene) -> bool:
         for process in frame.processes:
             count = counts.get(process.pid)
             if count is not None and is_known(process.waits_for):
-                count[0] += process.waits_for == WORK_WAIT
+                count[0] += process.waits_for.reason is WaitReason.WORK
                 count[1] += 1
     return bool(counts) and all(
         looks >= LEAST_LOOKS and idle < IDLE_HARDLY * looks for idle, looks in counts.values()
@@ -206,12 +206,8 @@ def _look_at_all(scene: Scene) -> dict[int, list[int]]:
             count = counts.get(process.pid)
             if count is None:
                 continue
-            words = process.waits_for
-            if words == WORK_WAIT:
-                count[0] += 1
-                count[1] += 1
-            elif is_known(words):
-                count[1] += 1
+            count[0] += is_wait(process.waits_for, WaitReason.WORK)
+            count[1] += is_known(process.waits_for)
         for loader in frame.loader:
             for queue in loader.queues:
                 count = counts.get(queue.pid)
@@ -244,10 +240,7 @@ OTHERS_READ_BYTES_S = 20e6
 CERTAIN_FROM = 3
 """Workers from which their looks may tell a lock: of two, each is found asleep half of the time by chance."""
 
-_FUTEX = ("futex",)
-_FILE_LOCKS = ("lock_inode_wait", "lock_file_wait", "fcntl_setlk")
-"""Kernel functions in which flock and fcntl wait for a lock on a file."""
-_ANSWERS = ("poll", "socket", "connection")
+_ANSWERS = SOCKETS | {WaitReason.CONNECTION, WaitReason.POLL, WaitReason.EPOLL}
 _ACQUIRES = {
     "/multiprocessing/synchronize.py": ("__enter__",),
     "/filelock/_api.py": ("acquire",),
@@ -340,7 +333,7 @@ def _share_places(found: Starved, scene: Scene) -> dict[At, Share]:
 
 def _cpu_of_others(worker: WorkerScene) -> float:
     """Return the demand of a worker's threads but its main one."""
-    of_main = 1.0 - sum(share for words, share in worker.waits.items() if words != ON_A_CPU)
+    of_main = 1.0 - sum(share for wait, share in worker.waits.items() if wait != RUNNING)
     return max(0.0, known_or(worker.demand, 0.0) - max(0.0, of_main))
 
 
@@ -381,8 +374,8 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
         return LockWait(Sign.NONE)
     # Of a single worker the lock is held elsewhere.
     least = WORKER_LOCK * (count - 1) / count if count > 1 else WORKER_LOCK
-    on_files = mean_wait(found.workers, _FILE_LOCKS)
-    asleep = on_files + mean_wait(found.workers, _FUTEX)
+    on_files = mean_wait(found.workers, (WaitReason.FILE_LOCK,))
+    asleep = on_files + mean_wait(found.workers, LOCKS)
     places = _share_places(found, scene)
     # Only working stacks are counted: of all their time it is as much less as they have no work.
     working = 1.0 - known_or(found.idle, 0.0)

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.card_use import MEDIUM_POWER, judge_hollow
 from tpmon.judge.features.cards import cards_of
@@ -33,6 +33,7 @@ from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process
 from tpmon.model.units import format_bytes
 from tpmon.model.verdict import Origin
+from tpmon.model.waits import WaitReason, is_wait
 
 BUSY_CARD_PCT = 20.0
 """Utilisation from which a card of the process works: below it may be what another process ticks."""
@@ -50,7 +51,7 @@ LATELY_S = 60.0
 
 _WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
 """Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
-_CHILD_WORDS = ("subprocess", "process join")
+_CHILD_CALLS = (LibraryCall.SUBPROCESS, LibraryCall.PROCESS_JOIN)
 _OTHERS = (Role.HELPER, Role.COMPILE)
 _NOT_WORK = (ThreadKind.MAIN, ThreadKind.COMM)
 
@@ -165,9 +166,9 @@ def _find_children(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
     """Find a process that it started, or one of that process, which works."""
     target = seen.thread.waits_on
     at_pipe = is_known(target) and target.kind is WaitKind.PIPE
-    awaited = at_pipe or any(word in seen.doing.text for word in _CHILD_WORDS) or _waits_for_child(seen)
+    awaited = at_pipe or seen.doing.call in _CHILD_CALLS or is_wait(seen.thread.waits_for, WaitReason.CHILD)
     # The pipe of a loader is that of its workers, which are asked themselves.
-    awaited = awaited and seen.doing.wait is not StackWait.BATCH
+    awaited = awaited and seen.doing.wait is not WaitReason.BATCH
     parents = {one.pid: one.parent for one in scene.frame.processes}
     for process in scene.frame.processes:
         # A shell between them is no process of the job, and a child of an older torch looks like a worker.
@@ -184,11 +185,6 @@ def _find_children(seen: ThreadSeen, scene: Scene) -> Iterator[Beside]:
             flows = demand >= POOL_CPUS or moves >= MOVED_BYTES_S
             text = f"the process {process.label} ({process.pid}) that it started works"
             yield Beside(text, goes_on=False, flows=flows)
-
-
-def _waits_for_child(seen: ThreadSeen) -> bool:
-    waits = seen.thread.waits_for
-    return is_known(waits) and "child process" in waits
 
 
 def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.collectives import WORLD
-from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen, is_meant
 from tpmon.judge.features.cards import CardScene, cards_of
 from tpmon.judge.features.snapshot import Scene
@@ -52,6 +52,7 @@ from tpmon.model.results.collectives import CollectiveCause
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.clean import MOST_DIGITS
 from tpmon.model.text.dump_words import list_numbers, list_others, name_rank, name_ranks
+from tpmon.model.waits import WaitReason, describe_wait
 
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
@@ -175,7 +176,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
         f"rank{'s' if remote > 1 else ''} {names}" if names else f"{remote} rank{'s' if remote > 1 else ''}"
     )
     who = _say_all(waiting)
-    several = len({seen.doing.text for seen in waiting}) > 1
+    several = len({seen.doing.site for seen in waiting}) > 1
     at = f"{who}: {say_camps(waiting)}" if several else f"{who} in {_say_places(waiting)}"
     text = (
         f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
@@ -201,7 +202,7 @@ def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
             f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
         return Blame("no-progress", first, text, also=others, is_of_all=True)
-    hosts = [seen for seen in waiting if seen.doing.wait is StackWait.RANKS]
+    hosts = [seen for seen in waiting if seen.doing.wait is WaitReason.COLLECTIVE]
     if len(camps) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
         # The line at which a host waits for its card may be any after the collective. At a barrier it waits
         # itself: there it is in no collective that another has launched.
@@ -290,7 +291,14 @@ def _is_loss_told(scene: Scene) -> bool:
 
 _PATIENT = (*PATIENT, Phase.LOGGING)
 """Also what sends a run's last records, and ends when they have arrived."""
-_CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
+_CHILD_CALLS = (
+    LibraryCall.QUEUE_GET,
+    LibraryCall.POOL_RESULT,
+    LibraryCall.PIPE_READ,
+    LibraryCall.PROCESS_JOIN,
+    LibraryCall.FUTURE,
+    LibraryCall.SUBPROCESS,
+)
 POLLS_RATIO = 0.15
 """Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
 LINE_S = 60.0
@@ -390,7 +398,7 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
         return f"{name_ranks(unread)} could not be read"
     reason = first.sighting.frames
     why = f" ({reason.reason})" if isinstance(reason, Missing) else ""
-    waits = f", by the kernel in: {process.waits_for}" if is_known(process.waits_for) else ""
+    waits = f", by the kernel in: {describe_wait(process.waits_for)}" if is_known(process.waits_for) else ""
     places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
     count, local = len(waiting), len(waiting) + len(unread)
     verb = "waits" if count == 1 else "wait"
@@ -446,7 +454,7 @@ def _blame_stance(seen: ThreadSeen, stance: Stance, scene: Scene, picture: Pictu
         return blame_gil(seen, picture)
     if stance is Stance.EXIT:
         return blame_exit(seen, picture)
-    if any(word in seen.doing.text for word in _CHILD_WORDS):
+    if seen.doing.call in _CHILD_CALLS:
         child = blame_children(seen, scene, picture)
         if child is not None:
             return child

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.stacks.classify import is_users, package_of
@@ -16,15 +15,26 @@ from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import Picture, Stance, find_gil_holder, find_stance
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known, known_or
 from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadKind
 from tpmon.model.text.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
 from tpmon.model.verdict import Origin
+from tpmon.model.waits import DRIVERS, PIPES, SOCKETS, Wait, WaitReason, is_wait, is_wait_in
 
-_GET = "queue.get"
-_DRIVER = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
-"""Kernel functions of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
-_PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
+_NEED_OF_CALL = {
+    LibraryCall.QUEUE_GET: Need.QUEUE_WAIT,
+    LibraryCall.SEMAPHORE: Need.LOCK_WAIT,
+    **dict.fromkeys(
+        (
+            LibraryCall.SUBPROCESS,
+            LibraryCall.PROCESS_JOIN,
+            LibraryCall.POOL_RESULT,
+            LibraryCall.PIPE_READ,
+            LibraryCall.PIPE_WRITE,
+        ),
+        Need.PROCESS_WAIT,
+    ),
+}
 
 _DAEMONS = frozenset(("tqdm", "wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml"))
 """Packages whose threads are all daemons: a progress bar's monitor, the senders of loggers."""
@@ -72,14 +82,16 @@ class Blame:
 def say_place(seen: ThreadSeen) -> str:
     """Say where a thread is and what it waits for: "is in decode data.py:88, blocked in a read of ..."."""
     doing = seen.doing
-    if doing.wait is StackWait.RANKS:
+    if doing.wait is WaitReason.COLLECTIVE:
         return f"waits in {doing.text}"
-    if doing.wait is StackWait.BATCH:
+    if doing.wait is WaitReason.BATCH:
         return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
-    waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock")
-    if doing.wait is StackWait.QUEUE:
-        waits = waits.removesuffix("waiting for a lock")
-    verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
+    at_lock = is_wait(seen.thread.waits_for, WaitReason.LOCK) and not is_known(seen.thread.waits_on)
+    at_lock = at_lock and not seen.is_stopped
+    waits = "waiting for a lock" if at_lock else say_wait(seen.thread)
+    if doing.wait is WaitReason.CALL and at_lock:
+        waits = ""
+    verb = "" if doing.has_verb else "is in "
     return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
 
 
@@ -102,8 +114,8 @@ def give_patience(blame: Blame, patience: Patience) -> Blame:
 
 def find_camps(waiting: Sequence[ThreadSeen]) -> list[list[ThreadSeen]]:
     """Return the ranks that wait by the place where they do, the largest group first."""
-    places = dict.fromkeys(seen.doing.text for seen in waiting)
-    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+    sites = dict.fromkeys(seen.doing.site for seen in waiting)
+    camps = [[seen for seen in waiting if seen.doing.site == site] for site in sites]
     return sorted(camps, key=len, reverse=True)
 
 
@@ -135,9 +147,11 @@ def blame_thread(
         holders = _find_lock_holders(seen, picture)
         told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
         return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
-    if stance is Stance.LOCK and seen.doing.wait is StackWait.QUEUE:
+    if stance is Stance.LOCK and seen.doing.wait is WaitReason.CALL:
         feeders = _find_holders(seen, picture)
-        told = _say_feeders(feeders, "nothing comes" if _GET in seen.doing.text else "it does not end")
+        told = _say_feeders(
+            feeders, "nothing comes" if seen.doing.call is LibraryCall.QUEUE_GET else "it does not end"
+        )
         return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
     if stance is Stance.LOCK:
         holders = _find_holders(seen, picture)
@@ -155,29 +169,27 @@ def blame_thread(
 
 def needs_of_io(seen: ThreadSeen) -> frozenset[Need]:
     """Return what a read or write that does not return waits for: a peer, another process, or a file."""
-    target, words = seen.thread.waits_on, seen.thread.waits_for
+    target, wait = seen.thread.waits_on, seen.thread.waits_for
     others = target.others if is_known(target) else target
     if is_known(target) and target.kind in (WaitKind.SOCKET, WaitKind.UNIX):
         return frozenset((Need.SOCKET_WAIT,))
     if is_known(target) and (target.kind is WaitKind.PIPE or others is not NOT_APPLICABLE):
         alone = is_known(others) and not others
         return frozenset((Need.NOBODY_AT_PIPE if alone else Need.PROCESS_WAIT,))
-    if is_known(words) and words.startswith("FIFO"):
-        return frozenset((Need.NOBODY_AT_PIPE,))
-    if is_known(words) and (_DRIVER.search(words) or not is_known(target)):
-        return needs_of_words(words)
+    if is_wait_in(wait, DRIVERS | {WaitReason.FIFO}) or not is_known(target):
+        return needs_of_wait(wait)
     return frozenset((Need.BLOCKED_READ,))
 
 
-def needs_of_words(words: str) -> frozenset[Need]:
+def needs_of_wait(wait: Known[Wait]) -> frozenset[Need]:
     """Return the same where only the kernel's word for the wait is known."""
-    if "socket" in words or "connection" in words:
+    if is_wait_in(wait, SOCKETS | {WaitReason.CONNECTION}):
         return frozenset((Need.SOCKET_WAIT,))
-    if "FIFO" in words:
+    if is_wait(wait, WaitReason.FIFO):
         return frozenset((Need.NOBODY_AT_PIPE,))
-    if _DRIVER.search(words):
+    if is_wait_in(wait, DRIVERS):
         return frozenset((Need.GPU_WAIT,))
-    return frozenset((Need.PROCESS_WAIT if "pipe" in words else Need.BLOCKED_READ,))
+    return frozenset((Need.PROCESS_WAIT if is_wait_in(wait, PIPES) else Need.BLOCKED_READ,))
 
 
 def _find_lock_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
@@ -199,11 +211,8 @@ def _say_feeders(feeders: Sequence[ThreadSeen], verb: str) -> str:
 
 def _queue_needs(seen: ThreadSeen) -> frozenset[Need]:
     """Return what a wait in the standard library is for: what feeds it, its lock, or a process."""
-    told = ((_GET, Need.QUEUE_WAIT), ("semaphore", Need.LOCK_WAIT))
-    found = next((need for word, need in told if word in seen.doing.text), None)
-    if found is None and any(word in seen.doing.text for word in _PROCESS_WORDS):
-        found = Need.PROCESS_WAIT
-    return frozenset((found,)) if found is not None else frozenset()
+    call = seen.doing.call
+    return frozenset((_NEED_OF_CALL[call],)) if call in _NEED_OF_CALL else frozenset()
 
 
 def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
@@ -250,7 +259,7 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
     at_rest = [
         one
         for one in others
-        if one.doing.wait is not StackWait.WORK
+        if one.doing.wait is not WaitReason.WORK
         and one.thread.kind is ThreadKind.OTHER
         and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
     ]
@@ -330,7 +339,7 @@ def _is_daemon(seen: ThreadSeen) -> bool:
 def _order_left(seen: ThreadSeen, tids: Collection[int]) -> tuple[bool, bool, bool]:
     """Put first the thread that the interpreter is known to wait for, then those that run the program."""
     frames = known_or(seen.sighting.frames, ())
-    return seen.thread.tid not in tids, seen.doing.wait is StackWait.WORK, not any(map(is_users, frames))
+    return seen.thread.tid not in tids, seen.doing.wait is WaitReason.WORK, not any(map(is_users, frames))
 
 
 def tell_ends(dead: Iterable[DeadChild], scene: Scene) -> list[DeadChild]:

@@ -7,7 +7,6 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.judge.dumps.describe import StackWait
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import RankScene, Scene, once
 from tpmon.judge.features.standstill import (
@@ -35,7 +34,7 @@ from tpmon.judge.hang.causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
 from tpmon.judge.stacks.classify import is_users, name_line, plain_name
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.picture import LEAST_ROUNDS, SLEEP, Picture, came_late
+from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
@@ -43,6 +42,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process, say_wait
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.waits import SOCKETS, WaitReason, is_wait, is_wait_in
 
 LOOP_OWN_S = 8.0
 """The same for a thread that computes."""
@@ -69,9 +69,6 @@ STALE_S = 600.0
 """How old a picture of a job that still stands may become."""
 ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
-
-_EVENTS = "epoll"
-"""The kernel's word for a wait in a loop of events."""
 
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
 _MEANT = (Patience.AWAY, Patience.MEANT)
@@ -182,7 +179,7 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
 
 def _waits_with_others(blame: Blame) -> bool:
     """Tell whether the one to blame waits for ranks itself, as all do where there is none to blame."""
-    return blame.is_of_all or blame.seen.doing.wait is StackWait.RANKS
+    return blame.is_of_all or blame.seen.doing.wait is WaitReason.COLLECTIVE
 
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
@@ -201,15 +198,14 @@ def guess_patience(rank: RankScene, scene: Scene) -> Patience:
 
     It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
     """
-    words = rank.process.waits_for
-    if words == SLEEP:
+    if is_wait(rank.process.waits_for, WaitReason.SLEEP):
         return patience_of_sleep(scene)
     if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
         return Patience.AWAY
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
         return Patience.SURE
-    asks = is_known(words) and (_EVENTS in words or "socket" in words)
+    asks = is_wait_in(rank.process.waits_for, SOCKETS | {WaitReason.EPOLL})
     return Patience.MEANT if asks else Patience.NAPS
 
 

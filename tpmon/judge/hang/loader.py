@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.outlier import ThreadSeen, is_pinning
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hang.activity import find_beside, weigh_beside
@@ -21,7 +22,7 @@ from tpmon.judge.hang.causes import (
     say_place,
     tell_ends,
 )
-from tpmon.judge.stacks.classify import read_stack
+from tpmon.judge.stacks.classify import is_library, read_stack
 from tpmon.judge.watch.picture import Picture, Stance, find_stance, is_idle
 from tpmon.judge.watch.servers import ASKS, asks_another
 from tpmon.model.dump import DeadChild
@@ -31,10 +32,16 @@ from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.verdict import Origin
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_TRACKER = "multiprocessing/resource_tracker.py"
 _BATCH = "a batch"
-_TASKS = ("pool result", "process join", "future.result", "subprocess")
+_TASKS = (
+    LibraryCall.POOL_RESULT,
+    LibraryCall.PROCESS_JOIN,
+    LibraryCall.FUTURE,
+    LibraryCall.SUBPROCESS,
+)
 """Waits for work that was handed over as a whole, however long that takes."""
-_RESULTS = ("queue.get", "pool result", "future.result")
+_RESULTS = (LibraryCall.QUEUE_GET, LibraryCall.POOL_RESULT, LibraryCall.FUTURE)
 """Waits for what another process of Python hands over."""
 
 
@@ -85,7 +92,7 @@ def _blame_workers(
             return f"{name_process(worker.thread)} could not be read"
         if stance is Stance.STOPPED:
             return f"{name_process(worker.thread)} is stopped"
-        if stance is Stance.MOVES and any(word in seen.doing.text for word in _TASKS):
+        if stance is Stance.MOVES and seen.doing.call in _TASKS:
             return f"{name_process(worker.thread)} moves: {worker.doing.text}"
         blame = _blame_worker(worker, stance, scene, picture)
         if isinstance(blame, str):
@@ -136,16 +143,16 @@ def _was_worker(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
 
 def _may_answer(dead: DeadChild, seen: ThreadSeen, scene: Scene) -> bool:
     """Tell whether a dead child may be what a rank waits for: into a queue or a pool only Python puts."""
-    if all(word not in seen.doing.text for word in _RESULTS):
+    if seen.doing.call not in _RESULTS:
         return True
     rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
 
 
-def _is_loaders(seen: ThreadSeen) -> bool:
-    """Tell whether a process is a worker of torch's DataLoader by its stack."""
+def _is_at(seen: ThreadSeen, *files: str) -> bool:
+    """Tell whether a stack goes through one of these files of libraries."""
     frames = seen.sighting.frames
-    return is_known(frames) and any(one.file.endswith(_WORKER_LOOP) for one in frames)
+    return is_known(frames) and any(one.file.endswith(files) and is_library(one.file) for one in frames)
 
 
 def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
@@ -208,8 +215,7 @@ def blame_children(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | 
         if one.thread.kind is ThreadKind.MAIN
         and one.thread.pid in pids
         and is_known(one.sighting.frames)
-        and "tracker" not in one.doing.text
-        and not _is_loaders(one)
+        and not _is_at(one, _TRACKER, _WORKER_LOOP)
     ]
     awaited = _find_awaited(seen)
     if awaited:

@@ -14,11 +14,9 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.dumps.outlier import HANG_AFTER_S
 from tpmon.judge.features.comms import find_waits
-from tpmon.judge.features.readings import is_io_wait
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, once, ranks_on
 from tpmon.judge.features.standstill import (
     HUNG_S,
-    INPUT_WAITS,
     QUIET_WORKER_DEMAND,
     SILENT_S,
     STILL_S,
@@ -35,24 +33,22 @@ from tpmon.judge.features.standstill import (
     waits_for_batch,
     waits_for_workers,
 )
-from tpmon.judge.hang.causes import needs_of_words
+from tpmon.judge.hang.causes import needs_of_wait
 from tpmon.judge.hang.detection import PATIENCE_S, guess_patience, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.picture import SLEEP
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
 from tpmon.model.gpu import GpuState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import say_stop
 from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.waits import FILES, INPUTS, IO, Wait, WaitReason, describe_wait, is_wait, is_wait_in
 
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 
 _NO_CARD = ("lock", "dead-worker", "lost-batch")
 """Causes that stacks show and that no card has: they tell more than one that the job only holds open."""
-_RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
-"""Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
 
 def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
@@ -168,16 +164,20 @@ def judge_stopped(scene: Scene) -> Answer:
     return Unsure(unread) if unread else Cleared(passed)
 
 
-def _io_of(process: ProcessSample) -> str:
-    """Return what a process is blocked in, "" when it is not blocked in I/O, or is stopped in it."""
+_UNNAMED = Wait(WaitReason.OTHER, "an uninterruptible wait")
+
+
+def _io_of(process: ProcessSample) -> Wait | None:
+    """Return what a process is blocked in, None when it is not blocked in I/O, or is stopped in it.
+
+    A rank also waits for sockets when it waits for other ranks.
+    """
     if is_stopped(process):
-        return ""
-    words = process.waits_for if is_known(process.waits_for) else ""
+        return None
+    wait = known_or(process.waits_for, _UNNAMED)
     if process.state == "D":
-        return words or "an uninterruptible wait"
-    if process.role is Role.WORKER:
-        return words if is_io_wait(words) else ""
-    return words if any(word in words for word in _RANK_IO) else ""
+        return wait
+    return wait if wait.reason in (IO if process.role is Role.WORKER else FILES) else None
 
 
 def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
@@ -216,8 +216,8 @@ def judge_blocked_io(scene: Scene) -> Answer:
         return deferred
     unread = ""
     for rank, process, name in _list_members(scene):
-        words = _io_of(process)
-        if not words or (deferred is not None and process.pid not in unseen):
+        wait = _io_of(process)
+        if wait is None or (deferred is not None and process.pid not in unseen):
             continue
         unchanged = process.waits_unchanged_s
         if not is_known(unchanged):
@@ -228,7 +228,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
         # Nothing that a killed process does is meant to take long.
-        killed = CANNOT_END in words and not words.startswith(MAY_END)
+        killed = wait.reason in (WaitReason.KILLED, WaitReason.KILLED_IN_DRIVER)
         least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None and not killed else 0.0)
         if unchanged < least_s or not stuck:
             continue
@@ -236,7 +236,10 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if patience:
             unread = f"blocked reads ({patience})"
             continue
-        state = "D, cannot be interrupted" if process.state == "D" else process.state
+        state, words = (
+            "D, cannot be interrupted" if process.state == "D" else process.state,
+            describe_wait(wait),
+        )
         return Suspicion(
             kind=Kind.HUNG,
             cause="blocked-io",
@@ -254,7 +257,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
                     age_s=scene.frame.ages_s.cpu,
                 ),
             ),
-            observed=needs_of_words(words),
+            observed=needs_of_wait(wait),
             pid=process.pid,
             rank=rank.process.rank,
             held_ns=held_ns_of(scene, unchanged),
@@ -390,7 +393,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-_EVENTS = "epoll"
 ODD_RATIO = 0.5
 """How much less than every other rank one must wait in collectives to be the one that is named."""
 
@@ -402,20 +404,26 @@ def _serves(rank: RankScene, scene: Scene) -> bool:
     world = scene.frame.target.world_size
     alone = len(scene.ranks) == 1 and not (is_known(world) and world > 1)
     loads = bool(rank.workers) or rank.loader is not None
-    return rank.process.waits_for == _EVENTS and alone and not loads and not scene.watch.trained
+    return (
+        is_wait(rank.process.waits_for, WaitReason.EPOLL) and alone and not loads and not scene.watch.trained
+    )
 
 
 def _excuse(scene: Scene) -> str:
     """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
     for rank in scene.ranks:
-        if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
+        if is_wait_in(rank.process.waits_for, INPUTS):
             return f"{name_rank(rank)} waits for input"
         if _serves(rank, scene):
             return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
         need = need_s(scene.watch, guess_patience(rank, scene))
         if is_known(waited) and waited < need:
-            verb = "sleeps" if rank.process.waits_for == SLEEP else "waits, for what is not known"
+            verb = (
+                "sleeps"
+                if is_wait(rank.process.waits_for, WaitReason.SLEEP)
+                else "waits, for what is not known"
+            )
             return f"{name_rank(rank)} {verb}, for {waited:.0f} s of the {need:.0f} s that it takes"
         if not is_known(rank.phases):
             continue
@@ -471,7 +479,7 @@ def _odd_one(scene: Scene) -> RankScene:
 def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     rank = _odd_one(scene)
     waited = rank.process.waits_unchanged_s
-    words = rank.process.waits_for if is_known(rank.process.waits_for) else "unknown"
+    words = known_or(map_known(describe_wait, rank.process.waits_for), "unknown")
     where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0

@@ -28,9 +28,9 @@ from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
-from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind, Origin
+from tpmon.model.waits import RUNNING, describe_wait
 
 WAITING_RATIO = 0.3
 """Share of its time that the typical rank waits in collectives before it is worth a cause."""
@@ -89,8 +89,10 @@ _DOINGS = {
 def _say_doing(rank: RankScene) -> str:
     """Say what a late rank does instead of waiting with the others."""
     waits = rank.process.waits_for
-    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != ON_A_CPU:
-        return "waits for its data" if rank.main.batch_wait >= 0.5 else f"is in a wait ({waits})"
+    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != RUNNING:
+        return (
+            "waits for its data" if rank.main.batch_wait >= 0.5 else f"is in a wait ({describe_wait(waits)})"
+        )
     if is_known(rank.phases):
         rest = {phase: share.ratio for phase, share in rank.phases.shares.items() if phase is not Phase.COMMS}
         if rest:

@@ -42,9 +42,8 @@ from tpmon.judge.watch.hook_progress import HOOK
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Origin
+from tpmon.model.waits import READS
 
-FILE_WAITS = ("FUSE", "NFS", "Ceph", "Lustre", "page from disk", "direct disk read")
-"""Waits of a thread that reads files; "disk" and "journal" alone are often writes."""
 READS_ITSELF = 0.4
 """Share of the readings in such a wait from which a rank without workers reads its data itself."""
 READS_OVER_WRITES = 4.0
@@ -65,9 +64,7 @@ def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
     waits = [one.waits_for for one in samples if is_known(one.waits_for)]
     if len(waits) < LEAST_READINGS:
         return None
-    share = measure_share(
-        sum(any(word in wait for word in FILE_WAITS) for wait in waits) / len(waits), len(waits)
-    )
+    share = measure_share(sum(wait.reason in READS for wait in waits) / len(waits), len(waits))
     last = samples[-1]
     read: list[Known[float]] = [last.asked_read_bytes_s, last.device_read_bytes_s]
     written: list[Known[float]] = [last.asked_write_bytes_s, last.device_write_bytes_s]

@@ -43,8 +43,6 @@ WAITS_FOR_IT = 0.5
 """Part of a late rank's extra time by which the backward of the others must be longer than its own."""
 AGREES_HALF = 0.5
 """The hook agrees with a wait of which it measured half."""
-SAID = "the hook, "
-"""How the source of a wait begins that the hook measured (``features.loader``)."""
 STANDS_S = 4.0
 """How long no hook may have told of any event before it speaks for a hang."""
 
@@ -173,8 +171,7 @@ def _ask_of(suspicion: Suspicion) -> Callable[[Suspicion, Scene], _Word | None] 
 
 def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
     """Add the hook's word: a source and a row of evidence where it agrees, a row against it where not."""
-    if any(row.source.startswith(SAID) for row in suspicion.evidence):
-        # The share is the hook's own: exact, so it has no interval.
+    if suspicion.is_exact:
         return replace(suspicion, share_low=NOT_APPLICABLE, share_high=NOT_APPLICABLE)
     ask = _ask_of(suspicion)
     word = ask(suspicion, scene) if ask is not None else None

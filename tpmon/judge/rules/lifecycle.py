@@ -10,8 +10,6 @@ from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, 
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import (
     FRESH_S,
-    INPUT_WAITS,
-    TERMINAL_WAIT,
     fresh_phase,
     name_rank,
     waits_for_batch,
@@ -28,6 +26,7 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, ProcessSample, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
 from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.waits import INPUTS, WaitReason, describe_wait, is_wait_in
 
 REBIRTH_S = 20.0
 """How long no rank lives before they are said to have ended: torchrun starts them anew after a failure,
@@ -161,7 +160,7 @@ def _start_of(rank: RankScene) -> tuple[str, float] | None:
         if (ratio >= STARTING_RATIO and newest in (phase, None)) or (
             newest is phase and ratio >= STARTING_RATIO / 2
         ):
-            autotune = phase is Phase.COMPILE and "autotun" in rank.phases.where
+            autotune = phase is Phase.COMPILE and rank.phases.autotunes
             return ("autotune" if autotune else cause), ratio
     return None
 
@@ -357,21 +356,16 @@ def _waits_for_terminal(rank: RankScene) -> frozenset[Origin]:
     if is_known(phases) and fresh_phase(phases) is Phase.INPUT and phases.ratio(Phase.INPUT) >= PAUSE_RATIO:
         origins.add(Origin.STACKS)
     unchanged = process.waits_unchanged_s
-    if (
-        is_known(process.waits_for)
-        and process.waits_for in INPUT_WAITS
-        and is_known(unchanged)
-        and unchanged >= INPUT_S
-    ):
+    if is_wait_in(process.waits_for, INPUTS) and is_known(unchanged) and unchanged >= INPUT_S:
         origins.add(Origin.PROC)
     return frozenset(origins)
 
 
 def _say_input(rank: RankScene) -> str:
     """Say where the input would come from, and which line asked for it."""
-    words = rank.process.waits_for
-    told = is_known(words) and words in INPUT_WAITS and words != TERMINAL_WAIT
-    where = f"on {words}" if told else "on a terminal"
+    wait = rank.process.waits_for
+    fed = is_known(wait) and wait.reason in (WaitReason.INPUT_PIPE, WaitReason.INPUT_SOCKET)
+    where = f"on {describe_wait(wait)}" if fed and is_known(wait) else "on a terminal"
     phases = rank.phases
     if not is_known(phases) or phases.newest_age_s > FRESH_S or not phases.where:
         return where

@@ -29,6 +29,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.waits import FILE_SYSTEMS, SOCKETS, Wait, WaitReason, describe_wait
 
 REFAULT_BYTES_S = 20e6
 """Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case."""
@@ -47,11 +48,10 @@ SOME_BYTES_S = 20e6
 MAPPED = 4.0
 """Device bytes over asked bytes from which files are mapped and not read (541 MB/s against 0)."""
 
-_SOCKETS = ("socket", "connection")
-_LOCAL = ("unix socket",)
+_REMOTE = (SOCKETS - {WaitReason.UNIX_SOCKET}) | {WaitReason.CONNECTION}
+_LOCAL = (WaitReason.UNIX_SOCKET,)
 """Its other end is a process of this machine: a manager, a cache, a broker."""
-_POLLS = ("poll",)
-_NETWORK_FILES = ("FUSE", "NFS", "Ceph", "Lustre")
+_POLLS = (WaitReason.POLL, WaitReason.EPOLL)
 
 
 class StoreReading(Enum):
@@ -97,7 +97,7 @@ def measure_reads(found: Starved) -> Reads:
 
 def _is_network(found: Starved, scene: Scene) -> bool:
     """Tell whether the workers wait on sockets; a plain poll counts where the job has connections."""
-    waits = mean_wait(found.workers, _SOCKETS) - mean_wait(found.workers, _LOCAL)
+    waits = mean_wait(found.workers, _REMOTE)
     sockets = scene.frame.sockets
     if is_known(sockets) and sockets.connections > 0:
         waits += mean_wait(found.workers, _POLLS)
@@ -112,9 +112,10 @@ def _name_server(found: Starved, scene: Scene) -> str:
         if process.role is Role.HELPER and process.rank_pid == found.rank.process.pid
     ]
     demand, server = max(helpers, key=lambda one: one[0], default=(0.0, None))
+    local = describe_wait(Wait(_LOCAL[0]))
     if server is None or demand < BUSY_WORKER:
-        return _LOCAL[0]
-    return f"{_LOCAL[0]}; {server.label} {server.pid} wants {demand:.1f} CPUs"
+        return local
+    return f"{local}; {server.label} {server.pid} wants {demand:.1f} CPUs"
 
 
 def _size_up(reads: Reads) -> Known[StoreReading]:
@@ -149,7 +150,7 @@ def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[StoreReadin
     if _tell_by_opens(scene, reads):
         return StoreReading.ANSWERS
     store = _size_up(reads)
-    if mean_wait(found.workers, _NETWORK_FILES) < BLOCKED_WORKER:
+    if mean_wait(found.workers, FILE_SYSTEMS) < BLOCKED_WORKER:
         return store
     slow = is_known(reads.bytes_s) and reads.bytes_s < SOME_BYTES_S
     if not is_known(store) or (slow and store is StoreReading.BYTES):
@@ -165,7 +166,7 @@ def _network_load(found: Starved, scene: Scene) -> bool:
 
 def _observed(found: Starved, scene: Scene, store: StoreReading, reads: Reads) -> frozenset[Need]:
     seen = {Need.WORKERS_IO_WAIT}
-    if store is StoreReading.NETWORK or mean_wait(found.workers, _NETWORK_FILES) >= BLOCKED_WORKER:
+    if store is StoreReading.NETWORK or mean_wait(found.workers, FILE_SYSTEMS) >= BLOCKED_WORKER:
         seen.add(Need.NETWORK_WAIT)
     small = is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES
     if (small and store is not StoreReading.BYTES) or _tell_by_opens(scene, reads):
@@ -174,11 +175,11 @@ def _observed(found: Starved, scene: Scene, store: StoreReading, reads: Reads) -
 
 
 def _waits_words(found: Starved) -> str:
-    waits: dict[str, float] = {}
+    waits: dict[Wait, float] = {}
     for worker in found.workers:
-        for words in worker.io_waits:
-            waits[words] = waits.get(words, 0.0) + worker.waits.get(words, 0.0)
-    return max(waits, key=lambda words: waits[words]) if waits else "reads"
+        for wait in worker.io_waits:
+            waits[wait] = waits.get(wait, 0.0) + worker.waits.get(wait, 0.0)
+    return describe_wait(max(waits, key=lambda wait: waits[wait])) if waits else "reads"
 
 
 def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence, ...]:

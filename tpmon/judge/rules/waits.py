@@ -14,12 +14,12 @@ from tpmon.judge.features.data_wait import LEAST_SAMPLES, is_behind
 from tpmon.judge.features.loader import HIDDEN_IDLE, LEAST_WAIT, find_named_wait, name_spot
 from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene
 from tpmon.judge.rules.python import others_demand
-from tpmon.judge.stacks.classify import EVENT_LOOP
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.waits import WaitReason, is_wait
 
 LEAST_BLOCKED = 0.2
 """Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
@@ -29,7 +29,6 @@ SURE_SPOT = 0.05
 sleeps: half of the interval of 100 samples."""
 LEAST_SAID = 3
 """Readings of a wait that say what the sleep is for."""
-_LOGGING = Phase.LOGGING.value
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -42,7 +41,10 @@ _MAY_SLEEP = (
     Phase.INPUT,
 )
 """Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
-_SLEEPS = {"child process": "waits for a child process", "sleep": "pauses (time.sleep or alike)"}
+_SLEEPS = {
+    WaitReason.CHILD: "waits for a child process",
+    WaitReason.SLEEP: "pauses (time.sleep or alike)",
+}
 """What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
 _OWN = "a loader of the program's own"
 _CALL = "calls that block"
@@ -203,7 +205,7 @@ def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
 
 
 def _is_logging(spot: Applicable[Spot]) -> bool:
-    return is_known(spot) and spot.where.startswith((f"{_LOGGING}: ", f"{_LOGGING} "))
+    return is_known(spot) and spot.phase is Phase.LOGGING
 
 
 def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
@@ -211,8 +213,10 @@ def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
     if io >= share.ratio / 2:
         return "waits for a disk or a socket"
     samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
-    for words, verb in _SLEEPS.items():
-        if sum(one.waits_for == words for one in samples) >= max(LEAST_SAID, len(samples) * share.ratio / 2):
+    for reason, verb in _SLEEPS.items():
+        if sum(is_wait(one.waits_for, reason) for one in samples) >= max(
+            LEAST_SAID, len(samples) * share.ratio / 2
+        ):
             return verb
     return "sleeps"
 
@@ -242,7 +246,7 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     share = _cap(share, min(certain, idle) if is_known(idle) else certain)
     where = f": {spot.where}" if is_known(spot) else ""
     ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
-    is_loop = is_known(spot) and spot.where.startswith(EVENT_LOOP)
+    is_loop = is_known(spot) and spot.is_loop
     needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
     if _is_logging(spot):
         needs.add(Need.LOGGING_IN_STACK)

@@ -233,6 +233,15 @@ EVENT_LOOP = "event loop"
 
 
 @dataclass(frozen=True, slots=True)
+class StackPlace:
+    """Hold where a stack is: in words, and in what a rule may go by."""
+
+    where: str
+    phase: Phase
+    is_loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StackReading:
     """Say what one stack does; ``place`` is equal for stacks in the same line of the same phase."""
 
@@ -243,6 +252,15 @@ class StackReading:
     needs: frozenset[Need]
     by_name: bool = False
     """It counts as loading by the name of the program's own function alone."""
+    site: tuple[str, ...] = ()
+    """The parts of ``where``: equal for stacks of the same words."""
+    is_loop: bool = False
+    """The event loop waits, and none of its tasks can go on."""
+
+    @property
+    def spot(self) -> StackPlace:
+        """Return where it is, with what tells of that place."""
+        return StackPlace(self.where, self.phase, self.is_loop)
 
 
 @lru_cache(maxsize=4096)
@@ -375,6 +393,18 @@ def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
     return region.phase, region.part
 
 
+_AUTOTUNES = frozenset(("autotune_to_one_config", "benchmark_all_configs", "coordinate_descent_tuning"))
+
+
+def autotunes_in(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether a stack shows a compiler that tries kernels out."""
+    return any(
+        one.file.endswith("triton/runtime/autotuner.py") or last_name(one.function) in _AUTOTUNES
+        for one in frames
+        if is_library(one.file)
+    )
+
+
 def _short(text: str) -> str:
     return clean_text(text, _NAME_CHARS)
 
@@ -505,16 +535,17 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
     region = _walk(frames)
     index = _users_frame(frames, region)
     frame = frames[index]
-    word = _word(frames, region)
+    name, line, word = plain_name(frame.function), name_line(frame), _word(frames, region)
+    is_loop, site = False, tuple[str, ...]()
     if index < 0:
-        inside = f"{plain_name(frame.function)} in {name_line(frame)}"
-        where = inside if region.phase is Phase.OTHER else word
+        where, site = (f"{name} in {line}", (name, line)) if region.phase is Phase.OTHER else (word, (word,))
     elif region.phase is Phase.OTHER:
-        where = f"{plain_name(frame.function)} {name_line(frame)}"
-        where = f"{EVENT_LOOP} of {where}" if is_event_loop(frames) else where
+        is_loop = is_event_loop(frames)
+        where, site = f"{f'{EVENT_LOOP} of ' if is_loop else ''}{name} {line}", (name, line)
     elif region.phase is Phase.DATA_WAIT and index > region.begin:
-        where = f"{region.phase.value}: {plain_name(frame.function)} in {name_line(frame)}"
+        where, site = f"{region.phase.value}: {name} in {line}", (region.phase.value, name, line)
     else:
-        where = f"{word} {name_line(frame)}"
+        where, site = f"{word} {line}", (word, line)
     place = (region.phase.value, frame.file, frame.line)
-    return StackReading(region.phase, region.part, where, place, _needs_of(region), region.by_name)
+    needs = _needs_of(region)
+    return StackReading(region.phase, region.part, where, place, needs, region.by_name, site, is_loop)

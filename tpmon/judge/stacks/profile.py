@@ -17,7 +17,9 @@ from typing import TypeVar
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.stacks.classify import (
+    StackPlace,
     StackReading,
+    autotunes_in,
     calls_out,
     classify,
     is_users,
@@ -138,6 +140,9 @@ class Spot:
     """As in ``RankPhases.where``."""
     ratio: float
     """Share of all samples, 0-1, that were in this function."""
+    phase: Phase = Phase.OTHER
+    is_loop: bool = False
+    """It is the event loop, which waits."""
 
 
 def _function_of(where: str) -> str:
@@ -146,16 +151,17 @@ def _function_of(where: str) -> str:
     return before if line.isdigit() else where
 
 
-def find_spot(places: Mapping[str, int], samples: int) -> Applicable[Spot]:
+def find_spot(places: Mapping[StackPlace, int], samples: int) -> Applicable[Spot]:
     """Return the function that most of these samples were in."""
     functions: Counter[str] = Counter()
-    for where, count in places.items():
-        functions[_function_of(where)] += count
+    for place, count in places.items():
+        functions[_function_of(place.where)] += count
     if not functions:
         return NOT_APPLICABLE
     busiest = max(functions, key=lambda name: (functions[name], name))
-    lines = {where: count for where, count in places.items() if _function_of(where) == busiest}
-    return Spot(max(lines, key=lambda where: (lines[where], where)), functions[busiest] / samples)
+    lines = {place: count for place, count in places.items() if _function_of(place.where) == busiest}
+    line = max(lines, key=lambda place: (lines[place], place.where))
+    return Spot(line.where, functions[busiest] / samples, line.phase, line.is_loop)
 
 
 _SAVES = re.compile(r"(?:^|[^a-z])(?:ckpts?|checkpoints?|checkpointer|snapshots?)(?:$|[^a-z])", re.IGNORECASE)
@@ -237,9 +243,13 @@ class RankPhases:
     shares: Mapping[Phase, Share]
     parts: Mapping[DataPart, Share]
     where: str
+    newest: Phase
+    """The phase of that place."""
     sights: frozenset[Need]
     """The *_IN_STACK needs whose frames were in at least 5 % of the samples; a wrapper of the model
     (DDP, FSDP) or activation checkpointing: in one."""
+    autotunes: bool = False
+    """A compiler tries kernels out in most of the newest slice."""
     distinct: int = 0
     """Distinct stacks of the main thread in the newest slice."""
     unchanged_s: float = 0.0
@@ -294,17 +304,18 @@ class SliceLook:
     samples: int
     kinds: Mapping[tuple[Phase, DataPart | None], int]
     proofs: Mapping[Need, int]
-    where: str
+    where: StackPlace
+    autotunes: int
     waits: int
     """Samples at a queue, a lock or a future."""
     plain_waits: int
     """Those of them in no phase."""
-    handed: Mapping[str, int]
-    """Those of these that take what others hand over, by their place in words."""
-    spots: Mapping[tuple[Phase, str], int]
-    """All other samples by phase and place; a notebook at rest is in none."""
-    calls: Mapping[tuple[Phase, str], int]
-    """As ``RankPhases.calls_ratio``, by phase and place in words."""
+    handed: Mapping[StackPlace, int]
+    """Those of these that take what others hand over."""
+    spots: Mapping[StackPlace, int]
+    """All other samples by place; a notebook at rest is in none."""
+    calls: Mapping[StackPlace, int]
+    """As ``RankPhases.calls_ratio``, by place."""
     call_waits: int
     """Those of them that wait for a thread or an event."""
     hinted: int
@@ -342,33 +353,38 @@ def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
     return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
 
 
+_NOWHERE = StackPlace("", Phase.OTHER)
+
+
 def _look(taken: StackSlice) -> SliceLook:
     kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
     places: Counter[tuple[str, str, int]] = Counter()
-    wheres: Counter[str] = Counter()
+    wheres: Counter[StackPlace] = Counter()
     proofs: Counter[Need] = Counter()
-    handed: Counter[str] = Counter()
-    spots: Counter[tuple[Phase, str]] = Counter()
-    calls: Counter[tuple[Phase, str]] = Counter()
-    waits = plain_waits = hinted = resting = call_waits = 0
+    handed: Counter[StackPlace] = Counter()
+    spots: Counter[StackPlace] = Counter()
+    calls: Counter[StackPlace] = Counter()
+    waits = plain_waits = hinted = resting = call_waits = autotunes = 0
     stacks = main_stacks(taken)
     mine = {id(stack) for stack in stacks}
     beside = [stack for stack in taken.stacks if id(stack) not in mine]
     for stack, reading in zip(stacks, read_beside(stacks, beside), strict=True):
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
-        wheres[reading.where] += stack.samples
+        spot = reading.spot
+        wheres[spot] += stack.samples
+        autotunes += stack.samples if reading.phase is Phase.COMPILE and autotunes_in(stack.frames) else 0
         if waits_for_others(stack.frames):
             waits += stack.samples
             plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
         if rests_in_notebook(stack.frames):
             resting += stack.samples
         elif reading.phase is Phase.OTHER and receives(stack.frames):
-            handed[reading.where] += stack.samples
+            handed[spot] += stack.samples
         else:
-            spots[reading.phase, reading.where] += stack.samples
+            spots[spot] += stack.samples
             if _is_call(reading.phase, stack.frames):
-                calls[reading.phase, reading.where] += stack.samples
+                calls[spot] += stack.samples
                 call_waits += stack.samples if waits_for_others(stack.frames) else 0
         hinted += stack.samples if reading.by_name else 0
         for need in reading.needs:
@@ -377,7 +393,7 @@ def _look(taken: StackSlice) -> SliceLook:
         # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
         if Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
             proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
-    where = max(wheres.items(), key=lambda item: (item[1], item[0]))[0] if wheres else ""
+    where = max(wheres, key=lambda one: (wheres[one], one.where), default=_NOWHERE)
     distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
     return SliceLook(
         taken,
@@ -385,6 +401,7 @@ def _look(taken: StackSlice) -> SliceLook:
         dict(kinds),
         dict(proofs),
         where,
+        autotunes,
         waits,
         plain_waits,
         dict(handed),
@@ -447,20 +464,20 @@ def _loads_for_itself(looks: Sequence[SliceLook]) -> bool:
     return times >= MIN_REREADS
 
 
-def _name_place(look: SliceLook, *, loads_itself: bool) -> str:
-    """Return the place of a look in words, where reading is the wait for data."""
-    first, _, rest = look.where.partition(" ")
-    if loads_itself and first == Phase.LOAD.value and _READ in look.kinds:
-        return f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}"
+def _name_place(look: SliceLook, *, loads_itself: bool) -> StackPlace:
+    """Return the place of a look, where reading is the wait for data."""
+    if loads_itself and look.where.phase is Phase.LOAD and _READ in look.kinds:
+        rest = look.where.where.removeprefix(f"{Phase.LOAD.value} ")
+        return StackPlace(f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}", Phase.DATA_WAIT)
     return look.where
 
 
 def _find_spots(looks: Iterable[SliceLook], samples: int) -> Mapping[Phase, Spot]:
     """Return the busiest function of each phase."""
-    places: dict[Phase, Counter[str]] = {}
+    places: dict[Phase, Counter[StackPlace]] = {}
     for look in looks:
-        for (phase, where), count in look.spots.items():
-            places.setdefault(phase, Counter())[where] += count
+        for place, count in look.spots.items():
+            places.setdefault(place.phase, Counter())[place] += count
     found = {phase: find_spot(counts, samples) for phase, counts in places.items()}
     return {phase: spot for phase, spot in found.items() if is_known(spot)}
 
@@ -489,14 +506,13 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
             phases[phase] += count
             if part is not None:
                 parts[part] += count
-    handed: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    in_step = 0
+    handed: Counter[StackPlace] = Counter()
+    calls: Counter[StackPlace] = Counter()
     for look in kept:
         handed.update(look.handed)
-        for (phase, where), count in look.calls.items():
-            calls[where] += count
-            in_step += count if phase in TRAINING else 0
+        calls.update(look.calls)
+    in_step = sum(count for place, count in calls.items() if place.phase in TRAINING)
+    place = _name_place(newest, loads_itself=loads_itself)
     design = measure_design([look.kinds for look in kept])
     return RankPhases(
         pid=newest.taken.pid,
@@ -506,7 +522,9 @@ def _read_rank(looks: Sequence[SliceLook], now_ns: int) -> RankPhases:
         newest_age_s=max(0.0, (now_ns - newest.taken.ended_ns) / 1e9),
         shares={phase: share_of(count, samples, design) for phase, count in phases.items()},
         parts={part: share_of(count, samples, design) for part, count in parts.items()},
-        where=_name_place(newest, loads_itself=loads_itself),
+        where=place.where,
+        newest=place.phase,
+        autotunes=2 * newest.autotunes > newest.samples,
         sights=find_sights(proofs, samples),
         distinct=newest.distinct,
         unchanged_s=_lasted_s(

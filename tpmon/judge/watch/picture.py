@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
-from tpmon.judge.dumps.describe import StackWait
+from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.dumps.outlier import DumpScene, ThreadSeen, see_threads, set_scene
 from tpmon.judge.stacks.classify import is_library, is_native, is_users, last_name
@@ -16,6 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
 
 LEAST_ROUNDS = 3
 LEAST_SPAN_S = 4.0
@@ -215,15 +216,14 @@ def _kernel_ratio(same: Sequence[ThreadLook], used_ns: int) -> float:
     return min(1.0, max(0, ended_ns - begun_ns) / used_ns)
 
 
-_EXIT = "threads to end"
-_LOCK = "lock or queue"
-_TIMED_LOCK = "lock with a time-out"
-_INPUT = ("terminal input", "standard input")
-SLEEP = "sleep"
-"""The kernel's word for a sleep."""
 _IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
-_IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe", "FIFO", "connection")
-_CHILD = "child process"
+_IO_WAITS = IO | PIPES | {WaitReason.CONNECTION}
+_IDLE_CALLS = (
+    LibraryCall.QUEUE_GET,
+    LibraryCall.PROCESS_POOL,
+    LibraryCall.IDLE_THREAD,
+    LibraryCall.IDLE_PROCESS,
+)
 _RAY_LOOP = "ray/_private/worker.py"
 
 
@@ -281,23 +281,18 @@ def waits_for_gil(seen: ThreadSeen, picture: Picture) -> bool:
         return seen.thread.state != "R" and picture.rests(seen)
     trait = picture.trait_of(seen)
     ticks = trait is None or trait.used_s <= TICKS_RATIO * picture.seconds
-    return ticks and (_waits(seen, _TIMED_LOCK) or seen.thread.state == "R")
-
-
-def _waits(seen: ThreadSeen, *words: str) -> bool:
-    waits = seen.thread.waits_for
-    return is_known(waits) and any(word in waits for word in words)
+    return ticks and (is_wait(seen.thread.waits_for, WaitReason.TIMED_LOCK) or seen.thread.state == "R")
 
 
 def sleeps(seen: ThreadSeen) -> bool:
     """Tell whether a thread sleeps for a time that it chose itself."""
-    return _waits(seen, SLEEP)
+    return is_wait(seen.thread.waits_for, WaitReason.SLEEP)
 
 
 def _reads_input(seen: ThreadSeen) -> bool:
     target = seen.thread.waits_on
     fd = is_known(target) and target.fd == 0
-    return fd or _waits(seen, *_INPUT) or seen.doing.phase is Phase.INPUT
+    return fd or is_wait_in(seen.thread.waits_for, INPUTS) or seen.doing.phase is Phase.INPUT
 
 
 def find_stance(seen: ThreadSeen, picture: Picture) -> Stance:
@@ -317,10 +312,10 @@ def find_stance(seen: ThreadSeen, picture: Picture) -> Stance:
     if has_no_task(seen, picture):
         return Stance.NO_TASK
     by_place = {
-        StackWait.RANKS: Stance.RANKS,
-        StackWait.BATCH: Stance.BATCH,
-        StackWait.WORK: Stance.WORK,
-        StackWait.DEVICE: Stance.DEVICE,
+        WaitReason.COLLECTIVE: Stance.RANKS,
+        WaitReason.BATCH: Stance.BATCH,
+        WaitReason.WORK: Stance.WORK,
+        WaitReason.DEVICE: Stance.DEVICE,
     }
     if seen.doing.wait in by_place:
         return by_place[seen.doing.wait]
@@ -332,19 +327,19 @@ def find_stance(seen: ThreadSeen, picture: Picture) -> Stance:
 def _find_rest(seen: ThreadSeen) -> Stance:
     """Say what keeps a thread that rests at a place that does not tell."""
     target = seen.thread.waits_on
-    if _EXIT in seen.doing.text:
+    if seen.doing.call is LibraryCall.EXIT:
         return Stance.EXIT
     if sleeps(seen):
         return Stance.TIMED
     if is_known(target) and target.kind in (WaitKind.LOCK, WaitKind.THREAD):
         return Stance.LOCK
-    if _waits(seen, _CHILD):
+    if is_wait(seen.thread.waits_for, WaitReason.CHILD):
         return Stance.CHILD
     if is_known(target) and target.kind in _IO_KINDS:
         return Stance.LOCK if target.call in ("flock", "fcntl") else Stance.IO
-    if seen.thread.state == "D" or _waits(seen, *_IO_WORDS):
+    if seen.thread.state == "D" or is_wait_in(seen.thread.waits_for, _IO_WAITS):
         return Stance.IO
-    return Stance.LOCK if _waits(seen, _LOCK) else Stance.TIMED
+    return Stance.LOCK if is_wait(seen.thread.waits_for, WaitReason.LOCK) else Stance.TIMED
 
 
 def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
@@ -362,5 +357,4 @@ def is_idle(seen: ThreadSeen, picture: Picture) -> bool:
     stance = find_stance(seen, picture)
     if stance in (Stance.WORK, Stance.BATCH):
         return True
-    asks = any(word in seen.doing.text for word in ("queue.get", "process pool", "idle executor"))
-    return seen.thread.role is not Role.RANK and asks and picture.rests(seen)
+    return seen.thread.role is not Role.RANK and seen.doing.call in _IDLE_CALLS and picture.rests(seen)

@@ -46,7 +46,7 @@ _ENGINE = (
     _QUEUE,
 )
 """Where vLLM's engine is without a request; its steps run below the same loop."""
-_TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
+TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
 ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
 """Stances of who has asked another for something, or waits to be asked."""
 _CLIENTS = re.compile(
@@ -163,7 +163,7 @@ def _trains(frames: Sequence[StackFrame], *, files: bool) -> bool:
     if frames and read_stack(frames).phase in TRAINING:
         return True
     return any(
-        _TRAIN.search(last_name(one.function)) is not None
-        or (files and is_users(one) and _TRAIN.search(one.file.rpartition("/")[2]) is not None)
+        TRAIN.search(last_name(one.function)) is not None
+        or (files and is_users(one) and TRAIN.search(one.file.rpartition("/")[2]) is not None)
         for one in frames
     )

@@ -20,10 +20,11 @@ from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
-from tpmon.model.process import ON_A_CPU, ProcessSample, Role, ThreadKind
+from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.results.collectives import Collectives
 from tpmon.model.stacks import StackSlice
 from tpmon.model.text.job_words import say_stop
+from tpmon.model.waits import WaitReason, is_wait_in
 
 STOPPED_S = 4.0
 """A debugger or a look at the stacks stops a process for less."""
@@ -78,7 +79,7 @@ MOVED_DEMAND = 0.05
 MOVED_SINCE_S = 1.5
 """A rank that moved so long after the first look of a picture is not where the picture shows it."""
 
-_TICKING = ("lock with a time-out", "sleep")
+_TICKING = frozenset((WaitReason.TIMED_LOCK, WaitReason.SLEEP, WaitReason.RUNNING))
 """Waits that a loop begins again and again: a younger one than the newest stack is the same loop still."""
 
 MOST_AGE_S = 366 * 86_400.0
@@ -280,10 +281,10 @@ def _note_rank(
         before = RankMemory(process.pid, process.start_ticks, begun_ns=frame.taken_ns)
     unchanged = process.waits_unchanged_s
     rests = process.state != "R" and is_known(unchanged)
-    words = process.waits_for
+    wait = process.waits_for
     # "running" in state S: it woke up while it was read, as who asks for a lock 200 times a second does. What
     # it waits for is not told then, so that it is no new wait, and no end of the pause before it.
-    ticks = not rests or (is_known(words) and (words.startswith(_TICKING) or words == ON_A_CPU))
+    ticks = not rests or is_wait_in(wait, _TICKING)
     wait_ns, moved_ns = 0, before.moved_ns
     # The first readings have no rates: a wait that is as old as they are was not seen to begin.
     first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)

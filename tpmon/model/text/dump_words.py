@@ -10,6 +10,7 @@ from tpmon.model.dump import Dump, DumpThread, Motion, OtherEnd, StackGroup, Wai
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_seconds
+from tpmon.model.waits import QUEUES, WaitReason, describe_wait
 
 WORTH_SAYING_PCT = 5
 """Less of a core than this is noise in a look of some seconds."""
@@ -165,16 +166,17 @@ def say_wait(thread: DumpThread) -> str:
         return f"frozen by control group {thread.frozen.group}"
     if thread.state in "Tt":
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
-    loader = is_known(thread.waits_for) and thread.waits_for.endswith("(loader queue)")
+    loader = is_known(thread.waits_for) and thread.waits_for.reason in QUEUES
     if is_known(thread.waits_on) and not loader:
         return say_target(thread.waits_on) + _say_fifo(thread, thread.waits_on)
     if not is_known(thread.waits_for):
         return "in uninterruptible sleep" if thread.state == "D" else ""
-    return "running" if thread.waits_for == "running" else f"waits for: {thread.waits_for}"
+    words = describe_wait(thread.waits_for)
+    return words if thread.waits_for.reason is WaitReason.RUNNING else f"waits for: {words}"
 
 
 def _say_fifo(thread: DumpThread, target: WaitTarget) -> str:
-    fifo = is_known(thread.waits_for) and thread.waits_for.startswith("FIFO")
+    fifo = is_known(thread.waits_for) and thread.waits_for.reason is WaitReason.FIFO
     return ", a FIFO that nobody else has open" if fifo and not is_known(target.others) else ""
 
 

@@ -13,6 +13,7 @@ from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import EnvironmentSetting, ProcessSample, Role
 from tpmon.model.units import count_of, format_bytes, format_moment, format_pct, format_rate, format_seconds
 from tpmon.model.verdict import Evidence, Finding, Kind, SinceIs, pick_code
+from tpmon.model.waits import WaitReason, describe_wait
 
 
 def say_stop(process: ProcessSample) -> str:
@@ -20,7 +21,7 @@ def say_stop(process: ProcessSample) -> str:
 
     A frozen process may be stopped by a signal as well: the freezer is said, SIGCONT alone does nothing then.
     """
-    frozen, tracer, words = process.frozen, process.tracer, process.waits_for
+    frozen, tracer, wait = process.frozen, process.tracer, process.waits_for
     if is_known(frozen):
         return f"frozen by control group {frozen.group}"
     if process.state == "T":
@@ -30,7 +31,7 @@ def say_stop(process: ProcessSample) -> str:
             f"held by a debugger, {tracer.name} ({tracer.pid})" if is_known(tracer) else "held by a debugger"
         )
     # The kernel's own word, where the control group itself cannot be seen.
-    return words if is_known(words) and words.startswith("frozen") else ""
+    return describe_wait(wait) if is_known(wait) and wait.reason is WaitReason.FROZEN else ""
 
 
 def say_job_stop(frame: Frame) -> str:

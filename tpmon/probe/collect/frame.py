@@ -11,6 +11,7 @@ from tpmon.model.gpu import GpuSample, find_used
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadKind
+from tpmon.model.waits import describe_wait
 from tpmon.probe.collect.processes import Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
@@ -188,7 +189,7 @@ def make_rank_rows(
                 local_rank=process.local_rank,
                 pid=process.pid,
                 gpu=gpu,
-                where=process.waits_for,
+                where=map_known(describe_wait, process.waits_for),
                 where_unchanged_s=process.waits_unchanged_s,
                 step=no_step,
                 step_age_s=no_step,

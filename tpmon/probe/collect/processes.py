@@ -15,6 +15,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.clean import name_failure
 from tpmon.model.text.redaction import admit_text
+from tpmon.model.waits import RUNNING, Wait
 from tpmon.probe.base.procread import has_ended, read_apart, read_stat
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.leaderless import LeftThread, find_left
@@ -33,7 +34,7 @@ from tpmon.probe.proc.files import (
     read_shares,
 )
 from tpmon.probe.proc.threads import NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
-from tpmon.probe.proc.wchan import ON_CPU, RUNNING, Syscall, describe_wait, parse_syscall
+from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class ProcessReading:
     threads: ThreadReading
     wchan: Known[str]
     syscall: Known[str]
-    waits_for: Known[str]
+    waits_for: Known[Wait]
     waits_unchanged_s: Known[float]
     taken_ns: int
     state: str
@@ -183,8 +184,8 @@ class _Optional:
 
 def _parse_wait(
     state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role
-) -> tuple[Known[str], Known[str], Known[str]]:
-    """Return wchan, the number of the system call, and both in words."""
+) -> tuple[Known[str], Known[str], Known[Wait]]:
+    """Return wchan, the number of the system call, and what both tell."""
     wchan: Known[str]
     if isinstance(raw, Missing):
         wchan = raw
@@ -199,13 +200,13 @@ def _parse_wait(
         except ValueError:
             call = Missing("the kernel's text did not parse")
     number: Known[str] = str(call.number) if is_known(call) else call
-    return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
+    return wchan, number, read_wait(state, wchan, call, role, _MACHINE)
 
 
-def _parse_left(left: LeftThread, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+def _parse_left(left: LeftThread, role: Role) -> tuple[Known[str], Known[str], Known[Wait]]:
     """Return the waits of the thread that keeps a process without its first one, as ``_parse_wait`` does."""
-    wchan, number, words = _parse_wait(left.state, left.wchan, left.call, role)
-    return wchan, number, left.stuck or words
+    wchan, number, wait = _parse_wait(left.state, left.wchan, left.call, role)
+    return wchan, number, left.stuck or wait
 
 
 def parse_allowed_cpus(raw: bytes) -> str:
@@ -255,15 +256,15 @@ class ProcessProbe:
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
-        self._waits: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
-        self._parsed_wait: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._waits: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._parsed_wait: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._looks = pid
         self._old: tuple[Stat, Known[Io], int] | None = None
         self._proc = proc
         self._loop_tid = pid
         self._loop_stat: _Optional | None = None
         """State of the thread that is followed, where it is not the first."""
-        self._wait: tuple[Known[str], int] | None = None
+        self._wait: tuple[Wait, int] | None = None
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -369,7 +370,7 @@ class ProcessProbe:
         state = raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
         return stat.state if state in "ZX" else state  # the thread ends, not the process
 
-    def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+    def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[Wait]]:
         if state == "R":
             return ON_CPU, ON_CPU, RUNNING
         raw, raw_call = self._wchan.read(), self._syscall.read()
@@ -378,7 +379,7 @@ class ProcessProbe:
             self._parsed_wait = _parse_wait(state, raw, raw_call, role)
         return self._parsed_wait
 
-    def _unchanged_s(self, waits_for: Known[str], threads: ThreadReading, taken_ns: int) -> Known[float]:
+    def _unchanged_s(self, waits_for: Known[Wait], threads: ThreadReading, taken_ns: int) -> Known[float]:
         if not is_known(waits_for):
             self._wait = None
             return waits_for

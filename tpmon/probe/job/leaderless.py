@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import CANNOT_END, MAY_END
 from tpmon.model.text.redaction import admit_text
+from tpmon.model.waits import Wait, WaitReason, describe_wait
 from tpmon.probe.base.procread import (
     PROC,
     StatLine,
@@ -26,18 +26,21 @@ from tpmon.probe.base.procread import (
     read_stat,
 )
 from tpmon.probe.job.facts import Facts, read_all_facts
+from tpmon.probe.proc.wchan import is_in_driver
 
 _MOST_THREADS = 512
 _MOST_FILES = 4096
 _PF_EXITING = 0x4  # include/linux/sched.h
 _CARD = "/dev/nvidia"
+_MAY_END = "killed or ended"
+"""How a process comes to its end where nothing says it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftThread:
     """Hold the thread that keeps a process whose first thread has ended: one that is stuck goes first.
 
-    ``stuck`` says in words that the process was to end and this thread has not; "" where it does not sleep.
+    ``stuck`` tells that the process was to end and this thread has not; None where it does not sleep.
     """
 
     tid: int
@@ -45,13 +48,15 @@ class LeftThread:
     wchan: Known[bytes]
     call: Known[bytes]
     is_ending: bool
-    stuck: str
+    stuck: Wait | None
 
     @property
     def words(self) -> str:
         """Say why the process lives."""
         goes_on = "is just ending" if self.is_ending else "goes on"
-        return self.stuck or f"its main thread has ended; thread {self.tid} {goes_on}"
+        if self.stuck is not None:
+            return describe_wait(self.stuck)
+        return f"its main thread has ended; thread {self.tid} {goes_on}"
 
 
 def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | None:
@@ -72,7 +77,7 @@ def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | Non
     folder = f"{proc}/{pid}/task/{tid}"
     wchan = _read(f"{folder}/wchan")
     how = _why_ending(stat, folder)
-    stuck = _say_stuck(how, tid, wchan, folder) if how and states[tid] == "D" else ""
+    stuck = _tell_stuck(how, tid, wchan, folder) if how and states[tid] == "D" else None
     return LeftThread(tid, states[tid], wchan, _read(f"{folder}/syscall"), bool(how), stuck)
 
 
@@ -121,7 +126,7 @@ def _why_ending(stat: StatLine, folder: str) -> str:
     # 0 is what those read who may not see it, and what a process that ended well leaves.
     if stat.wait_status & 0x7F:
         return "killed"
-    return f"exit {stat.wait_status >> 8}" if stat.wait_status else MAY_END
+    return f"exit {stat.wait_status >> 8}" if stat.wait_status else _MAY_END
 
 
 def _read_status(folder: str) -> bytes:
@@ -131,12 +136,16 @@ def _read_status(folder: str) -> bytes:
         return b""  # it ended meanwhile
 
 
-def _say_stuck(how: str, tid: int, wchan: Known[bytes], folder: str) -> str:
-    """Say which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
+def _tell_stuck(how: str, tid: int, wchan: Known[bytes], folder: str) -> Wait:
+    """Tell which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
     named = admit_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
-    verb = "still" if how == MAY_END else "stuck"
+    driver, verb, reason = is_in_driver(named), "stuck", WaitReason.KILLED
+    if how == _MAY_END:
+        verb, reason = "still", WaitReason.ENDING_IN_DRIVER if driver else WaitReason.ENDING
+    elif driver:
+        reason = WaitReason.KILLED_IN_DRIVER
     cards = " and holds its cards" if _holds_cards(folder) else ""
-    return f"{how}{CANNOT_END}{tid} is {verb} in {named or 'the kernel'} (D){cards}"
+    return Wait(reason, f"{how}, but thread {tid} is {verb} in {named or 'the kernel'} (D){cards}")
 
 
 def _holds_cards(folder: str) -> bool:

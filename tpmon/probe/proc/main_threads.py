@@ -1,7 +1,7 @@
 """Look often at what each rank's main thread does: running, waiting for a batch, a lock, a disk.
 
 Sources: /proc/PID/task/PID/syscall, and where that does not decide, stat and wchan, on cached
-descriptors, in words by ``waits``. Stacks say where a thread is; these looks are cheaper, so they
+descriptors, told by ``waits``. Stacks say where a thread is; these looks are cheaper, so they
 come more often, and they see what a stack does not: whether it runs, and what lock it waits for.
 """
 
@@ -22,9 +22,10 @@ from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.clean import name_failure
+from tpmon.model.waits import FILES, INPUTS, SOCKETS, WaitReason
 from tpmon.probe.base.deadline import Pace
 from tpmon.probe.proc.files import ProcFile
-from tpmon.probe.proc.wchan import RUNNING, Syscall, describe_wait, parse_syscall
+from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 MOST_HZ = 10.0
 LEAST_HZ = 2.5
@@ -56,25 +57,12 @@ class MainThreadDoing(Enum):
     OTHER = "other"
 
 
-_OF_WORDS = {
-    RUNNING: MainThreadDoing.RUNNING,
-    "a batch (loader queue)": MainThreadDoing.BATCH_WAIT,
-    "lock with a time-out (futex)": MainThreadDoing.TIMED_LOCK,
-    "lock or queue (futex)": MainThreadDoing.LOCK,
-    "FUSE file system": MainThreadDoing.IO,
-    "NFS": MainThreadDoing.IO,
-    "Ceph file system": MainThreadDoing.IO,
-    "Lustre file system": MainThreadDoing.IO,
-    "page from disk": MainThreadDoing.IO,
-    "direct disk read": MainThreadDoing.IO,
-    "disk": MainThreadDoing.IO,
-    "file system journal": MainThreadDoing.IO,
-    "unix socket": MainThreadDoing.IO,
-    "socket receive": MainThreadDoing.IO,
-    "socket or tty": MainThreadDoing.IO,
-    "TCP socket": MainThreadDoing.IO,
-    "connection": MainThreadDoing.IO,
-    "socket send": MainThreadDoing.IO,
+_OF_REASON = {
+    WaitReason.RUNNING: MainThreadDoing.RUNNING,
+    WaitReason.BATCH: MainThreadDoing.BATCH_WAIT,
+    WaitReason.TIMED_LOCK: MainThreadDoing.TIMED_LOCK,
+    WaitReason.LOCK: MainThreadDoing.LOCK,
+    **dict.fromkeys(FILES | (SOCKETS - INPUTS) | {WaitReason.CONNECTION}, MainThreadDoing.IO),
 }
 
 
@@ -99,8 +87,8 @@ def classify_look(
     """Say what one look found. Pure."""
     if state == "D":
         return MainThreadDoing.IO
-    words = describe_wait(state, wchan, call, Role.RANK, machine)
-    return _OF_WORDS.get(words, MainThreadDoing.OTHER) if is_known(words) else MainThreadDoing.OTHER
+    wait = read_wait(state, wchan, call, Role.RANK, machine)
+    return _OF_REASON.get(wait.reason, MainThreadDoing.OTHER) if is_known(wait) else MainThreadDoing.OTHER
 
 
 def pick_rate(ranks: int, pace: Pace) -> float:

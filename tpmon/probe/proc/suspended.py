@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, NotApplicable, is_known
-from tpmon.model.process import FROZEN, Freezer, Identity, MainThreadSample, ProcessSample, Role, Tracer
+from tpmon.model.process import Freezer, Identity, MainThreadSample, ProcessSample, Role, Tracer
 from tpmon.model.text.redaction import admit_text
+from tpmon.model.waits import FROZEN
 from tpmon.probe.base.cgroup_tree import (
     NOT_USED,
     V2,

@@ -16,6 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
+from tpmon.model.waits import QUEUES, Wait, WaitReason
 from tpmon.probe.base.procread import PROC, each_process, read_file
 from tpmon.probe.proc.peers import MOST_ENDS, OtherEnds
 from tpmon.probe.proc.syscall import (
@@ -142,7 +143,7 @@ def find_lock_holders(pid: int, fd: int, proc: str = PROC) -> Known[tuple[int, .
     return pick_holders(locks, pid, inode)
 
 
-_FIFO_WAITS = ("pipe read", "pipe write", "FIFO")
+_FIFO_WAITS = (WaitReason.PIPE_READ, WaitReason.PIPE_WRITE, WaitReason.FIFO)
 _MOST_FOLLOWED = 16
 """Descriptors of one call whose other end is looked for."""
 _NOUNS = {
@@ -160,7 +161,7 @@ class Waiter:
     pid: int
     tid: int
     call: Known[Syscall]
-    waits_for: Known[str]
+    waits_for: Known[Wait]
     machine: str
     proc: str = PROC
 
@@ -243,7 +244,7 @@ def _find_others_of_file(
 
 def _is_fifo_wait(waiter: Waiter) -> bool:
     """Tell whether a file is a FIFO, by the kernel function that waits on it: no file is touched for it."""
-    return is_known(waiter.waits_for) and waiter.waits_for.startswith(_FIFO_WAITS)
+    return is_known(waiter.waits_for) and waiter.waits_for.reason in _FIFO_WAITS
 
 
 def _follow(
@@ -253,7 +254,7 @@ def _follow(
     kind = _kind_of(link)
     if kind is WaitKind.PIPE:
         # Who feeds a loader queue is known by the parts of the job; looking for it costs a scan.
-        if is_known(waiter.waits_for) and waiter.waits_for.endswith("(loader queue)"):
+        if is_known(waiter.waits_for) and waiter.waits_for.reason in QUEUES:
             return kind, NOT_APPLICABLE, NOT_APPLICABLE
         return kind, NOT_APPLICABLE, ends.find_pipe(waiter.pid, fd, link)
     if kind is WaitKind.SOCKET:

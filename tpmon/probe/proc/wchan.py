@@ -1,4 +1,4 @@
-"""Say in words what a thread waits for, from its state, kernel function and system call. Pure.
+"""Tell what a thread waits for, from its state, kernel function and system call. Pure.
 
 Kernel function names differ by version (futex_do_wait, futex_wait_queue), so prefixes are
 matched. System call numbers are those of x86-64 and arm64.
@@ -6,16 +6,18 @@ matched. System call numbers are those of x86-64 and arm64.
 
 from __future__ import annotations
 
+import re
+
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import FROZEN, ON_A_CPU, Role
+from tpmon.model.process import Role
+from tpmon.model.waits import RUNNING, Wait, WaitReason
 
-RUNNING = ON_A_CPU
-ON_CPU = Missing(RUNNING)
+ON_CPU = Missing("running")
 """What the kernel says of the wait and the call of a thread that runs."""
 LOADER_POLL_MS = 5000
 """MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
-_LOADER_WAITS = {Role.RANK: "a batch (loader queue)", Role.WORKER: "work from its rank (loader queue)"}
+_LOADER_WAITS = {Role.RANK: WaitReason.BATCH, Role.WORKER: WaitReason.WORK}
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _READ_NUMBERS = {"x86_64": 0, "aarch64": 63}
 _POLL_NUMBERS = {"x86_64": 7, "aarch64": 73}
@@ -46,60 +48,65 @@ def parse_syscall(raw: bytes) -> Known[Syscall]:
 
 
 _BY_PREFIX = (
-    ("request_wait_answer", "FUSE file system"),
-    ("fuse_", "FUSE file system"),
-    ("nfs", "NFS"),
-    ("rpc_", "NFS"),
-    ("ceph_", "Ceph file system"),
-    ("ll_", "Lustre file system"),
-    ("cl_", "Lustre file system"),
-    ("folio_wait", "page from disk"),
-    ("wait_on_page", "page from disk"),
-    ("iomap_dio", "direct disk read"),
-    ("__iomap_dio", "direct disk read"),
-    ("blkdev_", "disk"),
-    ("io_schedule", "disk"),
-    ("jbd2", "file system journal"),
-    ("anon_pipe_read", "pipe read"),
-    ("pipe_read", "pipe read"),
-    ("pipe_wait_read", "pipe read"),
-    ("anon_pipe_write", "pipe write (full)"),
-    ("pipe_write", "pipe write (full)"),
-    ("wait_for_partner", "FIFO without a partner"),
-    ("unix_stream", "unix socket"),
-    ("unix_", "unix socket"),
-    ("sk_wait_data", "socket receive"),
-    ("wait_woken", "socket or tty"),
-    ("tcp_", "TCP socket"),
-    ("inet_csk_accept", "connection"),
-    ("sk_stream_wait", "socket send"),
-    ("hrtimer_nanosleep", "sleep"),
-    ("do_nanosleep", "sleep"),
-    ("do_wait", "child process"),
-    ("ep_poll", "epoll"),
-    ("do_epoll_wait", "epoll"),
-    ("do_sys_poll", "poll"),
-    ("poll_schedule", "poll"),
-    ("do_select", "select"),
-    ("n_tty_read", "terminal input"),
-    ("do_signal_stop", "stopped by a signal"),
-    ("ptrace_stop", "stopped by a debugger"),
-    ("do_sigtimedwait", "signal"),
-    ("sigsuspend", "signal"),
-    ("__do_sys_pause", "signal"),
-    ("sys_pause", "signal"),
-    ("do_freezer_trap", FROZEN),
-    ("cgroup_freez", FROZEN),
-    ("__refrigerator", "frozen"),
+    ("request_wait_answer", WaitReason.FUSE),
+    ("fuse_", WaitReason.FUSE),
+    ("nfs", WaitReason.NFS),
+    ("rpc_", WaitReason.NFS),
+    ("ceph_", WaitReason.CEPH),
+    ("ll_", WaitReason.LUSTRE),
+    ("cl_", WaitReason.LUSTRE),
+    ("folio_wait", WaitReason.PAGE),
+    ("wait_on_page", WaitReason.PAGE),
+    ("iomap_dio", WaitReason.DIRECT_READ),
+    ("__iomap_dio", WaitReason.DIRECT_READ),
+    ("blkdev_", WaitReason.DISK),
+    ("io_schedule", WaitReason.DISK),
+    ("jbd2", WaitReason.JOURNAL),
+    ("anon_pipe_read", WaitReason.PIPE_READ),
+    ("pipe_read", WaitReason.PIPE_READ),
+    ("pipe_wait_read", WaitReason.PIPE_READ),
+    ("anon_pipe_write", WaitReason.PIPE_WRITE),
+    ("pipe_write", WaitReason.PIPE_WRITE),
+    ("wait_for_partner", WaitReason.FIFO),
+    ("unix_stream", WaitReason.UNIX_SOCKET),
+    ("unix_", WaitReason.UNIX_SOCKET),
+    ("sk_wait_data", WaitReason.SOCKET_RECEIVE),
+    ("wait_woken", WaitReason.SOCKET_OR_TTY),
+    ("tcp_", WaitReason.TCP),
+    ("inet_csk_accept", WaitReason.CONNECTION),
+    ("sk_stream_wait", WaitReason.SOCKET_SEND),
+    ("hrtimer_nanosleep", WaitReason.SLEEP),
+    ("do_nanosleep", WaitReason.SLEEP),
+    ("do_wait", WaitReason.CHILD),
+    ("ep_poll", WaitReason.EPOLL),
+    ("do_epoll_wait", WaitReason.EPOLL),
+    ("do_sys_poll", WaitReason.POLL),
+    ("poll_schedule", WaitReason.POLL),
+    ("do_select", WaitReason.SELECT),
+    ("n_tty_read", WaitReason.TERMINAL),
+    ("do_signal_stop", WaitReason.STOPPED),
+    ("ptrace_stop", WaitReason.TRACED),
+    ("do_sigtimedwait", WaitReason.SIGNAL),
+    ("sigsuspend", WaitReason.SIGNAL),
+    ("__do_sys_pause", WaitReason.SIGNAL),
+    ("sys_pause", WaitReason.SIGNAL),
+    ("do_freezer_trap", WaitReason.FROZEN),
+    ("cgroup_freez", WaitReason.FROZEN),
 )
 
 
 _INPUTS = {
-    "pipe read": "standard input (pipe)",
-    "unix socket": "standard input (socket)",
-    "socket or tty": "terminal input",
+    WaitReason.PIPE_READ: WaitReason.INPUT_PIPE,
+    WaitReason.UNIX_SOCKET: WaitReason.INPUT_SOCKET,
+    WaitReason.SOCKET_OR_TTY: WaitReason.TERMINAL,
 }
 """Waits that a read of descriptor 0 makes one for input; nobody gives a training a TCP socket for it."""
+
+
+_FILE_LOCKS = re.compile(r"lock_inode_wait|lock_file_wait|fcntl_setlk")
+"""Kernel functions in which flock and fcntl wait for a lock on a file."""
+_DRIVERS = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
+"""Those of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
 
 
 def _is_call(call: Known[Syscall], numbers: dict[str, int], machine: str) -> bool:
@@ -110,36 +117,41 @@ def _reads_stdin(call: Known[Syscall], machine: str) -> bool:
     return _is_call(call, _READ_NUMBERS, machine) and is_known(call) and call.arguments[:1] == (0,)
 
 
-def _describe_futex(call: Known[Syscall]) -> str:
+def _tell_futex(call: Known[Syscall]) -> WaitReason:
     if not is_known(call) or len(call.arguments) < 4:
-        return "lock or queue (futex)"
-    return "lock or queue (futex)" if call.arguments[3] == 0 else "lock with a time-out (futex)"
+        return WaitReason.LOCK
+    return WaitReason.LOCK if call.arguments[3] == 0 else WaitReason.TIMED_LOCK
 
 
-def _describe_poll(call: Known[Syscall], role: Role, machine: str) -> str:
+def _tell_poll(call: Known[Syscall], role: Role, machine: str) -> WaitReason:
     if _is_call(call, _POLL_NUMBERS, machine) and is_known(call) and len(call.arguments) >= 3:
         watched, timeout_ms = call.arguments[1], call.arguments[2]
         if machine == "x86_64" and watched == 1 and timeout_ms == LOADER_POLL_MS:
-            return _LOADER_WAITS.get(role, "poll")
-    return "poll"
+            return _LOADER_WAITS.get(role, WaitReason.POLL)
+    return WaitReason.POLL
 
 
-def describe_wait(
-    state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str
-) -> Known[str]:
-    """Say what a thread waits for: "running", "a batch (loader queue)", "page from disk".
+_OF_STATE = {
+    "R": RUNNING,
+    "Z": Wait(WaitReason.ZOMBIE),
+    "t": Wait(WaitReason.TRACED),
+    "T": Wait(WaitReason.STOPPED),
+}
 
-    Unknown kernel functions are returned by their own name. Missing where the kernel hides
-    wchan ("0" for another user's process).
+
+def is_in_driver(wchan: str) -> bool:
+    """Tell whether a kernel function is of the driver of a card."""
+    return _DRIVERS.search(wchan) is not None
+
+
+def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str) -> Known[Wait]:
+    """Tell what a thread waits for: a batch, a lock, a page of a file.
+
+    Unknown kernel functions are kept by their own name. Missing where the kernel hides wchan ("0" for
+    another user's process).
     """
-    if state == "R":
-        return RUNNING
-    if state == "Z":
-        return "zombie: ended, not reaped by its parent"
-    if state == "t":
-        return "stopped by a debugger"
-    if state == "T":
-        return "stopped by a signal"
+    if state in _OF_STATE:
+        return _OF_STATE[state]
     if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "") or wchan.startswith("futex")):
         # It woke up between the reading of its state and of its wait. Which lock that was, with a time-out or
         # without one, its call would have told.
@@ -149,12 +161,16 @@ def describe_wait(
     if wchan in ("0", ""):
         return Missing("the kernel does not say (wchan is 0)")
     if wchan.startswith("futex"):
-        return _describe_futex(call)
-    for prefix, words in _BY_PREFIX:
+        return Wait(_tell_futex(call))
+    for prefix, reason in _BY_PREFIX:
         if wchan.startswith(prefix):
-            if words in _INPUTS and role is Role.RANK and _reads_stdin(call, machine):
-                return _INPUTS[words]
-            return _describe_poll(call, role, machine) if words == "poll" else words
+            if reason in _INPUTS and role is Role.RANK and _reads_stdin(call, machine):
+                return Wait(_INPUTS[reason])
+            return Wait(_tell_poll(call, role, machine) if reason is WaitReason.POLL else reason)
+    if wchan.startswith("__refrigerator"):
+        return Wait(WaitReason.FROZEN, "frozen")
     if _is_call(call, _FUTEX_NUMBERS, machine):
-        return _describe_futex(call)
-    return wchan
+        return Wait(_tell_futex(call))
+    if _FILE_LOCKS.search(wchan):
+        return Wait(WaitReason.FILE_LOCK, wchan)
+    return Wait(WaitReason.DRIVER if is_in_driver(wchan) else WaitReason.OTHER, wchan)

@@ -9,9 +9,10 @@ from dataclasses import replace
 from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.process import FROZEN, Role, ThreadKind
+from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.waits import FROZEN, RUNNING
 from tpmon.probe.base.procread import PROC, TICKS_PER_S, StatLine, parse_stat, read_file
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
@@ -21,7 +22,7 @@ from tpmon.probe.proc.peers import OtherEnds
 from tpmon.probe.proc.syscall import name_call
 from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target
-from tpmon.probe.proc.wchan import ON_CPU, Syscall, describe_wait, parse_syscall
+from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
 from tpmon.probe.spy.text import DumpedStack, is_torn
 
 MOST_NATIVE = 64
@@ -145,7 +146,7 @@ class _Reader:
         call = _read_call(folder)
         wchan = _read_wchan(folder)
         run_ns, delay_ns = _read_times(folder)
-        waits_for = describe_wait(stat.state, wchan, call, self.role, self.machine)
+        waits_for = read_wait(stat.state, wchan, call, self.role, self.machine)
         if self.frozen:
             waits_for = FROZEN
         waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
@@ -197,7 +198,7 @@ class _Reader:
             state=stat.state,
             wchan=_read_wchan(folder) if self.waits else _NOT_READ,
             call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
-            waits_for="running" if stat.state == "R" else _NOT_READ,
+            waits_for=RUNNING if stat.state == "R" else _NOT_READ,
             waits_on=NOT_APPLICABLE,
             run_ns=run_ns,
             delay_ns=delay_ns,

@@ -8,7 +8,6 @@ dear to look at (thousands of mappings) is looked at less.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import field
 from enum import Enum
@@ -16,6 +15,7 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.model.waits import LOCKS, RUNNING, WaitReason
 from tpmon.probe.base.deadline import Pace
 
 BUDGET_MS_PER_S = 8.0
@@ -63,8 +63,8 @@ RETRIES_S = (1.0, 3.0, 10.0)
 HELD_S = 5.0
 """Whether another tracer is gone is asked again so soon; asking costs nothing."""
 _LONGEST_WAIT_S = 60.0
-_SLEEPS = re.compile(r"futex|^sleep$")
-"""Waits of a worker, in words, of which its stacks tell the reason."""
+_SLEEPS = LOCKS | {WaitReason.SLEEP}
+"""Waits of a worker of which its stacks tell the reason."""
 
 
 class SubjectKind(Enum):
@@ -91,7 +91,7 @@ def find_working_worker(processes: Iterable[ProcessSample]) -> list[SpySubject]:
     workers = [one for one in processes if one.role is Role.WORKER and is_known(one.runnable)]
     best = max(workers, key=lambda one: known_or(one.runnable, 0.0), default=None)
     if best is None or known_or(best.runnable, 0.0) < WORKING_DEMAND:
-        best = next((one for one in workers if _SLEEPS.search(known_or(one.waits_for, ""))), None)
+        best = next((one for one in workers if known_or(one.waits_for, RUNNING).reason in _SLEEPS), None)
     return (
         [] if best is None else [SpySubject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
     )

@@ -9,6 +9,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
 from tpmon.model.units import format_bytes, format_moment, format_rate, format_seconds, say_bytes_s, say_pct
+from tpmon.model.waits import describe_wait
 from tpmon.ui.kit.cells import cut, fit_line, pad, wrap_words
 from tpmon.ui.kit.table import explain, paint_pairs
 from tpmon.ui.monitor.panes.gpus import describe_card
@@ -73,7 +74,7 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("program", f"{process.name}, parent {process.parent}"),
         ("started", f"{format_moment(process.started, frame.taken)}, {up} ago"),
         ("state", write_state(process)),
-        ("waits for", explain(process.waits_for, str)),
+        ("waits for", explain(process.waits_for, describe_wait)),
         ("  unchanged for", explain(process.waits_unchanged_s, format_seconds)),
         ("  wchan", explain(process.wchan, str)),
         ("  syscall", explain(process.syscall, str)),

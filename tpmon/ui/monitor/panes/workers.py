@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.known import Applicable, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.waits import describe_wait
 from tpmon.ui.kit.cells import cut
 from tpmon.ui.kit.table import Cell, Column, Item, Table, paint_rule, shared_reason, show, window_of
 from tpmon.ui.monitor.panes.ranks import state_ink, waiting_pct, write_state, write_waiting
@@ -80,7 +81,7 @@ def _matches(process: ProcessSample, needle: str, inverted: bool) -> bool:
         process.name,
         process.label,
         write_state(process),
-        known_or(process.waits_for, ""),
+        known_or(map_known(describe_wait, process.waits_for), ""),
     )
     return any(needle in text.casefold() for text in texts) is not inverted
 
@@ -135,7 +136,7 @@ def _letter(process: ProcessSample) -> Cell:
 
 
 def _waits(process: ProcessSample) -> str:
-    return show(process.waits_for, str)
+    return show(process.waits_for, describe_wait)
 
 
 def _describe_counts(frame: Frame) -> str:

@@ -1,0 +1,132 @@
+"""What the user calls things, which numbers the kernel gives and what a clock shows decide nothing."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.judge.changing import (
+    HOSTILE,
+    babble,
+    decided,
+    permute,
+    pick_number,
+    rename,
+    renumber,
+    reverse,
+    shift,
+    swap_rank,
+)
+from tests.judge.scenes import SCENES
+from tests.judge.test_state import follow
+from tpmon.judge.dumps import outlier
+from tpmon.judge.dumps.describe import StackDoing, describe_stack
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+JUDGE = Path(__file__).parents[2] / "tpmon" / "judge"
+TEXTS = frozenset(("text", "waits_for", "detail", "where", "doing", "summary"))
+"""Attributes that hold words for eyes alone: of a stack, a wait, evidence."""
+
+
+ALIKE = {"backward in a lock"}
+"""Scenes whose ranks all stand alike, so that the first of them is named."""
+
+
+def decide(frames: Sequence[Frame]) -> tuple[object, ...]:
+    """Return what the last verdict of a Window decides."""
+    (*_, verdict) = follow(frames)
+    assert is_known(verdict)
+    return decided(verdict)
+
+
+def assert_names_decide_nothing(name: str, words: Sequence[str]) -> None:
+    frames = SCENES[name]()
+    plain = decide(frames)
+    for word in words:
+        renamed = rename(frames, word)
+        assert renamed != frames
+        assert decide(renamed) == plain, word
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_names_of_files_functions_threads_and_processes_change_no_verdict(name: str) -> None:
+    assert_names_decide_nothing(name, HOSTILE[:3])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCENES)
+def test_no_other_name_does(name: str) -> None:
+    assert_names_decide_nothing(name, HOSTILE[3:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda frames: shift(frames, 86_400 * 365), reverse, babble],
+    ids=["clocks", "order", "words"],
+)
+@pytest.mark.parametrize("name", SCENES)
+def test_clocks_order_and_words_change_no_verdict(
+    name: str, change: Callable[[Sequence[Frame]], Sequence[Frame]]
+) -> None:
+    frames = SCENES[name]()
+    assert decide(change(frames)) == decide(frames)
+
+
+@pytest.mark.parametrize("name", sorted(SCENES.keys() - ALIKE))
+def test_numbers_of_processes_and_ranks_move_with_the_culprit(name: str) -> None:
+    frames = SCENES[name]()
+    kind, cause, pid, rank, *rest = decide(frames)
+    assert decide(renumber(frames)) == (kind, cause, pick_number(pid), rank, *rest)
+    assert decide(permute(frames)) == (kind, cause, pid, swap_rank(rank), *rest)
+
+
+def test_the_words_of_a_stack_change_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {name: decide(build()) for name, build in SCENES.items()}
+    words = random.Random(27)
+
+    def garble(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> StackDoing:
+        said = words.choice(("queue.get", "barrier", "threads to end", "waits for it", "data wait: x"))
+        return replace(describe_stack(role, kind, frames), text=f"{said} {words.random()}")
+
+    monkeypatch.setattr(outlier, "describe_stack", garble)
+    assert {name: decide(build()) for name, build in SCENES.items()} == plain
+
+
+def _find_decisions(source: str) -> list[str]:
+    """Return the comparisons and searches in words for eyes alone."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("startswith", "endswith", "find", "count", "index"):
+                parts = [node.func.value]
+            elif node.func.attr in ("search", "match", "fullmatch"):
+                parts = list(node.args)
+        if any(isinstance(one, ast.Attribute) and one.attr in TEXTS for one in parts):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_judge_compares_no_words_of_waits_stacks_or_evidence() -> None:
+    # What a place is called decides how its lines are added up, and describe makes the words.
+    told = {
+        path: _find_decisions(path.read_text()) for path in JUDGE.rglob("*.py") if path.name != "describe.py"
+    }
+    found = {
+        (str(path.relative_to(JUDGE)), one)
+        for path, those in told.items()
+        for one in those
+        if "is None" not in one and "is not None" not in one and ".reason" not in one
+    }
+    assert not found
+    assert _find_decisions("a = 'x' in seen.doing.text or process.waits_for.startswith('y')")
