@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from tpmon.judge.stacks.classify import is_users, last_name, mark_frame
-from tpmon.judge.stacks.frame_rules import USER_NAMES
+from tpmon.judge.stacks.frame_rules import read_frame_rules
 from tpmon.judge.watch.servers import TRAIN
 from tpmon.model.dump import DeadChild
 from tpmon.model.frame import Frame, Target
@@ -55,7 +55,10 @@ def change_fields(frames: Sequence[Frame], names: Collection[str], step: Step) -
 
 def _is_hint(name: str) -> bool:
     """Tell whether a name is one of the few that are taken as a hint where no library's frame tells more."""
-    return any(pattern.fullmatch(name) for _, pattern in USER_NAMES) or TRAIN.search(name) is not None
+    return (
+        any(pattern.fullmatch(name) for _, pattern in read_frame_rules().names)
+        or TRAIN.search(name) is not None
+    )
 
 
 def rename(frames: Sequence[Frame], word: str) -> list[Frame]:

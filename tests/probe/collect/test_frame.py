@@ -15,6 +15,7 @@ from tpmon.model.gpu import GpuProcess
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
+from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.collect.frame import (
     add_known,
     age_output,
@@ -86,7 +87,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
         ),
         wchan="futex_do_wait",
         syscall="202",
-        waits_for="lock or queue (futex)",
+        waits_for=Wait(WaitReason.LOCK),
         waits_unchanged_s=4.0,
         taken_ns=9 * SECOND,
         state="D",
@@ -101,7 +102,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.asked_read_bytes_s, row.asked_write_bytes_s) == (3.0, 4.0)
     assert row.read_calls_s == 7.0
     assert (row.device_read_bytes_s, row.device_write_bytes_s) == (5.0, 6.0)
-    assert (row.waits_for, row.waits_unchanged_s, row.threads) == (wait_of("lock or queue (futex)"), 4.0, 9)
+    assert (row.waits_for, row.waits_unchanged_s, row.threads) == (wait_of(Wait(WaitReason.LOCK)), 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)
     assert without.pss_bytes == without.pss_age_s == REFUSED
 
