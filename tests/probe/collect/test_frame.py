@@ -10,7 +10,6 @@ from tests.frames import GIB, NOW, make_gpu, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
-from tests.waits import wait_of
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -102,7 +101,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.asked_read_bytes_s, row.asked_write_bytes_s) == (3.0, 4.0)
     assert row.read_calls_s == 7.0
     assert (row.device_read_bytes_s, row.device_write_bytes_s) == (5.0, 6.0)
-    assert (row.waits_for, row.waits_unchanged_s, row.threads) == (wait_of(Wait(WaitReason.LOCK)), 4.0, 9)
+    assert (row.waits_for, row.waits_unchanged_s, row.threads) == (Wait(WaitReason.LOCK), 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)
     assert without.pss_bytes == without.pss_age_s == REFUSED
 
