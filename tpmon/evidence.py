@@ -26,7 +26,6 @@ from tpmon.model.frame import Frame, Pulse, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import Checkup, DumpUpdate, Update
-from tpmon.model.text.job_words import name_verdict
 from tpmon.model.units import format_seconds
 from tpmon.probe.base.deadline import read_within
 from tpmon.probe.collect.bundle import (
@@ -46,9 +45,14 @@ from tpmon.report.bundle import (
     Sink,
     TarSink,
     check_written,
+    describe_frames,
+    describe_pulses,
+    encode_frames,
     say_result,
+    say_verdict,
     to_text,
     write_readme,
+    write_versions,
 )
 from tpmon.report.doctor import write_checkup
 from tpmon.report.dump import write_dump
@@ -64,7 +68,6 @@ _NO_STACKS = "not read: --no-stacks"
 PART_S = 10.0
 OPEN_S = 10.0
 CARDS_S = 25.0
-MOST_FRAME_BYTES = 64 << 20
 _LEFT = "tpmon was left before it was written"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -252,7 +255,7 @@ class Bundler:
         job = self._job
         pids = [member.identity.pid for member in job.members]
         versions = "versions of tpmon, Python, torch, kernel and driver"
-        self._add("versions.txt", versions, lambda: _write_versions(job))
+        self._add("versions.txt", versions, lambda: write_versions(list_versions(job)))
         self._add("processes.txt", "processes of the job, redacted", lambda: list(describe_processes(job)))
         self._add("log.txt", "last lines that the job wrote, redacted", lambda: list(read_logs(pids)))
         self._add("kernel.txt", "what the kernel's log says of GPUs, memory, storage", read_kernel_lines)
@@ -271,17 +274,17 @@ class Bundler:
         frames = self._look.frames()
         if frames:
             last = frames[-1]
-            what = partial(_describe_frames, len(frames))
-            self._add("frames.jsonl", what, lambda: _encode_frames(frames))
+            what = partial(describe_frames, len(frames))
+            self._add("frames.jsonl", what, lambda: encode_frames(frames))
             self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last), short=True)
             self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
             self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
-            self._head.append(("verdict", _say_verdict(last)))
+            self._head.append(("verdict", say_verdict(last)))
         else:
             self.contents.failures.append(("frames.jsonl", self._look.failed or "no Frame came in time"))
         pulses = self._look.pulses()
         if pulses:
-            self._add("pulses.jsonl", _describe_pulses(pulses), lambda: [encode(one) for one in pulses])
+            self._add("pulses.jsonl", describe_pulses(pulses), lambda: [encode(one) for one in pulses])
         rounds = self._look.rounds()
         if isinstance(rounds, Missing):
             self.contents.failures.append(("dumps", rounds.reason))
@@ -376,43 +379,6 @@ class Bundler:
             self.contents.failures.append((README, error.strerror or str(error)))
         finally:
             self._sink.close()
-
-
-def _say_verdict(frame: Frame) -> str:
-    finding = frame.verdict
-    return f"{name_verdict(finding)}: {finding.summary}" if is_known(finding) else f"none: {finding.reason}"
-
-
-def _write_versions(job: Job) -> list[str]:
-    return [
-        f"{name + ':':<20}{f'? {value.reason}' if isinstance(value, Missing) else value}"
-        for name, value in list_versions(job)
-    ]
-
-
-def _describe_frames(seen: int, lines: Sequence[str]) -> str:
-    """Say how many of the ``seen`` Frames are in the file."""
-    there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
-    return f"{there}, one a line"
-
-
-def _describe_pulses(pulses: Sequence[Pulse]) -> str:
-    """Say how far back the main figures go: much further than the Frames of a screen."""
-    span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
-    return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
-
-
-def _encode_frames(frames: Sequence[Frame]) -> list[str]:
-    """Encode the newest Frames that fit into ``MOST_FRAME_BYTES``, oldest first."""
-    lines: list[str] = []
-    room = MOST_FRAME_BYTES
-    for frame in reversed(frames):
-        line = encode(frame)
-        room -= len(line)
-        if room < 0:
-            break
-        lines.append(line)
-    return lines[::-1]
 
 
 def default_name(job: Job, now: datetime) -> str:

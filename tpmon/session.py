@@ -49,11 +49,9 @@ class DumpSource(Protocol):
     @property
     def state(self) -> Applicable[DumpState]:
         """Return how far the newest dump is."""
-        ...
 
     def ask(self, request: DumpRequest) -> None:
         """Start to look at the stacks of the job."""
-        ...
 
 
 class RecordsSource(Protocol):
@@ -65,11 +63,9 @@ class RecordsSource(Protocol):
     @property
     def newest(self) -> Applicable[DumpRecords]:
         """Return the last reading that ended."""
-        ...
 
     def ask(self, dump_ns: int) -> None:
         """Start to read for a dump; nothing while another reading runs."""
-        ...
 
 
 class SampleSource(Protocol):
@@ -81,15 +77,12 @@ class SampleSource(Protocol):
     @property
     def state(self) -> Applicable[SampleState]:
         """Return how far the newest sampling is."""
-        ...
 
     def ask(self, request: SampleRequest) -> None:
         """Start to sample."""
-        ...
 
     def finish(self) -> None:
         """End what runs, and keep what was sampled."""
-        ...
 
 
 class FrameSource(Protocol):
@@ -98,37 +91,29 @@ class FrameSource(Protocol):
     @property
     def dumps(self) -> DumpSource:
         """Return what reads stacks on demand."""
-        ...
 
     @property
     def records(self) -> RecordsSource:
         """Return what reads the job's own records on demand."""
-        ...
 
     @property
     def samples(self) -> SampleSource:
         """Return what samples stacks on demand."""
-        ...
 
     def collect(self) -> Frame:
         """Return the Frame of now."""
-        ...
 
     def read_rest(self) -> None:
         """Read what the first Frame left for later."""
-        ...
 
     def set_interval(self, seconds: float) -> None:
         """Learn how often ``collect`` is called."""
-        ...
 
     def set_settled(self, *, settled: bool) -> None:
         """Learn whether the verdict stands, so that fewer looks at stacks will do."""
-        ...
 
     def close(self) -> None:
         """Free what the source holds, without waiting."""
-        ...
 
 
 class Session:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.frames import NOW_NS, make_frame
 from tests.looks import Look
-from tpmon import evidence
 from tpmon.evidence import Bundler
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import Pulse, pulse_of
 from tpmon.model.known import Missing
 from tpmon.probe.job.job import Job
+from tpmon.report import bundle
 from tpmon.report.bundle import FolderSink
 
 
@@ -31,7 +31,7 @@ def said_of(bundler: Bundler) -> dict[str, str]:
     ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
 )
 def test_the_frames_that_are_in_it_are_counted_and_not_all(bundler, tmp_path, monkeypatch, room, what):
-    monkeypatch.setattr(evidence, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
+    monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
     bundler._write_looks()
     assert said_of(bundler)["frames.jsonl"] == what
     assert (tmp_path / "out" / "frames.jsonl").read_text().count("\n") == int(room)

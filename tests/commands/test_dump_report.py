@@ -23,7 +23,7 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tpmon.commands.dump import FoldOptions, pick_exit_code, read_dumps, run_fold
+from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
 from tpmon.config import resolve
 from tpmon.errors import UsageError
 from tpmon.judge.dumps.describe import collapse_frames
@@ -34,6 +34,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
+from tpmon.probe.records.dump_files import read_dumps
 from tpmon.report.dump import MOST_FRAMES, write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.snapshots import MB, SnapshotBuilder, frame, stack, training
-from tpmon.commands.trace import are_snapshots
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
 from tpmon.model.known import is_known
@@ -21,6 +20,7 @@ from tpmon.model.results import snapshot as model
 from tpmon.model.results.snapshot import DeviceSnapshot
 from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
 from tpmon.trace import snapshot as snapshot_read
+from tpmon.trace.reading.sources import are_snapshots
 from tpmon.trace.snapshot import analyze_snapshots, own_line, parse_snapshot
 from tpmon.view.trace import say_free
 

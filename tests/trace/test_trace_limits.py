@@ -14,7 +14,6 @@ import pytest
 
 from tests.trace.reading.test_trace_read import small_trace
 from tests.traces import TraceBuilder
-from tpmon.commands.trace import find_files
 from tpmon.errors import UsageError
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
@@ -24,7 +23,7 @@ from tpmon.trace.figures.steps import find_steps, match_calls
 from tpmon.trace.reading import chunks, columns
 from tpmon.trace.reading import chunks as repair
 from tpmon.trace.reading.read import Trace, read_trace
-from tpmon.trace.reading.sources import is_snapshot
+from tpmon.trace.reading.sources import find_files, is_snapshot
 
 MB = 1 << 20
 

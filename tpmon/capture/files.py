@@ -15,10 +15,12 @@ import gzip
 import json
 import os
 import re
+import shlex
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -206,6 +208,46 @@ def locate(pid: int, folder: str) -> CapturePlace:
     except OSError:
         owner = own()  # it ended: nothing will be written
     return CapturePlace(folder, folder if same else f"/proc/{pid}/root{folder}", owner)
+
+
+def choose_place(pid: int, root: int, out: str) -> tuple[str, str]:
+    """Return the name of the files, and the folder as the training sees it."""
+    when = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{write_host()}-{root}"
+    if out:
+        return name, os.path.abspath(out)
+    apart = locate(pid, "/").here != "/"
+    base = "/tmp" if apart else os.getcwd()  # noqa: S108 the one folder that every container has
+    return name, os.path.join(base, f"{NEW_FOLDER}{name}-{when}")
+
+
+def check_above(folder: str) -> None:
+    """Refuse a folder in one that is not there, before anything is recorded: only the last one is made.
+
+    Raises:
+        UsageError: naming the one that is not there.
+    """
+    above = os.path.dirname(folder.rstrip("/")) or "/"
+    try:
+        os.stat(f"{above}/")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"--out: {above} is no folder", f"mkdir -p {shlex.quote(above)}") from error
+    except OSError:
+        return  # the hook sees more, or says why not
+
+
+@contextlib.contextmanager
+def remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[None]:
+    """Remove folders made for a capture that left no file, unless it came to an end and they stay."""
+    ended = False
+    try:
+        yield
+        ended = stays()
+    finally:
+        if not ended:
+            for folder in folders:
+                with contextlib.suppress(OSError):  # files lie in it, or it was never made
+                    os.rmdir(folder)
 
 
 def make_anew(folder: str, pids: Sequence[int]) -> None:

@@ -43,11 +43,7 @@ class AttachOptions(VerdictOptions):
 
 
 def run(options: AttachOptions) -> int:
-    """Watch a job.
-
-    Raises:
-        TpmonError: where there is none, or no terminal for the screen.
-    """
+    """Watch a job."""
     if options.check:
         return diagnose.run(options)
     job = find_job(options.pid)

@@ -24,11 +24,7 @@ class BundleOptions:
 
 
 def run(options: BundleOptions) -> int:
-    """Watch a job for some seconds and write its bundle.
-
-    Raises:
-        TpmonError: where there is no job, or the bundle cannot be written.
-    """
+    """Watch a job for some seconds and write its bundle."""
     from tpmon.evidence import Bundler, OwnLook, open_in_time
     from tpmon.report.bundle import check_written, say_result
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -179,11 +177,7 @@ def choose_ranks(job: Job, rank: Applicable[int], *, every: bool) -> tuple[Membe
 
 
 def run(options: CaptureOptions) -> int:
-    """Capture, write what came of it, and return the exit code.
-
-    Raises:
-        TpmonError: saying why where nothing can be captured.
-    """
+    """Capture, write what came of it, and return the exit code."""
     from tpmon.capture.dialog import agree_always
     from tpmon.model.codec import encode
     from tpmon.report.capture import write_capture
@@ -241,7 +235,7 @@ def capture_job(
     Raises:
         TpmonError: saying why where nothing can be captured.
     """
-    from tpmon.capture.files import locate, sweep
+    from tpmon.capture.files import check_above, choose_place, locate, remove_empty, sweep
     from tpmon.capture.kineto_capture import LoopAround, try_kineto
     from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
     from tpmon.capture.window import CaptureWindow
@@ -254,9 +248,9 @@ def capture_job(
     for member in members:
         _check_slot(member, asked.kind)
     first = members[0].identity
-    name, folder = _choose_place(first.pid, job, asked.folder)
+    name, folder = choose_place(first.pid, job.root.pid, asked.folder)
     here = locate(first.pid, folder).here
-    _check_above(here)
+    check_above(here)
     for left in sweep(folder) if here == folder else []:
         tell(f"removed {left}, which a tpmon that was killed left")
     is_named = bool(asked.folder)
@@ -274,7 +268,7 @@ def capture_job(
             stays_slower=stays_slower,
             runs_cuda_11=runs_cuda_11,
         )
-        with _remove_empty([] if os.path.lexists(folder) else [folder], stays):
+        with remove_empty([] if os.path.lexists(folder) else [folder], stays):
             told = try_kineto(
                 first, members[0].rank, wanted, name, tell, stopped=stopped, around=around, agreed=agreed
             )
@@ -286,7 +280,7 @@ def capture_job(
     with contextlib.ExitStack() as stack:
         for bus in buses:
             stack.callback(bus.close)
-        stack.enter_context(_remove_empty(mine, stays))
+        stack.enter_context(remove_empty(mine, stays))
         slower = any(stays_slower(member.identity.pid) for member in members)
         window = CaptureWindow(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
         timed = [bus.count_timed_steps() for bus in buses]
@@ -299,35 +293,6 @@ def capture_job(
         moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
         works = {bus.process.pid: IS_TIMED for bus in moved} | dict.fromkeys(watch.busy, IS_BUSY)
         return gather(window.asked, name, ranks, places, window.price, works=works, clocks=clocks)
-
-
-def _check_above(folder: str) -> None:
-    """Refuse a folder in one that is not there, before anything is recorded: only the last one is made.
-
-    Raises:
-        UsageError: naming the one that is not there.
-    """
-    above = os.path.dirname(folder.rstrip("/")) or "/"
-    try:
-        os.stat(f"{above}/")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"--out: {above} is no folder", f"mkdir -p {shlex.quote(above)}") from error
-    except OSError:
-        return  # the hook sees more, or says why not
-
-
-@contextlib.contextmanager
-def _remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[None]:
-    """Remove folders made for a capture that left no file, unless it came to an end and they stay."""
-    ended = False
-    try:
-        yield
-        ended = stays()
-    finally:
-        if not ended:
-            for folder in folders:
-                with contextlib.suppress(OSError):  # files lie in it, or it was never made
-                    os.rmdir(folder)
 
 
 def _check_slot(member: Member, kind: CaptureKind) -> None:
@@ -430,19 +395,6 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
         f"tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
         f" {write_restart(pid)}",
     )
-
-
-def _choose_place(pid: int, job: Job, out: str) -> tuple[str, str]:
-    """Return the name of the files, and the folder as the training sees it."""
-    from tpmon.capture.files import NEW_FOLDER, locate, write_host
-
-    when = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{write_host()}-{job.root.pid}"
-    if out:
-        return name, os.path.abspath(out)
-    apart = locate(pid, "/").here != "/"
-    base = "/tmp" if apart else os.getcwd()  # noqa: S108 the one folder that every container has
-    return name, os.path.join(base, f"{NEW_FOLDER}{name}-{when}")
 
 
 COMMAND = Subcommand(

@@ -255,11 +255,7 @@ def _read_log(path: str) -> str:
 
 
 def run(options: DemoOptions) -> int:
-    """Start the training, watch it, and end it.
-
-    Raises:
-        TpmonError: where it cannot be started.
-    """
+    """Start the training, watch it, and end it."""
     from tpmon.commands.attach import watch_as_text, watch_on_screen
     from tpmon.probe.job.resolve import find_job
     from tpmon.ui.terminal_io.terminal import has_terminal

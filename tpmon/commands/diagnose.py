@@ -270,11 +270,7 @@ def pick_exit_code(frame: Frame) -> int:
 
 
 def run(options: VerdictOptions) -> int:
-    """Print the verdict once it was looked for long enough, or once it is what was waited for.
-
-    Raises:
-        TpmonError: for what cannot be waited for or started, and where there is no job.
-    """
+    """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.model.codec import encode
     from tpmon.probe.job.resolve import AWAIT_S
     from tpmon.report.verdict import write_check, write_verdict

@@ -26,12 +26,7 @@ class DoctorOptions:
 
 
 def run(options: DoctorOptions) -> int:
-    """Try every source of the job around a process, or of all own jobs, and write what came of it.
-
-    Raises:
-        NoTargetError: when there is no such process.
-        NotPermittedError: when the process is hidden.
-    """
+    """Try every source of the job around a process, or of all own jobs, and write what came of it."""
     from tpmon.model.codec import encode
     from tpmon.model.results.doctor import list_obstacles
     from tpmon.probe.base.limits import step_aside

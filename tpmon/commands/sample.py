@@ -121,11 +121,7 @@ def choose_request(members: tuple[Member, ...], job: Job, options: SampleOptions
 
 
 def run(options: SampleOptions) -> int:
-    """Sample a job, show hot functions meanwhile, write the result, and return the exit code.
-
-    Raises:
-        TpmonError: saying why where nothing could be sampled.
-    """
+    """Sample a job, show hot functions meanwhile, write the result, and return the exit code."""
     from tpmon.model.codec import encode
 
     check_options(options)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tpmon.capture.dialog import CaptureDialog, ChosenAnewError, judge_offers, read_hook
 from tpmon.commands.capture import SECONDS, capture_job, choose_ranks
@@ -61,12 +61,8 @@ BUNDLING = "a bundle is being written already"
 CAPTURING = "a capture is under way already"
 
 
-class OpenSession(Protocol):
-    """Start the probes of the job that is watched; nothing is collected yet."""
-
-    def __call__(self, sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
-        """Return a session that hands Updates, dumps and samples to these sinks."""
-        ...
+OpenSession = Callable[[Sink, DumpSink, SampleSink], Session]
+"""Start the probes of the job, with sinks for Frames, dumps and samples; nothing is read yet."""
 
 
 class Wiring:

@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import Subcommand, file_arguments, flag, setting
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
-    from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
     from tpmon.model.results.trace import TraceComparison
-    from tpmon.model.results.trace_tables import OperatorGroupRow
-    from tpmon.trace.analysis import Findings
-    from tpmon.trace.timeline import Timelines
-    from tpmon.ui.traces.state import Grouping, ScreenSubject, TraceControls
+    from tpmon.ui.traces.state import ScreenSubject, TraceControls
 
 MOST_GAPS = 1000
-MOST_FILES = 4096
 MOST_TOP = 100_000
-MOST_KEPT_EVENTS = 12_000_000
-"""Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
 PROGRESS_AFTER_S = 1.0
 PROGRESS_EVERY_S = 0.25
 LONG_SNAPSHOT_BYTES = 1 << 20
 """A snapshot takes half a second for each megabyte, most of it the checks of its pickle."""
 _ENDINGS = (".json", ".json.gz")
 _SLICE = "tpmon trace FILE --slice small.json.gz --steps 3-5"
-_TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
-_VALUE = "a value"
+_words = partial(flag, default="", takes="a value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +39,42 @@ class TraceOptions:
     """Hold what is analysed and what is wanted of it; "" for what was not typed."""
 
     files: tuple[str, ...] = file_arguments("traces, patterns, directories; also s3:// gs:// abfs://")
-    top: str = flag("--top", "rows of each table (default 10)", "N", "", takes=_VALUE)
-    csv: str = flag(
+    top: str = _words("--top", "rows of each table (default 10)", "N")
+    csv: str = _words(
         "--csv",
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
         "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
         "collectives, ranks; beside --against: changes; "
         "of a memory snapshot: devices, live, peak, oom",
         "TABLE",
-        "",
-        takes=_VALUE,
     )
-    table: str = flag(
+    table: str = _words(
         "--table",
         "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
         "allocations, ranges (record_function), curve (memory over time), "
         "and on request only: shapes, lines (operators by input shapes, by Python line)",
         "TABLE",
-        "",
-        takes=_VALUE,
     )
-    against: str = flag(
+    against: str = _words(
         "--against",
         "the trace before a change: what got faster or slower in FILE, and whether it helped",
         "BEFORE",
-        "",
         is_file=True,
-        takes=_VALUE,
     )
-    target: str = flag(
+    target: str = _words(
         "--target",
         "with --against: the speed-up hoped for",
         "1.5x",
-        "",
         takes="a speed-up, beside --against",
     )
-    slice: str = flag(
+    slice: str = _words(
         "--slice",
         "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)",
         "OUT",
-        "",
         is_file=True,
-        takes=_VALUE,
     )
-    steps: str = flag("--steps", "with --slice: these steps, by their numbers", "A-B", "", takes=_VALUE)
-    top_gaps: str = flag(
-        "--top-gaps", "with --slice: the N longest gaps and what is around them", "N", "", takes=_VALUE
-    )
+    steps: str = _words("--steps", "with --slice: these steps, by their numbers", "A-B")
+    top_gaps: str = _words("--top-gaps", "with --slice: the N longest gaps and what is around them", "N")
     json: bool = setting("json")
     json_is_flag: bool = setting("json", typed=False, choose=lambda choices, key: choices.is_flag(key))
     plain: bool = setting("plain", help="print text on a terminal too, instead of the screen")
@@ -107,12 +88,9 @@ class TraceOptions:
 
 
 def run(options: TraceOptions) -> int:
-    """Draw the files that were named; write them as text where that was asked for or nothing can be drawn.
-
-    Raises:
-        TpmonError: where one is no trace or may not be read.
-    """
+    """Draw the files that were named; write them as text where that was asked for or nothing can be drawn."""
     from tpmon.probe.base.limits import step_aside
+    from tpmon.trace.reading.sources import are_snapshots, find_files
     from tpmon.ui.terminal_io.terminal import has_terminal
 
     step_aside()
@@ -127,49 +105,6 @@ def run(options: TraceOptions) -> int:
     if are_snapshots(files):
         return run_trace(options) if options.against else show_snapshots(files, options)
     return show_traces(files, options)
-
-
-def find_files(given: Sequence[str]) -> list[str]:
-    """Return the files that were named: directories stand for the traces in them, patterns for matches.
-
-    Raises:
-        UsageError: where one names nothing.
-    """
-    from tpmon.trace.reading.sources import SNAPSHOT_ENDINGS, find_remote, is_remote
-
-    found: list[str] = []
-    for one in given:
-        if is_remote(one):
-            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one, _ENDINGS)
-        elif os.path.isdir(one):
-            names = sorted(name for name in os.listdir(one) if name.endswith(_ENDINGS))
-            files = [path for path in (os.path.join(one, name) for name in names) if os.path.isfile(path)]
-            if not files:
-                raise UsageError(f"{one} holds no trace (*.json, *.json.gz)", "tpmon trace FILE...")
-        elif not os.path.exists(one) and glob.has_magic(one):
-            files = sorted(glob.glob(one))
-            if not files:
-                raise UsageError(f"nothing matches {one}", "tpmon trace FILE...")
-        else:
-            files = [one]
-        found += files
-    if len(found) > MOST_FILES:
-        raise UsageError(f"{len(found)} files are too many, {MOST_FILES} at most", "name fewer")
-    return list(dict.fromkeys(found))
-
-
-def are_snapshots(files: Sequence[str]) -> bool:
-    """Tell whether the files are memory snapshots.
-
-    Raises:
-        UsageError: where only some are.
-    """
-    from tpmon.trace.reading.sources import is_snapshot
-
-    found = [path for path in files if is_snapshot(path)]
-    if found and len(found) < len(files):
-        raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
-    return bool(found)
 
 
 def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output: Output) -> int:
@@ -303,6 +238,7 @@ def run_trace(options: TraceOptions) -> int:
     from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
     from tpmon.trace.analysis import ON_REQUEST, analyze
     from tpmon.trace.compare import compare_traces
+    from tpmon.trace.reading.sources import are_snapshots, find_files
 
     top, output = _parse_top(options.top), Output(1, options.ascii)
     options = _settle_form(options)
@@ -357,48 +293,6 @@ def run_trace(options: TraceOptions) -> int:
     else:
         output.write_lines(*write_report(report, top))
     return ExitCode.OK
-
-
-class _KeptAnalysis:
-    """Hold what the screen may ask of each trace beyond its analysis."""
-
-    def __init__(self) -> None:
-        self._events = 0
-        self._timelines: list[Known[Timelines]] = []
-        self._findings: list[Findings | None] = []
-
-    def keep(self, found: Findings) -> None:
-        """Take what a trace was analysed from, as long as there is room."""
-        from tpmon.trace.timeline import lay_timelines
-
-        self._events += found.trace.events
-        if self._events > MOST_KEPT_EVENTS and self._findings:
-            self._timelines.append(_TOO_LARGE)
-            self._findings.append(None)
-            return
-        self._timelines.append(
-            lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
-        )
-        self._findings.append(found)
-
-    def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Known[Timeline]:
-        """Return a stretch of the timeline of a trace."""
-        kept = self._timelines[file]
-        return kept if isinstance(kept, Missing) else kept.look(lane, stretch, cells)
-
-    def find_line(self, file: int, name: str) -> Known[CodePlace]:
-        """Return the line of Python of what has this name in a trace."""
-        from tpmon.trace.figures.program import find_line
-
-        found = self._findings[file]
-        return _TOO_LARGE if found is None else find_line(found.trace, name)
-
-    def group(self, file: int, grouping: Grouping) -> Applicable[tuple[OperatorGroupRow, ...]]:
-        """Return the operators of a trace by input shapes or by line of Python."""
-        from tpmon.trace.analysis import group_operators
-
-        found = self._findings[file]
-        return _TOO_LARGE if found is None else group_operators(found, grouping.value)
 
 
 class _ScreenProgress:
@@ -472,9 +366,10 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
     """
     from tpmon.trace.analysis import analyze
     from tpmon.trace.compare import compare_traces
+    from tpmon.trace.timeline import KeptTraces
 
     target = check_pair(files, options)
-    kept = _KeptAnalysis()
+    kept = KeptTraces()
     progress = _ScreenProgress()
 
     def skip(path: str, error: TpmonError) -> bool:
@@ -496,7 +391,7 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
     from tpmon.ui.traces.state import TraceControls  # a wrong file is told without the screen
     from tpmon.ui.traces.subject import TraceSubject
 
-    controls = TraceControls(kept.look, kept.find_line, kept.group)
+    controls = TraceControls(kept.look, kept.find_line, lambda file, by: kept.group(file, by.value))
     return _draw(TraceSubject(report, comparison), controls, options)
 
 

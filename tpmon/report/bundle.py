@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tpmon.errors import UsageError
-from tpmon.model.units import count_of, format_bytes
+from tpmon.model.codec import encode
+from tpmon.model.frame import Frame, Pulse
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.text.job_words import name_verdict
+from tpmon.model.units import count_of, format_bytes, format_seconds
 from tpmon.report.text import lay_paragraph
 
 README = "README.txt"
@@ -241,3 +245,45 @@ def say_result(path: str, contents: Contents) -> list[str]:
 def to_text(lines: Sequence[str]) -> bytes:
     """Encode lines as a text file."""
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+MOST_FRAME_BYTES = 64 << 20
+
+
+def say_verdict(frame: Frame) -> str:
+    """Say the verdict of a Frame in a line."""
+    finding = frame.verdict
+    return f"{name_verdict(finding)}: {finding.summary}" if is_known(finding) else f"none: {finding.reason}"
+
+
+def write_versions(versions: Iterable[tuple[str, Known[str]]]) -> list[str]:
+    """Write a version a line, or why it is not known."""
+    return [
+        f"{name + ':':<20}{f'? {value.reason}' if isinstance(value, Missing) else value}"
+        for name, value in versions
+    ]
+
+
+def describe_frames(seen: int, lines: Sequence[str]) -> str:
+    """Say how many of the ``seen`` Frames are in the file."""
+    there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
+    return f"{there}, one a line"
+
+
+def describe_pulses(pulses: Sequence[Pulse]) -> str:
+    """Say how far back the main figures go: much further than the Frames of a screen."""
+    span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
+    return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
+
+
+def encode_frames(frames: Sequence[Frame]) -> list[str]:
+    """Encode the newest Frames that fit into ``MOST_FRAME_BYTES``, oldest first."""
+    lines: list[str] = []
+    room = MOST_FRAME_BYTES
+    for frame in reversed(frames):
+        line = encode(frame)
+        room -= len(line)
+        if room < 0:
+            break
+        lines.append(line)
+    return lines[::-1]

@@ -12,11 +12,14 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
+from tpmon.model.results.timeline import CodePlace, StepStart, Stretch, TimeCell, Timeline, TimeShare
 from tpmon.model.results.trace import GAP_CAUSES
+from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.trace.analysis import Findings, group_operators
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.gaps import HostCauses, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, Reals
+from tpmon.trace.figures.program import find_line
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
@@ -230,3 +233,44 @@ def _level_sm(trace: Trace, figures: LaunchFigures, device: int) -> Known[Level]
     until = np.zeros(len(times))
     np.cumsum(level * np.diff(times), out=until[1:])
     return Level(int(times[0]), times - times[0], until)
+
+
+MOST_KEPT_EVENTS = 12_000_000
+"""Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
+_TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
+
+
+class KeptTraces:
+    """Hold what the screen may ask of each trace beyond its analysis."""
+
+    def __init__(self) -> None:
+        self._events = 0
+        self._timelines: list[Known[Timelines]] = []
+        self._findings: list[Findings | None] = []
+
+    def keep(self, found: Findings) -> None:
+        """Take what a trace was analysed from, as long as there is room."""
+        self._events += found.trace.events
+        if self._events > MOST_KEPT_EVENTS and self._findings:
+            self._timelines.append(_TOO_LARGE)
+            self._findings.append(None)
+            return
+        self._timelines.append(
+            lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
+        )
+        self._findings.append(found)
+
+    def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Known[Timeline]:
+        """Return a stretch of the timeline of a trace."""
+        kept = self._timelines[file]
+        return kept if isinstance(kept, Missing) else kept.look(lane, stretch, cells)
+
+    def find_line(self, file: int, name: str) -> Known[CodePlace]:
+        """Return the line of Python of what has this name in a trace."""
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else find_line(found.trace, name)
+
+    def group(self, file: int, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:
+        """Return the operators of a trace by input shapes or by line of Python."""
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else group_operators(found, by)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
-from tpmon.commands.dump import read_dumps
 from tpmon.errors import UsageError
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import gather_facts, observe
@@ -28,6 +27,7 @@ from tpmon.model.host import ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting
 from tpmon.model.verdict import TABLE, Kind
+from tpmon.probe.records.dump_files import read_dumps
 
 ROWS = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
 GIB = 1 << 30

@@ -11,13 +11,14 @@ import pytest
 
 from tests.dumps import DECODE, HOST, make_rank, make_round, make_worker
 from tests.frames import NOW
-from tpmon.commands.dump import FoldOptions, pick_exit_code, read_dumps, run_fold
+from tpmon.commands.dump import FoldOptions, pick_exit_code, run_fold
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.dumps.groups import DumpOrigin, find_clash, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role
+from tpmon.probe.records.dump_files import read_dumps
 from tpmon.report.dump import write_dump
 
 

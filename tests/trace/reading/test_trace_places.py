@@ -12,12 +12,11 @@ import pytest
 
 from tests.snapshots import training
 from tests.traces import TraceBuilder
-from tpmon.commands.trace import are_snapshots, find_files
 from tpmon.errors import UsageError
 from tpmon.trace.analysis import analyze
 from tpmon.trace.reading.read import read_trace
 from tpmon.trace.reading.slice import choose_steps, write_slice
-from tpmon.trace.reading.sources import is_remote
+from tpmon.trace.reading.sources import are_snapshots, find_files, is_remote
 from tpmon.trace.snapshot import analyze_snapshots
 
 HAS_MOTO = all(importlib.util.find_spec(name) for name in ("moto", "flask", "s3fs", "boto3"))

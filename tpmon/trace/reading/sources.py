@@ -7,10 +7,11 @@ store's own client finds (environment, profile, instance); tpmon reads and print
 from __future__ import annotations
 
 import errno
+import glob
 import importlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from tpmon.errors import NotPermittedError, TpmonError, UsageError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "az")
 SNAPSHOT_ENDINGS = (".pickle", ".pkl")
+_TRACE_ENDINGS = (".json", ".json.gz")
+MOST_FILES = 4096
 _BLOCK_BYTES = 8 << 20
 _TRY_FILE = "tpmon trace FILE..."
 _TRY_EXTRA = "install tpmon with its extra: pip install '.[cloud]' in its checkout"
@@ -151,3 +154,42 @@ class _Remote:
         """Return at most ``size`` bytes, none at the end."""
         data: bytes = _ask(self._path, lambda: self._file.read(size))
         return data
+
+
+def find_files(given: Sequence[str]) -> list[str]:
+    """Return the files that were named: directories stand for the traces in them, patterns for matches.
+
+    Raises:
+        UsageError: where one names nothing.
+    """
+    found: list[str] = []
+    for one in given:
+        if is_remote(one):
+            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one, _TRACE_ENDINGS)
+        elif os.path.isdir(one):
+            names = sorted(name for name in os.listdir(one) if name.endswith(_TRACE_ENDINGS))
+            files = [path for path in (os.path.join(one, name) for name in names) if os.path.isfile(path)]
+            if not files:
+                raise UsageError(f"{one} holds no trace (*.json, *.json.gz)", _TRY_FILE)
+        elif not os.path.exists(one) and glob.has_magic(one):
+            files = sorted(glob.glob(one))
+            if not files:
+                raise UsageError(f"nothing matches {one}", _TRY_FILE)
+        else:
+            files = [one]
+        found += files
+    if len(found) > MOST_FILES:
+        raise UsageError(f"{len(found)} files are too many, {MOST_FILES} at most", "name fewer")
+    return list(dict.fromkeys(found))
+
+
+def are_snapshots(files: Sequence[str]) -> bool:
+    """Tell whether the files are memory snapshots.
+
+    Raises:
+        UsageError: where only some are.
+    """
+    found = [path for path in files if is_snapshot(path)]
+    if found and len(found) < len(files):
+        raise UsageError(f"{found[0]} is a memory snapshot beside traces", "give them in two calls")
+    return bool(found)

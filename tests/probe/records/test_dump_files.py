@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.dumps import DECODE, make_rank, make_round
-from tpmon.commands.dump import _join_labelled, read_dumps
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import encode
+from tpmon.probe.records.dump_files import _join_labelled, read_dumps
 
 HOSTS = 8
 PIECE_BYTES = 1024
