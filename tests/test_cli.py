@@ -18,7 +18,7 @@ import pytest
 from tests.command_line import SECONDS, call, start, start_training
 from tests.trace.reading.test_trace_read import small_trace
 from tpmon import __version__, cli
-from tpmon.commands.demo import bottlenecks
+from tpmon.commands.demo import BOTTLENECKS
 from tpmon.errors import ExitCode
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame, TargetState
@@ -95,7 +95,7 @@ def test_help_of_a_command_names_its_flags_and_no_other(command: str, keys: str)
 
 def test_help_of_demo_names_each_bottleneck():
     text = call("demo", "--help").stdout
-    for bottleneck in bottlenecks():
+    for bottleneck in BOTTLENECKS:
         assert f"\n  {bottleneck.name} " in text
         assert bottleneck.summary in text
 

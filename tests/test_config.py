@@ -11,7 +11,7 @@ import pytest
 from tpmon import settings
 from tpmon.commands.attach import AttachOptions
 from tpmon.commands.command import read_options
-from tpmon.commands.demo import bottlenecks
+from tpmon.commands.demo import BOTTLENECKS
 from tpmon.commands.diagnose import DiagnoseOptions, parse_command
 from tpmon.config import (
     SettingSource,
@@ -114,7 +114,7 @@ def test_the_closed_sets_are_what_the_rooms_below_know():
     kinds = {kind.value for kind in VerdictKind if kind is not VerdictKind.NOT_ENOUGH_EVIDENCE}
     assert by_key["diagnose.until"] == kinds | {"ended"}
     assert by_key["sample.only"] == {one.value for one in CountedFunction}
-    assert by_key["demo.bottleneck"] == {one.name for one in bottlenecks()}
+    assert by_key["demo.bottleneck"] == {one.name for one in BOTTLENECKS}
 
 
 def test_a_program_that_is_not_there_is_named_with_the_setting_that_asks_for_it():

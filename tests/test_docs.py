@@ -14,7 +14,7 @@ import pytest
 from tests.budget.bench_hook import LOOPS, promise_us
 from tests.readme import BLOCK, PAGES, PICTURES, write_page
 from tpmon import __version__
-from tpmon.commands.demo import bottlenecks
+from tpmon.commands.demo import BOTTLENECKS
 from tpmon.errors import ExitCode
 from tpmon.model.verdict import EXIT_CODES
 from tpmon.settings import SETTINGS, ValueKind
@@ -80,7 +80,7 @@ def test_the_guide_lists_every_setting_with_its_variable_key_and_default() -> No
 
 def test_the_guide_describes_every_bottleneck() -> None:
     described = re.findall(r"^\| `([a-z][a-z-]+)` \|", section(GUIDE, "The demo training"), re.MULTILINE)
-    assert described == [one.name for one in bottlenecks()]
+    assert described == [one.name for one in BOTTLENECKS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
-from typing import NamedTuple
 
 from tpmon import __version__
 from tpmon.commands.command import VERDICT_CODES, CommandParser, Subcommand, read_choices
@@ -23,48 +22,26 @@ from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.report.text import Output, ReaderGone, complain
 from tpmon.settings import BY_KEY
 
-
-class CommandRow(NamedTuple):
-    """Describe a command in the help of all; ``place`` is where it stands below ``tpmon.commands``."""
-
-    name: str
-    takes: str
-    summary: str
-    place: str = ""
-
-
-TABLE = (
-    CommandRow("ps", "", "list the training jobs of this machine (so does tpmon alone)"),
-    CommandRow("attach", "PID", "watch the job around a process: launcher, rank, worker, any of them"),
-    CommandRow(
-        "diagnose", "PID", "watch for a while and print the verdict: what holds the run back, what to do"
-    ),
-    CommandRow(
-        "dump",
-        "PID",
-        "where every rank, worker and thread is right now, and which one is elsewhere",
-    ),
-    CommandRow("fold", "FILE...", "join the dumps of several hosts", "dump.FOLD"),
-    CommandRow("sample", "PID", "hot functions of a rank and its workers over some seconds"),
-    CommandRow("capture", "PID", "a profile of some steps of a run with the hook; its price first"),
-    CommandRow(
-        "bundle",
-        "PID",
-        "evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions",
-    ),
-    CommandRow(
-        "doctor", "[PID]", "what may be read of a job and what not, why, and the command that changes it"
-    ),
-    CommandRow("run", "-- PROGRAM", "start a training with the hook in it: exact steps; --attach watches it"),
-    CommandRow("hook", "export F", "the hook as one file, for containers and machines without tpmon"),
-    CommandRow(
-        "trace",
-        "FILE...",
-        "what a profiler trace shows: steps, idle gaps and their causes, operators, kernels",
-    ),
-    CommandRow("demo", "", "start a small real training and watch it"),
-)
-PLACES = {entry.name: entry.place or f"{entry.name}.COMMAND" for entry in TABLE}
+COMMANDS = """\
+  ps             list the training jobs of this machine (so does tpmon alone)
+  attach PID     watch the job around a process: launcher, rank, worker, any of them
+  diagnose PID   watch for a while and print the verdict: what holds the run back, what to do
+  dump PID       where every rank, worker and thread is right now, and which one is elsewhere
+  fold FILE...   join the dumps of several hosts
+  sample PID     hot functions of a rank and its workers over some seconds
+  capture PID    a profile of some steps of a run with the hook; its price first
+  bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
+  doctor [PID]   what may be read of a job and what not, why, and the command that changes it
+  run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
+  hook export F  the hook as one file, for containers and machines without tpmon
+  trace FILE...  what a profiler trace shows: steps, idle gaps and their causes, operators, kernels
+  demo           start a small real training and watch it
+"""
+"""The table: a line a command, as the help shows it."""
+PLACES = {line.split()[0]: f"{line.split()[0]}.COMMAND" for line in COMMANDS.splitlines()} | {
+    "fold": "dump.FOLD"
+}
+"""Where each command stands below ``tpmon.commands``: its file, and the name in it."""
 OWN_PARSERS = ("run", "hook")
 """What follows these is a program's, or nearly nothing."""
 DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing in it."
@@ -115,11 +92,10 @@ def _find_command(name: str) -> Subcommand:
 
 
 def _build_parser() -> CommandParser:
-    rows = [f"  {f'{entry.name} {entry.takes}':<14} {entry.summary}" for entry in TABLE]
     parser = CommandParser(
         prog="tpmon",
         usage="tpmon [COMMAND] [PID | FILE...] [options]",
-        description="\n".join((DESCRIPTION, "", "commands:", *rows, "", SEE)),
+        description=f"{DESCRIPTION}\n\ncommands:\n{COMMANDS}\n{SEE}",
         epilog=VERDICT_CODES,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version and end")

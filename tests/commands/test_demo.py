@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tpmon
-from tpmon.commands.demo import DemoOptions, bottlenecks, find_python, start_demo
+from tpmon.commands.demo import BOTTLENECKS, DemoOptions, find_python, start_demo
 from tpmon.errors import NoTargetError, UsageError
 
 PACKAGE = Path(tpmon.__file__).parent
@@ -41,7 +41,7 @@ def test_the_starter_and_the_training_know_the_same_bottlenecks() -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BOTTLENECKS"
     )
-    assert [one.name for one in bottlenecks()] == list(named)
+    assert [one.name for one in BOTTLENECKS] == list(named)
 
 
 @pytest.mark.parametrize(

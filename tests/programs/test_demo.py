@@ -17,7 +17,7 @@ import pytest
 
 import tpmon
 from tests.waiting import wait_until
-from tpmon.commands.demo import DemoJob, DemoOptions, bottlenecks, start_demo
+from tpmon.commands.demo import BOTTLENECKS, DemoJob, DemoOptions, start_demo
 
 pytestmark = [
     pytest.mark.torch,
@@ -157,7 +157,7 @@ SHORT = ("slow-transform",)
     "name",
     [
         one.name if one.name in SHORT else pytest.param(one.name, marks=pytest.mark.long)
-        for one in bottlenecks()
+        for one in BOTTLENECKS
         if one.ranks == 1
     ],
 )

@@ -274,12 +274,10 @@ def capture_job(
             )
             if told:
                 return told
-    buses = _open_all(members, job)
-    places = [locate(bus.process.pid, folder) for bus in buses]
-    mine = [place.here for place in places if not os.path.lexists(place.here)]
     with contextlib.ExitStack() as stack:
-        for bus in buses:
-            stack.callback(bus.close)
+        buses = [_open_bus(member, job, stack) for member in members]
+        places = [locate(bus.process.pid, folder) for bus in buses]
+        mine = [place.here for place in places if not os.path.lexists(place.here)]
         stack.enter_context(remove_empty(mine, stays))
         slower = any(stays_slower(member.identity.pid) for member in members)
         window = CaptureWindow(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
@@ -341,27 +339,20 @@ def pick_exit_code(state: CaptureState) -> int:
     return ExitCode.NO_TARGET if state is CaptureState.GONE else ExitCode.USAGE
 
 
-def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
-    """Open the pages of all ranks.
+def _open_bus(member: Member, job: Job, stack: contextlib.ExitStack) -> Bus:
+    """Open the page of a rank; ``stack`` closes it.
 
     Raises:
-        UsageError: where one has no hook, with how to start the run again.
+        UsageError: where it has no hook, with how to start the run again.
     """
     from tpmon.capture.bus import NoHookError, open_bus
 
-    buses: list[Bus] = []
     try:
-        for member in members:
-            buses.append(open_bus(member.identity))
+        bus = open_bus(member.identity)
     except NoHookError as error:
-        for bus in buses:
-            bus.close()
         raise _offer(error, job, member.identity) if not error.try_this else error from None
-    except BaseException:
-        for bus in buses:
-            bus.close()
-        raise
-    return buses
+    stack.callback(bus.close)
+    return bus
 
 
 def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:

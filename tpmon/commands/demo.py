@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import Subcommand, WatchOptions, setting
@@ -62,7 +61,7 @@ class Bottleneck:
     """The fewest ranks that it can be seen with, and the number started when none is asked for."""
 
 
-_BOTTLENECKS = (
+BOTTLENECKS = (
     Bottleneck("none", "healthy: compute-bound, loader queues full"),
     Bottleneck("slow-transform", "every image is rotated and blurred at 512 x 512 in the workers"),
     Bottleneck("no-workers", "num_workers=0: the training loop itself prepares every image"),
@@ -75,11 +74,6 @@ _BOTTLENECKS = (
         "hang", "after 20 s, or a quarter of --seconds, rank 1 waits for a lock that nobody releases", ranks=2
     ),
 )
-
-
-def bottlenecks() -> tuple[Bottleneck, ...]:
-    """Return what can be wrong with the demo training, the healthy one first."""
-    return _BOTTLENECKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +140,7 @@ def _has_torch(python: str) -> bool:
 
 
 def _training_command(python: str, options: DemoOptions) -> list[str]:
-    kind = next(one for one in _BOTTLENECKS if one.name == options.bottleneck)
+    kind = next(one for one in BOTTLENECKS if one.name == options.bottleneck)
     ranks = kind.ranks if options.ranks is None else options.ranks
     most = 0 if kind.name == "no-workers" else MOST_DEMO_WORKERS
     workers = min(2, most) if options.workers is None else options.workers
@@ -184,9 +178,11 @@ def start_demo(options: DemoOptions) -> DemoJob:
         cwd="/",
         start_new_session=True,
     )
+    # With a place in a run the demo would join it, or wait for it.
+    kept = {name: value for name, value in os.environ.items() if not _PLACE.fullmatch(name)}
     order = {
         "command": command,
-        "environment": {**_ENVIRONMENT, **_leave_runs(os.environ), "TMPDIR": directory},
+        "environment": {**_ENVIRONMENT, **kept, "TMPDIR": directory},
         "directory": directory,
         "log": log_path,
         "seconds": options.seconds + _LIFE_AFTER_TRAINING_S,
@@ -199,11 +195,6 @@ def start_demo(options: DemoOptions) -> DemoJob:
             keeper.stdin.close()
         raise
     return DemoJob(pid, log_path, keeper)
-
-
-def _leave_runs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without a place in a run: with one the demo would join it, or wait for it."""
-    return {name: value for name, value in environ.items() if not _PLACE.fullmatch(name)}
 
 
 def _make_directory() -> str:
@@ -301,5 +292,5 @@ COMMAND = Subcommand(
     "demo [options]",
     "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
     f"Without a terminal and an output flag: {FRAMES} readings as text.",
-    "\n".join(("bottlenecks:", *(f"  {one.name:<16} {one.summary}" for one in _BOTTLENECKS))),
+    "\n".join(("bottlenecks:", *(f"  {one.name:<16} {one.summary}" for one in BOTTLENECKS))),
 )

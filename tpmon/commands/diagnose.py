@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpmon.commands.command import (
@@ -224,29 +224,6 @@ class DiagnoseWatch:
             return True
         return self._limit_s is not None and time.monotonic() - self._begun_s >= self._limit_s
 
-    @contextlib.contextmanager
-    def outlast_output(self) -> Iterator[None]:
-        """Say on standard error that the verdict could not be written, or nothing where nobody reads.
-
-        The exit code is asked for all the same, and the command told.
-        """
-        try:
-            yield
-        except ReaderGone:
-            return
-        except UsageError as error:
-            complain(f"tpmon: {error.what}\nTry: {error.try_this}")
-
-    def finish(self) -> None:
-        """Let a command of --on-change that still runs come to its end, within its limit."""
-        if self._on_change is not None:
-            self._on_change.finish()
-
-    def close(self) -> None:
-        """Leave no command of --on-change behind."""
-        if self._on_change is not None:
-            self._on_change.close()
-
 
 def pick_exit_code(frame: Frame) -> int:
     """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended.
@@ -282,7 +259,8 @@ def run(options: VerdictOptions) -> int:
     output = Output(1, options.ascii)
     begun_s = time.monotonic() if until else None  # the limit holds for the wait for a job, too
     job = find_job(options.pid, (options.for_s or AWAIT_S) if until else 0.0)
-    watch = DiagnoseWatch(limit_s, until, OnChange(command) if command else None, begun_s)
+    on_change = OnChange(command) if command else None
+    watch = DiagnoseWatch(limit_s, until, on_change, begun_s)
 
     def sink(update: Update) -> None:
         if watch.read(update):
@@ -293,16 +271,20 @@ def run(options: VerdictOptions) -> int:
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
-        with watch.outlast_output():
+        try:
             if options.json:
                 output.write_json(encode(last.verdict))
-            elif options.check:
-                output.write_lines(write_check(last))
             else:
-                output.write_lines(*write_verdict(last))
-        watch.finish()
+                output.write_lines(*([write_check(last)] if options.check else write_verdict(last)))
+        except ReaderGone:
+            pass  # the exit code is asked for all the same, and the command told
+        except UsageError as error:
+            complain(f"tpmon: {error.what}\nTry: {error.try_this}")
+        if on_change is not None:
+            on_change.finish()
     finally:
-        watch.close()
+        if on_change is not None:
+            on_change.close()
     return pick_exit_code(last)
 
 

@@ -165,16 +165,44 @@ def run_slice(files: Sequence[str], options: TraceOptions, output: Output) -> in
 
 
 class _Progress:
-    """Say on standard error how far a long file is read, once a second."""
+    """Say how far a long file is read: a line a second, or before a screen one line that changes."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + PROGRESS_AFTER_S
+    def __init__(self, *, redraws: bool = False) -> None:
+        self._redraws = redraws
+        self._next_s = time.monotonic() + PROGRESS_AFTER_S
+        self._said = False
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + PROGRESS_AFTER_S
-            complain(f"tpmon: read {format_bytes(done)} of {format_bytes(total)}")
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + (PROGRESS_EVERY_S if self._redraws else PROGRESS_AFTER_S)
+        said = f"tpmon: read {format_bytes(done)} of {format_bytes(total)}"
+        if self._redraws:
+            self._draw(f"\r{said}, {100 * done // max(total, 1)} %; ctrl-c ends\x1b[K")
+        else:
+            complain(said)
+
+    def announce(self, files: Sequence[str]) -> None:
+        """Say what is read, where nothing tells how far it is and it may take seconds."""
+        from tpmon.trace.reading.sources import is_remote
+
+        total = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        if total >= LONG_SNAPSHOT_BYTES or any(map(is_remote, files)):
+            what = clean_text(files[0], 60) if len(files) == 1 else f"{len(files)} files"
+            size = f", {format_bytes(total)}" if total else ""
+            self._draw(f"\rtpmon: reading {what}{size}; ctrl-c ends\x1b[K")
+
+    def end(self) -> None:
+        """Leave the line empty for what is said next."""
+        if self._said:
+            self._draw("\r\x1b[K")
+            self._said = False
+
+    def _draw(self, text: str) -> None:
+        self._said = True
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
 
 
 def _parse_top(text: str) -> int:
@@ -295,45 +323,6 @@ def run_trace(options: TraceOptions) -> int:
     return ExitCode.OK
 
 
-class _ScreenProgress:
-    """Say in one line of the terminal how far a file is read, once it takes a second."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + PROGRESS_AFTER_S
-        self._said = False
-
-    def __call__(self, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + PROGRESS_EVERY_S
-            self._said = True
-            share = 100 * done // max(total, 1)
-            self._write(
-                f"\rtpmon: read {format_bytes(done)} of {format_bytes(total)}, {share} %; ctrl-c ends\x1b[K"
-            )
-
-    def announce(self, files: Sequence[str]) -> None:
-        """Say what is read, where nothing tells how far it is and it may take seconds."""
-        from tpmon.trace.reading.sources import is_remote
-
-        total = sum(os.path.getsize(path) for path in files if os.path.exists(path))
-        if total >= LONG_SNAPSHOT_BYTES or any(map(is_remote, files)):
-            self._said = True
-            what = clean_text(files[0], 60) if len(files) == 1 else f"{len(files)} files"
-            size = f", {format_bytes(total)}" if total else ""
-            self._write(f"\rtpmon: reading {what}{size}; ctrl-c ends\x1b[K")
-
-    def end(self) -> None:
-        """Leave the line empty for what is said next."""
-        if self._said:
-            self._said = False
-            self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode())
-
-
 def show_snapshots(files: Sequence[str], options: TraceOptions) -> int:
     """Analyse memory snapshots and draw them until the screen ends; return its exit code.
 
@@ -342,7 +331,7 @@ def show_snapshots(files: Sequence[str], options: TraceOptions) -> int:
     """
     from tpmon.trace.snapshot import analyze_snapshots
 
-    progress = _ScreenProgress()
+    progress = _Progress(redraws=True)
     progress.announce(files)
     try:
         report = analyze_snapshots(files)
@@ -370,7 +359,7 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
 
     target = check_pair(files, options)
     kept = KeptTraces()
-    progress = _ScreenProgress()
+    progress = _Progress(redraws=True)
 
     def skip(path: str, error: TpmonError) -> bool:
         """Leave out what only a directory or a pattern named: other files lie there too."""
