@@ -185,7 +185,7 @@ def test_jpegs_are_decoded_on_a_gpu_if_that_is_what_the_workers_do() -> None:
     assert "decode-on-gpu" not in list_ids(*row, Need.WORKERS_CPU_BOUND)
     seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
     decode = next(one for one in choose(*row, seen, RunFacts()) if one.remedy.id == "decode-on-gpu")
-    assert decode.text.startswith("if JPEG decoding is what the workers do: ")
+    assert decode.text.startswith("if the workers decode JPEGs: ")
 
 
 def test_a_host_that_grows_beside_a_gpu_keeps_no_graphs() -> None:

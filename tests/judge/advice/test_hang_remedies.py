@@ -48,7 +48,7 @@ def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> Any:
 def test_a_socket_is_no_mount_its_peer_is_named_and_a_time_limit_advised():
     finding = hang(frames=IN_LOCK, waits_for="socket receive", waits_on=PEER, call="recvfrom")
     assert finding.cause == "blocked-io"
-    assert "see whether 10.0.0.7:443 still answers" in finding.try_
+    assert "check whether 10.0.0.7:443 still answers" in finding.try_
     assert "ss -tnpo | grep pid=4000," in finding.try_
     assert "mount" not in finding.try_
     known = hang(
@@ -80,7 +80,7 @@ def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
     finding = hang(frames=GET)
     assert finding.cause == "lock"
     assert "nothing comes, and no other thread of it stands in the program" in finding.summary
-    assert "look for what feeds the queue" in finding.try_
+    assert "find what should feed the queue" in finding.try_
     fed = hang(thread(7, FEED, waits_for="sleep"), frames=GET)
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
 
@@ -157,7 +157,7 @@ def test_the_rank_that_the_others_wait_for_is_the_one_to_look_at():
     assert "tpmon dump 4020 --rank 2" in finding.try_
     asks = make_rank(2, frames=IN_LOCK, waits_for="socket receive", waits_on=PEER, call="recvfrom")
     finding = conclude(stand(*ranks, asks, log_age_s=None))
-    assert "see whether 10.0.0.7:443 still answers" in finding.try_
+    assert "check whether 10.0.0.7:443 still answers" in finding.try_
 
 
 @pytest.mark.parametrize(

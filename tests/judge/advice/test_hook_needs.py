@@ -101,7 +101,7 @@ def test_a_setting_that_is_right_already_is_not_advised() -> None:
     row, unused = (Kind.COMMS_BOUND, "transfer"), "find-unused-off"
     assert unused not in texts_of(*row, set(), ddp=DDP)
     on = texts_of(*row, set(), ddp=replace(DDP, find_unused=True))[unused]
-    assert on == "if every parameter gets a gradient in every step: switch find_unused_parameters off"
+    assert on == "if every parameter gets a gradient in every step: switch off find_unused_parameters"
     assert texts_of(*row, set())[unused].startswith("if the model is wrapped in DistributedDataParallel and ")
     compute = {Need.GPU_PRESENT, Need.FP32_MATMUL_SEEN, Need.TENSOR_CORES_IDLE}
     assert "tf32" in texts_of(Kind.COMPUTE_BOUND, "gpu", compute, matmul_tf32=False)

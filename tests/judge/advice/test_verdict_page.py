@@ -32,7 +32,7 @@ def test_every_row_says_all_four_parts() -> None:
 
 def test_every_section_of_the_page_has_its_three_points() -> None:
     rows, _, _ = PAGE.read_text(encoding="utf-8").partition("# The catalogue of remedies")
-    for point in ("Seen by", "Confused with", "What to do"):
+    for point in ("How tpmon sees it", "Often confused with", "What to do"):
         points = re.findall(rf"^\* {point}: (.*)$", rows, re.MULTILINE)
         assert len(points) == len(EXPLANATIONS)
         assert all(said.endswith(".") for said in points)

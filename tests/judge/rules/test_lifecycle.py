@@ -148,12 +148,12 @@ def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, or
         ),
         (
             {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
-            "let gdb (913) give process 4211 back: detach it, or end it: ",
+            "detach gdb (913) from process 4211, or end it: ",
             "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
         ),
         (
             {"state": "T", "waits_for": "stopped by a signal"},
-            "let the stopped process 4211 go on: ",
+            "resume the stopped process 4211: ",
             "kill -CONT 4211",
         ),
     ],

@@ -136,7 +136,7 @@ def test_attention_without_a_fused_kernel(tmp_path: Path) -> None:
     row = see(trace, tmp_path, "math-attention")
     assert row is not None
     assert row.share_pct == 30
-    assert row.advice == ("force a fused attention kernel and see why it is refused",)
+    assert row.advice == ("force a fused attention kernel, and see why it is refused",)
     trace.events[-2]["name"] = trace.events[-1]["name"]
     trace.events[1]["name"] = "aten::_scaled_dot_product_flash_attention"
     assert see(trace, tmp_path, "math-attention") is None

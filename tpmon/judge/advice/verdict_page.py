@@ -14,35 +14,34 @@ _INTRODUCTION = """\
 
 Written by `make docs` from the tables of the program.
 
-The first line of the screen is a verdict: a kind, a cause, how sure, since when. `tpmon attach PID
---check` and `tpmon diagnose PID` print it and end with the exit code of its kind; with 11 in the place of 0
-while a card that the job is on, or may be, does not answer.
+The first line of the screen is a verdict: a kind, a cause, how sure it is, and since when. `tpmon attach PID
+--check` and `tpmon diagnose PID` print it and exit with the code of its kind; with 11 instead of 0 while a
+card that the job uses, or may use, does not answer.
 
-* **Confidence** grows with the physical origins of its readings (driver, /proc, control group, stacks,
-  pipes, log, files, network, hook, record), time and distance from the threshold. One alone is never high.
-  What speaks against a verdict takes a level, and so does what might and was not read, which then stands
-  under *unknown*: a source that is lost makes no verdict surer. Two things are no such loss: a
-  hook that is not there, as most runs have none, and two sources that differ, where without the one that saw
-  more a smaller share is claimed.
-* **Since** is the onset where the history shows it; else a lower bound with what tells it.
-* **Ruled out** names causes that were looked for and are not there, **unknown** those that could not be
-  told, and why.
-* A cause is stated after some seconds and dropped some seconds after it was last seen, so that a reading
-  at its threshold does not flicker. Where causes take turns all the same, one that gave its place back within
-  30 s must then be ahead for a minute to be stated again. A cause that only follows from another one is not
-  stated beside it.
-* **Try** is one entry of the catalogue below that fits this run. It begins with "if" where a
-  precondition could not be observed. **Also try** are the next of them, at most four: in `tpmon diagnose`, in
-  the whole verdict (`v`) and in JSON. A run that nothing holds back is told only what was seen to help it.
+* **Confidence** grows with the physical origins of its readings (driver, /proc, control group, stacks, pipes,
+  log, files, network, hook, record), time and distance from the threshold. One origin alone never makes it
+  high. Evidence against the verdict lowers it by one level. So does a reading that could count against it but
+  was not read, which then stands under *unknown*: losing a source makes no verdict surer. Two things do not
+  lower it: a missing hook, as most runs have none, and two sources that differ, where the verdict claims a
+  smaller share without the one that saw more.
+* **Since** is the onset if the history shows it, else a lower bound with its source.
+* **Ruled out** names causes that tpmon looked for and did not find; **unknown** names those that it could not
+  check, and why.
+* A cause is stated after some seconds and dropped some seconds after it was last seen, so a reading at its
+  threshold does not flicker. If causes take turns all the same, one that was replaced less than 30 s ago must
+  lead for a minute before it is stated again. A cause that only follows from another is not stated beside it.
+* **Try** is the entry of the catalogue below that fits this run best. It begins with "if" where tpmon could
+  not observe a precondition. **Also try** are the next ones, at most four: in `tpmon diagnose`, in the whole
+  verdict (`v`) and in JSON. A run that nothing holds back gets only remedies that were seen to apply.
 
-What the rules compare with, and where each number comes from, is in [thresholds.md](thresholds.md).
+The thresholds of the rules, and where each comes from, are in [thresholds.md](thresholds.md).
 
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
 `hollow`, `memory-full`, `shared` (others compute on a card), `held` (a thermal reason or the power brake that
-costs less than 5 %), `xid` (a fault of the program that a card told of, or one that it contained), `silent`
-(a card does not answer that the job may be on: no run is called well beside it, unless each of several
-processes has a card of its own that answers), debug settings that slow the run, the second
-cause that was seen (`also ...`), and what it `may be ...` while no verdict stands.
+costs less than 5 %), `xid` (a card reported a fault of the program, or one that it contained), `silent` (a
+card that the job may use does not answer: no run is called well beside it, unless each of several processes
+has a card of its own that answers), debug settings that slow the run, a second cause that was seen
+(`also ...`), and what it `may be ...` while there is no verdict.
 """
 
 
@@ -70,8 +69,8 @@ def _section(kind: Kind, cause: Cause, explanation: Explanation) -> Iterator[str
         yield ""
     yield explanation.means
     yield ""
-    yield f"* Seen by: {explanation.sees}"
-    yield f"* Confused with: {explanation.confused_with}"
+    yield f"* How tpmon sees it: {explanation.sees}"
+    yield f"* Often confused with: {explanation.confused_with}"
     said = (
         "; ".join(map(_remedy, explanation.remedies)) + "."
         if explanation.remedies
@@ -94,12 +93,12 @@ def _entry(remedy: Remedy) -> Iterator[str]:
     yield ""
     yield f"**{fill(remedy.title, RunFacts())}**"
     yield ""
-    yield f"* Applies: {remedy.applies}"
+    yield f"* Use it when: {remedy.applies}"
     yield f"* Not when: {remedy.not_when}"
-    yield f"* Must have been observed: {'; '.join(need.value for need in remedy.needs) or 'nothing'}."
+    yield f"* Must be observed first: {'; '.join(need.value for need in remedy.needs) or 'nothing'}."
     yield f"* Ceiling: {fill(remedy.ceiling, RunFacts())}"
     yield f"* Risk to the experiment: {remedy.risk.value}"
-    yield f"* Proof that it helped: {remedy.proof}"
+    yield f"* It helped if: {remedy.proof}"
     yield ""
     yield f"```{remedy.language.value}"
     yield fill_paste(remedy.paste, RunFacts())
