@@ -119,11 +119,9 @@ def read_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        return {}
     except OSError as error:
-        if not os.access(os.path.dirname(path), os.X_OK):
-            # A home of somebody else (sudo, setpriv): there is no file for this user.
+        # In a home of somebody else (sudo, setpriv) there is no file for this user.
+        if isinstance(error, FileNotFoundError) or not os.access(os.path.dirname(path), os.X_OK):
             return {}
         raise UsageError(
             f"{path}: {error.strerror or error}", "make the file readable, or move it away"
@@ -149,13 +147,6 @@ def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _refuse_unknown(path: str, key: str) -> UsageError:
-    import difflib  # noqa: PLC0415  # only when there is an error to explain
-
-    close = difflib.get_close_matches(key, list(BY_KEY), 1)
-    return UsageError(f"{path}: {key}: no such setting", f"write {close[0]}" if close else CATALOGUE)
 
 
 def locale_is_utf8(environment: Mapping[str, str]) -> bool:
@@ -202,7 +193,12 @@ def resolve(
     for key, value in _flatten(tables).items():
         with _kept(bad):
             if key not in BY_KEY:
-                raise _refuse_unknown(path, key)
+                import difflib  # noqa: PLC0415  # only when there is an error to explain
+
+                close = difflib.get_close_matches(key, list(BY_KEY), 1)
+                raise UsageError(
+                    f"{path}: {key}: no such setting", f"write {close[0]}" if close else CATALOGUE
+                )
             checked = check_value(BY_KEY[key], value, f"{path}: {key}")
             choices[key] = SettingChoice(checked, SettingSource.FILE, path)
     for setting in SETTINGS:

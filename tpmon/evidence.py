@@ -64,7 +64,6 @@ ROUNDS = 3
 ROUND_LIMIT_S = 40.0
 """A round of looks is given up after 30 s."""
 _WAIT_S = 0.1
-_NO_STACKS = "not read: --no-stacks"
 PART_S = 10.0
 OPEN_S = 10.0
 CARDS_S = 25.0
@@ -122,8 +121,8 @@ class RoundKeeper:
         )
 
 
-class SharedLook:
-    """Use the Frames and the dumps of a session that runs already, as the screen does."""
+class SharedLook(RoundKeeper):
+    """Use the Frames of a session that runs already, as that of a screen; a sink of its dumps."""
 
     failed = ""
     """Why the session ended, where it is of its own and failed."""
@@ -132,18 +131,18 @@ class SharedLook:
         self,
         frames: Callable[[], Sequence[Frame]],
         pulses: Callable[[], Sequence[Pulse]],
-        keeper: RoundKeeper,
         ask: Ask,
+        every_s: float,
         *,
         stacks: bool = True,
     ) -> None:
-        """``keeper`` is a dump sink of that session, ``ask`` its ``ask_dump``."""
+        """Take the Frames and the pulses of a session, and its ``ask_dump``."""
+        super().__init__(every_s)
         self.frames = frames
         """Return the Frames that were kept, oldest first."""
         self.pulses = pulses
         """Return the main figures of the last ten minutes, oldest first."""
         self.stacks = stacks
-        self._keeper = keeper
         self._ask = ask
 
     def start(self) -> None:
@@ -152,18 +151,14 @@ class SharedLook:
     def wait(self) -> None:
         """Wait in bounded time until enough was seen."""
         if self.stacks:
-            self._keeper.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
+            self.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
 
     def stop(self) -> None:
         """End what was begun, without waiting: others look at it."""
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks that are done, or why there are none."""
-        return self._keeper.rounds() if self.stacks else Missing(_NO_STACKS)
-
-    def records(self) -> Applicable[CollectivesReading]:
-        """Return what the job recorded of its collectives, where that was read after the last look."""
-        return self._keeper.records()
+        return super().rounds() if self.stacks else Missing("not read: --no-stacks")
 
 
 class OwnLook(SharedLook):
@@ -177,13 +172,12 @@ class OwnLook(SharedLook):
         self._seen: list[Frame] = []
         self._ended = threading.Event()
         self._end_s = 0.0
-        keeper = RoundKeeper(min(5.0, seconds / ROUNDS))
         collect_rarely()
         collector = Collector(job, interval_s, stacks=stacks)
-        self._session = Session(collector, (self._take,), interval_s, (keeper,), hang_after_s=hang_after_s)
-        super().__init__(
-            lambda: tuple(self._seen), self._session.pulses, keeper, self._session.ask_dump, stacks=stacks
-        )
+        session = Session(collector, (self._take,), interval_s, (self,), hang_after_s=hang_after_s)
+        self._session = session
+        every_s = min(5.0, seconds / ROUNDS)
+        super().__init__(lambda: tuple(self._seen), session.pulses, session.ask_dump, every_s, stacks=stacks)
 
     def start(self) -> None:
         """Start the session in a thread of its own."""
@@ -210,7 +204,7 @@ class OwnLook(SharedLook):
 
     def _finish(self) -> None:
         self._ended.set()
-        self._keeper.done.set()
+        self.done.set()
 
 
 class Bundler:

@@ -110,10 +110,7 @@ SETTINGS = (
     ),
     # Named by its negative, which is what one asks for; its opposite is --stacks.
     _switch("no-stacks", "do not sample the ranks' Python stacks (py-spy, which never stops them)"),
-    _switch(
-        "readonly",
-        "only read: no dumps of all stacks unasked, and nothing stops, signals or writes",
-    ),
+    _switch("readonly", "only read: no dumps of all stacks unasked, and nothing stops, signals or writes"),
     Setting(
         "hang-after",
         DURATION,
@@ -200,16 +197,13 @@ SETTINGS = (
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
-def _expected(setting: Setting) -> str:
-    if setting.high < math.inf:
-        return f"{setting.kind.value} from {setting.low:g} to {setting.high:g}"
-    if setting.low > -math.inf:
-        return f"{setting.kind.value}, {setting.low:g} or more"
-    return setting.kind.value
-
-
 def _refuse(setting: Setting, where: str, found: object) -> UsageError:
-    return UsageError(f"{where}: expected {_expected(setting)}, found {found!r}", CATALOGUE)
+    expected = setting.kind.value
+    if setting.high < math.inf:
+        expected = f"{expected} from {setting.low:g} to {setting.high:g}"
+    elif setting.low > -math.inf:
+        expected = f"{expected}, {setting.low:g} or more"
+    return UsageError(f"{where}: expected {expected}, found {found!r}", CATALOGUE)
 
 
 def check_value(setting: Setting, value: object, where: str, found: str | None = None) -> Value:
@@ -219,19 +213,24 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
         UsageError: naming ``where``, for another type or a number out of range.
     """
     kind = setting.kind
-    if kind is ValueKind.SWITCH:
+    if kind is SWITCH:
         if isinstance(value, bool):
             return value
-    elif kind in (ValueKind.NAME, ValueKind.NAMES, ValueKind.COMMAND):
+    elif kind in (NAME, NAMES, COMMAND):
         if isinstance(value, str) and value:
-            _check_words(setting, value, where)
+            if kind is NAMES:
+                parse_names(setting, value, where)
+            elif kind is COMMAND:
+                split_command(value, where)
+            elif setting.one_of and value not in setting.one_of:
+                raise _refuse_name(setting, value, where)
             return value
-    elif kind is ValueKind.DURATION and isinstance(value, str):
+    elif kind is DURATION and isinstance(value, str):
         seconds = parse_duration(value.strip())
         if seconds is not None:
             return check_value(setting, seconds, where, found if found is not None else value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        whole = kind is ValueKind.COUNT
+        whole = kind is COUNT
         if (
             -_HUGE < value < _HUGE  # no NaN either
             and setting.low <= value <= setting.high
@@ -239,15 +238,6 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
         ):
             return value if whole else float(value)
     raise _refuse(setting, where, value if found is None else found)
-
-
-def _check_words(setting: Setting, text: str, where: str) -> None:
-    if setting.kind is ValueKind.NAMES:
-        parse_names(setting, text, where)
-    elif setting.kind is ValueKind.COMMAND:
-        split_command(text, where)
-    elif setting.one_of and text not in setting.one_of:
-        raise _refuse_name(setting, text, where)
 
 
 def _refuse_name(setting: Setting, name: str, where: str) -> UsageError:
@@ -302,18 +292,15 @@ def parse_text(setting: Setting, text: str, where: str) -> Value:
     Raises:
         UsageError: naming ``where``, for text that is no such value.
     """
-    kind = setting.kind
-    word = text.strip()
-    if kind is ValueKind.DURATION:
-        return check_value(setting, parse_duration(word), where, text)
-    if kind in (ValueKind.NAME, ValueKind.NAMES, ValueKind.COMMAND):
-        return check_value(setting, word, where)
-    if kind is ValueKind.SWITCH:
-        if word.lower() in _YES or word.lower() in _NO:
-            return word.lower() in _YES
-        raise _refuse(setting, where, text)
-    try:
-        number: float = int(word) if kind is ValueKind.COUNT else float(word)
-    except ValueError:
-        raise _refuse(setting, where, text) from None
-    return check_value(setting, number, where, text)
+    kind, word = setting.kind, text.strip()
+    value: object = word
+    if kind is SWITCH and word.lower() in (*_YES, *_NO):
+        value = word.lower() in _YES
+    elif kind is DURATION:
+        value = parse_duration(word)
+    elif kind in (COUNT, NUMBER):
+        try:
+            value = int(word) if kind is COUNT else float(word)
+        except ValueError:
+            raise _refuse(setting, where, text) from None
+    return check_value(setting, value, where, None if kind in (NAME, NAMES, COMMAND) else text)

@@ -28,7 +28,6 @@ from tpmon import evidence
 from tpmon.evidence import (
     ROUNDS,
     Bundler,
-    RoundKeeper,
     SharedLook,
     default_name,
     open_sink,
@@ -362,18 +361,17 @@ def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_pat
 def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job, tmp_path):
     told: list[str] = []
     done = threading.Event()
-    keeper = RoundKeeper(0.1)
 
     def tell(text: str) -> None:
         told.append(text)
         done.set()
 
     def ask(request: DumpRequest) -> None:
-        keeper(update(request, running=False, rounds=3))
+        look(update(request, running=False, rounds=3))
 
-    look = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask)
+    look = SharedLook(lambda: (make_frame(),), lambda: (), ask, 0.1)
     path = tmp_path / "out"
-    blind = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask, stacks=False)
+    blind = SharedLook(lambda: (make_frame(),), lambda: (), ask, 0.1, stacks=False)
     start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
     assert done.wait(SECONDS)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()

@@ -96,7 +96,7 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     _, _, look, told, hurries = started[0]
     assert len(look.frames()) == 1
     assert not is_known(look.rounds())
-    request = look._keeper._request
+    request = look._request
     three = dump_views.hung_three_looks()
     wired.session.sinks[1](dump_views.make_update(*three.state.rounds, request=request))
     assert look.rounds() == three.state.rounds
@@ -135,17 +135,17 @@ def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_i
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     look, told = begun[0][2], begun[0][3]
     one = dump_views.hung_once()
-    request = look._keeper._request
+    request = look._request
     wired.session.sinks[1](dump_views.make_update(*one.state.rounds, request=request, running=True))
-    assert not look._keeper.done.is_set()
+    assert not look.done.is_set()
     ended = Update(make_frame(target=make_target(state=TargetState.ENDED)), ())
     wired.session.sinks[0](ended)
-    assert look._keeper.done.is_set()
+    assert look.done.is_set()
     assert look.rounds() == one.state.rounds
     assert wired.updates == [ended]
     told("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
-    assert begun[1][2]._keeper.done.is_set(), "asked for while the last Frame came"
+    assert begun[1][2].done.is_set(), "asked for while the last Frame came"
 
 
 def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypatch):

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
         CaptureKind,
         CaptureResult,
         CaptureStage,
-        CaptureState,
     )
     from tpmon.model.results.trace import TraceSummary
     from tpmon.probe.job.job import Job, Member
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
-NICENESS = 10
-"""Of what packs a trace: the training beside it comes first."""
 
 _WARNS = (
     "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
@@ -180,6 +176,7 @@ def run(options: CaptureOptions) -> int:
     """Capture, write what came of it, and return the exit code."""
     from tpmon.capture.dialog import agree_always
     from tpmon.model.codec import encode
+    from tpmon.model.results.capture import CaptureState
     from tpmon.report.capture import write_capture
 
     asked = parse_asked(options)
@@ -198,7 +195,9 @@ def run(options: CaptureOptions) -> int:
         output.write_json(encode(result))
     else:
         output.write_lines(*write_capture(result, summaries, socket.gethostname()))
-    return pick_exit_code(result.state)
+    if result.state in (CaptureState.DONE, CaptureState.PARTIAL):
+        return ExitCode.OK
+    return ExitCode.NO_TARGET if result.state is CaptureState.GONE else ExitCode.USAGE
 
 
 def ask_where_dear(stage: CaptureStage, said: Sequence[str]) -> bool:
@@ -240,6 +239,7 @@ def capture_job(
     from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
     from tpmon.capture.window import CaptureWindow
     from tpmon.model.results.capture import CaptureKind, CaptureState
+    from tpmon.probe.base.limits import step_back
     from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
     from tpmon.probe.host.machine import read_memory_left
     from tpmon.probe.job.wrappers import runs_cuda_11, stays_slower
@@ -287,7 +287,7 @@ def capture_job(
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
         ranks = window.describe(outcomes)
         tell("reading what was written")
-        _step_back()
+        step_back()
         moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
         works = {bus.process.pid: IS_TIMED for bus in moved} | dict.fromkeys(watch.busy, IS_BUSY)
         return gather(window.asked, name, ranks, places, window.price, works=works, clocks=clocks)
@@ -321,22 +321,6 @@ def _check_slot(member: Member, kind: CaptureKind) -> None:
                 f"{other} in this run holds the GPU's one profiling slot (CUPTI)",
                 "start the run again without the tool whose library that is",
             )
-
-
-def _step_back() -> None:
-    """Leave the CPUs to the training: this thread packs what was written, and then ends."""
-    thread = threading.get_native_id()
-    if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
-        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
-
-
-def pick_exit_code(state: CaptureState) -> int:
-    """Return 0 where there is a file, 3 where the training ended first, else 2."""
-    from tpmon.model.results.capture import CaptureState
-
-    if state in (CaptureState.DONE, CaptureState.PARTIAL):
-        return ExitCode.OK
-    return ExitCode.NO_TARGET if state is CaptureState.GONE else ExitCode.USAGE
 
 
 def _open_bus(member: Member, job: Job, stack: contextlib.ExitStack) -> Bus:

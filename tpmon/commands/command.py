@@ -207,23 +207,13 @@ def read_options(wanted: type[Asked], flags: Mapping[str, object], choices: Choi
                 (typed,) = argument.names
                 raise UsageError(f"{typed} takes {argument.takes}, found ''", f"leave {typed} out")
             found[name] = tuple(word) if isinstance(word, list) else argument.read(word)
-    if "job" in found:
-        _check_target("pid" in found, found["job"], choices)
-    return wanted(**found)
-
-
-def _check_target(is_named: bool, takes_only: bool, choices: Choices) -> None:
-    """Refuse no PID at all, and one beside --job; a file may hold ``job`` beside any PID.
-
-    Raises:
-        UsageError: saying which.
-    """
-    if is_named and takes_only and choices.is_flag("job"):
+    if found.get("job") and "pid" in found and choices.is_flag("job"):
         raise UsageError("PID and --job exclude each other", "leave one of the two out")
-    if not is_named and not takes_only:
+    if found.get("job") is False and "pid" not in found:
         raise UsageError(
             "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
         )
+    return wanted(**found)
 
 
 class Subcommand:

@@ -57,16 +57,14 @@ class DumpOptions:
     )
     pids: tuple[str, ...] = flag("--pid", "only this process of the job", "P", many=True)
     block: bool = flag(
-        "--block",
-        "stop a process that cannot be read otherwise, for some milliseconds; the time is printed",
+        "--block", "stop a process that cannot be read otherwise, for some milliseconds; the time is printed"
     )
     native: bool = flag(
         "--native", "with frames of C and C++; stops each process for 0.03 to 1 s; the time is printed"
     )
     locals: bool = flag("--locals", "with the variables of your own frames; nothing is stopped")
     fr_pipe: bool = flag(
-        "--fr-pipe",
-        "make NCCL write its record of collectives now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
+        "--fr-pipe", "make NCCL write its record of collectives now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)"
     )
     job: bool = setting("job")
     rounds: int = setting("dump.rounds")

@@ -48,7 +48,7 @@ from tpmon.ui.monitor.start import run_screen
 
 if TYPE_CHECKING:
     from tpmon.capture.dialog import CaptureDialog
-    from tpmon.evidence import RoundKeeper
+    from tpmon.evidence import SharedLook
     from tpmon.report.bundle import Sink as BundleSink
 
 
@@ -74,7 +74,7 @@ class Wiring:
         self._options = options
         self._open_session = open_session
         self._session: Session | None = None
-        self._keeper: RoundKeeper | None = None
+        self._look: SharedLook | None = None
         """Of the bundle that is being written."""
         self._results: Callable[[Result], None] = lambda _result: None
         self._sample: SampleUpdate | None = None
@@ -101,14 +101,14 @@ class Wiring:
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
-        if self._keeper is not None:
-            self._keeper(update)
+        if self._look is not None:
+            self._look(update)
         self._results(update)
 
     def _end_looks(self) -> None:
         """Wait for no further look at the stacks."""
-        if self._keeper is not None:
-            self._keeper.done.set()
+        if self._look is not None:
+            self._look.done.set()
 
     def _fail(self, error: BaseException) -> None:
         if self._left.is_set():
@@ -208,7 +208,6 @@ class Wiring:
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
         from tpmon.evidence import (  # its archives cost the first picture some ms
-            RoundKeeper,
             SharedLook,
             open_in_time,
             start_bundle,
@@ -218,11 +217,15 @@ class Wiring:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
-        keeper = self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        look = self._look = SharedLook(
+            session.frames,
+            session.pulses,
+            session.ask_dump,
+            LOOKS_EVERY_S,
+            stacks=not self._options.no_stacks,
+        )
         if self._ended:
             self._end_looks()
-        stacks = not self._options.no_stacks
-        look = SharedLook(session.frames, session.pulses, keeper, session.ask_dump, stacks=stacks)
 
         def place(job: Job) -> BundleSink:
             sink = open_in_time(job)
@@ -311,12 +314,7 @@ def write_reading(reading: Reading) -> str:
         from tpmon.commands.dump import write_dump_text
 
         return write_dump_text(reading)
-    return write_hot(reading)
-
-
-def write_hot(update: SampleUpdate) -> str:
-    """Write hot functions, or why there are none."""
-    return "\n".join(write_sample(update.hot)) if is_known(update.hot) else update.hot.reason
+    return "\n".join(write_sample(reading.hot)) if is_known(reading.hot) else reading.hot.reason
 
 
 def start_capture(find: Callable[[], Job], talk: CaptureDialog) -> None:

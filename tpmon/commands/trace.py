@@ -62,10 +62,7 @@ class TraceOptions:
         is_file=True,
     )
     target: str = _words(
-        "--target",
-        "with --against: the speed-up hoped for",
-        "1.5x",
-        takes="a speed-up, beside --against",
+        "--target", "with --against: the speed-up hoped for", "1.5x", takes="a speed-up, beside --against"
     )
     slice: str = _words(
         "--slice",
@@ -256,11 +253,7 @@ def _settle_form(options: TraceOptions) -> TraceOptions:
 
 
 def run_trace(options: TraceOptions) -> int:
-    """Analyse the traces that were named and write what was asked for.
-
-    Raises:
-        TpmonError: where that cannot be, and where one is no trace or may not be read.
-    """
+    """Analyse the traces that were named and write what was asked for."""
     from tpmon.model.codec import encode
     from tpmon.report.trace import TEXT_TABLES, write_comparison, write_report, write_tables
     from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
@@ -324,11 +317,7 @@ def run_trace(options: TraceOptions) -> int:
 
 
 def show_snapshots(files: Sequence[str], options: TraceOptions) -> int:
-    """Analyse memory snapshots and draw them until the screen ends; return its exit code.
-
-    Raises:
-        TpmonError: where one is no snapshot or may not be read.
-    """
+    """Analyse memory snapshots and draw them until the screen ends; return its exit code."""
     from tpmon.trace.snapshot import analyze_snapshots
 
     progress = _Progress(redraws=True)
@@ -349,9 +338,6 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
     """Analyse traces and draw them until the screen ends; return its exit code.
 
     Where there is a trace to compare to, what changed since is one more tab.
-
-    Raises:
-        TpmonError: where one is no trace or may not be read.
     """
     from tpmon.trace.analysis import analyze
     from tpmon.trace.compare import compare_traces

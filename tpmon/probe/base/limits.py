@@ -16,6 +16,8 @@ from tpmon.model.known import is_known
 from tpmon.probe.base.cgroup_tree import JobGroups
 from tpmon.probe.base.procread import PROC, read_file
 
+NICENESS = 10
+"""Of what packs a trace: the training beside it comes first."""
 _NO_THREAD = "can't start new thread"
 """What CPython says, whatever the reason (Modules/_threadmodule.c)."""
 
@@ -72,3 +74,10 @@ def step_aside() -> None:
     """
     with contextlib.suppress(OSError):  # a sandbox may refuse it; tpmon then runs as any program
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def step_back() -> None:
+    """Leave the CPUs to the training: this thread packs what was written, and then ends."""
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
