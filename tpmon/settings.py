@@ -35,10 +35,7 @@ class ValueKind(Enum):
 
 
 class Setting(NamedTuple):
-    """Describe one setting. ``key`` is its name in the file; a dot means a table of the file.
-
-    No dataclass: ``--help`` would import dataclasses for it, and with them inspect, for 13 ms.
-    """
+    """Describe one setting. ``key`` is its name in the file; a dot means a table of the file."""
 
     key: str
     kind: ValueKind
