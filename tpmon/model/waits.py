@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 from enum import Enum
-from types import MappingProxyType
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known
 
 
 class WaitReason(str, Enum):
-    """Name what a thread waits for, by the kernel or by its stack."""
+    """Name what a thread waits for, by the kernel or by its stack; each with its words."""
+
+    words: str
+
+    def __new__(cls, value: str, words: str = "") -> WaitReason:  # noqa: PYI034  # Self is of 3.11
+        """Make a reason, which its value alone names in JSON."""
+        one = str.__new__(cls, value)
+        one._value_, one.words = value, words or value
+        return one
 
     RUNNING = "running"
     """It runs, or waits for a CPU alone (state R)."""
-    BATCH = "batch"
-    WORK = "work"
-    LOCK = "lock"
-    TIMED_LOCK = "timed-lock"
-    FUSE = "fuse"
-    NFS = "nfs"
-    CEPH = "ceph"
-    LUSTRE = "lustre"
-    PAGE = "page"
-    DIRECT_READ = "direct-read"
+    BATCH = "batch", "a batch (loader queue)"
+    WORK = "work", "work from its rank (loader queue)"
+    LOCK = "lock", "lock or queue (futex)"
+    TIMED_LOCK = "timed-lock", "lock with a time-out (futex)"
+    FUSE = "fuse", "FUSE file system"
+    NFS = "nfs", "NFS"
+    CEPH = "ceph", "Ceph file system"
+    LUSTRE = "lustre", "Lustre file system"
+    PAGE = "page", "page from disk"
+    DIRECT_READ = "direct-read", "direct disk read"
     DISK = "disk"
-    JOURNAL = "journal"
+    JOURNAL = "journal", "file system journal"
     FILE_LOCK = "file-lock"
-    PIPE_READ = "pipe-read"
-    PIPE_WRITE = "pipe-write"
-    FIFO = "fifo"
-    UNIX_SOCKET = "unix-socket"
-    SOCKET_RECEIVE = "socket-receive"
-    SOCKET_SEND = "socket-send"
-    SOCKET_OR_TTY = "socket-or-tty"
-    TCP = "tcp"
+    PIPE_READ = "pipe-read", "pipe read"
+    PIPE_WRITE = "pipe-write", "pipe write (full)"
+    FIFO = "fifo", "FIFO without a partner"
+    UNIX_SOCKET = "unix-socket", "unix socket"
+    SOCKET_RECEIVE = "socket-receive", "socket receive"
+    SOCKET_SEND = "socket-send", "socket send"
+    SOCKET_OR_TTY = "socket-or-tty", "socket or tty"
+    TCP = "tcp", "TCP socket"
     CONNECTION = "connection"
     SLEEP = "sleep"
-    CHILD = "child"
+    CHILD = "child", "child process"
     SIGNAL = "signal"
     EPOLL = "epoll"
     POLL = "poll"
     SELECT = "select"
-    TERMINAL = "terminal"
-    INPUT_PIPE = "input-pipe"
-    INPUT_SOCKET = "input-socket"
-    STOPPED = "stopped"
-    TRACED = "traced"
-    FROZEN = "frozen"
-    ZOMBIE = "zombie"
+    TERMINAL = "terminal", "terminal input"
+    INPUT_PIPE = "input-pipe", "standard input (pipe)"
+    INPUT_SOCKET = "input-socket", "standard input (socket)"
+    STOPPED = "stopped", "stopped by a signal"
+    TRACED = "traced", "stopped by a debugger"
+    FROZEN = "frozen", "frozen by its control group"
+    ZOMBIE = "zombie", "zombie: ended, not reaped by its parent"
     KILLED = "killed"
     """The process was killed, and a thread of it does not end."""
     KILLED_IN_DRIVER = "killed-in-driver"
@@ -100,45 +107,12 @@ QUEUES = frozenset((_R.BATCH, _R.WORK))
 """Those of a loader."""
 DRIVERS = frozenset((_R.DRIVER, _R.KILLED_IN_DRIVER, _R.ENDING_IN_DRIVER))
 
-_WORDS = MappingProxyType(
-    {
-        _R.RUNNING: "running",
-        _R.BATCH: "a batch (loader queue)",
-        _R.WORK: "work from its rank (loader queue)",
-        _R.LOCK: "lock or queue (futex)",
-        _R.TIMED_LOCK: "lock with a time-out (futex)",
-        _R.FUSE: "FUSE file system",
-        _R.NFS: "NFS",
-        _R.CEPH: "Ceph file system",
-        _R.LUSTRE: "Lustre file system",
-        _R.PAGE: "page from disk",
-        _R.DIRECT_READ: "direct disk read",
-        _R.DISK: "disk",
-        _R.JOURNAL: "file system journal",
-        _R.PIPE_READ: "pipe read",
-        _R.PIPE_WRITE: "pipe write (full)",
-        _R.FIFO: "FIFO without a partner",
-        _R.UNIX_SOCKET: "unix socket",
-        _R.SOCKET_RECEIVE: "socket receive",
-        _R.SOCKET_SEND: "socket send",
-        _R.SOCKET_OR_TTY: "socket or tty",
-        _R.TCP: "TCP socket",
-        _R.CHILD: "child process",
-        _R.TERMINAL: "terminal input",
-        _R.INPUT_PIPE: "standard input (pipe)",
-        _R.INPUT_SOCKET: "standard input (socket)",
-        _R.STOPPED: "stopped by a signal",
-        _R.TRACED: "stopped by a debugger",
-        _R.FROZEN: "frozen by its control group",
-        _R.ZOMBIE: "zombie: ended, not reaped by its parent",
-    }
-)
-_BY_WORDS = MappingProxyType({**{one.value: one for one in _R}, **{_WORDS[one]: one for one in _WORDS}})
+_BY_WORDS = {word: one for one in _R for word in (one.value, one.words)}
 
 
 def describe_wait(wait: Wait) -> str:
     """Say what a thread waits for."""
-    return wait.detail or _WORDS.get(wait.reason, wait.reason.value)
+    return wait.detail or wait.reason.words
 
 
 def parse_wait(words: str, reason: str = "") -> Wait:
@@ -148,7 +122,7 @@ def parse_wait(words: str, reason: str = "") -> Wait:
         ValueError: for a reason that there is not.
     """
     told = WaitReason(reason) if reason else _BY_WORDS.get(words, WaitReason.OTHER)
-    return Wait(told, "" if words == describe_wait(Wait(told)) else words)
+    return Wait(told, "" if words == told.words else words)
 
 
 def is_wait(wait: Known[Wait], *reasons: WaitReason) -> bool:

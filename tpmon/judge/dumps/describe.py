@@ -87,33 +87,53 @@ _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class LibraryCall(Enum):
-    """Name a call of the standard library, or of torch, that waits, in the words of a person."""
+    """Name a call of a library that waits: the words of a person, and where it is, as "file function ..."."""
 
-    QUEUE_GET = "queue.get"
-    QUEUE_PUT = "queue.put"
-    QUEUE_FEEDER = "queue feeder"
-    PROCESS_JOIN = "process join"
-    POOL_RESULT = "pool result"
-    PROCESS_POOL = "process pool"
-    MANAGER_CALL = "manager call"
-    PROCESS_LOCK = "process lock"
-    PROCESS_EVENT = "process condition or event"
-    PIPE_READ = "pipe read"
-    PIPE_WRITE = "pipe write"
-    QUEUE_JOIN = "queue.join"
-    THREAD_JOIN = "thread join"
-    EXIT = "threads to end (interpreter exit)"
-    EVENT = "condition or event"
-    SEMAPHORE = "semaphore"
-    SUBPROCESS = "subprocess"
-    FUTURE = "future.result"
-    IDLE_THREAD = "idle executor thread"
-    IDLE_PROCESS = "idle executor process"
-    EVENT_LOOP = "event loop"
-    CONNECTIONS = "connections"
-    SELECT = "select"
-    SOCKET_READ = "socket read"
-    PIN_THREAD = "pin thread"
+    QUEUE_GET = ("queue.get", "multiprocessing/queues.py get", "queue.py get")
+    QUEUE_PUT = ("queue.put", "multiprocessing/queues.py put", "queue.py put")
+    QUEUE_FEEDER = ("queue feeder", "multiprocessing/queues.py _feed")
+    PROCESS_JOIN = ("process join", "multiprocessing/process.py join", "torch/multiprocessing/spawn.py join")
+    POOL_RESULT = ("pool result", "multiprocessing/pool.py get wait")
+    PROCESS_POOL = (
+        "process pool",
+        "multiprocessing/pool.py worker _handle_workers _handle_tasks _handle_results",
+    )
+    MANAGER_CALL = ("manager call", "multiprocessing/managers.py _callmethod serve_forever")
+    PROCESS_LOCK = ("process lock", "multiprocessing/synchronize.py acquire __enter__")
+    PROCESS_EVENT = ("process condition or event", "multiprocessing/synchronize.py wait wait_for")
+    PIPE_READ = ("pipe read", "multiprocessing/connection.py recv recv_bytes poll accept wait")
+    PIPE_WRITE = ("pipe write", "multiprocessing/connection.py send send_bytes")
+    QUEUE_JOIN = ("queue.join", "queue.py join")
+    THREAD_JOIN = ("thread join", "threading.py join")
+    EXIT = ("threads to end (interpreter exit)", "threading.py _shutdown")
+    EVENT = ("condition or event", "threading.py wait wait_for")
+    SEMAPHORE = ("semaphore", "threading.py acquire")
+    SUBPROCESS = ("subprocess", "subprocess.py run call check_call check_output communicate wait")
+    FUTURE = ("future.result", "concurrent/futures/_base.py result wait as_completed")
+    IDLE_THREAD = ("idle executor thread", "concurrent/futures/thread.py _worker")
+    IDLE_PROCESS = ("idle executor process", "concurrent/futures/process.py _process_worker")
+    EVENT_LOOP = ("event loop", "asyncio/base_events.py _run_once")
+    CONNECTIONS = ("connections", "socketserver.py serve_forever")
+    SELECT = ("select", "selectors.py select")
+    SOCKET_READ = (
+        "socket read",
+        "ssl.py read recv recv_into do_handshake",
+        "socket.py readinto accept create_connection",
+    )
+    PIN_THREAD = ("pin thread", "torch/utils/data/_utils/pin_memory.py _pin_memory_loop do_one_step")
+
+    @property
+    def words(self) -> str:
+        """Return what a person calls it."""
+        return str(self.value[0])
+
+
+_CALL_OF = {
+    (path, name): call
+    for call in LibraryCall
+    for path, *names in map(str.split, call.value[1:])
+    for name in names
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,42 +154,6 @@ class StackDoing:
     """Its text begins with one: "waits for work (queue.get)"."""
 
 
-_CALLS = (
-    ("multiprocessing/queues.py", "get", LibraryCall.QUEUE_GET),
-    ("multiprocessing/queues.py", "put", LibraryCall.QUEUE_PUT),
-    ("multiprocessing/queues.py", "_feed", LibraryCall.QUEUE_FEEDER),
-    ("multiprocessing/process.py", "join", LibraryCall.PROCESS_JOIN),
-    ("multiprocessing/pool.py", "get wait", LibraryCall.POOL_RESULT),
-    (
-        "multiprocessing/pool.py",
-        "worker _handle_workers _handle_tasks _handle_results",
-        LibraryCall.PROCESS_POOL,
-    ),
-    ("multiprocessing/managers.py", "_callmethod serve_forever", LibraryCall.MANAGER_CALL),
-    ("multiprocessing/synchronize.py", "acquire __enter__", LibraryCall.PROCESS_LOCK),
-    ("multiprocessing/synchronize.py", "wait wait_for", LibraryCall.PROCESS_EVENT),
-    ("multiprocessing/connection.py", "recv recv_bytes poll accept wait", LibraryCall.PIPE_READ),
-    ("multiprocessing/connection.py", "send send_bytes", LibraryCall.PIPE_WRITE),
-    ("torch/multiprocessing/spawn.py", "join", LibraryCall.PROCESS_JOIN),
-    ("queue.py", "get", LibraryCall.QUEUE_GET),
-    ("queue.py", "put", LibraryCall.QUEUE_PUT),
-    ("queue.py", "join", LibraryCall.QUEUE_JOIN),
-    ("threading.py", "join", LibraryCall.THREAD_JOIN),
-    ("threading.py", "_shutdown", LibraryCall.EXIT),
-    ("threading.py", "wait wait_for", LibraryCall.EVENT),
-    ("threading.py", "acquire", LibraryCall.SEMAPHORE),
-    ("subprocess.py", "run call check_call check_output communicate wait", LibraryCall.SUBPROCESS),
-    ("concurrent/futures/_base.py", "result wait as_completed", LibraryCall.FUTURE),
-    ("concurrent/futures/thread.py", "_worker", LibraryCall.IDLE_THREAD),
-    ("concurrent/futures/process.py", "_process_worker", LibraryCall.IDLE_PROCESS),
-    ("asyncio/base_events.py", "_run_once", LibraryCall.EVENT_LOOP),
-    ("socketserver.py", "serve_forever", LibraryCall.CONNECTIONS),
-    ("selectors.py", "select", LibraryCall.SELECT),
-    ("ssl.py", "read recv recv_into do_handshake", LibraryCall.SOCKET_READ),
-    ("socket.py", "readinto accept create_connection", LibraryCall.SOCKET_READ),
-    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop do_one_step", LibraryCall.PIN_THREAD),
-)
-_CALL_OF = {(path, name): call for path, names, call in _CALLS for name in names.split()}
 _BOILERPLATE = (
     "threading.py",
     "runpy.py",
@@ -256,7 +240,7 @@ def _word_of_run(run: Sequence[StackFrame]) -> str:
     reading = read_stack(run)
     word, call = _word_of_phase(run, reading), _find_call(run)
     if word or call is not None:
-        return word or (call.value if call is not None else "")
+        return word or (call.words if call is not None else "")
     first = next((frame for frame in run if not _is_boilerplate(frame)), None)
     if first is None:
         return ""
@@ -367,7 +351,7 @@ def _describe_worker(frames: Sequence[StackFrame]) -> StackDoing:
     if users is None:
         return _tell(reading, WaitReason.OTHER, reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: "))
     where = f"{plain_name(users.function)} {name_line(users)}"
-    text = f"{call.value} in {where}" if call is not None else where
+    text = f"{call.words} in {where}" if call is not None else where
     return _tell(reading, _wait_in(call), text, call)
 
 
@@ -389,9 +373,9 @@ def _describe_main(frames: Sequence[StackFrame]) -> StackDoing:
     call = _find_call(_last_run(frames))
     verb = call is LibraryCall.EXIT and not any(map(is_users, frames))
     if call is not None and not any(map(is_users, frames)):
-        text = f"waits for {call.value}" if verb else call.value
-    elif call is not None and call.value not in reading.where:
-        text = f"{call.value} in {reading.where}"
+        text = f"waits for {call.words}" if verb else call.words
+    elif call is not None and call.words not in reading.where:
+        text = f"{call.words} in {reading.where}"
     else:
         text = ""
     return _tell(reading, _wait_in(call), text, call, verb=verb)
@@ -405,12 +389,12 @@ def _describe_other(frames: Sequence[StackFrame]) -> StackDoing:
     wait = WaitReason.WORK if call in _IDLE else _wait_in(call)
     if users is not None:
         where = f"{plain_name(users.function)} {name_line(users)}"
-        return _tell(reading, wait, f"{call.value} in {where}" if call is not None else where, call)
+        return _tell(reading, wait, f"{call.words} in {where}" if call is not None else where, call)
     package = next(
         (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
     )
     innermost = frames[-1]
-    text = call.value if call is not None else f"{plain_name(innermost.function)} {name_line(innermost)}"
+    text = call.words if call is not None else f"{plain_name(innermost.function)} {name_line(innermost)}"
     if package not in ("threading", "multiprocessing", "queue", "torch"):
         text = f"{package}: {text}"
     return _tell(reading, wait, text, call)

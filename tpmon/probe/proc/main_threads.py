@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from itertools import islice
 from types import MappingProxyType
 
@@ -46,23 +45,12 @@ _NOT_PERMITTED = Missing(
 _NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be distinguished from another poll")
 
 
-class MainThreadDoing(Enum):
-    """Name what a look can find, by the counter of ``MainThreadSample``."""
-
-    RUNNING = "running"
-    BATCH_WAIT = "batch_wait"
-    IO = "io"
-    TIMED_LOCK = "timed_lock"
-    LOCK = "lock"
-    OTHER = "other"
-
-
-_OF_REASON = {
-    WaitReason.RUNNING: MainThreadDoing.RUNNING,
-    WaitReason.BATCH: MainThreadDoing.BATCH_WAIT,
-    WaitReason.TIMED_LOCK: MainThreadDoing.TIMED_LOCK,
-    WaitReason.LOCK: MainThreadDoing.LOCK,
-    **dict.fromkeys(FILES | (SOCKETS - INPUTS) | {WaitReason.CONNECTION}, MainThreadDoing.IO),
+_COUNTER_OF = {
+    WaitReason.RUNNING: "running",
+    WaitReason.BATCH: "batch_wait",
+    WaitReason.TIMED_LOCK: "timed_lock",
+    WaitReason.LOCK: "lock",
+    **dict.fromkeys(FILES | (SOCKETS - INPUTS) | {WaitReason.CONNECTION}, "io"),
 }
 
 
@@ -70,25 +58,23 @@ _WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
 """Kernel functions in which these system calls of x86-64 wait."""
 
 
-def classify_call(call: Known[Syscall]) -> MainThreadDoing | None:
+def classify_call(call: Known[Syscall]) -> str | None:
     """Say what a look found where the system call alone decides, None where it does not. Pure.
 
     The kernel gives no call for a thread whose state is R.
     """
     if not is_known(call):
-        return MainThreadDoing.RUNNING
+        return "running"
     wchan = _WAITS_BY_CALL.get(call.number) if _MACHINE == "x86_64" else None
     return None if wchan is None else classify_look("S", wchan, call)
 
 
-def classify_look(
-    state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE
-) -> MainThreadDoing:
+def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: str = _MACHINE) -> str:
     """Say what one look found. Pure."""
     if state == "D":
-        return MainThreadDoing.IO
+        return "io"
     wait = read_wait(state, wchan, call, Role.RANK, machine)
-    return _OF_REASON.get(wait.reason, MainThreadDoing.OTHER) if is_known(wait) else MainThreadDoing.OTHER
+    return _COUNTER_OF.get(wait.reason, "other") if is_known(wait) else "other"
 
 
 def pick_rate(ranks: int, pace: Pace) -> float:
@@ -112,7 +98,7 @@ class _MainThread:
     files: tuple[ProcFile, ...] = ()
     refused: bool = False
 
-    def look(self) -> MainThreadDoing | None:
+    def look(self) -> str | None:
         """Look once; None when the process is gone or may not be looked at."""
         if not self.files:
             return None
@@ -170,7 +156,7 @@ class MainThreadProbe:
         """By process and by thread: the one that runs its loop."""
         # Held for moments only, never while a file is read.
         self._lock = threading.Lock()
-        self._counts: dict[Identity, Counter[MainThreadDoing]] = {}
+        self._counts: dict[Identity, Counter[str]] = {}
         self._refused: frozenset[Identity] = frozenset()
         self._off: Known[str] = ""
 
@@ -244,6 +230,6 @@ class MainThreadProbe:
             thread.close()
 
 
-def _count(identity: Identity, rank: Applicable[int], found: Counter[MainThreadDoing]) -> MainThreadSample:
-    counts = {doing.value: found[doing] for doing in MainThreadDoing}
+def _count(identity: Identity, rank: Applicable[int], found: Counter[str]) -> MainThreadSample:
+    counts = {name: found[name] for name in (*_COUNTER_OF.values(), "other")}
     return MainThreadSample(pid=identity.pid, rank=rank, looks=found.total(), **counts)
