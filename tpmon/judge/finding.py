@@ -10,7 +10,7 @@ from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.entry import Chosen, Risk
 from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading_of
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
 from tpmon.judge.features.standstill import find_silences, say_longer, say_open, say_still, still_s
@@ -25,6 +25,7 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
+from tpmon.model.frame import CPUS_USED, GPU_BUSY, RUNNABLE
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, Origin, SinceIs, pick_code
@@ -360,11 +361,11 @@ def _figures(scene: Scene) -> tuple[Evidence, ...]:
     frame = scene.frame
     ages = frame.ages_s
     return _places(scene) + tuple(
-        Evidence(name, value, unit, "", source, age)
-        for name, value, unit, source, age in (
-            ("CPUs used", scene.used, "CPUs", frame.sources.cpu, ages.cpu),
-            ("runnable", scene.runnable, "threads", frame.sources.threads, ages.threads),
-            ("GPU busy", scene.gpu_pct, "%", frame.sources.gpu, ages.gpu),
+        reading_of(figure, value, source, age)
+        for figure, value, source, age in (
+            (CPUS_USED, scene.used, frame.sources.cpu, ages.cpu),
+            (RUNNABLE, scene.runnable, frame.sources.threads, ages.threads),
+            (GPU_BUSY, scene.gpu_pct, frame.sources.gpu, ages.gpu),
         )
         if is_known(value)
     )

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from enum import Enum
+from typing import NamedTuple
 
 from tpmon.model.dump import DumpRound
 from tpmon.model.frozen import dataclass
@@ -24,7 +25,7 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.stacks import StackSlice
@@ -298,3 +299,33 @@ class Window:
     def values(self, read: Callable[[Pulse], Known[float]]) -> tuple[Known[float], ...]:
         """Return one figure of every Pulse, oldest first."""
         return tuple(read(pulse) for pulse in self._pulses)
+
+
+class Figure(NamedTuple):
+    """Name a reading of a verdict whose history the Pulses hold, for those who show it and those who draw it.
+
+    A ``top`` of 0 stands for the highest value seen or, of a share, for the whole of it.
+    """
+
+    name: str
+    unit: str
+    series: Callable[[Pulse], Known[float]]
+    top: float = 0.0
+
+
+def _gpu(pulse: Pulse) -> Known[float]:
+    busy = [one for one in pulse.gpu_pct if is_known(one)]
+    return sum(busy) / len(busy) if busy else Missing("no card answered")
+
+
+CPUS_USED = Figure("CPUs used", "CPUs", lambda pulse: pulse.used_cores)
+RUNNABLE = Figure("runnable", "threads", lambda pulse: pulse.runnable)
+CPU_DELAY = Figure("waiting for a CPU", "%", lambda pulse: pulse.run_delay_ratio, 1.0)
+GPU_BUSY = Figure("GPU busy", "%", _gpu, 100.0)
+GPU_IDLE = Figure("GPU idle", "%", lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0)
+QUEUE_EMPTY = Figure("queue empty", "%", lambda pulse: pulse.empty_ratio, 1.0)
+SHM_USED = Figure("used of it", "%", lambda pulse: pulse.shm_ratio, 1.0)
+MEMORY_USED = Figure("used of the limit", "%", lambda pulse: pulse.memory_bytes)
+
+_FIGURES = (CPUS_USED, RUNNABLE, CPU_DELAY, GPU_BUSY, GPU_IDLE, QUEUE_EMPTY, SHM_USED, MEMORY_USED)
+FIGURES = {one.name: one for one in _FIGURES}

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from tests import frames
 from tests.goldens import dump_views, sample_views
 from tpmon.model.dump import Asker
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import FIGURES, Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
@@ -22,7 +22,6 @@ from tpmon.model.units import clean_text
 from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import page_of, paint_screen, rows_of
-from tpmon.ui.monitor.panes.verdict import SERIES
 from tpmon.ui.monitor.state import OTHER_THREADS, Overlay, Pane, Size, SortBy, StackRow, StacksView
 
 TEXTS = st.one_of(
@@ -119,7 +118,7 @@ def cards(draw, index):
 def findings(draw):
     evidence = st.builds(
         Evidence,
-        TEXTS | st.sampled_from(sorted(SERIES)),
+        TEXTS | st.sampled_from(sorted(FIGURES)),
         REASONS | NUMBERS,
         TEXTS,
         TEXTS,

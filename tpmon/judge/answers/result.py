@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
+from tpmon.model.frame import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.verdict import Evidence, Kind, Origin
@@ -76,6 +77,11 @@ Key = tuple[Kind, Applicable[str]]
 def reading(name: str, value: Known[float], unit: str, source: str, age_s: Known[float]) -> Evidence:
     """Return one number as evidence."""
     return Evidence(name=name, value=value, unit=unit, text="", source=source, age_s=age_s)
+
+
+def reading_of(figure: Figure, value: Known[float], source: str, age_s: Known[float]) -> Evidence:
+    """Return one number of the registry as evidence."""
+    return reading(figure.name, value, figure.unit, source, age_s)
 
 
 def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:

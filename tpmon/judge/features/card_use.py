@@ -22,7 +22,7 @@ from tpmon.judge.features.cards import (
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.hook_progress import list_hooks
-from tpmon.model.frame import Frame
+from tpmon.model.frame import GPU_BUSY, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -377,7 +377,7 @@ def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
     """Return what the cards do as evidence: the median over the cards of what was read."""
     age, cards = scene.frame.ages_s.gpu, scene.gpus
     rows = (
-        ("GPU busy", median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
+        (GPU_BUSY.name, median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
         ("SM activity", median_over(card.sm_active_pct for card in cards), 1.0, "GPM"),
         ("tensor activity", median_over(card.tensor_pct for card in cards), 1.0, "GPM"),
         ("DRAM activity", median_over(card.dram_pct for card in cards), 1.0, "GPM"),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading, reading_of
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
@@ -20,6 +20,7 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
+from tpmon.model.frame import GPU_IDLE, QUEUE_EMPTY
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
@@ -247,7 +248,7 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
         return ()
     if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * _queue_wait(found):
         return ()
-    return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
+    return (reading_of(QUEUE_EMPTY, 100 * loader.empty_ratio, "pipes", scene.frame.ages_s.io),)
 
 
 def _unread(found: Starved) -> tuple[str, ...]:
@@ -301,9 +302,9 @@ def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     ]
     loader = found.rank.loader
     if loader is not None and is_known(loader.empty_ratio) and not loader.pin_thread:
-        told.append(reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", ages.io))
+        told.append(reading_of(QUEUE_EMPTY, 100 * loader.empty_ratio, "pipes", ages.io))
     if is_known(found.gpu_idle):
-        told.append(reading("GPU idle", 100 * found.gpu_idle, "%", "NVML", ages.gpu))
+        told.append(reading_of(GPU_IDLE, 100 * found.gpu_idle, "NVML", ages.gpu))
     for name, value in (
         ("a worker wants", found.demand),
         ("workers without work", map_known(lambda ratio: 100 * ratio, found.idle)),

@@ -14,7 +14,7 @@ from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_of
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
@@ -26,6 +26,7 @@ from tpmon.judge.features.cpu import (
 from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.rules.gpu import judge_gpu_compute
+from tpmon.model.frame import CPU_DELAY, RUNNABLE
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.text.clean import MOST_DIGITS
@@ -73,7 +74,7 @@ def _is_hidden(scene: Scene) -> bool:
 def read_waiting(scene: Scene) -> Evidence:
     """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
     waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
-    return reading("waiting for a CPU", waiting, "%", "schedstat", scene.frame.ages_s.threads)
+    return reading_of(CPU_DELAY, waiting, "schedstat", scene.frame.ages_s.threads)
 
 
 def _is_used_up(scene: Scene) -> bool:
@@ -129,7 +130,7 @@ def judge_quota(scene: Scene) -> Answer:
         evidence=(
             reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
-            reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
+            reading_of(RUNNABLE, scene.runnable, "schedstat", frame.ages_s.threads),
             read_waiting(scene),
         ),
         share=_find_withheld(scene),

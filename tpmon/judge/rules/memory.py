@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_of
 from tpmon.judge.features.card_use import (
     ETA_S,
     GROWTH_BYTES_S,
@@ -22,7 +22,7 @@ from tpmon.judge.features.card_use import (
 )
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.rules.card_faults import judge_gpu_memory
-from tpmon.model.frame import Frame
+from tpmon.model.frame import MEMORY_USED, SHM_USED, Frame
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
@@ -109,7 +109,7 @@ def judge_shm(scene: Scene) -> Answer:
         origins=frozenset((Origin.FILES,)),
         summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
         evidence=(
-            reading("used of it", 100 * fill, "%", "statvfs", ages.memory),
+            reading_of(SHM_USED, 100 * fill, "statvfs", ages.memory),
             reading("largest growth in a second", step / (1 << 20), "MiB", "statvfs", ages.memory),
         ),
         observed=frozenset((Need.SHM_TIGHT,)),
@@ -247,7 +247,7 @@ def _suspect_growth(
         reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", memory.anon_source, ages.memory),
     ]
     if is_known(room):
-        evidence.append(reading("used of the limit", 100 * room[1], "%", memory.limit_source, ages.memory))
+        evidence.append(reading_of(MEMORY_USED, 100 * room[1], memory.limit_source, ages.memory))
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause=cause,

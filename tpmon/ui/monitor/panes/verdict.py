@@ -5,12 +5,11 @@ The block above the panes takes as many lines as it is given, the most needed fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
-from tpmon.model.frame import EventKind, Frame, Pulse
+from tpmon.model.frame import FIGURES, EventKind, Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.text.job_words import (
     list_also,
     list_try,
@@ -43,38 +42,11 @@ from tpmon.ui.monitor.alerts import age_of, say_moment
 from tpmon.ui.monitor.panes.cpu import mean_of, thin
 from tpmon.ui.monitor.state import Ink, Line, Size, Span, ViewState
 
-Read = Callable[[Pulse], Known[float]]
 NARROW = 60
 """Below this width a row has no history, and of its source only the age."""
 WIDE = 100
 """From this width on sources stand below each other; else they end where the line ends."""
 AGE_WIDTH = 6
-
-
-def _gpu(pulse: Pulse) -> Known[float]:
-    busy = [one for one in pulse.gpu_pct if is_known(one)]
-    return fmean(busy) if busy else Missing("no card answered")
-
-
-def _gpu_idle(pulse: Pulse) -> Known[float]:
-    return map_known(lambda busy: 100.0 - busy, _gpu(pulse))
-
-
-SERIES: Mapping[str, tuple[Read, float]] = {
-    "CPUs used": (lambda pulse: pulse.used_cores, 0.0),
-    "GPU busy": (_gpu, 100.0),
-    "GPU idle": (_gpu_idle, 100.0),
-    "batches ready": (lambda pulse: pulse.ready_batches, 0.0),
-    "queue empty": (lambda pulse: pulse.empty_ratio, 1.0),
-    "runnable": (lambda pulse: pulse.runnable, 0.0),
-    "used of it": (lambda pulse: pulse.shm_ratio, 1.0),
-    "used of the limit": (lambda pulse: pulse.memory_bytes, 0.0),
-    "waiting for a CPU": (lambda pulse: pulse.run_delay_ratio, 1.0),
-}
-"""The names of evidence whose history the Pulses hold: what to read, and the top.
-
-A top of 0 stands for the highest value seen or, of a share, for the whole of it.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +66,17 @@ def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
         room = width - AGE_WIDTH - 7
         value = max(0, min(values, 16, room - 8))
         return Widths(max(8, room - value), value, 0)
-    drawn = any(row.name in SERIES for row in rows)
+    drawn = any(row.name in FIGURES for row in rows)
     history = 30 if width >= 150 else 20 if width >= WIDE else 12
     return Widths(min(names, max(14, width // 3)), min(values, max(10, width // 3)), history if drawn else 0)
 
 
 def _draw(view: ViewState, row: Evidence, cells: int) -> str:
-    series = SERIES.get(row.name)
-    if series is None:
+    figure = FIGURES.get(row.name)
+    if figure is None:
         return " " * cells
-    read, top = series
-    values = [mean_of([read(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
-    return spark(values, cells, top or _top_of(row, values))
+    values = [mean_of([figure.series(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
+    return spark(values, cells, figure.top or _top_of(row, values))
 
 
 def _top_of(row: Evidence, values: Sequence[Known[float]]) -> float:
