@@ -124,6 +124,10 @@ SCENES: dict[str, Build] = {
     "a rank sleeps": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, waits_for="sleep")),
     "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **RUNNING), seconds=130),
     "a rank is stopped": _hang(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal")),
+    "both ranks are stopped": _hang(
+        make_rank(0, state="t", waits_for="stopped by a debugger"),
+        make_rank(1, state="t", waits_for="stopped by a debugger"),
+    ),
     "a barrier": _hang(make_rank(0, frames=BARRIER), make_rank(1, frames=IN_LOCK), seconds=60),
     "backward in a lock": _hang(make_rank(0, frames=BACKWARD), make_rank(1, frames=BACKWARD)),
     "a lost batch": _hang(

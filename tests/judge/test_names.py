@@ -36,7 +36,7 @@ TEXTS = frozenset(("text", "waits_for", "detail", "where", "doing", "summary"))
 """Attributes that hold words for eyes alone: of a stack, a wait, evidence."""
 
 
-ALIKE = {"backward in a lock"}
+ALIKE = {"backward in a lock", "both ranks are stopped"}
 """Scenes whose ranks all stand alike, so that the first of them is named."""
 
 

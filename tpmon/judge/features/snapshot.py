@@ -5,6 +5,7 @@ A rule never looks at a single second. Everything here is computed once for each
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -402,6 +403,8 @@ def see(
                 one for one in by_pid[process.pid] if one.start_ticks == process.start_ticks
             ]
     ranks = [process for process in frame.processes if process.role is Role.RANK]
+    # Of ranks that stand alike the first is named, in whatever order the kernel lists them.
+    ranks.sort(key=lambda one: (known_or(one.rank, math.inf), one.pid))
     return Scene(
         frame=frame,
         frames=recent,
