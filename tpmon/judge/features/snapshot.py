@@ -46,7 +46,7 @@ from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
-from tpmon.model.waits import IO, Wait, WaitReason, is_wait_in
+from tpmon.model.waits import IO, Wait, WaitReason
 
 SPAN_S = 10.0
 """Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
@@ -224,7 +224,8 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
     rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
     shares = share_waits(waits, rest)
-    blocked = sum(state == "D" or is_wait_in(wait, IO) for state, wait in zip(states, waits, strict=True))
+    reasons = [wait.reason if isinstance(wait, Wait) else None for wait in waits]
+    blocked = sum(state == "D" or reason in IO for state, reason in zip(states, reasons, strict=True))
     return WorkerScene(
         pid=last.pid,
         number=last.worker,

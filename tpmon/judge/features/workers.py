@@ -37,7 +37,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence
-from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason, is_wait
+from tpmon.model.waits import LOCKS, RUNNING, SOCKETS, WaitReason
 
 BUSY_WORKER = 0.5
 """Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
@@ -206,8 +206,10 @@ def _look_at_all(scene: Scene) -> dict[int, list[int]]:
             count = counts.get(process.pid)
             if count is None:
                 continue
-            count[0] += is_wait(process.waits_for, WaitReason.WORK)
-            count[1] += is_known(process.waits_for)
+            wait = process.waits_for
+            if is_known(wait):
+                count[0] += wait.reason is WaitReason.WORK
+                count[1] += 1
         for loader in frame.loader:
             for queue in loader.queues:
                 count = counts.get(queue.pid)
