@@ -257,6 +257,7 @@ def test_text_of_others_enters_through_one_border() -> None:
         "probe/gpu/rates",
         "probe/job/discovery",
         "probe/host/output",
+        "probe/records/dump_files",
         "capture/dialog",
         "probe/spy/text",
         "probe/proc/access",
