@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tpmon.model.known import is_known
 from tpmon.model.results.doctor import Access, Check
-from tpmon.probe.base.environment import Around
 from tpmon.probe.doctor.rules import Own
-from tpmon.probe.proc.access import Caller
+from tpmon.probe.proc.access import Caller, RuntimeKind
 
 ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
 STATUS = (
@@ -17,13 +16,13 @@ STATUS = (
 def own(
     uid: int = 1000,
     *capabilities: int,
-    around: Around = Around.HOST,
+    runtime: RuntimeKind = RuntimeKind.HOST,
     own_pids: bool = False,
     all_users: bool = True,
     filtered: int = 0,
 ):
     mask = sum(1 << number for number in capabilities)
-    caller = Caller(uid, around, root_may=around is not Around.ENGINE)
+    caller = Caller(uid, runtime, root_may=runtime is not RuntimeKind.ENGINE)
     return Own(caller, 19 in capabilities, own_pids, all_users, STATUS % (mask, filtered))
 
 

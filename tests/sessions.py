@@ -36,14 +36,14 @@ class Records:
 
     def __init__(self) -> None:
         self.on_change = lambda: None
-        self.newest: Applicable[DumpRecords] = NOT_APPLICABLE
+        self.state: Applicable[DumpRecords] = NOT_APPLICABLE
         self.asked: list[int] = []
 
     def ask(self, dump_ns: int) -> None:
         self.asked.append(dump_ns)
 
     def tell(self, dump_ns: int, *records: RankRecord) -> None:
-        self.newest = DumpRecords(dump_ns, CollectivesReading(records, (), ()))
+        self.state = DumpRecords(dump_ns, CollectivesReading(records, (), ()))
         self.on_change()
 
 

@@ -6,7 +6,8 @@ from tests.children import child
 from tpmon.model.known import is_known
 from tpmon.probe.base.procread import read_table
 from tpmon.probe.proc.access import explain_refusal, read_standing
-from tpmon.probe.spy.child import SpyChild, dump_arguments, find_spy
+from tpmon.probe.spy.failure import find_spy
+from tpmon.probe.spy.pool import SpyChild, dump_arguments
 
 NAP = "say('up')\ntime.sleep(60)\n"
 

@@ -32,10 +32,10 @@ from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import read_file, read_stat
 from tpmon.probe.host.output import OutputReader
 from tpmon.probe.host.sockets import ListeningSocket, read_listeners
-from tpmon.probe.job.wrappers import is_armed, write_restart
+from tpmon.probe.job.discovery import is_armed, write_restart
 from tpmon.probe.proc.access import _is_refused
-from tpmon.probe.records.debug_server import Door, ask_server
-from tpmon.probe.records.flight_recorder_files import ask_pipe, read_record_file
+from tpmon.probe.records.flight_recorder import ask_pipe, read_record_file
+from tpmon.probe.records.servers import Door, ask_server
 from tpmon.trace.figures.updates import STEP
 from tpmon.ui.terminal_io.editor import plan_edit
 

@@ -285,7 +285,7 @@ def test_the_history_of_the_loop_is_bounded_in_time():
 
 def test_tpmon_steps_aside_for_the_training():
     code = (
-        "import os, threading; from tpmon.probe.base.limits import step_aside\n"
+        "import os, threading; from tpmon.probe.base.worker import step_aside\n"
         "step_aside()\n"
         "seen = []\n"
         "one = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))\n"

@@ -154,7 +154,7 @@ def _refuse_command(word: str, words: Sequence[str]) -> UsageError:
 
 def tell_failure(error: Exception) -> ExitCode:
     """Tell what ended a command that nobody foresaw: a bug, or a machine that lets no thread be started."""
-    from tpmon.probe.base.limits import explain_limit
+    from tpmon.probe.base.worker import explain_limit
     from tpmon.ui.terminal_io.terminal import report_crash
 
     limit = explain_limit(error)

@@ -27,7 +27,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import Checkup, DumpUpdate, Update
 from tpmon.model.units import format_seconds
-from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.worker import read_within
 from tpmon.probe.collect.bundle import (
     describe_processes,
     list_versions,
@@ -36,7 +36,7 @@ from tpmon.probe.collect.bundle import (
     read_logs,
 )
 from tpmon.probe.collect.collector import Collector
-from tpmon.probe.doctor.checks import make_patient, read_checkup
+from tpmon.probe.doctor.checks import make_subject, read_checkup
 from tpmon.probe.job.job import Job
 from tpmon.report.bundle import (
     README,
@@ -257,7 +257,7 @@ class Bundler:
         found: list[Checkup] = []
 
         def check() -> list[str]:
-            found.append(read_checkup([make_patient(job)], stacks=self._stacks))
+            found.append(read_checkup([make_subject(job)], stacks=self._stacks))
             return write_checkup(found[0])
 
         self._add("doctor.txt", "what may be read and what not", check, CARDS_S)

@@ -61,7 +61,7 @@ class RecordsSource(Protocol):
     """Called, in another thread, when a reading ended."""
 
     @property
-    def newest(self) -> Applicable[DumpRecords]:
+    def state(self) -> Applicable[DumpRecords]:
         """Return the last reading that ended."""
 
     def ask(self, dump_ns: int) -> None:
@@ -306,7 +306,7 @@ class Session:
         from tpmon.judge.dumps.hot import add_records
 
         dump_ns = bare.state.rounds[-1].taken_ns
-        records = self._source.records.newest
+        records = self._source.records.state
         if is_known(records) and records.dump_ns == dump_ns:
             self._bare = None
             self._send_dump(add_records(bare, records.reading))

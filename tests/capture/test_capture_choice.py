@@ -33,8 +33,8 @@ from tpmon.model.results.capture import (
     other_ranks,
     refuse,
 )
-from tpmon.probe.job import wrappers
-from tpmon.probe.job.wrappers import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
+from tpmon.probe.job import discovery
+from tpmon.probe.job.discovery import read_ancestors, runs_cuda_11, stays_slower, uses_cuda
 from tpmon.report.capture import write_capture_line
 
 TRACE, SNAPSHOT, NSYS = CaptureKind.TRACE, CaptureKind.SNAPSHOT, CaptureKind.NSYS_RANGE
@@ -167,8 +167,8 @@ def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal() -> None
 def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = parse_asked(CaptureOptions())
     for above, tried in ((WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")):
-        monkeypatch.setattr(wrappers, "read_ancestors", lambda _pid, above=above: above)
-        monkeypatch.setattr(wrappers, "uses_cuda", lambda _pid: True)
+        monkeypatch.setattr(discovery, "read_ancestors", lambda _pid, above=above: above)
+        monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
         monkeypatch.setattr(dialog, "read_hook", lambda process, rank: hook(0))
         with pytest.raises(UsageError) as refused:
             capture_command._check_slot(member(os.getpid()), asked.kind)
@@ -180,8 +180,8 @@ def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = parse_asked(CaptureOptions())
-    monkeypatch.setattr(wrappers, "read_ancestors", lambda _pid: [])
-    monkeypatch.setattr(wrappers, "uses_cuda", lambda _pid: True)
+    monkeypatch.setattr(discovery, "read_ancestors", lambda _pid: [])
+    monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
     environment = {**os.environ, "CUDA_INJECTION64_PATH": "/opt/odd tool/lib/libwatches.so"}
     with subprocess.Popen(["sleep", "60"], env=environment) as run:
         try:

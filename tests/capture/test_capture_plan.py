@@ -47,8 +47,8 @@ from tpmon.hook.capture.conditions import read_conditions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind
-from tpmon.probe.job import wrappers
-from tpmon.probe.job.wrappers import can_start_again, is_armed, write_restart
+from tpmon.probe.job import discovery
+from tpmon.probe.job.discovery import can_start_again, is_armed, write_restart
 
 TWELVE = Identity(12, 1)
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
@@ -296,7 +296,7 @@ def test_a_command_is_started_again_where_it_names_its_program(words: list[str],
 
 
 def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrappers, "is_armed", lambda _: True)
+    monkeypatch.setattr(discovery, "is_armed", lambda _: True)
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), TWELVE)
     assert "tpmon.hook.step() at the end of each pass" in told.try_this
     assert "-S" in told.try_this
@@ -307,9 +307,9 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
     monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     client = KinetoClient(TWELVE, "/tmp/x") if asks else Missing("no thread of kineto asks for profiles")
-    monkeypatch.setattr(wrappers, "is_armed", lambda _: False)
+    monkeypatch.setattr(discovery, "is_armed", lambda _: False)
     monkeypatch.setattr(kineto_daemon, "find_client", lambda _: client)
-    monkeypatch.setattr(wrappers, "write_restart", lambda pid: f"tpmon run -- of {pid}")
+    monkeypatch.setattr(discovery, "write_restart", lambda pid: f"tpmon run -- of {pid}")
     job = SimpleNamespace(root=SimpleNamespace(pid=11))
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE)
     assert ("no profile of it is possible" in told.what) is not asks

@@ -21,9 +21,8 @@ from tpmon.model.known import is_known
 from tpmon.model.sample import CountedFunction, HotSample, SampleRequest
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.spy.child import find_spy
-from tpmon.probe.spy.failure import find_spies
-from tpmon.probe.spy.sample_service import OFF
+from tpmon.probe.spy.failure import find_spies, find_spy
+from tpmon.probe.spy.sample import OFF
 from tpmon.settings import STACK_FORMATS
 
 pytestmark = pytest.mark.usefixtures("small_environment")

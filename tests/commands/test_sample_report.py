@@ -32,7 +32,7 @@ from tpmon.model.sample import (
     say_price,
 )
 from tpmon.model.stacks import StackFrame
-from tpmon.probe.spy.child import install_spy
+from tpmon.probe.spy.failure import install_spy
 from tpmon.report import sample as sample_live
 from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample import Live, write_progress, write_sample

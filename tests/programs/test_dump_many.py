@@ -27,8 +27,7 @@ from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.spy.dump import dumpable
-from tpmon.probe.spy.dump_service import DumpService
+from tpmon.probe.spy.dump import DumpService, dumpable
 
 pytestmark = [
     pytest.mark.torch,

@@ -18,8 +18,14 @@ from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank, LoaderWorker
-from tpmon.probe.loader.queues import map_queues, read_pipes, read_queue_pipes
+from tpmon.probe.loader.queues import (
+    LoaderProbe,
+    LoaderRank,
+    LoaderWorker,
+    map_queues,
+    read_pipes,
+    read_queue_pipes,
+)
 
 pytestmark = [
     pytest.mark.torch,

@@ -18,7 +18,7 @@ from tests.spying import may_sample
 from tpmon.model.known import is_known
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.spy.child import find_spy
+from tpmon.probe.spy.failure import find_spy
 from tpmon.ui.terminal_io.terminal import LEAVE_SECONDS
 
 pytestmark = [

@@ -239,10 +239,10 @@ def capture_job(
     from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
     from tpmon.capture.window import CaptureWindow
     from tpmon.model.results.capture import CaptureKind, CaptureState
-    from tpmon.probe.base.limits import step_back
+    from tpmon.probe.base.worker import step_back
     from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
     from tpmon.probe.host.machine import read_memory_left
-    from tpmon.probe.job.wrappers import runs_cuda_11, stays_slower
+    from tpmon.probe.job.discovery import runs_cuda_11, stays_slower
 
     members = choose_ranks(job, rank, every=every)
     for member in members:
@@ -303,7 +303,7 @@ def _check_slot(member: Member, kind: CaptureKind) -> None:
     from tpmon.capture.nsys import HOLDS_SLOT, find_other_tool, judge_nsys, traces_cuda
     from tpmon.model.results.capture import CaptureKind
     from tpmon.own_command import call_as_owner
-    from tpmon.probe.job.wrappers import read_ancestors, uses_cuda
+    from tpmon.probe.job.discovery import read_ancestors, uses_cuda
 
     pid = member.identity.pid
     above = read_ancestors(pid)
@@ -343,7 +343,7 @@ def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
     from tpmon.capture.kineto_daemon import find_client
     from tpmon.probe.hooked.page import explain_absence
-    from tpmon.probe.job.wrappers import is_armed, write_restart
+    from tpmon.probe.job.discovery import is_armed, write_restart
 
     pid = process.pid
     why = explain_absence(pid)

@@ -263,7 +263,7 @@ def await_files(named: Sequence[str]) -> None:
     Raises:
         UsageError: naming the one that does not.
     """
-    from tpmon.probe.base.deadline import find_silent
+    from tpmon.probe.base.worker import find_silent
 
     silent = find_silent((one for one in named if "://" not in one), FILE_S)
     if silent:
@@ -284,7 +284,7 @@ def read_choices(flags: Mapping[str, object], bad: list[str] | None = None) -> t
     from tpmon import config
     from tpmon.model.known import Missing
     from tpmon.model.text.redaction import keep_random
-    from tpmon.probe.base.deadline import UNGUARDED, read_within
+    from tpmon.probe.base.worker import UNGUARDED, read_within
 
     path = config.config_path(os.environ)
     answer = read_within(FILE_S, lambda: config.read_file(path))
@@ -307,7 +307,7 @@ def find_job(pid: int | None, await_s: float = 0.0) -> Job:
     Raises:
         TpmonError: where there is none.
     """
-    from tpmon.probe.base.limits import step_aside
+    from tpmon.probe.base.worker import step_aside
     from tpmon.probe.job.resolve import await_job, find_only_job
     from tpmon.probe.job.resolve import find_job as find
 

@@ -10,7 +10,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.report.text import Output, complain
 
 if TYPE_CHECKING:
-    from tpmon.probe.doctor.checks import Patient
+    from tpmon.probe.doctor.checks import CheckupSubject
 
 MOST_JOBS = 4
 
@@ -29,13 +29,13 @@ def run(options: DoctorOptions) -> int:
     """Try every source of the job around a process, or of all own jobs, and write what came of it."""
     from tpmon.model.codec import encode
     from tpmon.model.results.doctor import list_obstacles
-    from tpmon.probe.base.limits import step_aside
-    from tpmon.probe.doctor.checks import find_patient, read_checkup
+    from tpmon.probe.base.worker import step_aside
+    from tpmon.probe.doctor.checks import find_subject, read_checkup
     from tpmon.report.doctor import write_checkup
 
     step_aside()
-    patients = _find_own_patients() if options.pid is None else [find_patient(options.pid)]
-    checkup = read_checkup(patients, stacks=not options.no_stacks)
+    subjects = _find_own_subjects() if options.pid is None else [find_subject(options.pid)]
+    checkup = read_checkup(subjects, stacks=not options.no_stacks)
     output = Output(1, options.ascii)
     if options.json:
         output.write_json(encode(checkup))
@@ -44,9 +44,9 @@ def run(options: DoctorOptions) -> int:
     return ExitCode.NOT_PERMITTED if list_obstacles(checkup) else ExitCode.OK
 
 
-def _find_own_patients() -> list[Patient]:
+def _find_own_subjects() -> list[CheckupSubject]:
     """Name the jobs of this user, the oldest first, at most ``MOST_JOBS``; say when there are more."""
-    from tpmon.probe.doctor.checks import make_patient
+    from tpmon.probe.doctor.checks import make_subject
     from tpmon.probe.job.resolve import find_own_jobs
 
     jobs = find_own_jobs()
@@ -55,7 +55,7 @@ def _find_own_patients() -> list[Patient]:
             f"tpmon: you run {len(jobs)} training jobs here; these are the {MOST_JOBS} oldest:"
             " tpmon doctor PID for another one"
         )
-    return [make_patient(job) for job in jobs[:MOST_JOBS]]
+    return [make_subject(job) for job in jobs[:MOST_JOBS]]
 
 
 COMMAND = Subcommand(

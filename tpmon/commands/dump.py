@@ -194,7 +194,7 @@ def run(options: DumpOptions) -> int:
         if asked:
             complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
     depth = Depth(options.block, options.native, options.locals)
-    dumper = Dumper(members, depth, around=job.members)
+    dumper = Dumper(members, depth, others=job.members)
     rounds: list[DumpRound] = []
     due_s = time.monotonic()
     for number in range(options.rounds):
@@ -213,7 +213,7 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
     """Read when the job wrote into its log last."""
     from tpmon.judge.dumps.hot import date_log
     from tpmon.model.process import Role
-    from tpmon.probe.base.deadline import read_within
+    from tpmon.probe.base.worker import read_within
     from tpmon.probe.host.output import OutputReader
 
     pids = [one.identity.pid for one in job.members if one.role in (Role.LAUNCHER, Role.RANK)]

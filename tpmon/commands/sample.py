@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tpmon.model.results.doctor import SampleUpdate
     from tpmon.model.sample import HotSample, SampleReading, SampleRequest
     from tpmon.probe.job.job import Job, Member
-    from tpmon.probe.spy.sample_service import SampleService
+    from tpmon.probe.spy.sample import SampleService
     from tpmon.report.sample import Live
 
 SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))
@@ -143,8 +143,7 @@ def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]
     from tpmon.model.sample import price_sampling, say_price
     from tpmon.probe.job.members import Membership
     from tpmon.probe.spy.dump import dumpable
-    from tpmon.probe.spy.sample import choose_members
-    from tpmon.probe.spy.sample_service import SampleService
+    from tpmon.probe.spy.sample import SampleService, choose_members
     from tpmon.report.sample import Live
 
     membership = Membership(job)
@@ -311,7 +310,7 @@ def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Outpu
 def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
     """Say why nothing could be sampled, with the exit code of the reason that a person can do most about."""
     from tpmon.model.dump import ErrorKind
-    from tpmon.probe.spy.child import install_spy
+    from tpmon.probe.spy.failure import install_spy
     from tpmon.report.sample import AGAIN
     from tpmon.view.dump import suggest
 

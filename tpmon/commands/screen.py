@@ -34,10 +34,10 @@ from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.trace import TraceSummary
 from tpmon.model.sample import SampleRequest
 from tpmon.own_command import call_python
-from tpmon.probe.base.deadline import read_within
+from tpmon.probe.base.worker import read_within
+from tpmon.probe.job.discovery import read_ancestors, uses_cuda
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job_again
-from tpmon.probe.job.wrappers import read_ancestors, uses_cuda
 from tpmon.report.capture import find_place, write_capture, write_capture_line
 from tpmon.report.sample import write_sample
 from tpmon.report.text import Output, complain

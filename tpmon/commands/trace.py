@@ -86,7 +86,7 @@ class TraceOptions:
 
 def run(options: TraceOptions) -> int:
     """Draw the files that were named; write them as text where that was asked for or nothing can be drawn."""
-    from tpmon.probe.base.limits import step_aside
+    from tpmon.probe.base.worker import step_aside
     from tpmon.trace.reading.sources import are_snapshots, find_files
     from tpmon.ui.terminal_io.terminal import has_terminal
 

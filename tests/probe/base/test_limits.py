@@ -13,8 +13,7 @@ from tests.cgroups import Tree
 from tpmon.cli import main, tell_failure
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
-from tpmon.probe.base.deadline import Background, read_within
-from tpmon.probe.base.limits import explain_limit
+from tpmon.probe.base.worker import Background, explain_limit, read_within
 
 FULL = RuntimeError("can't start new thread")
 

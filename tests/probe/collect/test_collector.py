@@ -23,7 +23,7 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
-from tpmon.probe.base.deadline import Pace
+from tpmon.probe.base.worker import Pace
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.hooked.step_pace import StepsRead
 from tpmon.probe.job.resolve import find_job
@@ -177,7 +177,7 @@ def test_a_stopped_job_says_that_it_is_stopped(tree):
 
 
 def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, monkeypatch):
-    budget = "tpmon.probe.host.own_cost.BUDGET_MS_PER_S"
+    budget = "tpmon.probe.host.machine.BUDGET_MS_PER_S"
     with collecting(tree.pid) as collector:
         collector.collect()
         monkeypatch.setattr(budget, 0.0)
@@ -220,9 +220,9 @@ def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
     assert is_known(second.cpu.runnable)
 
 
-def test_a_dump_that_stops_holds_both_that_sample(tree):
+def test_a_dump_that_stops_suspends_both_that_sample(tree):
     with collecting(tree.pid) as collector:
-        assert collector.dumps._holds == (collector._stacks.hold, collector.samples.hold)
+        assert collector.dumps._suspends == (collector._stacks.suspend, collector.samples.suspend)
 
 
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])

@@ -9,7 +9,6 @@ import pytest
 
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.known import Missing
-from tpmon.probe.base.environment import Around, RuntimePlace, parse_place
 from tpmon.probe.doctor import rules as permissions_rules
 from tpmon.probe.doctor.rules import (
     check_yama,
@@ -25,9 +24,12 @@ from tpmon.probe.doctor.rules import (
 from tpmon.probe.proc.access import (
     LIFT_YAMA,
     Caller,
+    RuntimeKind,
+    RuntimePlace,
     may_root_trace,
     parse_capabilities,
     parse_field,
+    parse_place,
     parse_profile,
     read_deny_ptrace,
 )
@@ -45,7 +47,7 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
         (
             1,
-            own(0, around=Around.ENGINE),
+            own(0, runtime=RuntimeKind.ENGINE),
             DENIED,
             (
                 "or there: docker exec -it --privileged -u 0 CONTAINER tpmon attach 7; "
@@ -54,13 +56,13 @@ BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-s
             "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
         ),
         (1, own(0), DENIED, BY_ANCESTORS, ""),
-        (1, own(0, around=Around.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
-        (1, own(around=Around.LXC), DENIED, "may read", "sudo tpmon attach 7"),
-        (1, own(around=Around.WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
+        (1, own(0, runtime=RuntimeKind.UNKNOWN), DENIED, "may read", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(runtime=RuntimeKind.LXC), DENIED, "may read", "sudo tpmon attach 7"),
+        (1, own(runtime=RuntimeKind.WSL), DENIED, "may read", f"sudo {LIFT_YAMA}"),
         (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
         (
             2,
-            own(around=Around.ENGINE),
+            own(runtime=RuntimeKind.ENGINE),
             DENIED,
             "only who has CAP_SYS_PTRACE",
             "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
@@ -82,7 +84,7 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
     give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
     for scope in (1, 2):
         assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
-    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, around=Around.ENGINE))):
+    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, runtime=RuntimeKind.ENGINE))):
         assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
     program = tmp_path / "real"
     program.touch(mode=0o755)
@@ -104,7 +106,7 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
         (own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
         (own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
         (
-            own(0, 21, around=Around.ENGINE),
+            own(0, 21, runtime=RuntimeKind.ENGINE),
             DENIED,
             "at its next start: docker run --cap-add SYS_PTRACE",
             "docker exec -it --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
@@ -122,18 +124,18 @@ def test_what_the_capability_allows(who, access, why, fix):
     [
         (own(), ALLOWED, "outside of containers", ""),
         (
-            own(0, around=Around.ENGINE, own_pids=True),
+            own(0, runtime=RuntimeKind.ENGINE, own_pids=True),
             UNKNOWN,
             "in a container: it sees the processes in there alone",
             "docker run --pid=host",
         ),
-        (own(0, around=Around.ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
-        (own(around=Around.WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
-        (own(around=Around.LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
-        (own(around=Around.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
-        (own(around=Around.TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (own(0, runtime=RuntimeKind.ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (own(runtime=RuntimeKind.WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (own(runtime=RuntimeKind.LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (own(runtime=RuntimeKind.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (own(runtime=RuntimeKind.TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
         (own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (own(0, 19, around=Around.ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (own(0, 19, runtime=RuntimeKind.ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
     ],
 )
 def test_what_a_container_takes_away(who, access, why, fix):
@@ -193,7 +195,7 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     )
     held = judge_seccomp(own(filtered=2), refused)
     assert (held.access, fix_of(held)) == (DENIED, "")
-    inside = judge_seccomp(own(filtered=2, around=Around.ENGINE), refused)
+    inside = judge_seccomp(own(filtered=2, runtime=RuntimeKind.ENGINE), refused)
     assert fix_of(inside) == "docker run --cap-add SYS_PTRACE  # at its next start"
     assert "a seccomp filter forbids it" in held.why
     assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
@@ -231,7 +233,7 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     ],
 )
 def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
-    inside = Caller(1000, Around.ENGINE, root_may=False)
+    inside = Caller(1000, RuntimeKind.ENGINE, root_may=False)
     check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
     assert (check.access, fix_of(check)) == (access, fix)
     outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
@@ -258,15 +260,15 @@ def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
 
     docker, podman, toolbox = "/.dockerenv", "/run/.containerenv", "/run/.toolboxenv"
     wsl = "5.15.167.4-microsoft-standard-WSL2"
-    assert place(own_pids=False) == RuntimePlace(Around.HOST, False)
-    assert place(docker) == RuntimePlace(Around.ENGINE, True)
-    assert place(docker, own_pids=False) == RuntimePlace(Around.ENGINE, False)
-    assert place(podman, manager="podman", release=wsl) == RuntimePlace(Around.ENGINE, True)
-    assert place(podman, toolbox, own_pids=False) == RuntimePlace(Around.TOOLBOX, False)
-    assert place(release=wsl) == RuntimePlace(Around.WSL, True)
-    assert place(manager="lxc") == RuntimePlace(Around.LXC, True)
-    assert place() == RuntimePlace(Around.UNKNOWN, True)
-    assert place(podman, pods=True) == RuntimePlace(Around.UNKNOWN, True)
+    assert place(own_pids=False) == RuntimePlace(RuntimeKind.HOST, False)
+    assert place(docker) == RuntimePlace(RuntimeKind.ENGINE, True)
+    assert place(docker, own_pids=False) == RuntimePlace(RuntimeKind.ENGINE, False)
+    assert place(podman, manager="podman", release=wsl) == RuntimePlace(RuntimeKind.ENGINE, True)
+    assert place(podman, toolbox, own_pids=False) == RuntimePlace(RuntimeKind.TOOLBOX, False)
+    assert place(release=wsl) == RuntimePlace(RuntimeKind.WSL, True)
+    assert place(manager="lxc") == RuntimePlace(RuntimeKind.LXC, True)
+    assert place() == RuntimePlace(RuntimeKind.UNKNOWN, True)
+    assert place(podman, pods=True) == RuntimePlace(RuntimeKind.UNKNOWN, True)
 
 
 def test_the_bounds_of_this_process_say_whether_sudo_can_help():

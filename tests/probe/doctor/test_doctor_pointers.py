@@ -12,7 +12,6 @@ import pytest
 
 import tpmon
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Identity
 from tpmon.model.results.doctor import (
     CHECK_NAMES,
     NOT_PERMITTED,
@@ -22,15 +21,12 @@ from tpmon.model.results.doctor import (
     point_to,
     say_refusal,
 )
-from tpmon.probe.doctor.checks import NvmlOnce, Patient, plan_job, plan_machine
+from tpmon.probe.doctor.checks import CheckupSubject, NvmlOnce, plan_job, plan_machine
 from tpmon.probe.doctor.nvml import NOT_ASKED
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.gpu.board import Board
 from tpmon.probe.gpu.wire import FailureLine, Line
-from tpmon.probe.spy.child import SpyOutcome
-from tpmon.probe.spy.failure import explain_empty, explain_outcome
-from tpmon.probe.spy.plan import SliceTurn, SpySubject, SubjectKind
-from tpmon.probe.spy.stacks import StackSampler
+from tpmon.probe.spy.failure import SpyOutcome, explain_empty, explain_outcome
 from tpmon.probe.spy.text import Sampled
 
 COLUMNS = 40
@@ -64,7 +60,7 @@ def names_in_calls() -> Iterator[tuple[str, object]]:
 
 def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs() -> None:
     nvml = NvmlOnce(lambda: NOT_ASKED)
-    patient = Patient(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
+    patient = CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
     plans = (*plan_machine(nvml, no_spy), *plan_job(patient, nvml, no_spy))
     assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
 
@@ -101,18 +97,6 @@ def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome: Spy
 
 def test_stacks_without_a_thread_name_their_line() -> None:
     assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"
-
-
-@pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
-def test_a_slice_that_is_refused_names_its_line(outcome: SpyOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[str] = []
-    sampler = StackSampler()
-    monkeypatch.setattr(sampler, "_read_tracer", lambda _subject: 0)
-    monkeypatch.setattr(sampler, "_refuse", lambda _turn, _cpu_ms, reason, final: refused.append(reason))
-    subject = SpySubject(Identity(os.getpid(), 1), 0)
-    sampler._complain(SliceTurn(subject, SubjectKind.SLICE, 5, 1), outcome)
-    (reason,) = refused
-    assert reason != drop_pointers(reason)
 
 
 @pytest.mark.parametrize("code", [0, 3, 4, 9, 12, 15, 18, 999])

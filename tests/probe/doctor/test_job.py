@@ -9,7 +9,6 @@ import pytest
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.own_command import install_command
-from tpmon.probe.base.environment import Around
 from tpmon.probe.doctor.job import (
     check_groups,
     check_ras,
@@ -31,7 +30,7 @@ from tpmon.probe.doctor.nvml import (
 from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
-from tpmon.probe.proc.access import Caller
+from tpmon.probe.proc.access import Caller, RuntimeKind
 
 # the job
 
@@ -212,7 +211,7 @@ def test_what_nvml_says(answer, loaded, access, why, fix):
 
 
 def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
-    inside = Caller(0, Around.ENGINE, root_may=False)
+    inside = Caller(0, RuntimeKind.ENGINE, root_may=False)
     step = "srun --overlap --pty --jobid=991 tpmon attach 7"
     assert find_cards(Caller(), "991", "7") == find_cards(inside, "991", "7") == step
     assert find_cards(inside, "", "7") == "docker run --gpus all"

@@ -22,7 +22,7 @@ from tpmon.probe.doctor.checks import (
 )
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.host.machine import pick_lines
-from tpmon.probe.spy.child import SpyOutcome
+from tpmon.probe.spy.failure import SpyOutcome
 
 # programs
 

@@ -12,7 +12,6 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
-from tpmon.probe.base.environment import Around
 from tpmon.probe.doctor.process import (
     SOURCES,
     Trial,
@@ -21,7 +20,7 @@ from tpmon.probe.doctor.process import (
     judge_stacks,
     try_source,
 )
-from tpmon.probe.proc.access import AccessStanding, Caller, read_dumpable, read_standing
+from tpmon.probe.proc.access import AccessStanding, Caller, RuntimeKind, read_dumpable, read_standing
 from tpmon.probe.proc.memory import try_memory
 
 
@@ -55,7 +54,7 @@ def test_it_is_said_of_which_processes_a_file_may_not_be_read():
 
 STANDING = AccessStanding(0, 1000, 1000, may_ptrace=False, dumpable=True)
 ROOT = replace(STANDING, own_uid=0, uid=0, gid=100, caller=Caller(0, root_may=False))
-INSIDE = Caller(1000, Around.ENGINE, root_may=False)
+INSIDE = Caller(1000, RuntimeKind.ENGINE, root_may=False)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from tests.waiting import wait_until
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.gpu.board import GpuReading
-from tpmon.probe.gpu.link import child_command
-from tpmon.probe.gpu.watch import GpuProbe
+from tpmon.probe.gpu.watch import GpuProbe, child_command
 from tpmon.probe.gpu.wire import FailureLine, Line, encode_line
 
 ROOT = str(Path(__file__).parents[3])

@@ -10,6 +10,7 @@ import pytest
 
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.probe.base.procread import in_first_pid_namespace
 from tpmon.probe.gpu import mapping as gpu_mapping
 from tpmon.probe.gpu.bounds import DriverCard, Listed, read_driver_cards
 from tpmon.probe.gpu.mapping import (
@@ -17,7 +18,6 @@ from tpmon.probe.gpu.mapping import (
     OWN_NAMESPACE,
     Card,
     DeviceFiles,
-    in_first_pid_namespace,
     kernel_has_driver,
     map_to_job,
     open_device_indices,

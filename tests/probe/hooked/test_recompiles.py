@@ -12,7 +12,7 @@ from tests.view.test_hook import make_settings
 from tpmon.model.frame import EventKind
 from tpmon.model.hook import NO_SETTINGS, CompileCounts, HookSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.hooked.step_pace import AGAIN_S, GATHER_S, TRAINED_STEPS, CompileTeller
+from tpmon.probe.hooked.step_pace import AGAIN_S, GATHER_S, TRAINED_STEPS, CompileTracker
 
 SECOND = 1_000_000_000
 WAIT_S = round(GATHER_S)
@@ -28,7 +28,7 @@ class Job:
     """Read hooks second by second."""
 
     def __init__(self) -> None:
-        self.teller = CompileTeller()
+        self.teller = CompileTracker()
         self.now_s = 1000
 
     def read(self, *hooks: HookSample, seconds: int = 1) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.host.machine import HostReader, parse_loadavg, parse_meminfo, parse_stat, read_shm
+from tpmon.probe.host.machine import HostReader, parse_loadavg, parse_meminfo, parse_ticks, read_shm
 
 DATA = Path(__file__).parents[2] / "data" / "host"
 
@@ -24,7 +24,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_stat_leaves_out_guest_idle_and_steal() -> None:
-    ticks = parse_stat((DATA / "stat").read_bytes())
+    ticks = parse_ticks((DATA / "stat").read_bytes())
     assert ticks.busy == 485300 + 1200 + 229300 + 8500
     assert ticks.steal == 1400
     assert ticks.total == ticks.busy + 15923300 + 64100 + 1400
@@ -33,7 +33,7 @@ def test_stat_leaves_out_guest_idle_and_steal() -> None:
 
 def test_stat_without_cpu_line_is_refused() -> None:
     with pytest.raises(ValueError):
-        parse_stat(b"intr 1 2 3\n")
+        parse_ticks(b"intr 1 2 3\n")
 
 
 def test_meminfo_and_loadavg() -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(pro
 @given(st.lists(st.integers(0, 1 << 40), min_size=10, max_size=10), st.integers(1, 300))
 def test_shares_are_bounded_for_any_counters(numbers: list[int], cores: int) -> None:
     lines = ["cpu  " + " ".join(map(str, numbers)), *(f"cpu{i} 0 0" for i in range(cores)), "intr 5 cpu"]
-    ticks = parse_stat("\n".join(lines).encode())
+    ticks = parse_ticks("\n".join(lines).encode())
     assert ticks.cores == cores
     assert 0 <= ticks.busy + ticks.steal <= ticks.total
 

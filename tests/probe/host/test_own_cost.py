@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.host import own_cost
-from tpmon.probe.host.own_cost import BUDGET_MS_PER_S, RELIEF, OwnCostMeter
+from tpmon.probe.host import machine as own_cost
+from tpmon.probe.host.machine import BUDGET_MS_PER_S, RELIEF, OwnCostMeter
 
 
 def test_the_first_tick_may_be_expensive_without_shedding():

@@ -18,7 +18,8 @@ from tpmon.probe.host.sockets import (
     SocketReader,
     TcpSocket,
     find_interface,
-    parse_dump,
+    parse_messages,
+    parse_sockets,
     read_addresses,
     read_descriptors,
     read_established,
@@ -36,6 +37,12 @@ def reading(sockets: SocketReader, pids, now_ns: int = 0):
     found = sockets.read(pids, now_ns)
     assert is_known(found), found
     return found
+
+
+def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[TcpSocket], int, bool]:
+    """Return the sockets of a datagram that are wanted, how many there are, and whether it is the last."""
+    messages, last = parse_messages(data)
+    return parse_sockets(messages, inodes), len(messages), last
 
 
 def test_captured_dump_agrees_with_ss() -> None:
@@ -71,7 +78,11 @@ def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero() -> None:
 def test_kernel_error_is_raised_with_its_number() -> None:
     refused = struct.pack("=IHHII", 20, 2, 0, 0, 0) + struct.pack("=i", -errno.EPERM)
     with pytest.raises(PermissionError):
-        parse_dump(refused, set())
+        parse_messages(refused)
+    for cut in (struct.pack("=IHHII", 100, 20, 0, 0, 0), struct.pack("=IHHII", 16, 20, 0, 0, 0)):
+        with pytest.raises(ValueError, match="cut"):
+            parse_messages(cut)
+    assert parse_messages(struct.pack("=IHHIIi", 20, 3, 0, 0, 0, 0)) == ([], True)
 
 
 @given(st.binary(max_size=200), st.integers(0, len(DUMP)))

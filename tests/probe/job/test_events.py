@@ -12,7 +12,7 @@ from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import Missing
 from tpmon.model.process import Freezer, Role
 from tpmon.probe.host.cgroup import CgroupReading
-from tpmon.probe.job.events import Changes, EventTeller, describe_attach
+from tpmon.probe.job.events import Changes, EventTracker, describe_attach
 
 QUIET = Changes()
 UNREAD = Missing("not read")
@@ -38,11 +38,11 @@ def test_the_first_event_counts_ranks_and_workers(ranks, workers, words):
 
 
 @pytest.fixture
-def teller() -> EventTeller:
-    return EventTeller(LAUNCHER.identity)
+def teller() -> EventTracker:
+    return EventTracker(LAUNCHER.identity)
 
 
-def tell(teller: EventTeller, changes: Changes = QUIET, processes=(), others=(), group=GROUP):
+def tell(teller: EventTracker, changes: Changes = QUIET, processes=(), others=(), group=GROUP):
     events = teller.tell(NOW, changes, group, 0, processes=processes, others=others)
     return [event.text for event in events]
 

@@ -19,7 +19,7 @@ from tpmon.model.results.doctor import JobState
 from tpmon.probe.base import procread
 from tpmon.probe.job import discovery as jobs_module
 from tpmon.probe.job import facts
-from tpmon.probe.job import leaderless as left_threads
+from tpmon.probe.job import facts as left_threads
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.resolve import find_only_job
 

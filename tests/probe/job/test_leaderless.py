@@ -20,9 +20,9 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.base.procread import has_ended, read_stat, read_table
 from tpmon.probe.collect.processes import ProcessProbe
-from tpmon.probe.job.discovery import Sight
+from tpmon.probe.job.discovery import FactCache
+from tpmon.probe.job.facts import find_left
 from tpmon.probe.job.job import find_descendants
-from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.job.outcome import find_dead
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.threads import Allowance
@@ -126,7 +126,7 @@ def test_a_process_without_its_main_thread_stays_in_its_job(headless: Child) -> 
     job = find_job(headless.pid)
     assert [one.identity.pid for one in job.members if one.role is Role.RANK] == [headless.pid]
     assert headless.pid not in {one.pid for one in find_dead({os.getpid()})}
-    fact = Sight(read_table(), "/proc").get(headless.pid)
+    fact = FactCache(read_table(), "/proc").get(headless.pid)
     assert fact is not None
     assert (fact.stat.pid, fact.python, fact.torch) == (headless.pid, True, True)
 

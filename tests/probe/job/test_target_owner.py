@@ -14,7 +14,7 @@ from tpmon.errors import NoTargetError, NotPermittedError
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Role
 from tpmon.probe.base import procread
-from tpmon.probe.doctor.checks import make_patient
+from tpmon.probe.doctor.checks import make_subject
 from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import facts
 from tpmon.probe.job.discovery import list_jobs
@@ -38,7 +38,7 @@ def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(
     assert [member.role for member in job.members] == [Role.LAUNCHER, Role.RANK, Role.RANK]
     assert find_only_job(fake.proc).root.pid == 50
     assert [one.user for one in list_jobs(fake.proc).jobs] == [user_name(os.geteuid())]
-    patient = make_patient(job)
+    patient = make_subject(job)
     assert (patient.user, patient.pids) == (user_name(os.geteuid()), (60, 61))
 
 

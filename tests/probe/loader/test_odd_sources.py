@@ -10,17 +10,18 @@ import pytest
 from tests.children import child
 from tests.probe.collect.test_population import member_of
 from tests.waiting import wait_until
+from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.collect.processes import Population, ProcessProbe, ProcessReading
 from tpmon.probe.hooked import page as hook
 from tpmon.probe.host import output
 from tpmon.probe.host.output import OutputReader
-from tpmon.probe.loader import prefetch as loader
-from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank, LoaderWorker
-from tpmon.probe.loader.queues import PipeEnds
+from tpmon.probe.loader import queues as loader
+from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker, PipeEnds
 from tpmon.probe.proc.files import Shares
 from tpmon.probe.proc.main_threads import Applicable
+from tpmon.probe.spy.failure import Failure
 from tpmon.probe.spy.plan import SliceTurn, SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
@@ -109,11 +110,11 @@ def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch: pyt
 def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
-    def take(self: StackSampler, turn: SliceTurn, _: str) -> None:
+    def take(_sampler: StackSampler, turn: SliceTurn, *_: object) -> Failure:
         taken.append(turn.subject.identity.pid)
         if turn.subject.identity.pid == ODD:
             fail()
-        self._refuse(turn, 0.0, "sound", final=False)
+        return Failure(ErrorKind.FAILED, "sound")
 
     monkeypatch.setattr(StackSampler, "_take_turn", take)
     sampler = StackSampler(enabled=True)

@@ -15,9 +15,13 @@ from tests.children import child
 from tests.loaders import loader
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.loader import prefetch as loader_module
-from tpmon.probe.loader.prefetch import BIRTH_SPAN_NS, LOOK_SPAN_NS, LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.loader import queues as loader_module
 from tpmon.probe.loader.queues import (
+    BIRTH_SPAN_NS,
+    SAMPLE_SPAN_NS,
+    LoaderProbe,
+    LoaderRank,
+    LoaderWorker,
     PipeEnds,
     parse_flags,
     read_message_bytes,
@@ -82,7 +86,7 @@ def test_depths_ages_and_pending_work_of_a_real_loader():
         (sample,) = probe.latest()
         assert sample.queues[0].pending_bytes == 0
         assert sample.queues[1].pending_bytes > 0
-        probe.look(5 * SECOND + LOOK_SPAN_NS)
+        probe.look(5 * SECOND + SAMPLE_SPAN_NS)
         assert probe.latest()[0].looks == 2, "older looks are forgotten"
 
 

@@ -13,7 +13,7 @@ from tpmon.model.process import Freezer, Tracer
 from tpmon.model.text.job_words import say_stop
 from tpmon.model.waits import FROZEN
 from tpmon.probe.proc.access import name_tracer, read_tracer
-from tpmon.probe.proc.suspended import are_all_held, leave_out_frozen, mark_held
+from tpmon.probe.proc.suspended import are_all_suspended, leave_out_frozen, mark_held
 
 GROUP = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
 GDB = Tracer(913, "gdb", "gdb -p 4211")
@@ -45,9 +45,9 @@ def test_a_job_whose_processes_run_is_the_same_tuple():
 def test_a_job_is_held_when_every_rank_is_however_it_is():
     frozen = make_process(frozen=GROUP)
     traced = make_process(4212, rank=1, state="t", tracer=GDB)
-    assert are_all_held((frozen, traced, make_worker()))
-    assert not are_all_held((frozen, make_process(4213, rank=2)))
-    assert not are_all_held((make_worker(state="T"),))
+    assert are_all_suspended((frozen, traced, make_worker()))
+    assert not are_all_suspended((frozen, make_process(4213, rank=2)))
+    assert not are_all_suspended((make_worker(state="T"),))
 
 
 def test_looks_at_a_frozen_main_thread_count_for_nothing():

@@ -13,8 +13,8 @@ import pytest
 from tests.children import Child, child
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample
-from tpmon.probe.base.deadline import Pace
 from tpmon.probe.base.procread import read_stat
+from tpmon.probe.base.worker import Pace
 from tpmon.probe.proc.main_threads import (
     LEAST_HZ,
     MOST_HZ,

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Freezer
 from tpmon.probe.proc import suspended as freezer
-from tpmon.probe.proc.suspended import LOOK_EVERY_NS, FreezerReader, parse_frozen, read_freezer
+from tpmon.probe.proc.suspended import REFRESH_EVERY_NS, FreezerReader, parse_frozen, read_freezer
 
 V1, V2 = "docker/0123", "system.slice/train.service"
 """Groups as Docker and systemd make them."""
@@ -119,7 +119,7 @@ def test_others_are_asked_while_a_rank_is_frozen_alone(tree: Tree, monkeypatch: 
     assert asked == [7, 8], "groups are looked up now and then, their state each time"
     reader.read([7], [7, 8], 3)
     assert asked == [7, 8]
-    reader.read([7], [7, 8], 1 + LOOK_EVERY_NS)
+    reader.read([7], [7, 8], 1 + REFRESH_EVERY_NS)
     assert asked == [7, 8, 7, 8]
 
 

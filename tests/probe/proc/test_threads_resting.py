@@ -10,7 +10,7 @@ import pytest
 from tests.children import child
 from tests.thread_sets import making_sets
 from tpmon.model.known import is_known
-from tpmon.probe.proc.threads import QUIET_TICKS, RESTING_LOOKS
+from tpmon.probe.proc.threads import QUIET_TICKS, RESTING_SAMPLES
 
 SECOND = 1_000_000_000
 
@@ -149,7 +149,7 @@ class Rested:
             self.fake.put(tid, "10000000000 0 10\n")
         self.threads = watch(77, proc=str(tmp_path))
         self.main_run = 10 * SECOND
-        for _ in range(RESTING_LOOKS + 1):
+        for _ in range(RESTING_SAMPLES + 1):
             self.tick()
         while (self.threads._ticks + 1 + 77) % QUIET_TICKS != 1:
             self.tick()

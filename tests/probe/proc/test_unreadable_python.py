@@ -21,7 +21,7 @@ from tpmon.probe.proc.access import (
     read_refusal,
 )
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.child import SpyOutcome
+from tpmon.probe.spy.failure import SpyOutcome
 
 NAP = "say('up')\nhear()"
 MAPS = b"""\

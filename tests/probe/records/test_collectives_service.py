@@ -49,12 +49,12 @@ class Bench:
 
 def test_a_reading_enters_one_frame_and_says_for_which_dump_it_is():
     bench = Bench()
-    assert (bench.service.newest, bench.service.take()) == (NOT_APPLICABLE, NOT_APPLICABLE)
+    assert (bench.service.state, bench.service.take()) == (NOT_APPLICABLE, NOT_APPLICABLE)
     bench.finish(77)
-    assert bench.service.newest == DumpRecords(77, READING)
+    assert bench.service.state == DumpRecords(77, READING)
     assert bench.service.take() == READING
     assert bench.service.take() is NOT_APPLICABLE
-    assert bench.service.newest == DumpRecords(77, READING), "a dump is not drawn from the Frames"
+    assert bench.service.state == DumpRecords(77, READING), "a dump is not drawn from the Frames"
 
 
 def test_nothing_is_asked_of_a_pipe():
@@ -73,7 +73,7 @@ def test_two_readings_never_run_at_once_and_nobody_waits_for_one():
     bench.reader.go.set()
     assert bench.changed.acquire(timeout=20)
     assert len(bench.reader.asked) == 1
-    first = bench.service.newest
+    first = bench.service.state
     assert is_known(first)
     assert first.dump_ns == 1
     bench.finish(2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,10 @@ import pytest
 from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.collectives import RecordSource
-from tpmon.probe.base.socket import LOOPBACK
-from tpmon.probe.host.sockets import ListeningSocket, parse_listeners, read_all_listeners, read_listeners
-from tpmon.probe.records.debug_server import (
+from tpmon.probe.host.sockets import ListeningSocket, read_all_listeners, read_listeners
+from tpmon.probe.records.flight_recorder import RecordOrigin
+from tpmon.probe.records.servers import (
+    LOOPBACK,
     NO_SERVER,
     Door,
     ask_records,
@@ -27,7 +27,6 @@ from tpmon.probe.records.debug_server import (
     parse_answer,
     pick_door,
 )
-from tpmon.probe.records.flight_recorder import RecordOrigin
 
 GLOO = ListeningSocket(11, 41643, LOOPBACK, 4096)
 STORE = ListeningSocket(12, 29400, "::", 2048)
@@ -188,13 +187,3 @@ def test_sockets_of_others_are_left_out():
         )
         assert is_known(found)
         assert [one.port for one in found] == [1]
-
-
-def test_a_kernel_that_refuses_or_cuts_is_told():
-    refused = struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -1)
-    with pytest.raises(OSError, match="refused"):
-        parse_listeners(refused)
-    for cut in (struct.pack("=IHHII", 100, 20, 0, 0, 0), struct.pack("=IHHII", 16, 20, 0, 0, 0)):
-        with pytest.raises(ValueError, match="cut"):
-            parse_listeners(cut)
-    assert parse_listeners(struct.pack("=IHHIIi", 20, 3, 0, 0, 0, 0)) == ([], True)

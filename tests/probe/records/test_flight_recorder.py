@@ -22,13 +22,11 @@ from tpmon.probe.records import flight_recorder
 from tpmon.probe.records.flight_recorder import (
     RecordError,
     RecordOrigin,
+    ask_pipe,
+    list_paths,
     parse_json,
     parse_pickle,
     parse_record,
-)
-from tpmon.probe.records.flight_recorder_files import (
-    ask_pipe,
-    list_paths,
     pipe_path,
     read_environment,
     read_record_file,

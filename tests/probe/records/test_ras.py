@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from tpmon.judge.dumps.collective_words import say_report
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.base.socket import LOOPBACK
-from tpmon.probe.records.ras import MOST_RANKS, PORT, _list_numbers, find_port, parse_ras, read_ras
+from tpmon.probe.records.servers import (
+    LOOPBACK,
+    MOST_RANKS,
+    PORT,
+    _list_numbers,
+    find_port,
+    parse_ras,
+    read_ras,
+)
 
 HEAD = """NCCL version 2.27.5 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12080

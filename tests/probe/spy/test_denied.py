@@ -30,7 +30,6 @@ from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc.access import AccessStanding, Caller, read_standing
-from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import dump, stacks
 from tpmon.report.once import write_once
 from tpmon.session import Session
@@ -59,7 +58,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
         if text is not None:
             (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / "py-spy").chmod(0o755)
-        monkeypatch.setattr(stack_child.sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     return put

@@ -30,10 +30,9 @@ from tpmon.probe.proc.wchan import ON_CPU
 from tpmon.probe.spy import dump
 from tpmon.probe.spy import dump as dump_pause
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.child import find_spy
 from tpmon.probe.spy.dump import Depth, Dumper, is_held, watch_pause
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
-from tpmon.probe.spy.failure import find_spies, parse_subject
+from tpmon.probe.spy.failure import find_spies, find_spy, parse_subject
 
 GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
 NAP = """

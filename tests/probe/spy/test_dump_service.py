@@ -16,8 +16,7 @@ from tests.members import made_up
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.probe.job.job import Member
-from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth
-from tpmon.probe.spy.dump_service import ALREADY, NOBODY, DumpService
+from tpmon.probe.spy.dump import ALREADY, NATIVE_ROUND_S, NOBODY, ROUND_S, Depth, DumpService
 
 State = TypeVar("State")
 

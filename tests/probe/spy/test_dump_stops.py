@@ -23,9 +23,17 @@ from tpmon.model.sample import SampleReading, SampleRequest
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.child import SpyChild, SpyOutcome
 from tpmon.probe.spy.dump import Depth, Dumper
-from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, parse_length, patience_s
+from tpmon.probe.spy.failure import (
+    Failure,
+    Spy,
+    SpyOutcome,
+    find_obstacle,
+    find_sleeper,
+    parse_length,
+    yield_time_s,
+)
+from tpmon.probe.spy.pool import SpyChild
 from tpmon.probe.spy.sample import Sampler, SampleTally
 
 ASLEEP = """
@@ -106,7 +114,7 @@ def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(mon
         began, long_began = (read_stat(one.pid).start_ticks for one in (reader, long))
         spy = Spy(reader.pid, began, nonblocking=True, seconds=1)
         assert 0.0 < spy.left_s() <= 1.0
-        assert patience_s([spy], stops=False) == 0.1, "a reader is in nobody's way who only reads"
+        assert yield_time_s([spy], stops=False) == 0.1, "a reader is in nobody's way who only reads"
         assert find_obstacle(os.getpid(), [spy], stops=True) is None
         assert not spy.lives()
         other = Spy(long.pid, long_began, nonblocking=True, seconds=60)
@@ -124,7 +132,7 @@ def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
         thread = threading.Thread(target=lambda: got.append(sampler.run()))
         thread.start()
         assert wait_until(lambda: bool(spies_of(os.getpid())))
-        with sampler.hold():
+        with sampler.suspend():
             assert wait_until(lambda: not spies_of(os.getpid()))
             time.sleep(0.5)
             assert not spies_of(os.getpid())
@@ -142,7 +150,7 @@ def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
 def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
     """Give what holds a sampler until the block is left, or ends it."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(sampler.hold()) if is_held else sampler.finish()
+        yield lambda: stack.enter_context(sampler.suspend()) if is_held else sampler.finish()
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -178,7 +186,7 @@ def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end
 def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():
     with child(NAP) as one, sampling(subject(one.pid)) as sampler:
         assert wait_until(lambda: bool(spies_of(os.getpid())))
-        with sampler.hold():
+        with sampler.suspend():
             assert wait_until(lambda: not spies_of(os.getpid()))
             before = len(collect(sampler, []))
             time.sleep(0.6)
@@ -186,6 +194,6 @@ def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():
             assert collect(sampler, []) == [], f"{before} before"
         assert wait_until(lambda: bool(spies_of(os.getpid())))
         assert "rank 0" not in sampler.source(), "being held is no refusal"
-        with sampler.hold():
+        with sampler.suspend():
             sampler.stop()
         assert wait_until(lambda: not spies_of(os.getpid()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.frames import make_process, make_worker
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
-from tpmon.probe.base.deadline import Pace
+from tpmon.probe.base.worker import Pace
 from tpmon.probe.spy.plan import (
     BUDGET_MS_PER_S,
     CREDIT_MS,

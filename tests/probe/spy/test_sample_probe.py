@@ -28,14 +28,14 @@ from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import parse_tracer
 from tpmon.probe.spy import sample
-from tpmon.probe.spy.child import find_spy
+from tpmon.probe.spy.failure import find_spy
 from tpmon.probe.spy.sample import (
     MOST_STACKS,
     Sampler,
     SampleSlice,
     SampleTally,
     choose_members,
-    count_looks,
+    count_samples,
     fix_request,
     sample_arguments,
 )
@@ -122,9 +122,9 @@ def test_lost_and_late_samples_are_found_in_what_py_spy_says():
 
 
 def test_looks_are_those_that_gave_a_stack_and_those_that_did_not():
-    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.ALL, 39) == 19
-    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.GIL, 39) == 39
-    assert count_looks(Sampled(40, (), 0), Remarks(2, 0), CountedFunction.RUNNING, 39) == 42
+    assert count_samples(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.ALL, 39) == 19
+    assert count_samples(Sampled(17, (), 0), Remarks(2, 0), CountedFunction.GIL, 39) == 39
+    assert count_samples(Sampled(40, (), 0), Remarks(2, 0), CountedFunction.RUNNING, 39) == 42
 
 
 def test_stacks_beyond_the_most_stay_counted():
@@ -275,7 +275,7 @@ def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeyp
 
 @pytest.mark.usefixtures("sampling_works")
 def test_a_worker_that_is_started_anew_is_met(monkeypatch):
-    monkeypatch.setattr(sample, "MEET_EVERY_S", 0.1)
+    monkeypatch.setattr(sample, "REFRESH_EVERY_S", 0.1)
     with child(NAP) as one, child(NAP) as two:
         members = [member(one.pid)]
         sampler = Sampler(lambda: tuple(members), SampleRequest(seconds=1.6))

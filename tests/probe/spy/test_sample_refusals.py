@@ -19,7 +19,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy import sample
-from tpmon.probe.spy.child import find_spy
+from tpmon.probe.spy.failure import find_spy
 from tpmon.probe.spy.sample import Sampler
 
 
@@ -90,7 +90,7 @@ def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text
     others_work = kind is not ErrorKind.LATE  # with so short a grace the other may be late too
     monkeypatch.setattr(sample, "GRACE_S", 20.0 if others_work else 0.2)
     monkeypatch.setattr(sample, "TRIES", 2)
-    monkeypatch.setattr(sample, "ENDING_S", 0.02)
+    monkeypatch.setattr(spy_failure, "ENDING_S", 0.02)
     monkeypatch.setattr(sample, "_TICK_S", 0.02)
 
     def look(part: SampleReading) -> None:

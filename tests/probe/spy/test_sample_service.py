@@ -14,8 +14,7 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
 from tpmon.probe.job.job import Member
-from tpmon.probe.spy.sample import FindMembers
-from tpmon.probe.spy.sample_service import ALREADY, HELD, NOBODY, NOTHING_YET, OFF, SampleService
+from tpmon.probe.spy.sample import ALREADY, HELD, NOBODY, NOTHING_YET, OFF, FindMembers, SampleService
 
 PART = make_reading(make_sampled(0))
 WHOLE = make_reading(make_sampled(0), make_sampled(1))
@@ -38,7 +37,7 @@ class SlowSampler:
         return WHOLE
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         self.ends.append("hold")
         yield
         self.ends.append("go on")
@@ -141,11 +140,11 @@ def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works():
 
 def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within():
     bench = Bench()
-    with bench.service.hold():
+    with bench.service.suspend():
         bench.service.ask(SampleRequest())
         assert bench.wait(lambda state: not state.running).refused == HELD
     bench.service.ask(SampleRequest())
-    with bench.service.hold():
+    with bench.service.suspend():
         assert bench.made[0].ends == ["hold"]
     bench.service.finish()
     bench.wait(lambda state: not state.running)
@@ -158,7 +157,7 @@ def test_what_was_sampled_stays_where_the_next_sampling_is_refused():
     bench.service.ask(first)
     bench.made[0].go.set()
     bench.wait(lambda state: not state.running)
-    with bench.service.hold():
+    with bench.service.suspend():
         bench.service.ask(SampleRequest(everyone=True))
     assert bench.service.state == SampleState(first, WHOLE, running=False, refused=HELD)
     bench.members.clear()

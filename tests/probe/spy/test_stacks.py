@@ -23,28 +23,29 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import drop_pointers
 from tpmon.model.stacks import StackSlice
-from tpmon.probe.base.deadline import Pace
-from tpmon.probe.base.environment import Around
 from tpmon.probe.base.procread import read_stat
+from tpmon.probe.base.worker import Pace
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc.access import (
     CAP_SYS_PTRACE,
     AccessStanding,
     Caller,
+    RuntimeKind,
     explain_refusal,
     judge_refusal,
     parse_capability,
     parse_tracer,
     read_standing,
 )
-from tpmon.probe.spy import child as stack_child
 from tpmon.probe.spy import plan as stack_plan
+from tpmon.probe.spy import pool as stack_child
 from tpmon.probe.spy import stacks
-from tpmon.probe.spy.child import SpyChild, dump_arguments, find_spy, record_arguments
+from tpmon.probe.spy.failure import SpyOutcome, find_spy, install_spy
 from tpmon.probe.spy.plan import SpySubject
+from tpmon.probe.spy.pool import SpyChild, dump_arguments, record_arguments
 from tpmon.probe.spy.stacks import OFF, StackSampler
 
-INSIDE = Caller(1000, Around.ENGINE, root_may=False)
+INSIDE = Caller(1000, RuntimeKind.ENGINE, root_may=False)
 NAP = """
 def nap():
     time.sleep(60)
@@ -337,10 +338,10 @@ def test_what_decides_is_read_from_the_kernel():
 
 
 def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(stack_child.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with sampling(subject(os.getpid())) as sampler:
-        install = stack_child.install_spy()
+        install = install_spy()
         missing = Missing(
             f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}"
         )
@@ -375,7 +376,7 @@ def test_a_sampler_that_fails_twice_is_off_with_its_reason(monkeypatch):
         assert wait_until(lambda: sampler_threads() == 0)
 
 
-def run_shell(script: str, deadline_s: float = 20.0) -> stack_child.SpyOutcome:
+def run_shell(script: str, deadline_s: float = 20.0) -> SpyOutcome:
     return SpyChild().run(("/bin/sh", "-c", script), deadline_s)
 
 
@@ -410,8 +411,7 @@ def test_a_child_is_in_a_session_of_its_own_and_steps_back():
     assert int(niceness) in (own, min(own + stack_child.NICENESS, 19))
 
 
-def test_a_child_that_burns_is_ended_by_the_kernel(monkeypatch):
-    monkeypatch.setattr(stack_child, "CPU_LIMIT_S", 1)
+def test_a_child_that_burns_is_ended_by_the_kernel():
     assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
 
 

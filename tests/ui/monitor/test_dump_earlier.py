@@ -13,7 +13,7 @@ from tests.probe.spy.test_dump_service import Bench
 from tpmon.judge.dumps.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.probe.spy import dump_service
+from tpmon.probe.spy import dump
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.state import Overlay, Size
@@ -41,8 +41,8 @@ def run(bench: Bench, request: DumpRequest) -> DumpState:
 @pytest.fixture
 def bench(monkeypatch) -> Bench:
     """Return a service whose looks are from now and may be compared at once."""
-    monkeypatch.setattr(dump_service, "APART_S", -1e12)
-    monkeypatch.setattr(dump_service, "EARLIER_S", 1e12)
+    monkeypatch.setattr(dump, "APART_S", -1e12)
+    monkeypatch.setattr(dump, "EARLIER_S", 1e12)
     return Bench()
 
 
@@ -67,8 +67,8 @@ def test_looks_that_tell_by_themselves_or_show_other_stacks_are_compared_with_no
 
 @pytest.mark.parametrize(("apart_s", "most_s"), [(1e12, 2e12), (-1e12, -0.5e12)])
 def test_a_look_of_just_now_or_of_long_ago_is_none_to_compare_with(monkeypatch, apart_s, most_s):
-    monkeypatch.setattr(dump_service, "APART_S", apart_s)
-    monkeypatch.setattr(dump_service, "EARLIER_S", most_s)
+    monkeypatch.setattr(dump, "APART_S", apart_s)
+    monkeypatch.setattr(dump, "EARLIER_S", most_s)
     bench = Bench()
     run(bench, DumpRequest(Asker.KEY))
     assert run(bench, DumpRequest(Asker.KEY)).earlier is NOT_APPLICABLE

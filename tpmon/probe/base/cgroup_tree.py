@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.procread import read_or, read_text
 
 OUTSIDE_VIEW = Missing("its control group is outside this container's view")
 NOT_MOUNTED = Missing("no control groups are mounted here")
@@ -145,11 +146,11 @@ class JobGroups:
         """Read /proc/PID/cgroup of ``pids``; the dead are left out: v1 shows them in the root."""
         self._of: list[Mapping[str, str]] = []
         for pid in pids:
-            text = _read_text(f"{proc}/{pid}/cgroup")
-            state = _read_text(f"{proc}/{pid}/stat").rpartition(") ")[2][:1]
+            text = read_text(f"{proc}/{pid}/cgroup", errors="surrogateescape")
+            state = read_text(f"{proc}/{pid}/stat", errors="surrogateescape").rpartition(") ")[2][:1]
             if text and state not in ("Z", "X"):
                 self._of.append(parse_groups(text))
-        self._mounts = parse_mounts(_read_text(f"{proc}/self/mountinfo"))
+        self._mounts = parse_mounts(read_text(f"{proc}/self/mountinfo", errors="surrogateescape"))
         self._outermost = in_first_namespace(proc)
 
     def found(self) -> bool:
@@ -175,16 +176,4 @@ class JobGroups:
 
 def in_first_namespace(proc: str) -> bool:
     """Tell whether paths of control groups begin at the machine's root; without namespaces they do."""
-    try:
-        return os.readlink(f"{proc}/self/ns/cgroup") == _FIRST_CGROUP_NAMESPACE
-    except OSError:
-        return True
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8", "surrogateescape")
-    except OSError:
-        # A process that ended between listing and reading has no groups left to tell of.
-        return ""
+    return read_or(True, lambda: os.readlink(f"{proc}/self/ns/cgroup") == _FIRST_CGROUP_NAMESPACE)

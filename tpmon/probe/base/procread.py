@@ -23,6 +23,12 @@ from tpmon.model.text.redaction import admit_text
 
 K = TypeVar("K")
 T = TypeVar("T")
+U = TypeVar("U")
+
+
+_READ_LIMIT = 1 << 20
+_CHUNK_BYTES = 1 << 16
+"""A read takes memory for all that it may return; the kernel gives of most files a page at a time."""
 
 
 def read_apart(read: Callable[[], T]) -> Known[T]:
@@ -31,6 +37,19 @@ def read_apart(read: Callable[[], T]) -> Known[T]:
         return read()
     except Exception as error:  # noqa: BLE001  # text of others can be anything
         return Missing(name_failure(error))
+
+
+def read_or(otherwise: U, read: Callable[[], T]) -> T | U:
+    """Call ``read``; return ``otherwise`` where what it reads is gone, hidden or cut short."""
+    try:
+        return read()
+    except (OSError, ValueError):
+        return otherwise
+
+
+def read_text(path: str, limit: int = 64 << 20, errors: str = "replace") -> str:
+    """Read a text file; "" where it is not there, or not for this user."""
+    return read_or("", lambda: read_file(path, limit).decode("utf-8", errors))
 
 
 def each_process(processes: Iterable[K], read: Callable[[K], T]) -> dict[K, Known[T]]:
@@ -52,7 +71,6 @@ def each_process(processes: Iterable[K], read: Callable[[K], T]) -> dict[K, Know
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PROC = "/proc"
 
-_READ_LIMIT = 1 << 20
 _ARGUMENTS = 4096
 _VARIABLES = 512
 _VALUE_BYTES = 4096
@@ -145,14 +163,12 @@ def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
         OSError: as the kernel says.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    parts: list[bytes] = []
+    left = limit
     try:
-        data = os.read(fd, limit)
-        parts = [data]
-        size = len(data)
-        while data and size < limit:
-            data = os.read(fd, limit - size)
+        while left > 0 and (data := os.read(fd, min(left, _CHUNK_BYTES))):
             parts.append(data)
-            size += len(data)
+            left -= len(data)
         return b"".join(parts)
     finally:
         os.close(fd)
@@ -289,9 +305,9 @@ def parse_name(data: bytes) -> str:
     return name if name.isascii() and name.isprintable() else admit_text(name, 64)
 
 
-def in_first_pid_namespace() -> bool:
+def in_first_pid_namespace(proc: str = PROC) -> bool:
     """Tell whether PIDs are the host's own here; in a container they are not."""
-    return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    return read_or(False, lambda: os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE)
 
 
 def boot_time_s() -> float:

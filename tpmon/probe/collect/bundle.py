@@ -20,8 +20,8 @@ from tpmon.model.process import Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.redaction import HIDDEN, admit_text, hide_lines, hide_words
 from tpmon.model.units import clean_text
-from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.worker import read_within
 from tpmon.probe.host.machine import pick_lines, read_log
 from tpmon.probe.host.output import OutputReader, read_more
 from tpmon.probe.job.job import Job, Member

@@ -25,7 +25,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.deadline import Background, Pace, read_within
+from tpmon.probe.base.worker import Background, Pace, read_within
 from tpmon.probe.collect.frame import (
     age_by,
     age_output,
@@ -43,27 +43,25 @@ from tpmon.probe.collect.frame import (
 from tpmon.probe.collect.pools import PoolLibraries
 from tpmon.probe.collect.processes import Population, Reading, describe_shortage
 from tpmon.probe.gpu.watch import GpuProbe
-from tpmon.probe.hooked.step_pace import CompileTeller, StepProbe, StepsRead
+from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
-from tpmon.probe.host.machine import HostReader, read_shm
+from tpmon.probe.host.machine import HostReader, OwnCostMeter, read_shm
 from tpmon.probe.host.network import NetworkReader
 from tpmon.probe.host.output import OutputReader, watch_writes
-from tpmon.probe.host.own_cost import OwnCostMeter
 from tpmon.probe.host.sockets import SocketReader, SocketReading
-from tpmon.probe.job.events import Changes, EventTeller
+from tpmon.probe.job.events import Changes, EventTracker
 from tpmon.probe.job.job import Job, Member, pids_of
 from tpmon.probe.job.loop_thread import LoopThreads, describe_loops
 from tpmon.probe.job.members import Membership
-from tpmon.probe.loader.prefetch import LoaderProbe, LoaderRank
+from tpmon.probe.loader.queues import LoaderProbe, LoaderRank
 from tpmon.probe.proc.files import read_shares
 from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.proc.memory import AnonReader, PssRation
-from tpmon.probe.proc.suspended import HoldReader, are_all_held, leave_out_frozen
+from tpmon.probe.proc.suspended import SuspendedReader, are_all_suspended, leave_out_frozen
 from tpmon.probe.records.collectives import CollectivesService
-from tpmon.probe.spy.dump import dumpable
-from tpmon.probe.spy.dump_service import DumpService
+from tpmon.probe.spy.dump import DumpService, dumpable
 from tpmon.probe.spy.plan import SpySubject, find_working_worker
-from tpmon.probe.spy.sample_service import SampleService
+from tpmon.probe.spy.sample import SampleService
 from tpmon.probe.spy.stacks import StackSampler
 from tpmon.supervisor import supervisors
 
@@ -75,7 +73,7 @@ NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NOT_JUDGED = Missing("not judged")
 """The session judges the Frame once it is closed."""
-_TELLERS = (Role.LAUNCHER, Role.RANK)
+_LOG_ROLES = (Role.LAUNCHER, Role.RANK)
 """Whose output is the log of a job."""
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Holds the place of the cost of a Frame, which is known when the Frame is closed."""
@@ -112,16 +110,16 @@ class Collector:
         self._loops = LoopThreads()
         self._stacks = StackSampler(enabled=stacks, loops=self._loops)
         self.samples = SampleService(self._dumpable, enabled=stacks)
-        self.dumps = DumpService(self._dumpable, holds=(self._stacks.hold, self.samples.hold))
+        self.dumps = DumpService(self._dumpable, suspends=(self._stacks.suspend, self.samples.suspend))
         self.records = CollectivesService(lambda: self._membership.job)
         self._steps = StepProbe()
-        self._compiles = CompileTeller()
+        self._compiles = CompileTracker()
         self._pss = PssRation()
         self._anon = AnonReader()
         self._cost = OwnCostMeter()
         self._settled = False
         self._cgroups = CgroupReader(self._rank_pids())
-        self._holds = HoldReader()
+        self._suspended = SuspendedReader()
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
         self._loader_ranks: tuple[LoaderRank, ...] = ()
@@ -131,7 +129,7 @@ class Collector:
         self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
         self._outputs = Background[tuple[OutputSample, ...]](
-            "output", lambda: self._log.read(pids_of(self._membership.members, *_TELLERS)), OUTPUT_EVERY_S
+            "output", lambda: self._log.read(pids_of(self._membership.members, *_LOG_ROLES)), OUTPUT_EVERY_S
         )
         self._written = watch_writes(self._rank_pids)
         # InfiniBand counters come from firmware and can take their time.
@@ -142,7 +140,7 @@ class Collector:
             "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
         self._ticks = 0
-        self._teller = EventTeller(job.root)
+        self._tracker = EventTracker(job.root)
         self._last: Frame | None = None
         self._sources = (
             self._loader,
@@ -208,7 +206,7 @@ class Collector:
         processes = tuple(
             make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
         )
-        processes = self._holds.mark(processes, self._loops.tids(), now_ns)
+        processes = self._suspended.mark(processes, self._loops.tids(), now_ns)
         # Before the ranks are named: the second Frame is the first with stacks, also for --once.
         slices, looks = self._stacks.take(), self._main_threads.take()
         self._watch(readings, processes, now_ns)
@@ -229,9 +227,9 @@ class Collector:
         steps = self._steps.read(processes)
         target = self._target(processes, steps)
         self._had_ranks = self._had_ranks or target.local_ranks > 0
-        own = self._teller.tell_own(taken, target, gpu.events, shedding=self._cost.shedding)
+        own = self._tracker.list_own(taken, target, gpu.events, shedding=self._cost.shedding)
         own += self._compiles.tell(taken, now_ns, steps.hook)
-        events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
+        events = self._tracker.tell(taken, changes, group, now_ns, processes=processes, others=own)
         environment = first_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
@@ -267,7 +265,7 @@ class Collector:
             ),
             processes=processes,
             ranks=steps.put(make_rank_rows(processes, gpu.of_job)),
-            ends=self._teller.last_ends,
+            ends=self._tracker.last_ends,
             cpu=cpu,
             memory=make_memory(processes, group, host, self._shm.latest()[0], anon),
             loader=self._loader.latest(),
@@ -332,7 +330,7 @@ class Collector:
             script=job.script,
             user=job.user,
             host=admit_text(os.uname().nodename, 64),
-            state=TargetState.STOPPED if are_all_held(processes) else TargetState.RUNNING,
+            state=TargetState.STOPPED if are_all_suspended(processes) else TargetState.RUNNING,
             world_size=steps.size_job(job.world_size, roles.count(Role.RANK)),
             local_ranks=roles.count(Role.RANK),
             local_workers=roles.count(Role.WORKER),
@@ -340,7 +338,7 @@ class Collector:
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
-            outcome=self._teller.ranks_outcome
+            outcome=self._tracker.ranks_outcome
             if self._had_ranks and Role.RANK not in roles
             else NOT_APPLICABLE,
             rank_source=job.rank_source,
@@ -356,9 +354,9 @@ class Collector:
             )
         taken = datetime.now().astimezone()
         now_ns = time.monotonic_ns()
-        events = self._teller.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
-        how = self._teller.describe_end()
-        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=self._teller.outcome)
+        events = self._tracker.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
+        how = self._tracker.describe_end()
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=self._tracker.outcome)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
@@ -375,7 +373,7 @@ class Collector:
             rounds=self.dumps.take(),
             collectives=self.records.take(),
             main_threads=self._main_threads.take(),
-            ends=self._teller.last_ends,
+            ends=self._tracker.last_ends,
             events=events,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
+from typing import Any
 
 from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample, find_used
@@ -15,11 +16,12 @@ from tpmon.model.waits import describe_wait
 from tpmon.probe.collect.processes import Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
-from tpmon.probe.loader.prefetch import LoaderRank, LoaderWorker
+from tpmon.probe.loader.queues import LoaderRank, LoaderWorker
 from tpmon.probe.proc.memory import AnonMemory, Pss
 
 POOL_THREADS = 2
 """A process is a thread pool from two busy threads on; single-threaded loader workers are none."""
+_SUMS = ("used_cores", "runnable", "waiting", "demand_ratio", "pool_runnable", "oversubscription")
 _SEVERAL_CARDS = Missing("it holds several cards; which one it uses is not known")
 
 
@@ -156,16 +158,8 @@ def withhold_sums(cpu: CpuSample, unread: int) -> CpuSample:
     if not unread:
         return cpu
     missing = Missing(f"{unread} processes of the job were not read")
-    return replace(
-        cpu,
-        used_cores=missing,
-        runnable=missing,
-        waiting=missing,
-        demand_ratio=missing,
-        pool_runnable=missing,
-        oversubscription=missing,
-        run_delay_ratio=missing,
-    )
+    changes: dict[str, Any] = dict.fromkeys((*_SUMS, "run_delay_ratio"), missing)
+    return replace(cpu, **changes)
 
 
 def make_rank_rows(

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
-from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import each_process, read_file
+from tpmon.probe.base.worker import read_within
 from tpmon.probe.collect.frame import find_pool
 from tpmon.probe.proc.wchan import parse_syscall
 
@@ -134,7 +134,7 @@ def _read_inner_tid(pid: int, tid: int, proc: str) -> int:
     return int(line.split()[-1]) if line else tid
 
 
-THREADS_LOOKED_AT = 8
+SAMPLED_THREADS = 8
 LIBRARY_EVERY_NS = 60_000_000_000
 _DEADLINE_S = 0.5
 _LIBRARIES = (
@@ -230,13 +230,13 @@ def read_pool_library(
         with open(f"{proc}/{pid}/maps", "rb") as file:
             raw = file.read()
         mappings = parse_maps(raw)
-        begun = _read_starts(pid, tids[:THREADS_LOOKED_AT], raw, mappings, proc) if memory else ""
+        begun = _read_starts(pid, tids[:SAMPLED_THREADS], raw, mappings, proc) if memory else ""
         if begun:
             return begun
         # One that is gone, or not permitted under Yama: the mapped libraries still tell something.
         path = f"{proc}/{pid}/task/%d/syscall"
         calls = each_process(
-            tids[:THREADS_LOOKED_AT], lambda tid: parse_syscall(read_file(path % tid, 256))
+            tids[:SAMPLED_THREADS], lambda tid: parse_syscall(read_file(path % tid, 256))
         ).values()
         blocked = [find_mapping(mappings, call.user_pc) for call in calls if is_known(call)]
         return choose_library(mappings, blocked)

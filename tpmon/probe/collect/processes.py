@@ -17,8 +17,8 @@ from tpmon.model.text.clean import name_failure
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.waits import RUNNING, Wait
 from tpmon.probe.base.procread import has_ended, read_apart, read_stat
+from tpmon.probe.job.facts import LeftThread, find_left
 from tpmon.probe.job.job import Member, now_ticks
-from tpmon.probe.job.leaderless import LeftThread, find_left
 from tpmon.probe.job.roles import thread_kind
 from tpmon.probe.proc.files import (
     KEPT_PROCESSES,
@@ -38,7 +38,7 @@ from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
 
 T = TypeVar("T")
 
-LOOK_AGAIN_TICKS = 5
+REREAD_TICKS = 5
 """How often the wait of a quiet process is read again."""
 
 AFFINITY_TICKS = 10
@@ -325,7 +325,7 @@ class ProcessProbe:
         state = left.state if left is not None else self._read_state(stat)
         if left is not None:
             self._waits = _parse_left(left, role)
-        elif not still or self._looks % LOOK_AGAIN_TICKS == 0:
+        elif not still or self._looks % REREAD_TICKS == 0:
             self._waits = self._read_wait(state, role)
         if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
             self._allowed = self._read_allowed()

@@ -10,7 +10,6 @@ import re
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +23,7 @@ from tpmon.model.results.doctor import DOCTOR_SCHEMA, Access, Check, CheckName, 
 from tpmon.model.text.redaction import admit_text
 from tpmon.own_command import call_as_root
 from tpmon.probe.base.procread import PROC, is_python_name, read_exe, read_stat, read_status
+from tpmon.probe.base.worker import read_all
 from tpmon.probe.doctor.job import check_cards, check_groups, check_inside, check_ras
 from tpmon.probe.doctor.nvml import NOT_ASKED, NvmlAnswer, ask_nvml, check_counters, check_nvml
 from tpmon.probe.doctor.process import (
@@ -50,7 +50,8 @@ from tpmon.probe.host.machine import try_log
 from tpmon.probe.job.job import Job, Member, user_name
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.access import parse_capability
-from tpmon.probe.spy.child import SpyChild, SpyOutcome, find_spy, install_spy
+from tpmon.probe.spy.failure import SpyOutcome, find_spy, install_spy
+from tpmon.probe.spy.pool import SpyChild
 
 SPY_S = 5.0
 _OLDEST_SPY = (0, 4)
@@ -185,7 +186,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class CheckupSubject:
     """Name a job, or a single process, whose sources are tried; no ``member``: its stacks are not."""
 
     pid: int
@@ -198,30 +199,22 @@ class Patient:
 
 def run_plans(plans: Sequence[Plan]) -> tuple[Check, ...]:
     """Run every check at once, each within its own limit; the answers come in the order of the plans."""
-    begun_s = time.monotonic()
-    found: dict[int, Check] = {}
-
-    def run(number: int, plan: Plan) -> None:
-        try:
-            found[number] = plan.check()
-        except Exception as error:  # noqa: BLE001  # one check fails alone, and says why
-            words = str(getattr(error, "strerror", "") or error)
-            why = f"the check failed: {type(error).__name__}: {words}"
-            found[number] = make_check(plan.name, Access.UNKNOWN, why, needed=plan.needed)
-
-    threads = [
-        threading.Thread(target=run, args=(number, plan), name=f"tpmon-doctor-{plan.name}", daemon=True)
-        for number, plan in enumerate(plans)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread, plan in zip(threads, plans, strict=True):
-        thread.join(max(0.0, begun_s + plan.limit_s - time.monotonic()))
-    return tuple(found.get(number) or _late(plan) for number, plan in enumerate(plans))
+    answers = read_all("doctor", [(partial(_run, plan), plan.limit_s) for plan in plans], len(plans))
+    return tuple(
+        _leave_open(plan, f"no answer within {plan.limit_s:g} s") if check is None else check
+        for plan, check in zip(plans, answers, strict=True)
+    )
 
 
-def _late(plan: Plan) -> Check:
-    why = f"no answer within {plan.limit_s:g} s"
+def _run(plan: Plan) -> Check:
+    try:
+        return plan.check()
+    except Exception as error:  # noqa: BLE001  # one check fails alone, and says why
+        words = str(getattr(error, "strerror", "") or error)
+        return _leave_open(plan, f"the check failed: {type(error).__name__}: {words}")
+
+
+def _leave_open(plan: Plan, why: str) -> Check:
     return make_check(plan.name, Access.UNKNOWN, why, needed=plan.needed)
 
 
@@ -268,7 +261,7 @@ def plan_machine(
 
 
 def plan_job(
-    patient: Patient,
+    subject: CheckupSubject,
     nvml: NvmlOnce,
     spy: Callable[[], Known[str]],
     proc: str = PROC,
@@ -276,8 +269,8 @@ def plan_job(
     stacks: bool = True,
 ) -> tuple[Plan, ...]:
     """List the checks of one job; without ``stacks`` nothing touches its memory."""
-    pids = patient.pids[:MOST_PROCESSES]
-    member = patient.member
+    pids = subject.pids[:MOST_PROCESSES]
+    member = subject.member
     plans = [Plan(one.name, partial(check_source, one, pids, proc), needed=one.needed) for one in SOURCES]
 
     def stacks_of() -> Check:
@@ -304,7 +297,7 @@ def plan_job(
 
 
 def read_checkup(
-    patients: Sequence[Patient],
+    subjects: Sequence[CheckupSubject],
     *,
     stacks: bool = True,
     proc: str = PROC,
@@ -313,16 +306,16 @@ def read_checkup(
 ) -> Checkup:
     """Try every source of this machine and of each job, all at once; 8 s at most."""
     nvml = NvmlOnce(ask)
-    machine = plan_machine(nvml, spy, proc, str(patients[0].pid) if patients else ANY_JOB)
-    jobs = [plan_job(patient, nvml, spy, proc, stacks=stacks) for patient in patients]
+    machine = plan_machine(nvml, spy, proc, str(subjects[0].pid) if subjects else ANY_JOB)
+    jobs = [plan_job(subject, nvml, spy, proc, stacks=stacks) for subject in subjects]
     answers = run_plans([*machine, *(plan for job in jobs for plan in job)])
     at = len(machine)
     checked: list[JobCheckup] = []
-    for patient, plans in zip(patients, jobs, strict=True):
+    for subject, plans in zip(subjects, jobs, strict=True):
         checks = answers[at : at + len(plans)]
         at += len(plans)
         checked.append(
-            JobCheckup(patient.pid, patient.name, patient.user, patient.pids, patient.remark, checks)
+            JobCheckup(subject.pid, subject.name, subject.user, subject.pids, subject.remark, checks)
         )
     return Checkup(
         schema=DOCTOR_SCHEMA,
@@ -334,27 +327,27 @@ def read_checkup(
     )
 
 
-_ABOUT_LOOKING: tuple[CheckName, ...] = ("yama", "capability", "container", "seccomp", "lsm")
+_ABOUT_ACCESS: tuple[CheckName, ...] = ("yama", "capability", "container", "seccomp", "lsm")
 """The checks of the machine that only matter for looking into processes."""
 
 
 def settle_machine(machine: Sequence[Check], jobs: Sequence[JobCheckup]) -> tuple[Check, ...]:
     """Take the remedies off rules that stood in nobody's way: every job could be looked into."""
-    if not jobs or not all(map(_could_look, jobs)):
+    if not jobs or not all(map(_could_read, jobs)):
         return tuple(machine)
     return tuple(
-        replace(check, fix=NOT_APPLICABLE) if check.name in _ABOUT_LOOKING else check for check in machine
+        replace(check, fix=NOT_APPLICABLE) if check.name in _ABOUT_ACCESS else check for check in machine
     )
 
 
-def _could_look(job: JobCheckup) -> bool:
+def _could_read(job: JobCheckup) -> bool:
     found = {check.name: check.access for check in job.checks}
     if found.get("stacks") in (Access.ALLOWED, Access.DENIED):
         return found["stacks"] is Access.ALLOWED
     return found.get("memory") is Access.ALLOWED
 
 
-def make_patient(job: Job) -> Patient:
+def make_subject(job: Job) -> CheckupSubject:
     """Name the processes of a job to try: its ranks first, then its launcher and the rest."""
     order = (Role.RANK, Role.LAUNCHER, Role.WORKER, Role.HELPER, Role.COMPILE)
     members = sorted(job.members, key=lambda member: order.index(member.role))
@@ -363,10 +356,10 @@ def make_patient(job: Job) -> Patient:
     # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
     needless = {pid for pid, fact in job.facts.items() if fact.denied and not fact.python}
     pids = tuple(pid for one in members if (pid := one.identity.pid) not in needless) or (job.root.pid,)
-    return Patient(job.root.pid, job.script, job.user, pids[:MOST_PROCESSES], member, job.remark)
+    return CheckupSubject(job.root.pid, job.script, job.user, pids[:MOST_PROCESSES], member, job.remark)
 
 
-def find_patient(pid: int) -> Patient:
+def find_subject(pid: int) -> CheckupSubject:
     """Name the job around a process, or the process alone where it is in none that may be read.
 
     Raises:
@@ -374,15 +367,15 @@ def find_patient(pid: int) -> Patient:
         NotPermittedError: when the process is hidden.
     """
     try:
-        return make_patient(find_job(pid))
+        return make_subject(find_job(pid))
     except (NoTargetError, NotPermittedError) as error:
-        alone = _make_lone_patient(pid, error)
+        alone = _make_lone_subject(pid, error)
         if alone is None:
             raise
         return alone
 
 
-def _make_lone_patient(pid: int, error: TpmonError) -> Patient | None:
+def _make_lone_subject(pid: int, error: TpmonError) -> CheckupSubject | None:
     """Name a process that is in no job that may be read; None where there is nothing to try."""
     try:
         stat = read_stat(pid)
@@ -407,4 +400,4 @@ def _make_lone_patient(pid: int, error: TpmonError) -> Patient | None:
             started=datetime.now().astimezone(),
             environment=(),
         )
-    return Patient(pid, stat.name, user_name(uid), (pid,), member, error.what)
+    return CheckupSubject(pid, stat.name, user_name(uid), (pid,), member, error.what)

@@ -11,13 +11,13 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import Access, Check
 from tpmon.own_command import call_as_root
 from tpmon.probe.base.cgroup_tree import NOT_MOUNTED, OUTSIDE_VIEW, Group, JobGroups
-from tpmon.probe.base.procread import PROC, read_file, read_status
+from tpmon.probe.base.procread import PROC, read_file, read_or, read_status
 from tpmon.probe.doctor.nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.gpu.mapping import open_device_indices
 from tpmon.probe.proc.access import USUAL, Caller, read_caller, start_with
-from tpmon.probe.records.flight_recorder_files import read_environment
-from tpmon.probe.records.ras import PORT, find_port
+from tpmon.probe.records.flight_recorder import read_environment
+from tpmon.probe.records.servers import PORT, find_port
 
 SHOW_GROUPS = "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro"
 """With a control group namespace of its own, groups beside it are outside of its view, mounted or not."""
@@ -103,10 +103,7 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
             ports |= parse_listeners(_read_table(pid, "tcp6", proc))
     except (OSError, ValueError) as error:
         ports = Missing(str(error))
-    try:
-        told = read_environment(pid, proc)
-    except OSError:
-        told = {}  # said by the check of environ; then NCCL's own port is looked for
+    told = read_or({}, lambda: read_environment(pid, proc))  # then NCCL's own port is looked for
     return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]), read_caller(proc))
 
 
@@ -188,8 +185,5 @@ def check_cards(pids: Sequence[int], answer: NvmlAnswer, proc: str = PROC) -> Ch
         else:
             held.update(found)
     known: Known[frozenset[int]] = refused[0] if refused and not held else frozenset(held)
-    try:
-        step = parse_step(read_file(f"{proc}/{pids[0]}/environ"))
-    except OSError:
-        step = ""  # said by the check of environ
+    step = read_or("", lambda: parse_step(read_file(f"{proc}/{pids[0]}/environ")))
     return judge_cards(known, list_minors(answer), find_cards(read_caller(proc), step, str(pids[0])))

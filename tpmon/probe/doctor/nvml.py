@@ -13,14 +13,13 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
 from tpmon.model.results.doctor import Access, Check
 from tpmon.own_command import install_command
-from tpmon.probe.base.environment import Around
-from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.procread import PROC, read_file, read_or
 from tpmon.probe.doctor.rules import ANY_JOB, Own, make_check
 from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
-from tpmon.probe.gpu.link import ChildLink, Listener, child_command
 from tpmon.probe.gpu.mapping import kernel_has_driver
+from tpmon.probe.gpu.watch import ChildLink, Listener, child_command
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line, decode_line
-from tpmon.probe.proc.access import Caller, administer, read_caller
+from tpmon.probe.proc.access import Caller, RuntimeKind, administer, read_caller
 
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ def find_cards(caller: Caller, step: str, whom: str) -> str:
     """
     if step:
         return f"srun --overlap --pty --jobid={step} {caller.program} attach {whom}"
-    if caller.around is Around.ENGINE:
+    if caller.runtime is RuntimeKind.ENGINE:
         return EXPOSE_CARDS
     return f"lspci | grep -i nvidia; {administer(caller, 'dmesg | grep -i nvrm')}"
 
@@ -145,8 +144,8 @@ def judge_nvml(answer: NvmlAnswer, kernel_driver: bool, caller: Caller, expose: 
 def _judge_failure(failure: FailureLine, kernel_driver: bool, caller: Caller) -> Check:
     if failure.code == _NO_LIBRARY and kernel_driver:
         why = "the kernel has an NVIDIA driver, but libnvidia-ml.so.1 is not here"
-        if caller.around not in (Around.HOST, Around.WSL):
-            fix = EXPOSE_CARDS if caller.around is Around.ENGINE else ""
+        if caller.runtime not in (RuntimeKind.HOST, RuntimeKind.WSL):
+            fix = EXPOSE_CARDS if caller.runtime is RuntimeKind.ENGINE else ""
             return make_check("nvml", Access.DENIED, f"{why} (a container without GPUs?)", fix)
         why += ": the driver's library package is missing (such as libnvidia-compute, nvidia-driver-libs)"
         return make_check("nvml", Access.DENIED, why, "ldconfig -p | grep libnvidia-ml")
@@ -212,10 +211,8 @@ def judge_counters(admin_only: Known[bool], privileged: bool) -> Check:
 
 def check_counters(own: Own, privileged: bool, proc: str = PROC) -> Check:
     """Read and judge what the driver says of hardware counters."""
-    try:
-        said = parse_admin_only(read_file(f"{proc}/{_PARAMETERS}", 65536).decode("utf-8", "replace"))
-    except OSError:
-        said = Missing("no NVIDIA driver shows its settings here")
+    path, unseen = f"{proc}/{_PARAMETERS}", Missing("no NVIDIA driver shows its settings here")
+    said = read_or(unseen, lambda: parse_admin_only(read_file(path).decode(errors="replace")))
     return judge_counters(said, privileged or own.caller.uid == 0)
 
 

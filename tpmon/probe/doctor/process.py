@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import Access, Check, CheckName
-from tpmon.probe.base.procread import PROC, read_file, read_stat
+from tpmon.probe.base.procread import PROC, read_file, read_or, read_stat
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import (
@@ -26,8 +27,8 @@ from tpmon.probe.proc.access import (
     read_standing,
 )
 from tpmon.probe.proc.memory import try_memory
-from tpmon.probe.spy.child import install_spy
 from tpmon.probe.spy.dump import Dumper
+from tpmon.probe.spy.failure import install_spy
 
 MOST_PROCESSES = 16
 _SHOWN = 3
@@ -154,16 +155,22 @@ def explain_read(standing: AccessStanding, pid: int) -> tuple[str, str]:
     return "the process has more capabilities than tpmon, or a sandbox forbids it", capable
 
 
+def _explain(source: ProcSource, proc: str, pid: int) -> tuple[str, str]:
+    if source.attach:
+        refused = read_refusal(pid, proc)
+        return refused.why, refused.fix
+    return explain_read(read_standing(pid, proc), pid)
+
+
 def check_source(source: ProcSource, pids: Sequence[int], proc: str = PROC) -> Check:
     """Try one file of every process."""
+    return judge_source(
+        source, [try_source(source, pid, proc) for pid in pids], partial(_explain, source, proc)
+    )
 
-    def why_not(pid: int) -> tuple[str, str]:
-        if source.attach:
-            refused = read_refusal(pid, proc)
-            return refused.why, refused.fix
-        return explain_read(read_standing(pid, proc), pid)
 
-    return judge_source(source, [try_source(source, pid, proc) for pid in pids], why_not)
+def _read_state(pid: int, proc: str) -> str:
+    return read_stat(pid, proc).state
 
 
 def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
@@ -172,18 +179,9 @@ def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
     trials = []
     for pid in pids:
         answer = try_memory(pid)
-        reason = answer.reason if isinstance(answer, Missing) else ""
-        try:
-            gone = read_stat(pid, proc).state in "ZX"
-        except OSError:
-            gone = True
-        trials.append(Trial(pid, reason, gone))
-
-    def why_not(pid: int) -> tuple[str, str]:
-        refused = read_refusal(pid, proc)
-        return refused.why, refused.fix
-
-    return judge_source(source, trials, why_not)
+        state = read_or("X", partial(_read_state, pid, proc))
+        trials.append(Trial(pid, answer.reason if isinstance(answer, Missing) else "", state in "ZX"))
+    return judge_source(source, trials, partial(_explain, source, proc))
 
 
 _KINDS = {

@@ -13,13 +13,13 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import Access, Check, CheckName, drop_pointers
 from tpmon.own_command import own_program
-from tpmon.probe.base.environment import Around, read_place
-from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.procread import PROC, read_file, read_or, read_text
 from tpmon.probe.proc.access import (
     ADD_CAPABILITY,
     CAP_SYS_PTRACE,
     LET_PTRACE,
     Caller,
+    RuntimeKind,
     administer,
     call_with_capability,
     free_profile,
@@ -30,12 +30,13 @@ from tpmon.probe.proc.access import (
     read_all_users,
     read_caller,
     read_deny_ptrace,
+    read_place,
     read_profile,
     read_ptrace_scope,
     start_with,
 )
 from tpmon.probe.proc.memory import try_memory
-from tpmon.probe.spy.child import find_spy
+from tpmon.probe.spy.failure import find_spy
 
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
 HOST_PIDS = "docker run --pid=host"
@@ -80,7 +81,7 @@ def read_own(proc: str = PROC) -> Own:
     status = read_file(f"{proc}/self/status", 65536)
     place = read_place(proc)
     return Own(
-        caller=Caller(os.geteuid(), place.around, own_program(), may_root_trace(status)),
+        caller=Caller(os.geteuid(), place.runtime, own_program(), may_root_trace(status)),
         capable=parse_capability(status, CAP_SYS_PTRACE),
         own_pids=place.own_pids,
         all_users=read_all_users(proc),
@@ -112,7 +113,7 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
     ways = pass_yama(own.caller, scope, f"attach {whom}")
     fix = ways[0] if ways else ""
     more = ""
-    if own.caller.around is Around.ENGINE:
+    if own.caller.runtime is RuntimeKind.ENGINE:
         others = "; or ".join(way.partition("  # ")[0] for way in ways[1:])
         more = f"; or there: {others}; at the next start of the container, as root in it: {ADD_CAPABILITY}"
     elif own.caller.root_may and own.caller.uid and is_known(spy):
@@ -127,7 +128,7 @@ def judge_capability(own: Own, whom: str) -> Check:
         return make_check("capability", Access.ALLOWED, f"tpmon has CAP_SYS_PTRACE{where}")
     if own.caller.uid == 0:
         why = "root, but without CAP_SYS_PTRACE (a container's default)"
-        if own.caller.around is Around.ENGINE:
+        if own.caller.runtime is RuntimeKind.ENGINE:
             why += f"; at its next start: {ADD_CAPABILITY}"
         fix = call_with_capability(own.caller, f"attach {whom}")
         return make_check("capability", Access.DENIED, why, fix)
@@ -137,20 +138,22 @@ def judge_capability(own: Own, whom: str) -> Check:
 
 def judge_container(own: Own) -> Check:
     """Say what a container or a user namespace around tpmon takes away."""
-    around = own.caller.around
+    runtime = own.caller.runtime
     if not own.all_users:
         why = "tpmon is in a user namespace: root and capabilities reach no process outside of it"
         return make_check("container", Access.UNKNOWN, why)
-    if around is Around.HOST:
+    if runtime is RuntimeKind.HOST:
         return make_check(
             "container", Access.ALLOWED, "tpmon runs outside of containers, with the host's users"
         )
     if not own.own_pids:
         why = "tpmon is in a container with the host's PIDs and users"
         return make_check("container", Access.ALLOWED, why)
-    where = {Around.WSL: "a distribution of WSL", Around.LXC: "a container of LXC"}.get(around, "a container")
+    where = {RuntimeKind.WSL: "a distribution of WSL", RuntimeKind.LXC: "a container of LXC"}.get(
+        runtime, "a container"
+    )
     why = f"tpmon is in {where}: it sees the processes in there alone, by their numbers in it"
-    return make_check("container", Access.UNKNOWN, why, HOST_PIDS if around is Around.ENGINE else "")
+    return make_check("container", Access.UNKNOWN, why, HOST_PIDS if runtime is RuntimeKind.ENGINE else "")
 
 
 def parse_hidepid(mountinfo: str) -> tuple[int, int | None]:
@@ -221,19 +224,9 @@ def judge_perf(paranoid: Known[int], own: Own) -> Check:
     return make_check("perf", Access.DENIED, why, fix)
 
 
-def _read_text(path: str) -> str:
-    try:
-        return read_file(path, 1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return ""  # not there, which is an answer too
-
-
 def read_number(path: str, otherwise: str) -> Known[int]:
     """Read a file that holds one number; Missing with ``otherwise`` where it is not there."""
-    try:
-        return int(read_file(path, 64))
-    except (OSError, ValueError):
-        return Missing(otherwise)
+    return read_or(Missing(otherwise), lambda: int(read_file(path, 64)))
 
 
 def check_yama(proc: str = PROC, whom: str = ANY_JOB) -> Check:
@@ -255,7 +248,7 @@ def check_container(proc: str = PROC) -> Check:
 
 def check_hidepid(proc: str = PROC) -> Check:
     """Read and judge how /proc is mounted."""
-    hidden, group = parse_hidepid(_read_text(f"{proc}/self/mountinfo"))
+    hidden, group = parse_hidepid(read_text(f"{proc}/self/mountinfo"))
     return judge_hidepid(hidden, group, read_own(proc), frozenset((*os.getgroups(), os.getegid())))
 
 
@@ -266,7 +259,7 @@ def check_seccomp(proc: str = PROC) -> Check:
 
 def check_profile(proc: str = PROC) -> Check:
     """Read and judge the security profile of tpmon."""
-    modules = _read_text("/sys/kernel/security/lsm")
+    modules = read_text("/sys/kernel/security/lsm")
     return judge_profile(modules, read_profile(proc), read_caller(proc), deny_ptrace=read_deny_ptrace())
 
 

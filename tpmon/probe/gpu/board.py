@@ -191,7 +191,7 @@ class Board:
         self._events.clear()
         of_job = gpus
         if isinstance(gpus, Missing) and gpus.reason == self._failure:
-            of_job = Missing(self._say_failure(job, held, has_driver))
+            of_job = Missing(self._describe_failure(job, held, has_driver))
         return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
@@ -309,7 +309,7 @@ class Board:
             replace(sample, age_s=min(age_s, waited_s) if self.answered else age_s), slot.track.identity.minor
         )
 
-    def _say_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
+    def _describe_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
         """Say why NVML does not answer, or that there is no card for it to answer of."""
         if not self._failure or not is_known(has_driver):
             return self._failure

@@ -77,7 +77,7 @@ def main(load: Callable[[], Any] = load_pynvml) -> NoReturn:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    threading.Thread(target=_run, args=(load, pipe), name="nvml", daemon=True).start()
+    _start("nvml", _run, load, pipe)
     while os.read(0, 4096):
         pass
     os._exit(0)
@@ -87,7 +87,7 @@ def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
     try:
         nvml = load()
     except Exception as error:  # noqa: BLE001  # a broken module raises anything
-        pipe.end(FailureLine(0, _say_import_error(error)))
+        pipe.end(FailureLine(0, _describe_import_error(error)))
     try:
         _serve(nvml, pipe)
     except Exception as error:  # noqa: BLE001  # said to the parent, which has no other word of it
@@ -95,7 +95,7 @@ def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
         pipe.end(FailureLine(0, f"asking NVML failed: {describe_error(error)} (by {file})"))
 
 
-def _say_import_error(error: Exception) -> str:
+def _describe_import_error(error: Exception) -> str:
     spec = PathFinder.find_spec("pynvml")
     if spec is None or (isinstance(error, ModuleNotFoundError) and error.name == "pynvml"):
         return point_to("the nvidia-ml-py package is not installed", "nvml")
@@ -112,7 +112,7 @@ def _serve(nvml: Any, pipe: _Pipe) -> None:
     if isinstance(cards, Missing):
         pipe.end(FailureLine(calls.gone_code(), cards.reason))
     count = min(int(cards), MAX_CARDS)
-    teller = _start("versions", _tell_versions, nvml, count, pipe)
+    teller = _start("versions", _send_versions, nvml, count, pipe)
     teller.join(_VERSIONS_WAIT_S)
     if teller.is_alive():
         pipe.send(Line(driver=DriverLine(STUCK, STUCK, count)))
@@ -131,7 +131,7 @@ def _start(name: str, work: Callable[..., object], *args: Any) -> threading.Thre
     return thread
 
 
-def _tell_versions(nvml: Any, cards: int, pipe: _Pipe) -> None:
+def _send_versions(nvml: Any, cards: int, pipe: _Pipe) -> None:
     calls = Calls(nvml)
     version = calls.ask("nvmlSystemGetDriverVersion")
     cuda = calls.ask("nvmlSystemGetCudaDriverVersion_v2")

@@ -18,6 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
+from tpmon.probe.base.procread import read_file, read_text
 from tpmon.probe.gpu.bounds import DriverCard, Listed
 from tpmon.probe.gpu.rates import make_silent_sample
 
@@ -25,7 +26,6 @@ Held = Mapping[int, Known[tuple[int, ...]]]
 """Minor numbers of the device files that each process holds open."""
 
 NVIDIA_MAJOR = 195
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 DXG = "/dev/dxg"
 ON_DXG = Missing(f"it reaches its card through {DXG} (WSL), which names none")
 NOT_SCANNED = Missing("open files not read yet")
@@ -74,11 +74,8 @@ def _minor_of(path: str, by_name: int) -> int:
 
 def kernel_has_driver(proc: str = "/proc") -> bool:
     """Tell whether the kernel has an NVIDIA driver, also where this shell may not see its cards."""
-    try:
-        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
-            return any(line.split()[:1] == [str(NVIDIA_MAJOR)] for line in file)
-    except OSError:
-        return False
+    lines = read_text(f"{proc}/devices").splitlines()
+    return any(line.split()[:1] == [str(NVIDIA_MAJOR)] for line in lines)
 
 
 def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
@@ -86,8 +83,7 @@ def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
     if os.path.exists(dxg):
         return True
     try:
-        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
-            lines = [line.split() for line in file]
+        lines = [line.split() for line in read_file(f"{proc}/devices").decode(errors="replace").splitlines()]
     except OSError as error:
         return Missing(say_refusal(error, "fd"))
     return any(
@@ -96,14 +92,6 @@ def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
 
 
 OWN_NAMESPACE = "this PID namespace"
-
-
-def in_first_pid_namespace(proc: str = "/proc") -> bool:
-    """Tell whether the PIDs of this process are those of the machine."""
-    try:
-        return os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE
-    except OSError:
-        return False
 
 
 class DeviceFiles:
@@ -279,7 +267,7 @@ def _mark_visible(
     # A list that is believed and does not name the job says that it is not on the card.
     told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
-        return card.sample if told or is_unlisted(card.sample) else _say_unread(card.sample, minor)
+        return card.sample if told or is_unlisted(card.sample) else _mark_unread(card.sample, minor)
     holders = []
     for pid in sorted(job):
         minors = held.get(pid)
@@ -289,8 +277,8 @@ def _mark_visible(
         return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
     if unread is None and is_unlisted(card.sample):
         return replace(card.sample, pids=())
-    return card.sample if told or unread is None else _say_unread(card.sample, unread)
+    return card.sample if told or unread is None else _mark_unread(card.sample, unread)
 
 
-def _say_unread(sample: GpuSample, why: Missing) -> GpuSample:
+def _mark_unread(sample: GpuSample, why: Missing) -> GpuSample:
     return replace(sample, pids=why) if is_known(sample.pids) else sample

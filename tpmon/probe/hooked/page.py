@@ -31,7 +31,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import PROC, each_process, read_stat, read_status
+from tpmon.probe.base.procread import PROC, each_process, read_or, read_stat, read_status
 from tpmon.probe.hooked.settings import parse_device, parse_settings
 
 NO_HOOK = "no hook in this process"
@@ -176,10 +176,7 @@ class StepReader:
         event_ns = max(wire.parse_live(page.view)[: wire.LIVE_MARKS])
         quiet = event_ns == page.last_event_ns
         page.last_event_ns = event_ns
-        try:
-            return quiet and not os.path.samestat(os.stat(page.link), page.stat)
-        except OSError:
-            return quiet
+        return read_or(quiet, lambda: quiet and not os.path.samestat(os.stat(page.link), page.stat))
 
     def _find(self, process: Identity, now: float) -> _OpenPage | Missing:
         """Map the page that belongs to this process and to no parent of it."""

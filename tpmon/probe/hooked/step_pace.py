@@ -67,7 +67,7 @@ def _total_of(ended: StepSpan) -> _Total:
     )
 
 
-def _look_back(last: _Total, reading: StepReading) -> _Total | None:
+def _find_earlier_total(last: _Total, reading: StepReading) -> _Total | None:
     """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
     spans = reading.spans
     if len(spans) < 2:
@@ -106,7 +106,7 @@ class RankPace:
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
         """Take one reading and return the pace; Missing before the ends of two are known."""
         if reading.state is not HookState.RUNNING:
-            return Missing(_say_state(reading))
+            return Missing(_describe_state(reading))
         if not is_known(reading.ended):
             return reading.ended
         slowest = self._time_steps(reading)
@@ -142,7 +142,7 @@ class RankPace:
         if totals and last.steps < totals[-1].steps:
             totals.clear()  # it counts anew
         if not totals:
-            earlier = _look_back(last, reading)
+            earlier = _find_earlier_total(last, reading)
             totals.extend((earlier, last) if earlier is not None else (last,))
         elif last.at_ns > totals[-1].at_ns:
             totals.append(last)
@@ -207,7 +207,7 @@ def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
     return [100 * one / total for one in phases_ns]
 
 
-def _say_state(reading: StepReading) -> str:
+def _describe_state(reading: StepReading) -> str:
     if reading.state is HookState.DISABLED:
         return f"the hook turned itself off: {reading.error or 'it does not say why'}"
     return "the hook was taken out"
@@ -264,7 +264,7 @@ def _name(rank: Applicable[int], pid: int) -> str:
     return f"rank {rank}" if is_known(rank) else f"process {pid}"
 
 
-def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
+def _describe_blind(reading: StepReading, rank: Applicable[int]) -> str:
     """Say that torch took the hook off the optimizers, or never let it there; "" where nothing tells of that.
 
     Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (its ``TorchPatcher``); before
@@ -314,7 +314,7 @@ class StepProbe:
         for process, reading in readings.items():
             if is_known(reading):
                 pace = self._paces.setdefault(process, RankPace())
-                blind = blind or _say_blind(reading, ranks[process])
+                blind = blind or _describe_blind(reading, ranks[process])
                 hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
             else:
                 self._paces.pop(process, None)
@@ -358,7 +358,7 @@ AGAIN_S = 60.0
 """A loop that compiles all the time is told of once a minute, not with each reading."""
 
 
-class CompileTeller:
+class CompileTracker:
     """Remember the counters of each rank, and word their rises: one event a rise, for all ranks together."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
+from tpmon.probe.base.procread import read_or
 from tpmon.probe.proc.files import PAGE_BYTES, CounterRates, ProcFile
 
 THREADS_READ = 256
@@ -136,10 +137,7 @@ def _mask(tid: int, mask_of: Callable[[int], set[int]]) -> set[int]:
 
 
 def _threads(pid: int, proc: str) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"{proc}/{pid}/task")]
-    except OSError:
-        return []
+    return read_or([], lambda: [int(name) for name in os.listdir(f"{proc}/{pid}/task")])
 
 
 def combine_budget(affinity: Known[int], quota: Applicable[Quota]) -> CpuBudget:
@@ -269,9 +267,7 @@ def _find_quotas(cpu: Known[Group]) -> tuple[Known[tuple[Group, ...]], Applicabl
     return quotas, (NOT_APPLICABLE if quotas or cpu.sees_root() else cpu)
 
 
-__all__ = ["CgroupReader", "CgroupReading", "CpuBudget", "read_cpu_budget"]
-
-LOOK_EVERY_NS = 10_000_000_000
+REFRESH_EVERY_NS = 10_000_000_000
 """How often groups, quotas and limits are looked up again; they change seldom."""
 
 T = TypeVar("T")
@@ -358,13 +354,13 @@ class CgroupReader:
         self._rates = CounterRates()
         self._oom_kills_of: dict[str, int] = {}
         self._layout = find_layout(JobGroups(self._pids, proc), proc)
-        self._look_ns: int | None = None
+        self._refresh_ns: int | None = None
 
     def follow(self, pids: Sequence[int]) -> None:
         """Take ``pids`` as the job from the next read on; does nothing when they are the same."""
         if tuple(pids) != self._pids:
             self._pids = tuple(pids)
-            self._look_ns = 0
+            self._refresh_ns = 0
 
     def close(self) -> None:
         """Close every descriptor; the next read opens them again."""
@@ -375,11 +371,11 @@ class CgroupReader:
 
     def read(self, now_ns: int) -> CgroupReading:
         """Read everything once; ``now_ns`` is CLOCK_MONOTONIC. Rates need a second call."""
-        if self._look_ns is None:
-            self._look_ns = now_ns + LOOK_EVERY_NS
-        elif now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
-            self._look_again()
+        if self._refresh_ns is None:
+            self._refresh_ns = now_ns + REFRESH_EVERY_NS
+        elif now_ns >= self._refresh_ns:
+            self._refresh_ns = now_ns + REFRESH_EVERY_NS
+            self._refresh()
         layout = self._layout
         ratio, seconds, throttled_source = self._throttling(now_ns)
         cpu, memory, io = (self._pressure(file, now_ns) for file in layout.pressure)
@@ -405,7 +401,7 @@ class CgroupReader:
             memory_source=layout.memory.label() if is_known(layout.memory) else HOST if host_wide else "",
         )
 
-    def _look_again(self) -> None:
+    def _refresh(self) -> None:
         groups = JobGroups(self._pids, self._proc)
         if not groups.found():
             # The job ended: its last groups still tell of an OOM kill.

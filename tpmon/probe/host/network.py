@@ -15,9 +15,10 @@ from tpmon.model.host import LOOPBACK, NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.procread import read_or, read_text
 from tpmon.probe.proc.files import CounterRates
 
-LOOK_EVERY_NS = 10_000_000_000
+REFRESH_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16
 NAME_LENGTH = 32
 
@@ -104,7 +105,7 @@ class NetworkReader:
         self._proc = proc
         self._sys = sys
         self._rates = CounterRates()
-        self._look_ns: int | None = None
+        self._refresh_ns: int | None = None
         self._hardware: frozenset[str] = frozenset()
         self._ports: tuple[Port, ...] = ()
 
@@ -115,8 +116,8 @@ class NetworkReader:
         the job's descriptors point to.
         """
         before, self._pid = self._pid, self._find_pid()
-        if self._look_ns is None or self._pid != before or now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
+        if self._refresh_ns is None or self._pid != before or now_ns >= self._refresh_ns:
+            self._refresh_ns = now_ns + REFRESH_EVERY_NS
             self._look()
         try:
             with open(f"{self._proc}/{self._pid}/net/dev", encoding="utf-8", errors="replace") as file:
@@ -197,17 +198,8 @@ def read_port(port: Port) -> InterfaceCounters:
 
 
 def _listed(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        # No such class of devices on this machine.
-        return []
+    return read_or([], lambda: sorted(os.listdir(directory)))  # no such class of devices on this machine
 
 
 def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(256).strip()
-    except OSError:
-        # Not every driver has every file, and some answer EINVAL while the link is down.
-        return ""
+    return read_text(path, 256).strip()  # some answer EINVAL while the link is down

@@ -27,8 +27,8 @@ from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.clean import name_failure
 from tpmon.model.text.redaction import admit_text, hide_lines
 from tpmon.model.units import clean_text
-from tpmon.probe.base.deadline import Background
-from tpmon.probe.base.procread import PROC, date_file, read_file
+from tpmon.probe.base.procread import PROC, date_file, read_file, read_or
+from tpmon.probe.base.worker import Background
 from tpmon.probe.proc.wait_object import read_mount
 
 TAIL_BYTES = 4096
@@ -152,7 +152,7 @@ def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[i
         os.close(fd)
 
 
-def _say_unread(error: OSError, place: str) -> str:
+def _mark_unread(error: OSError, place: str) -> str:
     """Say why a log was not read; of one that can be seen through its descriptor the file itself refuses."""
     if isinstance(error, PermissionError):
         with contextlib.suppress(OSError):
@@ -167,7 +167,7 @@ def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tup
     try:
         size, raw = _read_tail(place, read_owner(sample.pid, proc), MORE_BYTES)
     except OSError as error:
-        return Missing(_say_unread(error, place))
+        return Missing(_mark_unread(error, place))
     return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
 
 
@@ -192,7 +192,7 @@ def _read_output(
         size, raw = _read_tail(place, owner)
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
-        size = Missing(f"not readable: {_say_unread(error, place)}")
+        size = Missing(f"not readable: {_mark_unread(error, place)}")
     except Exception as error:  # noqa: BLE001  # the words of one log cost no other log
         size = Missing(f"not understood: {name_failure(error)}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
@@ -320,10 +320,7 @@ def is_journal(pid: int, fd: int, path: str, proc: str = PROC) -> bool:
     """Tell whether a file is written piece by piece all through a run, as a log is."""
     if os.path.basename(path).startswith(_EVENTS):
         return True
-    try:
-        return parse_appends(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
-    except (OSError, ValueError):
-        return False  # closed since it was listed
+    return read_or(False, lambda: parse_appends(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096)))
 
 
 def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileWrite]:

@@ -1,10 +1,7 @@
 """Ask the kernel about the job's TCP connections and the sockets it listens on.
 
-sock_diag(7) answers for every connection of our network namespace in one dump; the job's are
-told by the inodes behind its descriptors. The target is not touched and nothing is opened in it.
-
-sock_diag(7) answers for every listening TCP socket of our network namespace; the job's are told by the
-inodes behind its descriptors. Nothing is connected to here.
+sock_diag(7) answers for every socket of our network namespace in one dump; the job's are told by the
+inodes behind its descriptors. The target is not touched, nothing is opened in it, nothing is connected to.
 """
 
 from __future__ import annotations
@@ -13,13 +10,14 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import LOOPBACK, SocketSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
-from tpmon.probe.base.procread import PROC, each_process
+from tpmon.probe.base.procread import PROC, each_process, read_text
 from tpmon.probe.host.network import same_network_namespace
 
 DESCRIPTORS_READ = 4096
@@ -46,7 +44,9 @@ _INET_DIAG_INFO = 2
 # linux/netlink.h, linux/inet_diag.h, linux/tcp.h
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
-_LOCAL_AT, _REMOTE_AT, _INODE_AT, _MESSAGE_SIZE = 8, 24, 68, 72
+_PORT = struct.Struct(">H")
+_NUMBER = struct.Struct("=I")
+_PORT_AT, _LOCAL_AT, _REMOTE_AT, _BACKLOG_AT, _INODE_AT, _MESSAGE_SIZE = 4, 8, 24, 60, 68, 72
 _LAST_SENT_AT, _LAST_RECEIVED_AT, _RETRANSMITS_AT, _UNSENT_AT = 44, 52, 100, 144
 
 
@@ -115,15 +115,15 @@ def _parse_socket(message: bytes) -> TcpSocket:
     )
 
 
-def parse_dump(data: bytes, inodes: Container[int]) -> tuple[list[TcpSocket], int, bool]:
-    """Parse one datagram of a dump: the sockets of ``inodes``, how many there were, was it the last.
+def parse_messages(data: bytes) -> tuple[list[bytes], bool]:
+    """Cut one datagram of a dump into its sockets (inet_diag_msg), and tell whether it was the last.
 
     Raises:
         OSError: with the kernel's error number.
         ValueError: when a message is cut.
     """
-    found: list[TcpSocket] = []
-    seen = at = 0
+    found: list[bytes] = []
+    at = 0
     while at + _HEADER.size <= len(data):
         size, kind, *_ = _HEADER.unpack_from(data, at)
         if size < _HEADER.size or at + size > len(data):
@@ -135,40 +135,53 @@ def parse_dump(data: bytes, inodes: Container[int]) -> tuple[list[TcpSocket], in
                 raise ValueError(f"netlink error {number}")
             if number > 0:
                 raise OSError(number, os.strerror(number))
-            return found, seen, True
+            return found, True
         if kind == _SOCK_DIAG_BY_FAMILY:
             if size < _HEADER.size + _MESSAGE_SIZE:
                 raise ValueError("socket message is cut")
-            seen += 1
-            if struct.unpack_from("=I", data, body + _INODE_AT)[0] in inodes:
-                found.append(_parse_socket(data[body : at + size]))
+            found.append(data[body : at + size])
         at += (size + 3) & ~3
-    return found, seen, False
+    return found, False
+
+
+def _ask_kernel(states: int, attributes: int) -> Iterator[list[bytes]]:
+    """Dump the TCP sockets of our network namespace that are in one of ``states``, a datagram at a time.
+
+    Raises:
+        OSError: when the kernel refuses or does not answer within ``TIMEOUT_S``.
+        ValueError: when its answer is not understood.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
+        link.settimeout(TIMEOUT_S)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            body = _REQUEST.pack(family, socket.IPPROTO_TCP, attributes, states)
+            size = _HEADER.size + len(body)
+            link.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + body)
+            last = False
+            while not last:
+                found, last = parse_messages(link.recv(1 << 16))
+                yield found
+
+
+def parse_sockets(messages: Iterable[bytes], inodes: Container[int]) -> list[TcpSocket]:
+    """Parse the sockets of ``inodes``."""
+    return [_parse_socket(one) for one in messages if _NUMBER.unpack_from(one, _INODE_AT)[0] in inodes]
 
 
 def read_established(inodes: Container[int]) -> list[TcpSocket]:
     """Read the established TCP connections of our network namespace that ``inodes`` name.
 
     Raises:
-        OSError: when the kernel refuses, does not answer within ``TIMEOUT_S``, or has more than
-            ``MOST_CONNECTIONS``.
+        OSError: when the kernel refuses, does not answer in time, or has more than ``MOST_CONNECTIONS``.
         ValueError: when its answer is not understood.
     """
     mine: list[TcpSocket] = []
     gone_through = 0
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
-        link.settimeout(TIMEOUT_S)
-        for family in (socket.AF_INET, socket.AF_INET6):
-            body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _ESTABLISHED)
-            size = _HEADER.size + len(body)
-            link.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + body)
-            last = False
-            while not last:
-                found, seen, last = parse_dump(link.recv(1 << 16), inodes)
-                mine += found
-                gone_through += seen
-                if gone_through > MOST_CONNECTIONS:
-                    raise OSError(f"more than {MOST_CONNECTIONS} connections on this host")
+    for messages in _ask_kernel(_ESTABLISHED, 1 << (_INET_DIAG_INFO - 1)):
+        mine += parse_sockets(messages, inodes)
+        gone_through += len(messages)
+        if gone_through > MOST_CONNECTIONS:
+            raise OSError(f"more than {MOST_CONNECTIONS} connections on this host")
     return mine
 
 
@@ -198,12 +211,8 @@ def _note(target: str, sys: str, inodes: set[int], devices: set[str]) -> None:
         inodes.add(int(target[8:-1]))
     elif target.startswith("/dev/infiniband/uverbs"):
         name = os.path.basename(target)
-        try:
-            with open(f"{sys}/class/infiniband_verbs/{name}/ibdev", encoding="ascii") as file:
-                devices.add(file.read(64).strip())
-        except OSError:
-            # The device is of another container: its name here is not known.
-            return
+        # Of a device of another container the name is not known here.
+        devices.update(filter(None, [read_text(f"{sys}/class/infiniband_verbs/{name}/ibdev", 64).strip()]))
 
 
 def sum_up(connections: Sequence[TcpSocket]) -> SocketSample:
@@ -294,13 +303,7 @@ def read_addresses() -> dict[str, str]:
     }
 
 
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _LISTEN = 1 << 10
-# linux/netlink.h, linux/inet_diag.h
-_PORT = struct.Struct(">H")
-_NUMBER = struct.Struct("=I")
-_PORT_AT, _ADDRESS_AT, _BACKLOG_AT, _INODE_AT, _MESSAGE_SIZE = 4, 8, 60, 68, 72
-_MOST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,63 +321,27 @@ class ListeningSocket:
         return self.address in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
 
 
-def parse_listeners(data: bytes) -> tuple[list[ListeningSocket], bool]:
-    """Parse one datagram of a dump: the sockets in it, and whether it was the last.
-
-    Raises:
-        OSError: with the kernel's error number.
-        ValueError: when a message is cut.
-    """
-    found: list[ListeningSocket] = []
-    at = 0
-    while at + _HEADER.size <= len(data):
-        size, kind, *_ = _HEADER.unpack_from(data, at)
-        body = at + _HEADER.size
-        if size < _HEADER.size or at + size > len(data):
-            raise ValueError("netlink message is cut")
-        if kind == _NLMSG_ERROR and size >= _HEADER.size + 4:
-            number = -int(struct.unpack_from("=i", data, body)[0])
-            raise OSError(number, "sock_diag was refused")
-        if kind in (_NLMSG_ERROR, _NLMSG_DONE):
-            return found, True
-        if kind == _SOCK_DIAG_BY_FAMILY:
-            if size < _HEADER.size + _MESSAGE_SIZE:
-                raise ValueError("socket message is cut")
-            found.append(_parse_listener(data[body : body + _MESSAGE_SIZE]))
-        at += (size + 3) & ~3
-    return found, False
-
-
-def _parse_listener(message: bytes) -> ListeningSocket:
+def parse_listener(message: bytes) -> ListeningSocket:
+    """Parse one listening socket."""
     family = message[0]
     width = 4 if family == socket.AF_INET else 16
     return ListeningSocket(
         inode=_NUMBER.unpack_from(message, _INODE_AT)[0],
         port=_PORT.unpack_from(message, _PORT_AT)[0],
-        address=socket.inet_ntop(family, message[_ADDRESS_AT : _ADDRESS_AT + width]),
+        address=socket.inet_ntop(family, message[_LOCAL_AT : _LOCAL_AT + width]),
         backlog=_NUMBER.unpack_from(message, _BACKLOG_AT)[0],
     )
 
 
 def read_all_listeners() -> tuple[ListeningSocket, ...]:
-    """Read every listening TCP socket of our network namespace.
+    """Read every listening TCP socket of our network namespace, up to ``MOST_CONNECTIONS``.
 
     Raises:
         OSError: when the kernel refuses or does not answer.
         ValueError: when its answer is not understood.
     """
-    found: list[ListeningSocket] = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
-        link.settimeout(TIMEOUT_S)
-        for family in (socket.AF_INET, socket.AF_INET6):
-            body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _LISTEN)
-            size = _HEADER.size + len(body)
-            link.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + body)
-            last = False
-            while not last and len(found) < _MOST:
-                some, last = parse_listeners(link.recv(1 << 16))
-                found += some
-    return tuple(found)
+    every = (one for messages in _ask_kernel(_LISTEN, 0) for one in messages)
+    return tuple(map(parse_listener, islice(every, MOST_CONNECTIONS)))
 
 
 def read_listeners(

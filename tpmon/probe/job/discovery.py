@@ -1,4 +1,4 @@
-"""Look at the processes of this machine: which of them make jobs.
+"""Find the jobs among the processes of this machine, and how each was started: wrappers, the hook.
 
 The walk up ends at boundaries (``programs.Program``): what one person typed into one shell stays as
 many jobs as it was.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Role
 from tpmon.model.results.doctor import JOBS_SCHEMA, JobList, JobState, JobSummary, say_refusal
-from tpmon.model.text.redaction import hide_words
+from tpmon.model.text.redaction import hide, hide_words
 from tpmon.model.units import clean_text
+from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
@@ -25,11 +29,12 @@ from tpmon.probe.base.procread import (
     has_ended,
     is_python_name,
     read_exe,
+    read_or,
     read_table,
+    read_text,
 )
-from tpmon.probe.job.facts import Facts
+from tpmon.probe.job.facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.job import Job, assemble_job, find_descendants
-from tpmon.probe.job.leaderless import pick_reader, read_facts_of
 from tpmon.probe.job.programs import parse_command
 from tpmon.probe.job.tree import LAUNCHER_GONE, Family, join_strays, starts_ranks
 from tpmon.probe.proc.suspended import read_freezer
@@ -50,7 +55,7 @@ class Survey:
     """Did not answer in time, or are too odd to be understood: why."""
 
 
-class Sight:
+class FactCache:
     """Read the facts of processes once, in bulk where it is known which are wanted."""
 
     def __init__(self, table: Mapping[int, StatLine], proc: str) -> None:
@@ -59,7 +64,7 @@ class Sight:
         self._facts: dict[int, Facts | None] = {}
         self._wrappers: dict[int, bool] = {}
 
-    def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
+    def load(self, pids: Iterable[int], *, deep: bool = False) -> None:
         """Read those of ``pids`` that were not read yet."""
         fresh = [pid for pid in pids if pid not in self._facts]
         read = read_facts_of((self.table[pid] for pid in fresh), self.proc, deep=deep)
@@ -68,13 +73,13 @@ class Sight:
     def get(self, pid: int) -> Facts | None:
         """Return the facts of one process, or None when it is gone."""
         if pid not in self._facts:
-            self.look((pid,))
+            self.load((pid,))
         return self._facts[pid]
 
     def children(self, pid: int) -> list[Facts]:
         """Return the facts of the children of a process."""
         pids = self._children_of(pid)
-        self.look(pids)
+        self.load(pids)
         return [fact for child in pids if (fact := self.get(child))]
 
     def wraps(self, pid: int) -> bool:
@@ -83,7 +88,7 @@ class Sight:
             names = [self.table[child].name for child in self._children_of(pid)]
             loads = any(name.startswith(WORKER_NAME) for name in names)
             below = [] if loads or not names else find_descendants(pid, self.table)
-            self.look(below)
+            self.load(below)
             facts = {at: fact for at in below if (fact := self.get(at))}
             self._wrappers[pid] = pid in facts and Family(facts).wraps(pid)
         return self._wrappers[pid]
@@ -96,19 +101,19 @@ class Sight:
         ]
 
 
-def survey(sight: Sight) -> Survey:
+def survey(cache: FactCache) -> Survey:
     """Find the roots of all jobs, and the Python processes of which it could not be read whether they are."""
-    table, proc = sight.table, sight.proc
+    table, proc = cache.table, cache.proc
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
-    sight.look({at for pid in candidates for at in ancestry(pid, table)})
-    trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
-    chosen = each_process(trained, lambda pid: choose_root(pid, sight))
+    cache.load({at for pid in candidates for at in ancestry(pid, table)})
+    trained = [pid for pid in candidates if (fact := cache.get(pid)) and fact.python and fact.torch]
+    chosen = each_process(trained, lambda pid: choose_root(pid, cache))
     odd = {pid: root.reason for pid, root in chosen.items() if isinstance(root, Missing)}
-    untold = [fact for pid in candidates if (fact := sight.get(pid)) and fact.python and not fact.torch]
+    untold = [fact for pid in candidates if (fact := cache.get(pid)) and fact.python and not fact.torch]
     roots = {root for root in chosen.values() if is_known(root) and root}
     tops = sorted(roots, key=lambda pid: (table[pid].start_ticks, pid))
     return Survey(
-        tuple(join_strays([fact for top in tops if (fact := sight.get(top))], proc)),
+        tuple(join_strays([fact for top in tops if (fact := cache.get(top))], proc)),
         frozenset(fact.stat.pid for fact in untold if fact.denied),
         odd | {fact.stat.pid: why for fact in untold if (why := fact.unanswered)},
     )
@@ -134,35 +139,35 @@ def _may_train(stat: StatLine, proc: str) -> bool:
     return isinstance(exe, Missing) or is_python_name(exe)
 
 
-def choose_root(pid: int, sight: Sight) -> int | None:
+def choose_root(pid: int, cache: FactCache) -> int | None:
     """Walk up from ``pid``: the first launcher, else the highest Python process with torch that trains.
 
     One that only started a launcher, or another program that trains, stands above the job.
     """
     highest: int | None = None
-    chain = list(ancestry(pid, sight.table))
-    sight.look(chain, deep=True)
+    chain = list(ancestry(pid, cache.table))
+    cache.load(chain, deep=True)
     for at in chain:
-        fact = sight.get(at)
+        fact = cache.get(at)
         if fact is None:
             continue
         if fact.program.boundary:
             break
         if fact.program.launcher:
-            return _outermost(at, sight)
-        if fact.python and (not sight.wraps(at) if fact.torch else starts_ranks(fact, sight.children(at))):
+            return _outermost(at, cache)
+        if fact.python and (not cache.wraps(at) if fact.torch else starts_ranks(fact, cache.children(at))):
             highest = at
     return highest
 
 
-def _outermost(launcher: int, sight: Sight) -> int:
+def _outermost(launcher: int, cache: FactCache) -> int:
     """Climb from a launcher to the one that started it, when both are parts of one command.
 
     mpirun stands above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
     """
-    fact = sight.get(launcher)
-    for at in list(ancestry(launcher, sight.table))[1:]:
-        above = sight.get(at)
+    fact = cache.get(launcher)
+    for at in list(ancestry(launcher, cache.table))[1:]:
+        above = cache.get(at)
         if above is None or fact is None or above.program.boundary:
             break
         if above.program.launcher == fact.program.launcher:
@@ -187,8 +192,8 @@ def list_jobs(proc: str = PROC) -> JobList:
     be jobs that it does not show, that did not answer in time or are too odd.
     """
     table = read_table(proc)
-    sight = Sight(table, proc)
-    seen = survey(sight)
+    cache = FactCache(table, proc)
+    seen = survey(cache)
     found: list[JobSummary] = []
     listed: set[int] = set()
 
@@ -198,17 +203,17 @@ def list_jobs(proc: str = PROC) -> JobList:
         return summarize(job, proc)
 
     for tops, answer in each_process(seen.roots, read).items():
-        found.append(answer if is_known(answer) else _list_odd(sight, tops[0], answer))
+        found.append(answer if is_known(answer) else _list_odd(cache, tops[0], answer))
     why = {pid: reason for pid, reason in seen.unanswered.items() if pid not in listed}
     reasons = tuple(dict.fromkeys(why.values()))[:_MOST_REASONS]
     return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons)
 
 
-def _list_odd(sight: Sight, root: int, why: Missing) -> JobSummary:
+def _list_odd(cache: FactCache, root: int, why: Missing) -> JobSummary:
     """Give a job that could not be understood a row with the reason."""
-    fact = sight.get(root)
-    script = fact.program.label if fact else sight.table[root].name
-    return JobSummary(root, "?", why, script, why, why, why, why, _age_s(sight.table[root].start_ticks))
+    fact = cache.get(root)
+    script = fact.program.label if fact else cache.table[root].name
+    return JobSummary(root, "?", why, script, why, why, why, why, _age_s(cache.table[root].start_ticks))
 
 
 def _age_s(start_ticks: int) -> float:
@@ -228,9 +233,9 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     return JobSummary(
         pid=job.root.pid,
         user=job.user,
-        state=hidden if denied else tell_state(job, proc),
+        state=hidden if denied else read_state(job, proc),
         script=job.script,
-        arguments=tell_arguments(job),
+        arguments=find_arguments(job),
         ranks=hidden if denied else len(ranks),
         workers=hidden if denied else roles.count(Role.WORKER),
         gpus=hidden if denied else count_cards(ranks, proc),
@@ -238,7 +243,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     )
 
 
-def tell_state(job: Job, proc: str = PROC) -> JobState:
+def read_state(job: Job, proc: str = PROC) -> JobState:
     """Tell what the process table says of the ranks."""
     states = {pid: fact.stat.state for pid, fact in job.facts.items() if _is_rank(job, pid)}
     if not states:
@@ -248,7 +253,7 @@ def tell_state(job: Job, proc: str = PROC) -> JobState:
     return JobState.LAUNCHER_GONE if LAUNCHER_GONE in job.rank_source else JobState.RUNNING
 
 
-def tell_arguments(job: Job) -> Known[str]:
+def find_arguments(job: Job) -> Known[str]:
     """Return the arguments of the first rank, or of the root where there is none; of ``-c`` the code.
 
     A rank that multiprocessing started has those of the root.
@@ -286,3 +291,113 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
         targets = each_process((f"{folder}/{one}" for one in descriptors), os.readlink)
         cards.update(card[1] for target in targets.values() if (card := _CARD.fullmatch(str(target))))
     return len(cards)
+
+
+_RUNTIME_11 = re.compile(r"/libcudart(-[0-9a-f]+)?\.so\.11(\.|$)")
+"""The runtime of CUDA 11, also as a wheel of torch names the one within it."""
+
+
+def read_ancestors(pid: int, proc: str = PROC) -> list[list[str]]:
+    """Return the command lines above a process, nearest first."""
+    above = list(ancestry(pid, read_table(proc)))[1:]
+    lines = (read_text(f"{proc}/{at}/cmdline") for at in above)
+    return [line.rstrip("\0").split("\0") for line in lines if line]
+
+
+def uses_cuda(pid: int, proc: str = PROC) -> bool:
+    """Tell whether the driver's library is loaded: where it is not, CUDA was not begun with yet."""
+    return "/libcuda.so" in read_text(f"{proc}/{pid}/maps")  # the hook asks again from within
+
+
+def runs_cuda_11(pid: int, proc: str = PROC) -> bool:
+    """Tell whether the runtime of CUDA 11 is loaded, by the name of its file."""
+    # Kineto of a process that cannot be read is asked for nothing.
+    return any(_RUNTIME_11.search(line.rstrip()) for line in read_text(f"{proc}/{pid}/maps").splitlines())
+
+
+def stays_slower(pid: int, proc: str = PROC) -> bool:
+    """Tell whether a profile may leave launches slower: with CUDA, where kineto was not told to detach."""
+    detaches = "TEARDOWN_CUPTI=1" in read_text(f"{proc}/{pid}/environ").split("\0")
+    return uses_cuda(pid, proc) and not detaches
+
+
+_EXPORT_MARK = b"PK\x01\x02", b"tpmon_awaits_torch.py"
+"""Of the directory at the end of the zip that ``tpmon hook export`` writes: an entry, and the name of one."""
+_DIRECTORY_BYTES = 1 << 14
+_MOST_PLACES = 64
+_RESTART_CHARS = 2000
+_GONE_WITH_THE_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_INTERPRETER = re.compile(r"-?(?:(?:python|pypy)[0-9.]*t?|(?:ba|da|k|z)?sh)")
+_NAMES_PROGRAM = re.compile(r"-[A-Za-z]*?[cm](.*)", re.DOTALL)
+
+
+def is_armed(pid: int, proc: str = PROC) -> bool:
+    """Tell whether a process was started with the hook: by tpmon run, or by the zip of tpmon hook export."""
+    words = read_text(f"{proc}/{pid}/environ", errors="surrogateescape").split("\0")
+    try:
+        owner = read_owner(pid, proc)
+    except OSError:
+        return False
+    places = [place for word in words if word.startswith("PYTHONPATH=") for place in word[11:].split(":")]
+    return any(
+        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}", owner)
+        for place in places[:_MOST_PLACES]
+    )
+
+
+def _is_export(path: str, owner: Owner) -> bool:
+    """Tell by the last bytes of a file: a library that reads a zip believes what that claims of itself."""
+    try:
+        with os.fdopen(open_foreign(os.path.realpath(path), owner), "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _DIRECTORY_BYTES, 0))
+            end = file.read(_DIRECTORY_BYTES)
+    except (OSError, ValueError):
+        return False
+    return all(mark in end for mark in _EXPORT_MARK)
+
+
+def write_restart(pid: int, proc: str = PROC) -> str:
+    """Write the line that starts a process again with the hook: its folder and its own arguments.
+
+    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
+    not be pasted: then it is the line without them. A program of another user is started as that user.
+    """
+    unknown = call_as_owner(pid, proc=proc)
+    words = read_text(f"{proc}/{pid}/cmdline", errors="surrogateescape").rstrip("\0").split("\0")
+    folder = read_or("", lambda: os.readlink(f"{proc}/{pid}/cwd"))
+    if not folder:
+        return unknown
+    fits = sum(map(len, words)) <= _RESTART_CHARS
+    plain = all(word.isprintable() for word in (folder, *words))
+    if not (fits and plain) or hide_words(words) != tuple(words) or hide(folder) != folder:
+        return unknown
+    if not (_is_executable(words[0], folder, f"{proc}/{pid}") and can_start_again(words)):
+        return unknown
+    return f"cd {shlex.quote(folder)} && {call_as_owner(pid, f'run -- {shlex.join(words)}', proc)}"
+
+
+def _is_executable(word: str, folder: str, process: str) -> bool:
+    """Tell whether the first word of a process can be typed: a program may have put a title in its place."""
+    if "/" in word:
+        path = os.path.join(folder, word)
+        return os.access(path, os.X_OK) or os.access(f"{process}/root{path}", os.X_OK)
+    runs = read_or("", lambda: os.path.basename(os.readlink(f"{process}/exe")))
+    return bool(word) and (runs.startswith(word) or shutil.which(word) is not None)
+
+
+def can_start_again(words: Sequence[str]) -> bool:
+    """Tell whether a command names its program: not standard input, nor a pipe of the shell that is gone."""
+    if any(word.startswith(_GONE_WITH_THE_SHELL) for word in words):
+        return False
+    if _INTERPRETER.fullmatch(os.path.basename(words[0])) is None:
+        return True
+    rest = list(words[1:])
+    while rest:
+        word, rest = rest[0], rest[1:]
+        if found := _NAMES_PROGRAM.fullmatch(word):
+            return bool(found[1] or rest)
+        if not word.startswith("-") or word == "-":
+            return word != "-"
+        if word in ("-X", "-W"):
+            rest = rest[1:]
+    return False

@@ -209,7 +209,7 @@ class OomKills:
         return self._told[1] if self._told is not None and now_ns - self._told[0] < DYING_NS else 0
 
 
-def tell_end(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
+def describe_final(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
     """Say how one member ended; ``oom_kills`` as in ``describe_end``."""
     status, member = gone.wait_status, gone.member
     outcome = Outcome.UNKNOWN
@@ -257,7 +257,7 @@ class MemberEnds:
         root_lived = not self._root_how
         if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
             self._first = None
-        ends = tuple(tell_end(each, oom_kills=oom_kills) for each in changes.gone)
+        ends = tuple(describe_final(each, oom_kills=oom_kills) for each in changes.gone)
         for each, end in zip(changes.gone, ends, strict=True):
             if each.member.identity == self._root:
                 self._root_how, self._root_outcome = end.how, end.outcome
@@ -343,7 +343,7 @@ def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Even
     return Event(taken, EventKind.ATTACH, text)
 
 
-class EventTeller:
+class EventTracker:
     """Turn what differs from the last Frame into events; remembers who ended and how."""
 
     def __init__(self, root: Identity) -> None:
@@ -375,7 +375,7 @@ class EventTeller:
         # others' may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
         self._last_ends = self._ends.add(changes, now_ns, living=processes, oom_kills=own_kills)
-        told = [*describe_by_role(changes, oom_kills=own_kills), *self._tell_stops(processes)]
+        told = [*describe_by_role(changes, oom_kills=own_kills), *self._list_stops(processes)]
         weighed = [(_weigh(role), Event(taken, EventKind.PROCESS, text)) for role, text in told]
         if kills:
             where = "on this machine" if host_wide else "in the job's control group"
@@ -385,18 +385,18 @@ class EventTeller:
         weighed += [(_WEIGHT.get(event.kind, _WORKER_WEIGHT), event) for event in others]
         return tuple(event for _, event in sorted(weighed, key=lambda pair: pair[0]))
 
-    def tell_own(
+    def list_own(
         self, taken: datetime, target: Target, gpu_events: Sequence[str], *, shedding: bool
     ) -> list[Event]:
         """Return what tpmon says of itself and of the cards: what it reads less of, that it attached."""
-        events = self._tell_shedding(taken, shedding=shedding)
+        events = self._list_shedding(taken, shedding=shedding)
         events += [Event(taken, EventKind.GPU, text) for text in gpu_events]
         if not self._attached:
             self._attached = True
             events.append(describe_attach(target.pid, target.local_ranks, target.local_workers, taken))
         return events
 
-    def _tell_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
+    def _list_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
         """Return the event that tpmon reads less, or all again; none when that is known."""
         if self._told_shedding == shedding:
             return []
@@ -427,7 +427,7 @@ class EventTeller:
         """Say how the job ended, and who failed first."""
         return self._ends.describe()
 
-    def _tell_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
+    def _list_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
         before = self._stopped
         if not before and not any(map(_is_stopped, processes)):
             return ()

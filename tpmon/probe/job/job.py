@@ -16,7 +16,6 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import EnvironmentSetting, Identity, LoopThread, Role
 from tpmon.model.text.redaction import HIDDEN, admit_text
 from tpmon.model.text.secrets import rate_name
-from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import (
     PROC,
     SHOWN_NAME,
@@ -29,8 +28,8 @@ from tpmon.probe.base.procread import (
     read_status,
     started_at,
 )
-from tpmon.probe.job.facts import WORKER_UNREAD, Facts
-from tpmon.probe.job.leaderless import read_facts_of
+from tpmon.probe.base.worker import read_within
+from tpmon.probe.job.facts import WORKER_UNREAD, Facts, read_facts_of
 from tpmon.probe.job.roles import RolePart, assign_parts
 
 NO_TORCH = Missing("no process of the job has torch mapped yet")
@@ -147,14 +146,14 @@ def assemble_job(
         root=Identity(root, stat.start_ticks),
         asked_pid=asked_pid,
         members=members,
-        script=tell_script(parts, facts[root].program.label),
+        script=find_script(parts, facts[root].program.label),
         uid=uid,
         user=user_name(uid),
         start=started_at(stat.start_ticks, boot_s),
-        world_size=tell_world_size(parts.values()),
-        rank_source=tell_rank_source(parts.values()),
+        world_size=find_world_size(parts.values()),
+        rank_source=find_rank_source(parts.values()),
         torch_version=torch,
-        python_version=tell_python_version(facts.values()),
+        python_version=find_python_version(facts.values()),
         remark=remark,
         facts=facts,
         parts=parts,
@@ -190,12 +189,12 @@ def pick_settings(environ: Known[Mapping[str, str]]) -> Known[tuple[EnvironmentS
     )
 
 
-def tell_script(parts: Mapping[int, RolePart], default: str) -> str:
+def find_script(parts: Mapping[int, RolePart], default: str) -> str:
     """Name what is trained: the script of the first rank, else ``default``."""
     return next((part.label for part in parts.values() if part.role is Role.RANK), default)
 
 
-def tell_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
+def find_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
     """Return the largest world size that a rank tells."""
     sizes = [part.world_size for part in parts if part.role is Role.RANK]
     known = [size for size in sizes if is_known(size)]
@@ -204,13 +203,13 @@ def tell_world_size(parts: Iterable[RolePart]) -> Applicable[int]:
     return sizes[0] if sizes else Missing("no rank yet")
 
 
-def tell_rank_source(parts: Iterable[RolePart]) -> str:
+def find_rank_source(parts: Iterable[RolePart]) -> str:
     """Say how the ranks were told, each way once."""
     sources = dict.fromkeys(part.source for part in parts if part.role is Role.RANK)
     return ", ".join(sources) or "no rank yet"
 
 
-def tell_python_version(facts: Iterable[Facts]) -> Known[str]:
+def find_python_version(facts: Iterable[Facts]) -> Known[str]:
     """Return the Python version of the first process with torch, else of the first with Python."""
     mapped = [fact.mapped for fact in facts if isinstance(fact.mapped, Mapped) and fact.mapped.python]
     mapped.sort(key=lambda each: not each.torch)

@@ -26,7 +26,7 @@ from tpmon.probe.proc.threads import number_stacks
 
 MAIN_S = 120.0
 """A main thread that trained so lately still does: it waits for a batch that another thread fetches."""
-QUIET_LOOKS = 2
+QUIET_SAMPLES = 2
 """Looks at a main thread that must show no training before another thread may be the loop: with many
 ranks they are minutes apart."""
 
@@ -145,7 +145,7 @@ class _Seen:
     loop: Applicable[Loop] = NOT_APPLICABLE
     main_ns: Applicable[int] = NOT_APPLICABLE
     """When the main thread was last seen to train, if ever."""
-    quiet_looks: int = 0
+    quiet_samples: int = 0
     """Looks at the main thread since then."""
 
     @property
@@ -157,7 +157,7 @@ class _Seen:
         """Tell whether the main thread has not trained for long enough."""
         if not is_known(self.main_ns):
             return True
-        return now_ns - self.main_ns >= MAIN_S * 1e9 and self.quiet_looks >= QUIET_LOOKS
+        return now_ns - self.main_ns >= MAIN_S * 1e9 and self.quiet_samples >= QUIET_SAMPLES
 
 
 class LoopThreads:
@@ -198,9 +198,9 @@ class LoopThreads:
                 return
             seen.loop = NOT_APPLICABLE
         if main:
-            seen.main_ns, seen.quiet_looks = now_ns, 0
+            seen.main_ns, seen.quiet_samples = now_ns, 0
             return
-        seen.quiet_looks += 1
+        seen.quiet_samples += 1
         # A main thread that trained may wait for its batches, or for its checkpoint.
         found = find_loop(stacks, pid, sure=is_known(seen.main_ns))
         if found is not None and seen.may_change(now_ns):

@@ -26,6 +26,7 @@ from tpmon.probe.base.procread import (
     has_ended,
     list_pids,
     read_file,
+    read_or,
     read_stat,
     started_at,
 )
@@ -34,14 +35,14 @@ from tpmon.probe.job.facts import Facts, read_all_facts
 from tpmon.probe.job.job import (
     Job,
     Member,
+    find_python_version,
+    find_rank_source,
+    find_script,
+    find_world_size,
     make_member,
     names_workers,
     now_ticks,
     read_torch_version,
-    tell_python_version,
-    tell_rank_source,
-    tell_script,
-    tell_world_size,
 )
 from tpmon.probe.job.outcome import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
@@ -316,7 +317,7 @@ class Membership:
             or (part.role is Role.WORKER and not facts[pid].stat.name.startswith(WORKER_NAME))
             for pid, part in self._parts.items()
         )
-        self._tell_job(facts, torch)
+        self._update_job(facts, torch)
         root = self._watched.get(self._job.root.pid)
         runs = root.facts.program.label if root is not None and self._root_replaced else ""
         self._root_replaced = False
@@ -339,29 +340,26 @@ class Membership:
         watched.told = told
         return replace(make_member(watched.facts, told[1], self._boot_s), parent=watched.parent)
 
-    def _tell_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
+    def _update_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
         """Bring what is told from the members up to date; what no member tells any more stays."""
         members = tuple(self._members.values())
         job = replace(self._job, members=members, torch_version=torch, facts=facts)
         if any(part.role is Role.RANK for part in self._parts.values()):
             job = replace(
                 job,
-                script=tell_script(self._parts, job.script),
-                world_size=tell_world_size(self._parts.values()),
-                rank_source=tell_rank_source(self._parts.values()),
+                script=find_script(self._parts, job.script),
+                world_size=find_world_size(self._parts.values()),
+                rank_source=find_rank_source(self._parts.values()),
             )
         if not is_known(job.python_version):
-            job = replace(job, python_version=tell_python_version(facts.values()))
+            job = replace(job, python_version=find_python_version(facts.values()))
         self._job = job
 
     def _read_facts(self, stats: Iterable[StatLine]) -> dict[int, Facts]:
         return read_all_facts(stats, self._proc, each_s=_FACTS_S, all_s=2 * _FACTS_S)
 
     def _read_stat(self, pid: int) -> StatLine | None:
-        try:
-            return read_stat(pid, self._proc)
-        except OSError:
-            return None
+        return read_or(None, lambda: read_stat(pid, self._proc))
 
     def _children_path(self, pid: int, tid: int = 0) -> str:
         return f"{self._proc}/{pid}/task/{tid or pid}/children"

@@ -19,6 +19,7 @@ from tpmon.probe.base.procread import (
     StatLine,
     has_ended,
     in_first_pid_namespace,
+    read_or,
     read_stat,
     read_table,
 )
@@ -47,10 +48,8 @@ def open_pidfd(pid: int) -> int:
 
     Pythons that were built on an old system (conda, uv) have no os.pidfd_open, whatever kernel runs.
     """
-    try:
-        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _call_pidfd_open(pid)
-    except OSError:
-        return -1  # gone, older than Linux 5.3, forbidden in a container, or no descriptor left
+    # None: gone, older than Linux 5.3, forbidden in a container, or no descriptor left.
+    return read_or(-1, lambda: os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _call_pidfd_open(pid))
 
 
 def _call_pidfd_open(pid: int) -> int:

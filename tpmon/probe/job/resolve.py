@@ -28,7 +28,6 @@ from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import point_to
 from tpmon.model.units import format_seconds
-from tpmon.probe.base.limits import explain_limit
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
@@ -36,16 +35,17 @@ from tpmon.probe.base.procread import (
     has_ended,
     in_first_pid_namespace,
     list_pids,
+    read_or,
     read_stat,
     read_status,
     read_table,
 )
-from tpmon.probe.job.discovery import Sight, ancestry, choose_root, survey
-from tpmon.probe.job.facts import IMPORT_S, Facts
+from tpmon.probe.base.worker import explain_limit
+from tpmon.probe.job.discovery import FactCache, ancestry, choose_root, survey
+from tpmon.probe.job.facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
-from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.job.roles import YOUNG_S
-from tpmon.probe.job.tree import LAUNCHER_GONE, read_meeting
+from tpmon.probe.job.tree import LAUNCHER_GONE, read_rendezvous
 from tpmon.probe.proc.access import call_as_user, call_with_capability, read_caller, read_group
 from tpmon.probe.proc.files import require_descriptors
 
@@ -133,7 +133,7 @@ def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
     """Find this user's jobs, and the processes of this user that did not answer and are in none of them."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
-    found = survey(Sight(table, proc))
+    found = survey(FactCache(table, proc))
     read = each_process(
         found.roots, lambda tops: assemble_job(tops[0], tops[0], table, proc, strays=tops[1:])
     )
@@ -144,30 +144,27 @@ def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
 
 
 def _is_of(pid: int, users: Container[int], proc: str) -> bool:
-    try:
-        return read_status(pid, proc).uid in users
-    except OSError:
-        return False  # it ended meanwhile
+    return read_or(False, lambda: read_status(pid, proc).uid in users)  # it ended meanwhile
 
 
 def _find_job(pid: int, proc: str, remark: str) -> Job:
     table = read_table(proc)
     if pid not in table:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-    sight = Sight(table, proc)
-    root = choose_root(pid, sight)
-    fact = sight.get(pid)
+    cache = FactCache(table, proc)
+    root = choose_root(pid, cache)
+    fact = cache.get(pid)
     stat = table[pid]
-    if root is None and fact is not None and (below := _find_only_below(pid, sight)):
+    if root is None and fact is not None and (below := _find_only_below(pid, cache)):
         root = below
         remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
     if fact is None or stat.kernel or has_ended(stat.state, stat.threads) or root is None:
-        raise _refuse(pid, sight)
-    top = sight.get(root)
+        raise _refuse(pid, cache)
+    top = cache.get(root)
     for each in (fact, top):
         if each is not None and each.python and each.denied:
-            raise _deny(each, proc, _find_readable_above(pid, sight))
-    root, *strays = _find_strays(root, sight)
+            raise _deny(each, proc, _find_readable_above(pid, cache))
+    root, *strays = _find_strays(root, cache)
     job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
@@ -175,11 +172,11 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     if fact.denied and not any(one.python and one.torch and not one.denied for one in job.facts.values()):
         raise _deny(fact, proc)
     if not remark and LAUNCHER_GONE in job.rank_source:
-        job = replace(job, remark=_say_launcher_gone((root, *strays)))
+        job = replace(job, remark=_describe_launcher_gone((root, *strays)))
     return job
 
 
-def _say_launcher_gone(tops: Sequence[int]) -> str:
+def _describe_launcher_gone(tops: Sequence[int]) -> str:
     """Say that ranks live on without their launcher, and which processes they are."""
     named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
     if len(tops) == 1:
@@ -187,21 +184,21 @@ def _say_launcher_gone(tops: Sequence[int]) -> str:
     return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
 
 
-def _find_only_below(pid: int, sight: Sight) -> int | None:
+def _find_only_below(pid: int, cache: FactCache) -> int | None:
     """Return the root of the one job that a process with torch started which does not train itself."""
-    fact = sight.get(pid)
-    if fact is None or not (fact.python and fact.torch and sight.wraps(pid)):
+    fact = cache.get(pid)
+    if fact is None or not (fact.python and fact.torch and cache.wraps(pid)):
         return None
-    below = [roots[0] for roots in survey(sight).roots if pid in ancestry(roots[0], sight.table)]
+    below = [roots[0] for roots in survey(cache).roots if pid in ancestry(roots[0], cache.table)]
     return below[0] if len(below) == 1 else None
 
 
-def _find_strays(root: int, sight: Sight) -> tuple[int, ...]:
+def _find_strays(root: int, cache: FactCache) -> tuple[int, ...]:
     """Return ``root``, or all the roots of its job where no launcher stands above its ranks."""
-    fact = sight.get(root)
-    if fact is None or fact.program.launcher or read_meeting(fact, sight.proc) is None:
+    fact = cache.get(root)
+    if fact is None or fact.program.launcher or read_rendezvous(fact, cache.proc) is None:
         return (root,)
-    return next((group for group in survey(sight).roots if root in group), (root,))
+    return next((group for group in survey(cache).roots if root in group), (root,))
 
 
 def _resolve(pid: int, proc: str) -> tuple[int, str]:
@@ -256,10 +253,10 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _find_readable_above(pid: int, sight: Sight) -> int:
+def _find_readable_above(pid: int, cache: FactCache) -> int:
     """Return the nearest process above that trains and may be read, such as the rank of a worker; else 0."""
-    for at in list(ancestry(pid, sight.table))[1:]:
-        fact = sight.get(at)
+    for at in list(ancestry(pid, cache.table))[1:]:
+        fact = cache.get(at)
         if fact is None or fact.program.boundary:
             break
         if fact.python and fact.torch and not fact.denied:
@@ -299,18 +296,18 @@ def _offer(command: str) -> str:
     return f"{said}, or " if said else ""
 
 
-def _refuse(pid: int, sight: Sight) -> TpmonError:
+def _refuse(pid: int, cache: FactCache) -> TpmonError:
     """Say why a process that is there belongs to no training job, and which one may be meant."""
-    stat = sight.table[pid]
-    fact = sight.get(pid)
-    try_this = _suggest(pid, sight)
+    stat = cache.table[pid]
+    fact = cache.get(pid)
+    try_this = _suggest(pid, cache)
     if has_ended(stat.state, stat.threads):
-        parent = sight.table.get(stat.parent)
+        parent = cache.table.get(stat.parent)
         waits_for = f"{stat.parent} ({parent.name})" if parent else str(stat.parent)
         return NoTargetError(
             f"process {pid} ({stat.name}) has ended; its parent {waits_for} has not noticed", try_this
         )
-    if left := find_left(pid, proc=sight.proc):
+    if left := find_left(pid, proc=cache.proc):
         return NoTargetError(f"process {pid} ({stat.name}): {left.words}", try_this)
     if stat.kernel:
         return NoTargetError(f"process {pid} ({stat.name}) is a kernel thread", try_this)
@@ -322,7 +319,7 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
         young = StartingError if age_s < YOUNG_S else LateStartError  # a shell before it becomes Python
         return young(f"process {pid} ({label}) is not Python", try_this, (pid, stat.start_ticks))
     if fact.denied:
-        return _deny(fact, sight.proc)
+        return _deny(fact, cache.proc)
     if isinstance(fact.mapped, Missing):
         if limit := explain_limit(RuntimeError(fact.mapped.reason)):
             return limit
@@ -354,17 +351,17 @@ def _refuse_untrained(job: Job) -> NoTargetError:
     )
 
 
-def _suggest(pid: int, sight: Sight) -> str:
+def _suggest(pid: int, cache: FactCache) -> str:
     """Name the jobs that may be meant: above a zombie, below it, or by this number in a container."""
-    table = sight.table
-    roots = (root for group in survey(sight).roots for root in group)
+    table = cache.table
+    roots = (root for group in survey(cache).roots for root in group)
     meant = [root for root in roots if pid in ancestry(root, table)]
-    above = choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
+    above = choose_root(table[pid].parent, cache) if table[pid].state in "ZX" else None
     if above is not None:
         meant.append(above)
-    inside = [at for at in _find_inside(pid, sight.proc) if at in table and choose_root(at, sight)]
+    inside = [at for at in _find_inside(pid, cache.proc) if at in table and choose_root(at, cache)]
     names = [f"{at} (which is {pid} in its container)" for at in inside[:4]]
-    names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
+    names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := cache.get(root))]
     return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS
 
 

@@ -14,7 +14,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import TICKS_PER_S, Mapped
 from tpmon.probe.job.facts import BY_ENVIRONMENT, IMPORT_S, Facts, RankPlace
-from tpmon.probe.job.tree import COMM_THREADS, Family, say_stray
+from tpmon.probe.job.tree import COMM_THREADS, Family, describe_stray
 
 BY_PARENTAGE = "parentage and threads"
 SINGLE = "single process"
@@ -131,7 +131,7 @@ class _Casting:
         for pid in self._tops:
             if pid in self._facts:
                 self._cast_above_ranks(pid, pid)
-                self._say_stray(pid, joined=bool(strays))
+                self._describe_stray(pid, joined=bool(strays))
         for pid, fact in self._facts.items():
             if pid != root and pid not in strays and fact.stat.parent not in self._facts:
                 self._keep(pid)
@@ -139,11 +139,11 @@ class _Casting:
         self._number_workers()
         return self._parts
 
-    def _say_stray(self, pid: int, *, joined: bool) -> None:
+    def _describe_stray(self, pid: int, *, joined: bool) -> None:
         """Say of a rank that stands at the top why there is no launcher."""
         part = self._parts.get(pid)
         if part is not None and part.source == BY_ENVIRONMENT:
-            said = say_stray(self._facts[pid], joined=joined)
+            said = describe_stray(self._facts[pid], joined=joined)
             self._parts[pid] = replace(part, source=said or part.source)
 
     def _keep(self, pid: int) -> None:
@@ -154,7 +154,7 @@ class _Casting:
                 self._keep(child)
             return
         self._parts[pid] = part
-        self._say_stray(pid, joined=False)
+        self._describe_stray(pid, joined=False)
         rank = pid if part.role is Role.RANK else part.rank_pid
         if is_known(rank) and rank in self._facts:
             self._cast_children(pid, rank)

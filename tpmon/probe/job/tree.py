@@ -184,7 +184,7 @@ _MPI_RUNS = ("PMIX_NAMESPACE", "PALS_APID", "FLUX_JOB_ID", "PMI_JOBID")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Name what the ranks of one process group have in common; ``network`` is their network namespace.
 
     ``address`` and ``port`` are "" where the start environment does not tell them.
@@ -198,7 +198,7 @@ class Meeting:
     network: str
 
 
-def read_meeting(fact: Facts, proc: str = PROC) -> tuple[Meeting, int] | None:
+def read_rendezvous(fact: Facts, proc: str = PROC) -> tuple[Rendezvous, int] | None:
     """Read where a rank meets the others, and its number; None where its environment does not say so."""
     environ = fact.environ
     place = fact.place
@@ -217,7 +217,7 @@ def read_meeting(fact: Facts, proc: str = PROC) -> tuple[Meeting, int] | None:
         network = os.readlink(f"{proc}/{pid}/ns/net")
     except OSError:
         return None  # gone, or it may not be told which network it is in
-    return Meeting(user, address, port, place.world_size or 1, run, network), place.rank
+    return Rendezvous(user, address, port, place.world_size or 1, run, network), place.rank
 
 
 def _name_start(fact: Facts, place: RankPlace, environ: Mapping[str, str]) -> str:
@@ -238,7 +238,7 @@ def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...
     groups: dict[object, list[tuple[int, int]]] = {}
     for fact in roots:
         pid = fact.stat.pid
-        met = None if fact.program.launcher else read_meeting(fact, proc)
+        met = None if fact.program.launcher else read_rendezvous(fact, proc)
         groups.setdefault(pid if met is None else met[0], []).append((0 if met is None else met[1], pid))
     joined: list[tuple[int, ...]] = []
     for group in groups.values():
@@ -248,7 +248,7 @@ def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...
     return joined
 
 
-def say_stray(fact: Facts, *, joined: bool) -> str:
+def describe_stray(fact: Facts, *, joined: bool) -> str:
     """Say why a rank has no launcher above it; "" where nothing speaks for one."""
     if is_known(fact.environ) and RUN_ID in fact.environ and fact.stat.parent:
         return LAUNCHER_GONE

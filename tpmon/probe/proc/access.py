@@ -1,4 +1,4 @@
-"""Find why a process may not be read, who traces it, and what would change that.
+"""Find why a process may not be read, who traces it, and what would change that here: host, WSL, container.
 
 Reading another process's memory needs PTRACE_MODE_ATTACH (ptrace(2)): the same user, CAP_SYS_PTRACE
 where Yama or a container takes that away, and a process that did not protect itself.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
@@ -21,9 +23,85 @@ from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.model.text.redaction import admit_text, hide_words
 from tpmon.model.units import clean_text
 from tpmon.own_command import own_program
-from tpmon.probe.base.environment import Around, read_place
-from tpmon.probe.base.procread import PROC, read_file, read_status
+from tpmon.probe.base.procread import PROC, in_first_pid_namespace, read_file, read_or, read_status, read_text
 from tpmon.probe.proc.memory import try_memory
+
+_MARKS = ("/.dockerenv", "/run/.containerenv")
+"""Files that Docker and Podman lay into their containers."""
+_TOOLBOX = "/run/.toolboxenv"
+_MANAGER = "/run/systemd/container"
+"""Where systemd writes down what it found itself started in (its container interface)."""
+
+
+class RuntimeKind(str, Enum):
+    """Name what tpmon runs in, as far as other commands help there."""
+
+    HOST = "host"
+    WSL = "WSL"
+    """A virtual machine whose distributions have PIDs of their own; root is root."""
+    ENGINE = "engine"
+    """A container of Docker or Podman: ``docker exec`` and ``docker run`` reach it from outside."""
+    TOOLBOX = "toolbox"
+    """A container of this user with the host's PIDs, whose root is nobody outside of it."""
+    LXC = "LXC"
+    """A container with an init of its own, whose root may trace what runs in it."""
+    UNKNOWN = "unknown"
+    """PIDs of its own and no mark of an engine, or one that Kubernetes drives."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePlace:
+    """Say in what tpmon runs, and whether PIDs are its own there: two things, see ``--pid=host``."""
+
+    runtime: RuntimeKind = RuntimeKind.HOST
+    own_pids: bool = False
+
+
+def parse_place(
+    marks: frozenset[str], manager: str, release: str, *, pods: bool, own_pids: bool
+) -> RuntimePlace:
+    """Tell what tpmon runs in. Pure.
+
+    Args:
+        marks: the files of engines that are there.
+        manager: what ``container`` is set to for the init of this place, "" for nothing.
+        release: /proc/sys/kernel/osrelease.
+        pods: Kubernetes started this.
+        own_pids: the PID namespace is not the machine's first.
+    """
+    if _TOOLBOX in marks:
+        return RuntimePlace(RuntimeKind.TOOLBOX, own_pids)
+    if marks and not pods:
+        return RuntimePlace(RuntimeKind.ENGINE, own_pids)
+    if manager.startswith("lxc"):
+        return RuntimePlace(RuntimeKind.LXC, own_pids)
+    if marks or pods:
+        return RuntimePlace(RuntimeKind.UNKNOWN, own_pids)
+    if not own_pids:
+        return RuntimePlace(RuntimeKind.HOST, own_pids)
+    return RuntimePlace(RuntimeKind.WSL if "microsoft" in release.lower() else RuntimeKind.UNKNOWN, own_pids)
+
+
+def read_place(proc: str = PROC, environment: Mapping[str, str] = os.environ) -> RuntimePlace:
+    """Read what tpmon runs in."""
+    marks = frozenset(filter(os.path.exists, (*_MARKS, _TOOLBOX)))
+    manager = environment.get("container") or read_text(_MANAGER).strip() or _read_manager(proc)
+    return parse_place(
+        marks,
+        manager,
+        read_text(f"{proc}/sys/kernel/osrelease"),
+        pods="KUBERNETES_SERVICE_HOST" in environment,
+        own_pids=proc == PROC and not in_first_pid_namespace(),
+    )
+
+
+def _read_manager(proc: str) -> str:
+    for entry in read_text(f"{proc}/1/environ").split("\0"):
+        name, _, value = entry.partition("=")
+        if name == "container":
+            return value
+    return ""
+
 
 _PYTHON = re.compile(r"/(?:libpython3[\d.]*t?\.so[\d.]*|python[\d.]*t?)$")
 _MOST_MAPS_BYTES = 8 << 20
@@ -62,7 +140,7 @@ NEXT_TIME = "  # at its next start"
 LIFT_YAMA = "sysctl kernel.yama.ptrace_scope=0"
 ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
 """Its seccomp profile then lets process_vm_readv and ptrace pass, too. Only root has what is added."""
-_CONTAINED = (Around.ENGINE, Around.TOOLBOX, Around.LXC, Around.UNKNOWN)
+_CONTAINED = (RuntimeKind.ENGINE, RuntimeKind.TOOLBOX, RuntimeKind.LXC, RuntimeKind.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +152,7 @@ class Caller:
     """
 
     uid: int = 1000
-    around: Around = Around.HOST
+    runtime: RuntimeKind = RuntimeKind.HOST
     program: str = "tpmon"
     root_may: bool = True
 
@@ -85,7 +163,7 @@ USUAL = Caller()
 
 def administer(caller: Caller, command: str) -> str:
     """Return a command that changes the kernel of the machine, which no container may."""
-    if caller.around in _CONTAINED:
+    if caller.runtime in _CONTAINED:
         return f"sudo {command}{ON_HOST}" if caller.uid else f"{command}{ON_HOST}, as root"
     if caller.uid == 0:
         return command
@@ -98,17 +176,17 @@ def lift_yama(caller: Caller) -> str:
 
     The kernel asks for CAP_SYS_PTRACE over the whole machine (yama_dointvec_minmax of security/yama).
     """
-    if caller.uid == 0 and caller.around not in _CONTAINED:
+    if caller.uid == 0 and caller.runtime not in _CONTAINED:
         return ""  # the shell of this root lacks it
     return administer(caller, LIFT_YAMA)
 
 
 def call_with_capability(caller: Caller, arguments: str) -> str:
     """Return the call of tpmon that has CAP_SYS_PTRACE, which leaves the run and the machine alone."""
-    if caller.around is Around.ENGINE:
+    if caller.runtime is RuntimeKind.ENGINE:
         privileged = "" if caller.root_may else " --privileged"
         return f"docker exec -it{privileged} -u 0 CONTAINER {caller.program} {arguments}{ON_HOST}"
-    if caller.uid == 0 or not caller.root_may or caller.around is Around.TOOLBOX:
+    if caller.uid == 0 or not caller.root_may or caller.runtime is RuntimeKind.TOOLBOX:
         return ""
     return f"sudo {caller.program} {arguments}"
 
@@ -116,21 +194,21 @@ def call_with_capability(caller: Caller, arguments: str) -> str:
 def pass_yama(caller: Caller, scope: int, arguments: str) -> tuple[str, ...]:
     """Return what gets past a ptrace_scope while the run goes on, what fits best first."""
     found = [lift_yama(caller), call_with_capability(caller, arguments)]
-    if scope > 1 or caller.around is Around.LXC:
+    if scope > 1 or caller.runtime is RuntimeKind.LXC:
         found.reverse()
     return tuple(filter(None, found))
 
 
 def start_with(caller: Caller, flags: str) -> str:
     """Return the flags that a container of an engine needs from its start on: none helps a live one."""
-    return f"{flags}{NEXT_TIME}" if caller.around is Around.ENGINE else ""
+    return f"{flags}{NEXT_TIME}" if caller.runtime is RuntimeKind.ENGINE else ""
 
 
 def call_as_user(caller: Caller, uid: int, gid: int, arguments: str) -> str:
     """Return the call of tpmon as the user of a job: root changes to that user, others ask for root."""
     if caller.uid == 0:
         return f"setpriv --reuid={uid} --regid={gid} --clear-groups {caller.program} {arguments}"
-    if caller.around is Around.ENGINE:
+    if caller.runtime is RuntimeKind.ENGINE:
         return f"docker exec -it -u {uid} CONTAINER {caller.program} {arguments}{ON_HOST}"
     return call_with_capability(caller, arguments)
 
@@ -214,26 +292,18 @@ def parse_profile(attribute: bytes) -> str:
 
 def read_profile(proc: str = "/proc") -> str:
     """Return the name of the security profile that binds tpmon; "" for none."""
-    try:
-        return parse_profile(read_file(f"{proc}/self/attr/current", 4096))
-    except OSError:
-        return ""  # a kernel without such a module
+    return read_or("", lambda: parse_profile(read_file(f"{proc}/self/attr/current", 4096)))
 
 
 def read_deny_ptrace(path: str = _DENY_PTRACE) -> bool:
     """Tell whether SELinux forbids all looking; its file holds the present value and the pending one."""
-    try:
-        return read_file(path, 64).strip()[:1] == b"1"
-    except OSError:
-        return False  # no SELinux
+    return read_or(False, lambda: read_file(path, 64).strip()[:1] == b"1")  # no SELinux
 
 
 def read_ptrace_scope(proc: str = "/proc") -> Known[int]:
     """Return kernel.yama.ptrace_scope."""
-    try:
-        return int(read_file(f"{proc}/sys/kernel/yama/ptrace_scope", 16))
-    except (OSError, ValueError):
-        return Missing("this kernel has no Yama")
+    path = f"{proc}/sys/kernel/yama/ptrace_scope"
+    return read_or(Missing("this kernel has no Yama"), lambda: int(read_file(path, 16)))
 
 
 def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
@@ -257,11 +327,8 @@ def may_root_trace(status: bytes) -> bool:
 
 def read_caller(proc: str = "/proc") -> Caller:
     """Read who calls tpmon, from where, and what root may do there."""
-    try:
-        root_may = may_root_trace(read_file(f"{proc}/self/status", 65536))
-    except OSError:
-        root_may = True  # not known: what is usual
-    return Caller(os.geteuid(), read_place(proc).around, own_program(), root_may)
+    root_may = read_or(True, lambda: may_root_trace(read_file(f"{proc}/self/status", 65536)))
+    return Caller(os.geteuid(), read_place(proc).runtime, own_program(), root_may)
 
 
 def read_group(pid: int, proc: str = "/proc") -> int:
@@ -274,10 +341,8 @@ def read_group(pid: int, proc: str = "/proc") -> int:
 
 def read_all_users(proc: str = "/proc") -> bool:
     """Tell whether tpmon is in the first user namespace, or in one that has every user of it."""
-    try:
-        return " ".join(read_file(f"{proc}/self/uid_map", 4096).decode().split()) == _ALL_USERS
-    except OSError:
-        return True  # a kernel without user namespaces
+    words = read_text(f"{proc}/self/uid_map").split()  # none in a kernel without user namespaces
+    return " ".join(words) in ("", _ALL_USERS)
 
 
 def read_standing(pid: int, proc: str = "/proc") -> AccessStanding:
@@ -404,10 +469,7 @@ def read_tracer(pid: int, tid: int, proc: str = PROC) -> Known[Tracer]:
 
 def name_tracer(pid: int, proc: str = PROC) -> Tracer:
     """Name a tracer by its PID, its name and its command line."""
-    try:
-        name = admit_text(read_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").strip(), 32)
-    except OSError:
-        name = "?"  # it has just let go
+    name = admit_text(read_text(f"{proc}/{pid}/comm").strip(), 32)
     return Tracer(pid, name or "?", _read_command(pid, proc))
 
 

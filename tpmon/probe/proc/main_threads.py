@@ -17,12 +17,11 @@ from itertools import islice
 from types import MappingProxyType
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, NotApplicable, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
 from tpmon.model.results.doctor import point_to
-from tpmon.model.text.clean import name_failure
 from tpmon.model.waits import FILES, INPUTS, SOCKETS, WaitReason
-from tpmon.probe.base.deadline import Pace
+from tpmon.probe.base.worker import Pace, Worker
 from tpmon.probe.proc.files import ProcFile
 from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
@@ -148,7 +147,7 @@ class MainThreadProbe:
         """Look at nothing until ``watch`` names the ranks and ``start`` starts the thread."""
         self._proc = proc
         self._tells_batches = machine == "x86_64"
-        self._stopped = False
+        self._worker = Worker[None]("main-threads")
         self._named: dict[Identity, Applicable[int]] = {}
         self._pace = Pace.FULL
         self._loops: Mapping[Identity, int] = {}
@@ -162,11 +161,11 @@ class MainThreadProbe:
 
     def start(self) -> None:
         """Start the daemon thread."""
-        threading.Thread(target=self._run, name="tpmon-main-threads", daemon=True).start()
+        self._worker.begin(self._run, self._close)
 
     def stop(self) -> None:
         """End the thread after the look it is in; never waits."""
-        self._stopped = True
+        self._worker.stop()
 
     def watch(
         self,
@@ -217,17 +216,19 @@ class MainThreadProbe:
 
     def _run(self) -> None:
         looks = 0
-        try:
-            while not self._stopped:
-                self.look()
-                looks += 1
-                # Not Event.wait, which costs half as much again.
-                time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
-        except Exception as error:  # noqa: BLE001  # shown as the reason
+        while not self._worker.stopped.is_set():
+            self.look()
+            looks += 1
+            # Not Event.wait, which costs half as much again.
+            time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
+
+    def _close(self, _: object, answer: Known[None]) -> NotApplicable:
+        if isinstance(answer, Missing):
             with self._lock:
-                self._off = Missing(f"sampling main threads failed: {name_failure(error)}")
+                self._off = Missing(f"sampling main threads failed: {answer.reason}")
         for thread in self._threads.values():
             thread.close()
+        return NOT_APPLICABLE
 
 
 def _count(identity: Identity, rank: Applicable[int], found: Counter[str]) -> MainThreadSample:

@@ -22,7 +22,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.doctor import point_to, say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import PROC, list_pids, read_file
+from tpmon.probe.base.procread import PROC, list_pids, read_file, read_or
 
 MOST_ENDS = 3
 """Processes that are named: what forks after opening a pipe passes it on to all its children."""
@@ -259,10 +259,7 @@ class OtherEnds:
 
     def _read_tcp(self, pid: int) -> Known[tuple[TcpRow, ...]]:
         """Read all TCP connections of the network namespace of ``pid``, once for each namespace."""
-        try:
-            space = os.readlink(f"{self._proc}/{pid}/ns/net")
-        except OSError:
-            space = f"pid {pid}"
+        space = read_or(f"pid {pid}", lambda: os.readlink(f"{self._proc}/{pid}/ns/net"))
         with self._lock:
             if space not in self._tcp:
                 self._tcp[space] = self._read_tables(pid)

@@ -24,10 +24,10 @@ from tpmon.probe.base.cgroup_tree import (
     parse_groups,
     parse_mounts,
 )
-from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.procread import PROC, read_file, read_or
 from tpmon.probe.proc.access import read_tracer
 
-LOOK_EVERY_NS = 10_000_000_000
+REFRESH_EVERY_NS = 10_000_000_000
 """How often the groups of a process are looked up again; whether they are frozen is read each time."""
 _DIRECTORY_CHARS = 1024
 _V1 = "freezer"
@@ -45,10 +45,8 @@ def parse_frozen(version: int, raw: bytes) -> bool:
 
 
 def _read(path: str) -> bytes:
-    try:
-        return read_file(path, _FILE_BYTES)
-    except OSError:
-        return b""  # the group is gone, or the kernel has no freezer: nothing is frozen by it
+    # None where the group is gone, or the kernel has no freezer: nothing is frozen by it.
+    return read_or(b"", lambda: read_file(path, _FILE_BYTES))
 
 
 def read_group(group: Group) -> Applicable[Freezer]:
@@ -104,7 +102,7 @@ class FreezerReader:
         """Read nothing yet."""
         self._proc = proc
         self._groups: dict[int, Applicable[tuple[Group, ...]]] = {}
-        self._look_ns = 0
+        self._refresh_ns = 0
 
     def read(self, ranks: Iterable[int], others: Iterable[int], now_ns: int) -> Found:
         """Return of each frozen process what freezes it, and of a rank also why that could not be read.
@@ -112,8 +110,8 @@ class FreezerReader:
         ``others`` are asked only while a rank is frozen: they are in its group in nearly every job.
         ``now_ns`` is CLOCK_MONOTONIC.
         """
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_EVERY_NS
+        if now_ns >= self._refresh_ns:
+            self._refresh_ns = now_ns + REFRESH_EVERY_NS
             self._groups.clear()
         mounts: list[tuple[Mount, ...]] = []
         states: dict[Group, Applicable[Freezer]] = {}
@@ -180,7 +178,7 @@ def mark_held(
     return tuple(marked)
 
 
-class HoldReader:
+class SuspendedReader:
     """Read what holds the processes of a job."""
 
     def __init__(self, proc: str = PROC) -> None:
@@ -211,7 +209,7 @@ def leave_out_frozen(
     return tuple(one for one in looks if one.pid not in frozen)
 
 
-def are_all_held(processes: Processes) -> bool:
+def are_all_suspended(processes: Processes) -> bool:
     """Tell whether no rank of the job may run: a signal, a debugger or a freezer holds each."""
     ranks = [one for one in processes if one.role is Role.RANK]
     return bool(ranks) and all(one.state in "Tt" or is_known(one.frozen) for one in ranks)

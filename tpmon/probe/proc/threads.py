@@ -27,7 +27,7 @@ QUIET_RELIST_NS = 60_000_000_000
 """A process that used no CPU has hardly swapped one thread for another."""
 QUIET_TICKS = 5
 """A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
-RESTING_LOOKS = 3
+RESTING_SAMPLES = 3
 """A thread unchanged this often rests: it is read with those of quiet processes, not each tick."""
 UNSEEN_S = 0.025
 """More CPU of a process than its read threads used shows that one has stopped to rest. The two are
@@ -76,7 +76,7 @@ _NOT_FILLED = Missing("this kernel does not fill schedstat")
 NO_SCHEDSTAT = Missing("this kernel has no schedstat")
 
 
-def _say_why(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> ThreadReading:
+def _leave_unread(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> ThreadReading:
     """Return a reading that knows how many threads there are, and not what they do."""
     groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
     return ThreadReading(*(why,) * 6, groups, taken_ns)
@@ -84,7 +84,7 @@ def _say_why(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> T
 
 def leave_unread(taken_ns: int) -> ThreadReading:
     """Return the reading of a process whose threads are read later."""
-    return _say_why(_UNREAD, {}, taken_ns)
+    return _leave_unread(_UNREAD, {}, taken_ns)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class _Sums:
         """Return the reading; ``counts`` are all threads of the process, read or not."""
         if first or not self.filled:
             # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
-            return _say_why(_UNREAD if self.filled else _NOT_FILLED, counts, taken_ns)
+            return _leave_unread(_UNREAD if self.filled else _NOT_FILLED, counts, taken_ns)
         kinds = [kind for kind in ThreadKind if kind in counts]
         return ThreadReading(
             runnable=self.run + self.wait,
@@ -204,7 +204,7 @@ class ThreadSet:
         if self._has_schedstat:
             self._measure(taken_ns, cpu_s, everyone=everyone)
         else:
-            self._latest = self._say_no_schedstat(taken_ns)
+            self._latest = self._lack_schedstat(taken_ns)
         if not self.keep_folder:
             self._close_folder()
         return self._latest
@@ -310,7 +310,7 @@ class ThreadSet:
 
     def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
         threads = self._threads.values()
-        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_LOOKS]
+        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_SAMPLES]
         sums = _Sums()
         any_gone = self._add(sums, awake, taken_ns)
         unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
@@ -328,7 +328,7 @@ class ThreadSet:
             self._has_schedstat = not self._lacks_schedstat()
             if self._has_schedstat:
                 raise ProcessLookupError(f"process {self.pid} is gone")
-            self._latest = self._say_no_schedstat(taken_ns)
+            self._latest = self._lack_schedstat(taken_ns)
             return
         if everyone:
             self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
@@ -355,10 +355,10 @@ class ThreadSet:
                 continue
         return False
 
-    def _say_no_schedstat(self, taken_ns: int) -> ThreadReading:
+    def _lack_schedstat(self, taken_ns: int) -> ThreadReading:
         self._read_ns = taken_ns
         counts = Counter(thread.kind for thread in self._threads.values())
-        return _say_why(NO_SCHEDSTAT, counts, taken_ns)
+        return _leave_unread(NO_SCHEDSTAT, counts, taken_ns)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; tells whether any was gone."""

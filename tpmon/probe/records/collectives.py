@@ -8,11 +8,7 @@ Nothing is written into a pipe of the job here: that is for a person to ask for.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -32,21 +28,21 @@ from tpmon.model.results.collectives import (
 )
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import PlainError
-from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC, read_thread_names
+from tpmon.probe.base.worker import Worker, read_all, read_within
 from tpmon.probe.host.sockets import ListeningSocket, read_all_listeners, read_listeners
 from tpmon.probe.job.job import Job, Member
-from tpmon.probe.records.debug_server import ask_records, find_door
-from tpmon.probe.records.flight_recorder import RecordError, RecordOrigin, parse_pickle
-from tpmon.probe.records.flight_recorder_files import (
+from tpmon.probe.records.flight_recorder import (
     WRITTEN_S,
+    RecordError,
+    RecordOrigin,
     ask_pipe,
+    parse_pickle,
     read_environment,
     read_record_file,
     wait_for_record,
 )
-from tpmon.probe.records.ras import ANSWER_S as RAS_S
-from tpmon.probe.records.ras import find_port, read_ras
+from tpmon.probe.records.servers import RAS_S, ask_records, find_door, find_port, read_ras
 
 PIPE_PRICE = (
     "--fr-pipe: a byte is written into the pipe of each rank, and its NCCL watchdog writes its record into a"
@@ -92,13 +88,13 @@ def read_collectives(
         listening: Known[tuple[ListeningSocket, ...]] = read_all_listeners()
     except (OSError, ValueError) as error:
         listening = Missing(f"the kernel does not tell who listens: {error}")
-    servers = _each(
+    servers = _read_each(
         ranks,
         partial(_read_server, host=host, listening=listening, ask_nccl=someone_waits, proc=proc),
         SERVERS_S,
     )
     rest = [one for one in ranks if not is_known(servers[one.number])]
-    files = _each(
+    files = _read_each(
         rest, partial(_read_file, host=host, ask=ask_pipes, proc=proc), FILES_S + WRITTEN_S * ask_pipes
     )
     ras = _try(partial(_read_ras, ranks, listening, proc))
@@ -111,7 +107,9 @@ def read_collectives(
     return CollectivesReading(
         records=tuple(records[number] for number in sorted(records)),
         ras=(ras,) if is_known(ras) else (),
-        notes=tuple(SourceNote(host, source, _say_missed(these)) for source, these in by_source if these),
+        notes=tuple(
+            SourceNote(host, source, _describe_missed(these)) for source, these in by_source if these
+        ),
     )
 
 
@@ -127,30 +125,12 @@ def _find_ranks(job: Job, proc: str) -> list[_Rank]:
     ]
 
 
-def _each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) -> dict[int, Known[T]]:
+def _read_each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) -> dict[int, Known[T]]:
     """Read of every rank, some at once; one that blocks costs its own answer alone."""
-    waiting: queue.SimpleQueue[_Rank] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[int, Known[T]]] = queue.SimpleQueue()
-    for one in ranks:
-        waiting.put(one)
-
-    def work() -> None:
-        while True:
-            try:
-                one = waiting.get_nowait()
-            except queue.Empty:
-                return
-            answers.put((one.number, _try(partial(read, one))))
-
-    for _ in range(min(MOST_AT_ONCE, len(ranks))):
-        threading.Thread(target=work, name="tpmon-records", daemon=True).start()
-    end_s = time.monotonic() + seconds
-    found: dict[int, Known[T]] = {}
-    while len(found) < len(ranks) and (left_s := end_s - time.monotonic()) > 0:
-        with contextlib.suppress(queue.Empty):
-            number, answer = answers.get(timeout=left_s)
-            found[number] = answer
-    return {one.number: found.get(one.number, _TOO_LATE) for one in ranks}
+    reads = [(partial(_try, partial(read, one)), seconds) for one in ranks]
+    answers = read_all("records", reads, MOST_AT_ONCE)
+    found = zip(ranks, answers, strict=True)
+    return {one.number: _TOO_LATE if answer is None else answer for one, answer in found}
 
 
 def _try(read: Callable[[], Known[T]]) -> Known[T]:
@@ -215,7 +195,7 @@ def _read_ras(
     return Missing(f"no rank of this job listens on port {port}: another job has it, or NCCL is before 2.24")
 
 
-def _say_missed(answers: Sequence[Known[object]]) -> str:
+def _describe_missed(answers: Sequence[Known[object]]) -> str:
     """Say why answers are missing, the commonest reason, and of how many; "" for none."""
     reasons = Counter(one.reason for one in answers if isinstance(one, Missing))
     if not reasons:
@@ -236,31 +216,15 @@ class Read(Protocol):
         ...
 
 
-def _read(job: Job, *, someone_waits: bool) -> CollectivesReading:
-    # Sockets and pickles that a session without a dump never needs cost its first picture some ms.
+class CollectivesService(Worker[DumpRecords]):
+    """Read the records of a job once at a time. Every method returns at once."""
 
-    return read_collectives(job, someone_waits=someone_waits)
-
-
-class CollectivesService:
-    """Own the daemon thread of a reading. Every method returns at once."""
-
-    def __init__(self, job: Callable[[], Job], read: Read = _read) -> None:
+    def __init__(self, job: Callable[[], Job], read: Read = read_collectives) -> None:
         """Read nothing until ``ask``; ``job`` tells, in any thread, which processes there are."""
-        self.on_change: Callable[[], None] = lambda: None
+        super().__init__("collectives")
         self._job = job
         self._read = read
-        self._lock = threading.Lock()
-        self._newest: Applicable[DumpRecords] = NOT_APPLICABLE
         self._fresh: Applicable[DumpRecords] = NOT_APPLICABLE
-        self._running = False
-        self._stopped = False
-
-    @property
-    def newest(self) -> Applicable[DumpRecords]:
-        """Return the last reading that ended; not applicable before the first."""
-        with self._lock:
-            return self._newest
 
     def take(self) -> Applicable[CollectivesReading]:
         """Return the reading that ended since the last call."""
@@ -270,25 +234,11 @@ class CollectivesService:
 
     def ask(self, dump_ns: int) -> None:
         """Start to read for a dump in which a rank waits; nothing while another reading runs."""
-        with self._lock:
-            if self._running or self._stopped:
-                return
-            self._running = True
-        threading.Thread(target=self._run, args=(dump_ns,), name="tpmon-collectives", daemon=True).start()
+        self.begin(lambda: self._read(self._job(), someone_waits=True), partial(self._end, dump_ns))
 
-    def stop(self) -> None:
-        """Start no reading any more; one that runs ends by its own deadlines."""
-        with self._lock:
-            self._stopped = True
-
-    def _run(self, dump_ns: int) -> None:
-        try:
-            reading = self._read(self._job(), someone_waits=True)
-        except Exception as error:  # noqa: BLE001  # shown where the records would be
-            host, reason = os.uname().nodename, admit_text(f"{type(error).__name__}: {error}", _REASON_CHARS)
-            notes = tuple(SourceNote(host, source, reason) for source in _SOURCES)
-            reading = CollectivesReading((), (), notes)
-        with self._lock:
-            self._newest = self._fresh = DumpRecords(dump_ns, reading)
-            self._running = False
-        self.on_change()
+    def _end(self, dump_ns: int, _: object, answer: Known[CollectivesReading]) -> DumpRecords:
+        if isinstance(answer, Missing):
+            notes = (SourceNote(os.uname().nodename, source, answer.reason) for source in _SOURCES)
+            answer = CollectivesReading((), (), tuple(notes))
+        self._fresh = records = DumpRecords(dump_ns, answer)
+        return records

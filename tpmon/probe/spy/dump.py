@@ -3,58 +3,60 @@
 Each process has a deadline of its own: one that does not answer costs its own stack alone. A stop
 happens only with ``block``, for a process that could not be read without one; it is timed, rather too long
 than too short.
+
+A service runs one dump at a time, for the key and for the watch; nobody waits for it. The dumps grow in its
+state, so that a screen shows what has come; finished ones of the whole job are handed to the next Frame.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
-from tpmon.model.dump import DeadChild, DumpRound, ErrorKind, ProcessLook
+from tpmon.model.dump import (
+    Asker,
+    DeadChild,
+    DumpRequest,
+    DumpRound,
+    DumpState,
+    ErrorKind,
+    ProcessLook,
+)
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
-from tpmon.model.process import Role
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity, Role
 from tpmon.model.stacks import StackCount
-from tpmon.model.text.clean import name_failure
-from tpmon.probe.base.deadline import read_within
 from tpmon.probe.base.procread import PROC
+from tpmon.probe.base.worker import Turns, Worker, read_within, start_thread
+from tpmon.probe.job.facts import find_left
 from tpmon.probe.job.job import Job, Member
-from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.job.outcome import find_dead
 from tpmon.probe.proc.files import ProcFile
 from tpmon.probe.proc.peers import OtherEnds
 from tpmon.probe.proc.suspended import read_freezer
-from tpmon.probe.spy.child import (
-    CPU_LIMIT_S,
-    NICENESS,
-    NO_ANSWER,
-    SpyChild,
-    dump_arguments,
-    find_spy,
-    say_unstarted,
-)
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
 from tpmon.probe.spy.failure import (
+    CPU_LIMIT_S,
+    NO_ANSWER,
     SLEEPS_S,
     Failure,
     Spy,
-    explain_empty,
-    explain_outcome,
     find_gone,
     find_obstacle,
     find_sleeper,
     find_spies,
-    patience_s,
+    find_spy,
     report_failure,
+    yield_time_s,
 )
+from tpmon.probe.spy.pool import NICENESS, SpyPool, SpyRequest, dump_arguments, guard
 from tpmon.probe.spy.text import is_torn, parse_dump
 
 _EVERY_S = 0.0005
@@ -83,9 +85,8 @@ def watch_pause(pid: int, proc: str = PROC) -> Iterator[Pause]:
     """
     pause = Pause()
     stop = threading.Event()
-    work = (pid, proc, pause, stop, time.monotonic_ns())
-    thread = threading.Thread(target=_watch, args=work, name="tpmon-pause", daemon=True)
-    thread.start()
+    begun_ns = time.monotonic_ns()
+    thread = start_thread("pause", lambda: _watch(pid, proc, pause, stop, begun_ns))
     try:
         yield pause
     finally:
@@ -187,16 +188,21 @@ class Depth:
     block_pids: tuple[int, ...] = ()
     waits: bool = True
 
+    @property
+    def stops(self) -> bool:
+        """Tell whether any process may be stopped."""
+        return self.block or self.native
+
     def may_stop(self, pid: int) -> bool:
         """Tell whether a process may be stopped where nothing else reads it."""
         return self.native or (self.block and (not self.block_pids or pid in self.block_pids))
 
 
-LOOK_ONLY = Depth()
+WITHOUT_STOP = Depth()
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _Round:
     """Hold what belongs to one round: py-spy, those of others, who has what open, and its stops."""
 
     spy: Known[str]
@@ -211,20 +217,8 @@ class _Around:
         return self.spies.get(member.identity.pid, ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Hold what one process gave; no look where it is gone."""
-
-    look: ProcessLook | None
-    failure: Failure | None
-
-
-def _await_late(around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:
-    """Wait for those that were given up and whose py-spy has just been killed: their stops count too."""
-    end_s = time.monotonic() + _LATE_S
-    while around.late and (left_s := end_s - time.monotonic()) > 0:
-        with contextlib.suppress(queue.Empty):
-            around.late.discard(answers.get(timeout=left_s)[0])
+_Answer = tuple["ProcessLook | None", "Failure | None"]
+"""What one process gave; no look where it is gone."""
 
 
 class Dumper:
@@ -233,33 +227,29 @@ class Dumper:
     def __init__(
         self,
         members: Sequence[Member],
-        depth: Depth = LOOK_ONLY,
+        depth: Depth = WITHOUT_STOP,
         *,
         block: bool = False,
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
-        around: Sequence[Member] = (),
+        others: Sequence[Member] = (),
     ) -> None:
         """Read the processes of ``members``, in this order; with ``block`` stop those that need it.
 
-        ``around`` are the other processes of the job, to name who has the other end of a pipe.
+        ``others`` are the other processes of the job, to name who has the other end of a pipe.
         """
         self._members = tuple(members)
         self._depth = replace(depth, block=True) if block else depth
-        self._names = {one.identity.pid: name_member(one) for one in (*around, *members)}
+        self._names = {one.identity.pid: name_member(one) for one in (*others, *members)}
         self._proc = proc
         self._find_spy = spy
         self._host = os.uname().nodename
-        self._lock = threading.Lock()
-        self._children: set[SpyChild] = set()
-        self._spent_s = 0.0
+        self._pool = SpyPool(proc)
         self._dead: tuple[DeadChild, ...] = ()
-        self._stopped = False
 
     def stop(self) -> None:
         """End the round that is read, and every py-spy of it, from any thread; never waits."""
-        self._stopped = True
-        self._stop_children()
+        self._pool.close(kill=True)
 
     def read_round(
         self, limit_s: float = ROUND_S, progress: Callable[[DumpRound, int], None] | None = None
@@ -268,87 +258,72 @@ class Dumper:
 
         ``progress`` gets what has come so far, and of how many processes, a few times a second.
         """
-        before_s = self._spent()
+        before_s = self._pool.cost()[0]
         self._dead = find_dead({member.identity.pid for member in self._members}, self._proc)
-        spy = self._find_spy()
-        around = _Around(spy, find_spies(self._proc), OtherEnds(self._names, self._proc), set(), [])
-        answers: queue.Queue[tuple[Member, _Answer]] = queue.Queue()
+        turns = Turns[Member, _Answer]("dump", lambda member: self._read_guarded(member, now))
+        ends = OtherEnds(self._names, self._proc)
+        now = _Round(self._find_spy(), find_spies(self._proc), ends, turns.late, [])
+        most = MOST_NATIVE_AT_ONCE if self._depth.native else MOST_AT_ONCE
         waiting = deque(self._members)
-        active: dict[Member, float] = {}
         got: dict[Member, _Answer] = {}
         end_s = time.monotonic() + limit_s
         told, told_s = 0, time.monotonic()
-        while (waiting or active) and not self._stopped:
+        while (waiting or turns.active) and not self._pool.is_ending:
             now_s = time.monotonic()
             if progress is not None and len(got) > told and now_s - told_s >= PROGRESS_S:
                 told, told_s = len(got), now_s
-                progress(self._close(got, around, before_s), told)
-            for member in [one for one, due_s in active.items() if now_s >= min(due_s, end_s)]:
-                del active[member]
-                around.late.add(member)
-                got[member] = self._give_up(member, around, NO_ANSWER)
+                progress(self._close(got, now, before_s), told)
+            for member in turns.give_up(end_s):
+                got[member] = self._give_up(member, now, NO_ANSWER)
             if now_s >= end_s:
                 break
-            while waiting and len(active) < (MOST_NATIVE_AT_ONCE if self._depth.native else MOST_AT_ONCE):
+            while waiting and len(turns.active) < most:
                 member = waiting.popleft()
-                active[member] = now_s + self._patience_s(around.of(member))
-                work = (member, around, answers)
-                threading.Thread(target=self._work, args=work, name="tpmon-dump", daemon=True).start()
-            with contextlib.suppress(queue.Empty):
-                # What has come is told also while the rest takes its time.
-                tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
-                due_s = min(end_s, tell_s, *active.values()) - time.monotonic()
-                member, answer = answers.get(timeout=max(due_s, 0.001))
-                around.late.discard(member)
-                if active.pop(member, None) is not None:
-                    got[member] = answer
+                turns.begin(member, now_s + self._timeout_s(now.of(member)))
+            # What has come is told also while the rest takes its time.
+            tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
+            if (answered := turns.wait(min(end_s, tell_s, *turns.active.values()))) is not None:
+                got[answered[0]] = answered[1]
         for member in waiting:
-            got[member] = self._give_up(member, around, f"not reached within {limit_s:g} s")
-        self._stop_children()
-        if self._depth.block or self._depth.native:
-            _await_late(around, answers)
-        return self._close(got, around, before_s)
+            got[member] = self._give_up(member, now, f"not reached within {limit_s:g} s")
+        self._pool.kill()
+        late_s = time.monotonic() + _LATE_S
+        # Of those that were given up py-spy has just been killed: their stops count too.
+        while self._depth.stops and turns.late and time.monotonic() < late_s:
+            turns.wait(late_s)
+        return self._close(got, now, before_s)
 
-    def _close(self, got: dict[Member, _Answer], around: _Around, before_s: float) -> DumpRound:
+    def _close(self, got: dict[Member, _Answer], now: _Round, before_s: float) -> DumpRound:
         ordered = [(member, got[member]) for member in self._members if member in got]
         return DumpRound(
             host=self._host,
             taken=datetime.now().astimezone(),
             taken_ns=time.monotonic_ns(),
-            processes=tuple(answer.look for _, answer in ordered if answer.look is not None),
+            processes=tuple(look for _, (look, _) in ordered if look is not None),
             errors=tuple(
-                report_failure(self._host, member, answer.failure)
-                for member, answer in ordered
-                if answer.failure is not None
+                report_failure(self._host, member, failure)
+                for member, (_, failure) in ordered
+                if failure is not None
             ),
-            paused_ms=sum(around.pauses_ms, 0.0),
-            spy_cpu_ms=(self._spent() - before_s) * 1000,
+            paused_ms=sum(now.pauses_ms, 0.0),
+            spy_cpu_ms=(self._pool.cost()[0] - before_s) * 1000,
             dead=self._dead,
         )
-
-    def _spent(self) -> float:
-        with self._lock:
-            return self._spent_s + sum(child.cost()[0] for child in self._children)
-
-    def _stop_children(self) -> None:
-        with self._lock:
-            for child in self._children:
-                child.stop()
 
     def _deadline_s(self) -> float:
         return NATIVE_DEADLINE_S if self._depth.native else DEADLINE_S
 
-    def _patience_s(self, others: Sequence[Spy]) -> float:
+    def _timeout_s(self, others: Sequence[Spy]) -> float:
         """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
-        tries = 2 if self._depth.block and not self._depth.native else 1
-        stops = self._depth.block or self._depth.native
-        yield_s = patience_s(others, stops=stops) * tries if others else 0.0
+        stops = self._depth.stops
+        tries = 2 if stops and not self._depth.native else 1
+        yield_s = yield_time_s(others, stops=stops) * tries if others else 0.0
         return self._deadline_s() * tries + GRACE_S + (SLEEPS_S if stops else 0.0) + yield_s
 
-    def _give_up(self, member: Member, around: _Around, reason: str) -> _Answer:
+    def _give_up(self, member: Member, now: _Round, reason: str) -> _Answer:
         """Tell of a process whose stacks did not come what /proc tells."""
-        look = read_within(_PROC_S, lambda: self._look(member, Missing(reason), around.ends))
-        return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason))
+        look = read_within(_PROC_S, lambda: self._look(member, Missing(reason), now.ends))
+        return (look if is_known(look) else None), Failure(ErrorKind.LATE, reason)
 
     def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
         pid = member.identity.pid
@@ -379,42 +354,32 @@ class Dumper:
             frozen=frozen if held else NOT_APPLICABLE,
         )
 
-    def _work(self, member: Member, around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:
-        try:
-            answer = self._read(member, around)
-        except OSError as error:
-            answer = _Answer(None, Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"))
-        except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-            answer = _Answer(None, Failure(ErrorKind.FAILED, name_failure(error)))
-        answers.put((member, answer))
+    def _read_guarded(self, member: Member, now: _Round) -> _Answer:
+        answer = guard(lambda: self._read(member, now))
+        return (None, answer) if isinstance(answer, Failure) else answer
 
-    def _read(self, member: Member, around: _Around) -> _Answer:
-        gone = find_gone(member.identity, self._proc)
-        if gone is not None and gone.kind is ErrorKind.GONE:
-            return _Answer(None, gone)
-        if gone is not None:
-            return _Answer(self._look(member, Missing(gone.reason), around.ends), gone)
-        found = self._read_stacks(member, around)
+    def _read(self, member: Member, now: _Round) -> _Answer:
+        found = find_gone(member.identity, self._proc) or self._read_stacks(member, now)
         if not isinstance(found, Failure):
-            return _Answer(self._look(member, found, around.ends), None)
+            return self._look(member, found, now.ends), None
         failure = find_gone(member.identity, self._proc) or found
         if failure.kind is ErrorKind.GONE:
-            return _Answer(None, failure)
-        return _Answer(self._look(member, Missing(failure.reason), around.ends), failure)
+            return None, failure
+        return self._look(member, Missing(failure.reason), now.ends), failure
 
-    def _read_stacks(self, member: Member, around: _Around) -> Sequence[StackCount] | Failure:
+    def _read_stacks(self, member: Member, now: _Round) -> Sequence[StackCount] | Failure:
         """Run py-spy where nothing speaks against it, with a stop only where nothing else is left."""
-        if isinstance(around.spy, Missing):
-            return Failure(ErrorKind.NO_SPY, around.spy.reason)
+        if isinstance(now.spy, Missing):
+            return Failure(ErrorKind.NO_SPY, now.spy.reason)
         pid, depth = member.identity.pid, self._depth
-        obstacle = find_obstacle(pid, around.of(member), self._proc, stops=depth.native)
+        obstacle = find_obstacle(pid, now.of(member), self._proc, stops=depth.native)
         if obstacle is not None:
             return obstacle
         found: Sequence[StackCount] | Failure = Failure(ErrorKind.FAILED, "not tried")
         for _ in range(0 if depth.native else _TRIES):
-            if self._stopped or member in around.late:
+            if self._pool.is_ending or member in now.late:
                 return found
-            found = self._run(pid, (around.spy, *dump_arguments(pid, variables=depth.variables)))
+            found = self._run(pid, now.spy, nonblocking=True)
             if not (found.torn if isinstance(found, Failure) else is_torn(found)):
                 return found
         # A stack that is lost each time may be that of C++, which has no frame: no reason for a stop.
@@ -422,35 +387,143 @@ class Dumper:
             return found
         obstacle = find_sleeper(pid, self._proc)
         if obstacle is None and not depth.native:
-            obstacle = find_obstacle(pid, around.of(member), self._proc, stops=True)
-        if obstacle is not None or self._stopped or member in around.late:
+            obstacle = find_obstacle(pid, now.of(member), self._proc, stops=True)
+        if obstacle is not None or self._pool.is_ending or member in now.late:
             return obstacle or found
-        command = dump_arguments(pid, nonblocking=False, native=depth.native, variables=depth.variables)
         with watch_pause(pid, self._proc) as pause:
-            found = self._run(pid, (around.spy, *command), niceness=0)
+            found = self._run(pid, now.spy, nonblocking=False)
         # A py-spy that has read the stacks did stop the process, however briefly.
-        around.pauses_ms.append(pause.paused_ms if isinstance(found, Failure) else pause.most_ms)
+        now.pauses_ms.append(pause.paused_ms if isinstance(found, Failure) else pause.most_ms)
         return found
 
-    def _run(
-        self, pid: int, command: tuple[str, ...], niceness: int = NICENESS
-    ) -> Sequence[StackCount] | Failure:
-        child = SpyChild()
+    def _run(self, pid: int, spy: str, *, nonblocking: bool) -> Sequence[StackCount] | Failure:
+        depth = self._depth
+        how = dump_arguments(pid, nonblocking=nonblocking, native=depth.native, variables=depth.variables)
+        request = SpyRequest(
+            pid,
+            how,
+            partial(parse_dump, pid=pid),
+            self._deadline_s(),
+            NATIVE_CPU_S if depth.native else CPU_LIMIT_S,
+            NICENESS if nonblocking else 0,
+        )
+        answer = self._pool.run(spy, request)
+        return answer if isinstance(answer, Failure) else answer.sampled.stacks
+
+
+ALREADY = "a dump is being read already"
+NOBODY = "no process to read"
+EARLIER_S = 600.0
+"""A dump that is older tells of another part of the run."""
+APART_S = 1.0
+"""Even a thread that works is still for less."""
+
+Suspend = Callable[[], AbstractContextManager[None]]
+MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
+
+
+class DumpService(Worker[DumpState]):
+    """Run one dump at a time. Every method returns at once."""
+
+    def __init__(
+        self,
+        members: Callable[[], Sequence[Member]],
+        make: MakeDumper = Dumper,
+        suspends: Sequence[Suspend] = (),
+    ) -> None:
+        """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are.
+
+        ``suspends`` keep every other py-spy of ours away from a process while a dump may stop it.
+        """
+        super().__init__("dump-service")
+        self.paused_ms = 0.0
+        """For how long processes of the job were stopped by all dumps so far."""
+        self._members = members
+        self._make = make
+        self._suspends = tuple(suspends)
+        self._finished: list[DumpRound] = []
+        self._kept: tuple[frozenset[Identity], DumpRound] | None = None
+        """Whom the last dump that was finished was of."""
+        self._dumper: Dumper | None = None
+
+    def take(self) -> Applicable[tuple[DumpRound, ...]]:
+        """Return the dumps that ended since the last call and tell of the job as a whole."""
         with self._lock:
-            self._children.add(child)
-        limit_s = NATIVE_CPU_S if self._depth.native else CPU_LIMIT_S
-        try:
-            outcome = child.run(command, self._deadline_s(), limit_s, niceness)
-        except OSError as error:
-            return Failure(ErrorKind.NO_SPY, say_unstarted(error))
-        finally:
-            with self._lock:
-                self._children.discard(child)
-                self._spent_s += child.cost()[0]
-        failure = explain_outcome(pid, outcome, self._deadline_s(), self._proc, limit_s)
-        if failure is not None:
-            return failure
-        sampled = parse_dump(outcome.output, pid)
-        if not sampled.stacks:
-            return Failure(ErrorKind.FAILED, explain_empty(sampled, outcome.output), torn=True)
-        return sampled.stacks
+            finished, self._finished = tuple(self._finished), []
+        return finished or NOT_APPLICABLE
+
+    def ask(self, request: DumpRequest) -> None:
+        """Start to dump, or say in ``state`` why not: one dump at a time."""
+        wanted = [one for one in self._members() if not request.pids or one.identity.pid in request.pids]
+        first = DumpState(
+            request,
+            (),
+            0,
+            len(wanted),
+            bool(wanted),
+            "" if wanted else NOBODY,
+            self._find_earlier(request, wanted),
+        )
+        with self._lock:
+            if self.is_busy:
+                self.change(lambda now: replace(now if is_known(now) else first, refused=ALREADY))
+            elif not (wanted and self.begin(partial(self._run, first, wanted), _end, first)):
+                self.change(lambda _: replace(first, running=False))
+
+    def _find_earlier(self, request: DumpRequest, members: Sequence[Member]) -> Applicable[DumpRound]:
+        """Return the dump to compare a single one with; several tell among themselves what moves now.
+
+        Frames of C make other stacks of the same place.
+        """
+        if self._kept is None or request.rounds > 1 or request.native:
+            return NOT_APPLICABLE
+        kept, dump = self._kept
+        if not kept.issuperset(one.identity for one in members):
+            return NOT_APPLICABLE
+        return dump if APART_S <= (time.monotonic_ns() - dump.taken_ns) / 1e9 <= EARLIER_S else NOT_APPLICABLE
+
+    def stop(self) -> None:
+        """End what runs, with every py-spy of it."""
+        super().stop()
+        if (dumper := self._dumper) is not None:
+            dumper.stop()
+
+    def _run(self, state: DumpState, members: Sequence[Member]) -> None:
+        request = state.request
+        with ExitStack() as held:
+            for suspend in self._suspends if request.block or request.native else ():
+                held.enter_context(suspend())
+            depth = Depth(
+                request.block,
+                request.native,
+                request.variables,
+                request.block_pids,
+                waits=request.asker is Asker.KEY,
+            )
+            self._dumper = dumper = self._make(members, depth)
+            rounds: tuple[DumpRound, ...] = ()
+            due_s = time.monotonic()
+            for _ in range(request.rounds):
+                if self.stopped.wait(max(due_s - time.monotonic(), 0.0)):
+                    return
+                due_s = time.monotonic() + request.every_s
+
+                def grow(part: DumpRound, answered: int, before: tuple[DumpRound, ...] = rounds) -> None:
+                    self.change(lambda _: replace(state, rounds=(*before, part), answered=answered))
+
+                one = dumper.read_round(NATIVE_ROUND_S if request.native else ROUND_S, grow)
+                if self.stopped.is_set():
+                    return
+                with self._lock:
+                    if request.is_whole:
+                        self._finished.append(one)
+                    self.paused_ms += one.paused_ms
+                    if not request.native:
+                        self._kept = frozenset(member.identity for member in members), one
+                grow(one, len(members))
+                rounds = (*rounds, one)
+
+
+def _end(state: Applicable[DumpState], answer: Known[None]) -> Applicable[DumpState]:
+    refused = f"the dump failed: {answer.reason}" if isinstance(answer, Missing) else ""
+    return replace(state, running=False, refused=refused) if is_known(state) else state

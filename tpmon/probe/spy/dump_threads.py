@@ -107,19 +107,7 @@ def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
 
 def _unplaced(stack: StackCount) -> ThreadLook:
     why = _NOT_TOLD
-    return ThreadLook(
-        tid=why,
-        name=stack.thread,
-        kind=ThreadKind.OTHER,
-        state="?",
-        wchan=why,
-        call=why,
-        waits_for=why,
-        waits_on=why,
-        run_ns=why,
-        delay_ns=why,
-        frames=stack.frames,
-    )
+    return ThreadLook(why, stack.thread, ThreadKind.OTHER, "?", *(why,) * 6, frames=stack.frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +172,10 @@ class _Reader:
             elif stat.state in "DTt":
                 listed.append(self.read(tid, stat.name, NOT_APPLICABLE))
             else:
-                listed.append(self._look_cheaply(tid, stat, kind, folder))
+                listed.append(self._read_cheaply(tid, stat, kind, folder))
         return listed, idle
 
-    def _look_cheaply(self, tid: int, stat: StatLine, kind: ThreadKind, folder: str) -> ThreadLook:
+    def _read_cheaply(self, tid: int, stat: StatLine, kind: ThreadKind, folder: str) -> ThreadLook:
         """Make the look of a native thread that nothing holds: what it waits on is its own affair."""
         run_ns, delay_ns = _read_times(folder)
         call = _read_call(folder) if self.waits else _NOT_READ

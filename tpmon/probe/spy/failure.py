@@ -10,16 +10,21 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.units import format_seconds
+from tpmon.own_command import install_command
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
@@ -29,17 +34,52 @@ from tpmon.probe.base.procread import (
     read_file,
     read_stat,
 )
+from tpmon.probe.job.facts import find_left
 from tpmon.probe.job.job import Member, now_ticks
-from tpmon.probe.job.leaderless import find_left
 from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
 from tpmon.probe.proc.files import parse_stat
-from tpmon.probe.spy.child import CPU_LIMIT_S, SpyOutcome, install_spy
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
 
+CPU_LIMIT_S = 2
+"""The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
+NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
 _NAME = "py-spy"
 _PID_FLAGS = ("--pid", "-p")
 _LENGTH_FLAGS = ("--duration", "-d")
 _DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SpyOutcome:
+    """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
+
+    output: bytes
+    errors: bytes
+    status: int
+    cpu_s: float
+    wall_s: float
+    late: bool
+    """It was killed at its deadline."""
+    flooded: bool
+    """It was killed because it wrote more than ``MAX_OUTPUT_BYTES``."""
+
+
+def find_spy() -> Known[str]:
+    """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
+    return found or Missing(f"{missing}: {install_spy()}")
+
+
+def describe_unstarted(error: OSError) -> str:
+    """Say why a py-spy that is there does not start."""
+    return point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
+
+
+def install_spy() -> str:
+    """Return the command that installs or updates the py-spy that tpmon starts."""
+    return install_command("py-spy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +190,8 @@ YIELD_S = 2.0
 """How long another py-spy that is in the way is waited for; one that reads, from the end of its slice on."""
 LONGEST_SLICE_S = 11.0
 """Of tpmon's screen, which begins the next one soon: one that takes longer is not waited for."""
-FLOODED = point_to("more stacks than tpmon reads", "stacks")
 _LOOK_AGAIN_S = 0.1
+ENDING_S = 0.3
 SLEEPS_S = 1.0
 """A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
 _SPYS_OWN = (b"py-spy>", b"[]")
@@ -160,11 +200,14 @@ _NO_FILE = "No such file or directory"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Say why there are no stacks; ``torn``: another try may work."""
+    """Say why there are no stacks; ``torn``: another try may work, ``is_final``: none soon."""
 
     kind: ErrorKind
     reason: str
     torn: bool = False
+    is_final: bool = False
+    cpu_s: float = 0.0
+    """What py-spy used for nothing."""
 
 
 def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
@@ -197,7 +240,15 @@ def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
     return Failure(ErrorKind.FAILED if is_there else ErrorKind.GONE, left.words)
 
 
-def patience_s(others: Sequence[Spy], *, stops: bool) -> float:
+def confirm(identity: Identity, failure: Failure, proc: str = PROC) -> Failure:
+    """Return why a process gave no stacks: that it ended, or what py-spy said."""
+    if failure.torn:
+        time.sleep(ENDING_S)  # one that is just ending takes a moment to be gone
+    gone = find_gone(identity, proc)
+    return failure if gone is None else replace(gone, cpu_s=failure.cpu_s)
+
+
+def yield_time_s(others: Sequence[Spy], *, stops: bool) -> float:
     """Say how long other py-spys are waited for; ``stops`` as for ``find_obstacle``."""
     left_s = max((one.left_s() for one in others if stops and one.nonblocking), default=0.0)
     return YIELD_S + (left_s if left_s <= LONGEST_SLICE_S else 0.0)
@@ -217,7 +268,7 @@ def find_obstacle(
     if tracer:
         name = name_tracer(tracer, proc).name
         return Failure(ErrorKind.TRACED, f"pid {tracer} traces it ({name}, a debugger?): end that first")
-    end_s = time.monotonic() + patience_s(others, stops=stops)
+    end_s = time.monotonic() + yield_time_s(others, stops=stops)
     while hindering := [one for one in others if (stops or not one.nonblocking) and one.lives(proc)]:
         if time.monotonic() >= end_s:
             first, left_s = hindering[0], hindering[0].left_s()
@@ -255,22 +306,12 @@ def _list_asleep(pid: int, proc: str) -> set[int]:
     return found
 
 
-def say_failed(text: str) -> str:
-    """Say that py-spy gave up; ``text`` is what it said of that."""
-    return point_to(f"py-spy failed: {text}", "stacks")
-
-
 def explain_empty(sampled: Sampled, output: bytes) -> str:
     """Say why a py-spy that ended well gave no stack: it saw none, or ``output`` is nothing of py-spy's."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith(_SPYS_OWN)]
     if sampled.lost or lines:
         return point_to("py-spy printed what tpmon does not understand", "py-spy")
     return point_to("py-spy saw no Python thread", "stacks")
-
-
-def say_costly(cpu_limit_s: int) -> str:
-    """Say that py-spy was ended for the CPU that it used."""
-    return point_to(f"py-spy needs more than {cpu_limit_s} s of CPU here", "stacks")
 
 
 def explain_outcome(
@@ -280,9 +321,10 @@ def explain_outcome(
     if outcome.late:
         return Failure(ErrorKind.LATE, point_to(f"py-spy gave no answer within {deadline_s:g} s", "stacks"))
     if outcome.status == -signal.SIGXCPU:
-        return Failure(ErrorKind.LATE, say_costly(cpu_limit_s))
+        costly = point_to(f"py-spy needs more than {cpu_limit_s} s of CPU here", "stacks")
+        return Failure(ErrorKind.LATE, costly, is_final=True)
     if outcome.flooded:
-        return Failure(ErrorKind.FAILED, FLOODED)
+        return Failure(ErrorKind.FAILED, point_to("more stacks than tpmon reads", "stacks"), is_final=True)
     if outcome.status == -signal.SIGKILL:
         killed = point_to("py-spy was killed (out of memory?)", "stacks")
         return Failure(ErrorKind.FAILED, killed, torn=True)
@@ -290,7 +332,7 @@ def explain_outcome(
         return None
     refusal, text = parse_complaint(outcome.errors)
     if refusal is Refusal.PERMISSION:
-        return Failure(ErrorKind.DENIED, explain_refusal(read_refusal(pid, proc)))
+        return Failure(ErrorKind.DENIED, explain_refusal(read_refusal(pid, proc)), is_final=True)
     if refusal is Refusal.UNKNOWN_PYTHON:
         reason = f"{point_to(f'py-spy does not know its Python: {text}', 'stacks')}; {install_spy()}"
         return Failure(ErrorKind.UNKNOWN_PYTHON, reason)
@@ -298,4 +340,4 @@ def explain_outcome(
         return Failure(ErrorKind.GONE, "it ended")
     if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):
         return Failure(ErrorKind.UNKNOWN_PYTHON, deleted)
-    return Failure(ErrorKind.FAILED, say_failed(text), torn=True)
+    return Failure(ErrorKind.FAILED, point_to(f"py-spy failed: {text}", "stacks"), torn=True)

@@ -16,7 +16,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.waits import LOCKS, RUNNING, WaitReason
-from tpmon.probe.base.deadline import Pace
+from tpmon.probe.base.worker import Pace
 
 BUDGET_MS_PER_S = 8.0
 LESS = 0.5

@@ -2,24 +2,26 @@
 
 Each process is sampled in slices of whole seconds, one after the other, so that results come while it
 goes on; where there are more than four, those that were sampled least have the next turn.
+
+A service samples one thing at a time, for the key; nobody waits for it. What was sampled grows in its
+state, so that a screen shows hot functions while it goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import queue
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.sample import (
     MOST_AT_ONCE,
@@ -27,32 +29,29 @@ from tpmon.model.sample import (
     SampledProcess,
     SampleReading,
     SampleRequest,
+    SampleState,
     slice_seconds,
 )
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.model.text.clean import name_failure
-from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.procread import PROC, read_file, read_or
+from tpmon.probe.base.worker import Turns, Worker
 from tpmon.probe.job.job import Member
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.proc.files import SchedStat, parse_schedstat
-from tpmon.probe.spy.child import (
+from tpmon.probe.spy.failure import (
     CPU_LIMIT_S,
     NO_ANSWER,
-    SpyChild,
-    find_spy,
-    record_arguments,
-    say_unstarted,
-)
-from tpmon.probe.spy.failure import (
     Failure,
     Spy,
+    confirm,
     explain_empty,
-    explain_outcome,
     find_gone,
     find_obstacle,
     find_spies,
+    find_spy,
     report_failure,
 )
+from tpmon.probe.spy.pool import SpyPool, SpyRequest, guard, record_arguments
 from tpmon.probe.spy.text import Remarks, Sampled, parse_raw, parse_remarks
 
 MOST_STACKS = 2000
@@ -76,13 +75,11 @@ class SampleSlice:
 
 def read_thread(pid: int, tid: int, proc: str = PROC) -> Known[SchedStat]:
     """Read for how long a thread ran and waited for a CPU since it began."""
-    try:
-        return parse_schedstat(read_file(f"{proc}/{pid}/task/{tid}/schedstat", 128))
-    except (OSError, ValueError):
-        return _NOT_WATCHED
+    path = f"{proc}/{pid}/task/{tid}/schedstat"
+    return read_or(_NOT_WATCHED, lambda: parse_schedstat(read_file(path, 128)))
 
 
-def count_looks(sampled: Sampled, remarks: Remarks, counted: CountedFunction, planned: int) -> int:
+def count_samples(sampled: Sampled, remarks: Remarks, counted: CountedFunction, planned: int) -> int:
     """Tell how often py-spy looked at the process.
 
     With idle threads every look finds the main thread, or is an error; without them only the plan
@@ -191,7 +188,6 @@ LEAST_LEFT_S = 0.5
 """With less than this left no slice is begun: the shortest takes a second."""
 TRIES = 3
 """A start can fail because the interpreter changed while it was looked for, or the machine is crowded."""
-ENDING_S = 0.3
 HELD_S = 1.0
 """Before a process that somebody traces is tried again: a dump with a stop holds it for an instant."""
 _PASSING = (ErrorKind.LATE, ErrorKind.TRACED, ErrorKind.BUSY)
@@ -199,12 +195,11 @@ _LOOK_S = 0.25
 _TICK_S = 1.0
 """Between two calls of ``progress``, which adds up all that there is."""
 
-MEET_EVERY_S = 1.0
+REFRESH_EVERY_S = 1.0
 MOST_PROCESSES = 4096
 
 FindMembers = Callable[[], Sequence[Member]]
 Progress = Callable[[SampleReading], None]
-_Answer = tuple[SampleTally, "SampleSlice | Failure"]
 
 
 def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequest:
@@ -255,44 +250,28 @@ class Sampler:
         self._proc = proc
         self._find_spy = spy
         self._host = os.uname().nodename
-        self._lock = threading.Lock()
-        self._children: set[SpyChild] = set()
-        self._spent_s = 0.0
+        self._pool = SpyPool(proc)
         self._began_s = 0.0
         self._last_s = math.inf
         """When everything that still runs is given up."""
-        self._holds = 0
-        self._finishing = False
         self._stopped = False
 
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
         """Begin no slice within, and end those that run; what they have counts."""
-        with self._lock:
-            self._holds += 1
-            for child in self._children:
-                child.finish(for_good=True)
-        try:
+        with self._pool.suspend(kill=False):
             yield
-        finally:
-            with self._lock:
-                self._holds -= 1
 
     def finish(self) -> None:
         """End early and keep what there is, from any thread; never waits."""
-        if not self._finishing:
+        if not self._pool.is_ending:
             self._last_s = time.monotonic() + FINISH_S
-        self._finishing = True
-        with self._lock:
-            for child in self._children:
-                child.finish(for_good=True)
+        self._pool.close(kill=False)
 
     def stop(self) -> None:
         """End now, from any thread, with every py-spy; never waits."""
-        self._finishing = self._stopped = True
-        with self._lock:
-            for child in self._children:
-                child.stop()
+        self._stopped = True
+        self._pool.close(kill=True)
 
     def run(self, progress: Progress | None = None) -> SampleReading:
         """Sample until the time is over, nobody is left, or ``finish``; bounded by a grace beyond that.
@@ -309,34 +288,37 @@ class Sampler:
         try:
             self._take_turns(spy, progress)
         finally:
-            with self._lock:
-                for child in self._children:
-                    child.stop()
+            self._pool.kill()
         return self._read()
 
     def _take_turns(self, spy: str, progress: Progress | None) -> None:
         spies = find_spies(self._proc)
-        answers: queue.Queue[_Answer] = queue.Queue()
         end_s = self._began_s + self._request.seconds
-        active: set[SampleTally] = set()
+        lengths: dict[SampleTally, int] = {}
+        turns = Turns[SampleTally, SampleSlice | Failure](
+            "sample", lambda tally: self._sample_guarded(tally, spy, spies, lengths[tally])
+        )
         self._last_s = min(self._last_s, end_s + slice_seconds(1) + GRACE_S)
         told_s = met_s = self._began_s
         while not self._stopped:
-            if time.monotonic() - met_s >= MEET_EVERY_S:
+            if time.monotonic() - met_s >= REFRESH_EVERY_S:
                 met_s = time.monotonic()
                 self._meet()
-            self._begin_slices(spy, spies, active, answers, end_s)
+            lengths.update(self._choose(turns.active, end_s))
+            for tally in [one for one in lengths if one not in turns.active]:
+                turns.begin(tally, math.inf)
             now_s = time.monotonic()
-            is_held = self._holds and not self._finishing and now_s < end_s
-            if now_s > self._last_s or not (active or is_held):
+            is_held = self._pool.suspended and not self._pool.is_ending and now_s < end_s
+            if now_s > self._last_s or not (turns.active or is_held):
                 break
-            with contextlib.suppress(queue.Empty):  # then it is time to look at the clock
-                self._settle(*answers.get(timeout=_LOOK_S), active)
+            if (answered := turns.wait(now_s + _LOOK_S)) is not None:
+                del lengths[answered[0]]
+                self._settle(*answered)
             if progress is not None and time.monotonic() - told_s >= _TICK_S:
                 told_s = time.monotonic()
                 progress(self._read())
-        if not self._finishing:
-            for tally in active:
+        if not self._pool.is_ending:
+            for tally in turns.active:
                 tally.failure = Failure(ErrorKind.LATE, NO_ANSWER)
         for tally in self._tallies.values():
             tally.close()
@@ -350,8 +332,6 @@ class Sampler:
     def _read(self) -> SampleReading:
         tallies = tuple(self._tallies.values())
         rate_hz = self._request.rate_hz
-        with self._lock:
-            spent_s = self._spent_s + sum(child.cost()[0] for child in self._children)
         return SampleReading(
             request=self._request,
             host=self._host,
@@ -365,103 +345,154 @@ class Sampler:
                 for tally in tallies
                 if tally.failure is not None and not (tally.has_ended and tally.looks)
             ),
-            spy_cpu_ms=spent_s * 1000,
+            spy_cpu_ms=self._pool.cost()[0] * 1000,
         )
 
-    def _begin_slices(
-        self,
-        spy: str,
-        spies: dict[int, tuple[Spy, ...]],
-        active: set[SampleTally],
-        answers: queue.Queue[_Answer],
-        end_s: float,
-    ) -> None:
+    def _choose(self, active: Mapping[SampleTally, float], end_s: float) -> dict[SampleTally, int]:
+        """Return whose slice begins now, and how many seconds it takes."""
         left_s = end_s - time.monotonic()
-        if self._finishing or self._holds or left_s < LEAST_LEFT_S:
-            return
+        if self._pool.is_ending or self._pool.suspended or left_s < LEAST_LEFT_S:
+            return {}
         living = [tally for tally in self._tallies.values() if tally.failure is None]
         waiting = [tally for tally in living if tally not in active]
         slice_s = slice_seconds(len(living))
+        chosen: dict[SampleTally, int] = {}
         # sorted() is stable: of those that were sampled least, the first named comes first.
         for tally in sorted(waiting, key=lambda one: one.turns)[: MOST_AT_ONCE - len(active)]:
             # The first slice is short, so that something is there soon.
-            seconds = max(1, min(slice_s if tally.turns else 1, round(left_s)))
+            chosen[tally] = max(1, min(slice_s if tally.turns else 1, round(left_s)))
             tally.turns += 1
-            active.add(tally)
-            work = (tally, spy, spies.get(tally.member.identity.pid, ()), seconds, answers)
-            threading.Thread(target=self._work, args=work, name="tpmon-sample", daemon=True).start()
+        return chosen
 
-    def _settle(self, tally: SampleTally, answer: SampleSlice | Failure, active: set[SampleTally]) -> None:
-        active.discard(tally)
+    def _settle(self, tally: SampleTally, answer: SampleSlice | Failure) -> None:
         if isinstance(answer, SampleSlice):
             tally.add(answer)
             return
-        if (self._finishing or self._holds) and answer.kind is not ErrorKind.GONE:
+        if (self._pool.is_ending or self._pool.suspended) and answer.kind is not ErrorKind.GONE:
             return  # py-spy was asked to end before it could begin
         tally.tries, tally.refusal = tally.tries + 1, answer
         if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
             tally.failure = answer
 
-    def _work(
-        self, tally: SampleTally, spy: str, others: Sequence[Spy], seconds: int, answers: queue.Queue[_Answer]
-    ) -> None:
-        answer: SampleSlice | Failure
-        try:
-            answer = self._sample(tally, spy, others, seconds)
-        except OSError as error:
-            answer = Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-            answer = Failure(ErrorKind.FAILED, name_failure(error))
+    def _sample_guarded(
+        self, tally: SampleTally, spy: str, spies: Mapping[int, Sequence[Spy]], seconds: int
+    ) -> SampleSlice | Failure:
+        others = spies.get(tally.member.identity.pid, ())
+        answer = guard(lambda: self._sample(tally, spy, others, seconds))
         if isinstance(answer, Failure) and answer.kind in (ErrorKind.TRACED, ErrorKind.BUSY):
             time.sleep(HELD_S)
-        answers.put((tally, answer))
-
-    def _admit(self, child: SpyChild) -> Failure | None:
-        """Add a child to those that a hold or an end reaches, or say why none may begin now."""
-        with self._lock:
-            if self._finishing:
-                return Failure(ErrorKind.LATE, "it was to begin at the end")
-            if self._holds:
-                return Failure(ErrorKind.BUSY, "a dump stops it now")
-            self._children.add(child)
-        return None
+        return answer
 
     def _sample(
         self, tally: SampleTally, spy: str, others: Sequence[Spy], seconds: int
     ) -> SampleSlice | Failure:
-        member = tally.member
-        pid, tid = member.identity.pid, tally.loop_tid
-        failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
+        identity = tally.member.identity
+        pid, tid = identity.pid, tally.loop_tid
+        failure = find_gone(identity, self._proc) or find_obstacle(pid, others, self._proc)
         if failure is not None:
             return failure
-        request = self._request
+        asked = self._request
+        request = SpyRequest(
+            pid,
+            sample_arguments(pid, asked.rate_hz, seconds, asked.counted),
+            partial(parse_raw, pid=pid),
+            seconds + GRACE_S,
+            CPU_LIMIT_S + seconds,  # one whose looks take all of their time is bounded by its deadline
+            may_be_empty=True,
+        )
         before = read_thread(pid, tid, self._proc)
         began_s = time.monotonic()
-        arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
-        limit_s = CPU_LIMIT_S + seconds  # one whose looks take all of their time is bounded by its deadline
-        child = SpyChild()
-        if (failure := self._admit(child)) is not None:
-            return failure
-        try:
-            outcome = child.run((spy, *arguments), seconds + GRACE_S, limit_s)
-        except OSError as error:
-            return Failure(ErrorKind.NO_SPY, say_unstarted(error))
-        finally:
-            with self._lock:
-                self._children.discard(child)
-                self._spent_s += child.cost()[0]
+        answer = self._pool.run(spy, request)
         after = read_thread(pid, tid, self._proc)
-        failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc, limit_s)
-        if failure is not None:
-            if failure.torn:
-                time.sleep(ENDING_S)  # one that is just ending takes a moment to be gone
-            return find_gone(member.identity, self._proc) or failure
-        sampled = parse_raw(outcome.output, pid)
+        if isinstance(answer, Failure):
+            return confirm(identity, answer, self._proc)
+        sampled, outcome = answer.sampled, answer.outcome
         remarks = parse_remarks(outcome.output)
         # py-spy counts the look after which it ends.
-        planned = round(min(seconds, outcome.wall_s) * request.rate_hz) - 1
-        looks = count_looks(sampled, remarks, request.counted, planned)
+        planned = round(min(seconds, outcome.wall_s) * asked.rate_hz) - 1
+        looks = count_samples(sampled, remarks, asked.counted, planned)
         if not looks:
             nothing = Failure(ErrorKind.FAILED, explain_empty(sampled, outcome.output), torn=True)
-            return find_gone(member.identity, self._proc) or nothing
+            return find_gone(identity, self._proc) or nothing
         return SampleSlice(sampled, remarks, looks, time.monotonic() - began_s, tid, before, after)
+
+
+ALREADY = "stacks are being sampled already"
+NOBODY = "no process to sample"
+OFF = "stacks are off (--no-stacks)"
+HELD = "a dump stops processes now: ask again when it is done"
+NOTHING_YET = Missing("nothing was sampled yet")
+
+MakeSampler = Callable[[FindMembers, SampleRequest], Sampler]
+
+
+class SampleService(Worker[SampleState]):
+    """Sample one thing at a time. Every method returns at once."""
+
+    def __init__(
+        self,
+        members: FindMembers,
+        make: MakeSampler = Sampler,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        """Sample nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
+        super().__init__("sample-service")
+        self._members = members
+        self._make = make
+        self._enabled = enabled
+        self._sampler: Sampler | None = None
+        self._suspended = 0
+
+    def ask(self, request: SampleRequest) -> None:
+        """Start to sample, or say in ``state`` why not, beside what was sampled before: one at a time."""
+        members = self._members() if self._enabled else ()
+        fixed = fix_request(members, request)
+        first = SampleState(request, NOTHING_YET, running=True, refused="")
+        with self._lock:
+            if self.is_busy:
+                self.change(lambda now: replace(now if is_known(now) else first, refused=ALREADY))
+            elif choose_members(members, fixed) and not self.stopped.is_set() and not self._suspended:
+                sampler = self._sampler = self._make(lambda: choose_members(self._members(), fixed), request)
+                show = partial(self._show, request)
+                self.begin(lambda: sampler.run(show), partial(_end, request), first)
+            else:
+                refused = OFF if not self._enabled else HELD if self._suspended else NOBODY
+                self.change(
+                    lambda now: replace(now if is_known(now) else first, running=False, refused=refused)
+                )
+
+    def _show(self, request: SampleRequest, part: SampleReading) -> None:
+        self.change(lambda _: SampleState(request, part, running=True, refused=""))
+
+    def finish(self) -> None:
+        """End what runs, and keep what was sampled."""
+        if (sampler := self._sampler) is not None:
+            sampler.finish()
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Sample nothing within: a dump that stops a process must not meet a py-spy that reads it."""
+        with self._lock:
+            self._suspended += 1
+            sampler = self._sampler if self.is_busy else None
+        try:
+            with sampler.suspend() if sampler is not None else nullcontext():
+                yield
+        finally:
+            with self._lock:
+                self._suspended -= 1
+
+    def stop(self) -> None:
+        """End what runs, with every py-spy of it, for good."""
+        super().stop()
+        if (sampler := self._sampler) is not None:
+            sampler.stop()
+
+
+def _end(request: SampleRequest, state: Applicable[SampleState], answer: Known[SampleReading]) -> SampleState:
+    """Keep what was sampled before a failure."""
+    if is_known(answer):
+        return SampleState(request, answer, running=False, refused="")
+    reading = state.reading if is_known(state) else NOTHING_YET
+    return SampleState(request, reading, running=False, refused=f"sampling failed: {answer.reason}")

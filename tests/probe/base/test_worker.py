@@ -1,4 +1,4 @@
-"""Read what can block off the tick: a source that hangs ages, one that fails says why."""
+"""Do what can block off the tick: who hangs ages, who fails says why, and no thread is left."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tpmon.model.known import Missing
-from tpmon.probe.base import deadline as background
-from tpmon.probe.base.deadline import Background, find_silent, read_within
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.probe.base import worker as background
+from tpmon.probe.base.worker import Background, Turns, Worker, find_silent, read_all, read_within
 
 
 def is_running(name: str) -> bool:
@@ -181,3 +181,79 @@ def test_a_source_that_fails_twice_says_why_and_stays_off():
     assert source.off == "loader failed: ValueError: no such thing"
     assert source.latest()[0] == Missing(source.off)
     assert len(calls) == 2
+
+
+def keep(_: Applicable[object], answer: Known[object]) -> Known[object]:
+    return answer
+
+
+def test_a_worker_does_one_request_at_a_time_and_its_state_is_the_answer():
+    worker, changes, go = Worker[object]("working"), list[int](), threading.Event()
+    worker.on_change = lambda: changes.append(1)
+    assert worker.state is NOT_APPLICABLE
+    assert worker.begin(lambda: go.wait(20) and 7, keep, "begun")
+    assert not worker.begin(lambda: 8, keep)
+    assert (worker.state, worker.is_busy, len(changes)) == ("begun", True, 1)
+    go.set()
+    assert wait_until(lambda: not is_running("tpmon-working"))
+    assert (worker.state, worker.is_busy, len(changes)) == (7, False, 2)
+    assert worker.begin(lambda: 1 / 0, keep), "the next request"
+    assert wait_until(lambda: worker.state == Missing("ZeroDivisionError: division by zero"))
+    worker.stop()
+    assert not worker.begin(lambda: 9, keep)
+
+
+def test_what_repeats_waits_as_long_as_it_says_or_until_it_is_woken_and_ends_at_once():
+    worker, steps = Worker[None]("stepping"), list[float]()
+
+    def step() -> float:
+        steps.append(time.monotonic())
+        return 0.05 if len(steps) < 3 else 60.0
+
+    worker.repeat(step, lambda _: 0.0)
+    assert wait_until(lambda: len(steps) == 3)
+    assert steps[1] - steps[0] >= 0.05
+    worker.wake()
+    assert wait_until(lambda: len(steps) == 4)
+    worker.stop()
+    assert wait_until(lambda: not is_running("tpmon-stepping"))
+    assert worker.off == ""
+
+
+def test_of_many_reads_some_run_at_once_and_who_is_late_costs_its_own_answer_alone():
+    hold, running, most = threading.Event(), list[int](), list[int]()
+
+    def read() -> int:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return 5
+
+    started = time.monotonic()
+    answers = read_all("many", [(lambda: hold.wait(20) and 1, 0.2), *[(read, 10.0)] * 8], 3)
+    assert answers == [None, *[5] * 8]
+    assert time.monotonic() - started < 8
+    assert max(most) <= 3
+    hold.set()
+    assert wait_until(lambda: not is_running("tpmon-many"))
+    assert read_all("none", [], 0) == []
+    assert read_all("many", [(lambda: hold.wait(20), 0.0)], 1) == [None], "no time: it is not begun"
+
+
+def test_an_answer_that_comes_after_it_was_given_up_is_none():
+    hold = threading.Event()
+    turns = Turns[str, bool]("turning", lambda _: hold.wait(20))
+    turns.begin("one", time.monotonic() + 0.05)
+    assert turns.wait(time.monotonic() + 0.05) is None
+    assert turns.give_up(time.monotonic() + 60) == ["one"]
+    assert (turns.active, turns.late) == ({}, {"one"})
+    hold.set()
+    assert wait_until(lambda: turns.wait(time.monotonic() + 0.1) is None and not turns.late)
+
+
+def test_no_other_module_of_the_probes_starts_a_thread():
+    """The NVML child is a process of its own, and starts its threads itself."""
+    probe = Path(background.__file__).parents[1]
+    starts = {path.name for path in probe.rglob("*.py") if "threading.Thread(" in path.read_text()}
+    assert starts == {"worker.py", "child.py"}

@@ -1,4 +1,7 @@
-"""Run py-spy once: without a stop of the target, with a deadline, a cap on its output, and on a lead.
+"""Run py-spy, each with a deadline, a cap on its output and on a lead; hold and end all that run.
+
+A request says the command line and how to parse what comes. There are three kinds: a slice of stacks over
+time, a dump, a slice of a sampling. None stops its target, but for a dump where somebody asked for that.
 
 The lead is a pipe that is py-spy's stdin: when its other end closes, because this process ended in
 whatever way, the kernel kills py-spy. That needs no code between fork and exec, which a process
@@ -13,25 +16,32 @@ import fcntl
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
 
+from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
-from tpmon.model.results.doctor import point_to
-from tpmon.own_command import install_command
+from tpmon.model.text.clean import name_failure
+from tpmon.probe.base.procread import PROC
 from tpmon.probe.proc.files import parse_stat
+from tpmon.probe.spy.failure import (
+    CPU_LIMIT_S,
+    Failure,
+    SpyOutcome,
+    describe_unstarted,
+    explain_empty,
+    explain_outcome,
+)
+from tpmon.probe.spy.text import Sampled
 
-NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_ERROR_BYTES = 16 << 10
 NICENESS = 5
-CPU_LIMIT_S = 2
-"""The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
 REAP_S = 1.0
 """How long a py-spy may take to end once it was killed or wrote all: the kernel keeps one that reads from a
 mount that does not answer."""
@@ -40,38 +50,7 @@ MOST_KEPT = 3
 _kept: list[subprocess.Popen[bytes]] = []
 _READ_BYTES = 65536
 
-
-@dataclass(frozen=True, slots=True)
-class SpyOutcome:
-    """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
-
-    output: bytes
-    errors: bytes
-    status: int
-    cpu_s: float
-    wall_s: float
-    late: bool
-    """It was killed at its deadline."""
-    flooded: bool
-    """It was killed because it wrote more than ``MAX_OUTPUT_BYTES``."""
-
-
-def find_spy() -> Known[str]:
-    """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
-    return found or Missing(f"{missing}: {install_spy()}")
-
-
-def say_unstarted(error: OSError) -> str:
-    """Say why a py-spy that is there does not start."""
-    return point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
-
-
-def install_spy() -> str:
-    """Return the command that installs or updates the py-spy that tpmon starts."""
-    return install_command("py-spy")
+T = TypeVar("T")
 
 
 def dump_arguments(
@@ -174,17 +153,17 @@ class SpyChild:
             os.close(writer)
         return SpyOutcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
 
+    @property
+    def was_ended(self) -> bool:
+        """Tell whether it was told to end."""
+        return self._stopped
+
     def stop(self) -> None:
         """Kill the py-spy that runs, and any that is started later; never waits."""
         with self._lock:
             self._stopped = True
             if self._pid:
                 _kill(self._pid)
-
-    def allow(self) -> None:
-        """Let a py-spy run again after ``stop``."""
-        with self._lock:
-            self._stopped = False
 
     def finish(self, *, for_good: bool = False) -> None:
         """Ask a recording py-spy to end now and print what it has; it does at its next sample.
@@ -273,3 +252,121 @@ def _await_end(pid: int) -> bool:
                 return False
             time.sleep(0.003)
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class SpyRequest:
+    """Say what py-spy is to do at one process, and how what it prints is parsed.
+
+    ``may_be_empty``: no stack at all is an answer, too.
+    """
+
+    pid: int
+    arguments: tuple[str, ...]
+    parse: Callable[[bytes], Sampled]
+    deadline_s: float
+    cpu_limit_s: int = CPU_LIMIT_S
+    niceness: int = NICENESS
+    may_be_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpyAnswer:
+    """Hold what py-spy saw of a process, and what it took."""
+
+    sampled: Sampled
+    outcome: SpyOutcome
+
+
+def guard(read: Callable[[], T | Failure]) -> T | Failure:
+    """Call ``read`` for one process, which fails alone and says why."""
+    try:
+        return read()
+    except OSError as error:
+        return Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
+    except Exception as error:  # noqa: BLE001  # the others go on
+        return Failure(ErrorKind.FAILED, name_failure(error))
+
+
+class SpyPool:
+    """Run the requests of one service, each in its caller's thread, and end them from any other."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Run nothing yet."""
+        self._proc = proc
+        self._lock = threading.Lock()
+        self._children: set[SpyChild] = set()
+        self._spent_s = 0.0
+        self.suspended = 0
+        self.is_ending = False
+
+    def run(self, spy: str, request: SpyRequest) -> SpyAnswer | Failure:
+        """Run py-spy to its end, at the latest at its deadline; say why there is nothing of it."""
+        child = SpyChild()
+        with self._lock:
+            if self.is_ending:
+                return Failure(ErrorKind.LATE, "it was to begin at the end")
+            if self.suspended:
+                return Failure(ErrorKind.BUSY, "a dump stops it now")
+            self._children.add(child)
+        command, limit_s = (spy, *request.arguments), request.cpu_limit_s
+        try:
+            outcome = child.run(command, request.deadline_s, limit_s, request.niceness)
+        except OSError as error:
+            return Failure(ErrorKind.NO_SPY, describe_unstarted(error), is_final=True)
+        finally:
+            with self._lock:
+                self._children.discard(child)
+                self._spent_s += child.cost()[0]
+        failure = explain_outcome(request.pid, outcome, request.deadline_s, self._proc, limit_s)
+        if child.was_ended and outcome.status == -signal.SIGKILL:
+            failure = Failure(ErrorKind.BUSY, "it was ended for a dump")
+        if failure is not None:
+            return replace(failure, cpu_s=outcome.cpu_s)
+        sampled = request.parse(outcome.output)
+        if not sampled.stacks and not request.may_be_empty:
+            reason = explain_empty(sampled, outcome.output)
+            return Failure(ErrorKind.FAILED, reason, torn=True, cpu_s=outcome.cpu_s)
+        return SpyAnswer(sampled, outcome)
+
+    @contextlib.contextmanager
+    def suspend(self, *, kill: bool) -> Iterator[None]:
+        """Begin nothing within, and end what runs; unless it is killed, what it has so far counts."""
+        with self._lock:
+            self.suspended += 1
+            self._end(kill=kill)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.suspended -= 1
+
+    def close(self, *, kill: bool) -> None:
+        """Begin nothing any more, and end what runs; unless it is killed, what it has so far counts."""
+        with self._lock:
+            self.is_ending = True
+            self._end(kill=kill)
+
+    def shorten(self) -> None:
+        """Ask what records to end now and to print what it has."""
+        with self._lock:
+            for child in self._children:
+                child.finish()
+
+    def kill(self) -> None:
+        """Kill what runs; more may begin."""
+        with self._lock:
+            self._end(kill=True)
+
+    def _end(self, *, kill: bool) -> None:
+        for child in self._children:
+            if kill:
+                child.stop()
+            else:
+                child.finish(for_good=True)
+
+    def cost(self) -> tuple[float, int]:
+        """Return the CPU seconds of every py-spy so far, and the RSS of those that run."""
+        with self._lock:
+            costs = [child.cost() for child in self._children]
+            return self._spent_s + sum(cpu_s for cpu_s, _ in costs), sum(rss for _, rss in costs)
