@@ -1,7 +1,7 @@
 """Tell whose thread pool wants more CPUs than there are, by where its threads began.
 
 Threads of OpenMP, MKL and OpenBLAS carry the name of the thread that made them, so the library is told, where
-the kernel allows, from where the threads began (thread_starts.py), else from where blocked ones entered the
+the kernel allows, from where the threads began, else from where blocked ones entered the
 kernel (libgomp makes its futex calls itself; the others go through libc), else from what the process maps.
 
 A thread of a pool begins in its library (``gomp_thread_start``, ``blas_thread_server``, a worker of
