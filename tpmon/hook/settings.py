@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-if TYPE_CHECKING:
-    from typing import Any
 
 
 _SIZES_EVERY = 12

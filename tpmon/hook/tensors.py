@@ -12,11 +12,8 @@ from contextlib import nullcontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
-    from typing import Any
-if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 

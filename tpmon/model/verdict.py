@@ -47,92 +47,55 @@ class KindRow:
     meaning: str
 
 
+def _row(kind: Kind, exit_code: int, meaning: str, *causes: str) -> KindRow:
+    return KindRow(kind, exit_code, tuple(" ".join(causes).split()), meaning)
+
+
 TABLE = (
-    KindRow(Kind.BALANCED, 0, (), "no single cause holds the run back"),
-    KindRow(
+    _row(Kind.BALANCED, 0, "no single cause holds the run back"),
+    _row(
         Kind.COMPUTE_BOUND,
         0,
-        ("gpu-compute", "gpu-memory-bandwidth", "gpu", "cpu"),
         "the hardware that should be busy is busy: the healthy end",
+        "gpu-compute gpu-memory-bandwidth gpu cpu",
     ),
-    KindRow(
-        Kind.STARTING, 0, ("import", "load", "compile", "autotune", "first-steps"), "no steady steps yet"
-    ),
-    KindRow(Kind.PAUSED, 0, ("checkpoint", "validation"), "training waits for something it does on purpose"),
-    KindRow(
+    _row(Kind.STARTING, 0, "no steady steps yet", "import load compile autotune first-steps"),
+    _row(Kind.PAUSED, 0, "training waits for something it does on purpose", "checkpoint validation"),
+    _row(
         Kind.IDLE,
         0,
-        ("finished", "failed", "ended", "waiting-for-input"),
         "nothing is left to do, or a person is waited for",
+        "finished failed ended waiting-for-input",
     ),
-    KindRow(
+    _row(
         Kind.DATA_BOUND,
         10,
-        (
-            "no-workers",
-            "cpu-transform",
-            "storage-bandwidth",
-            "storage-latency",
-            "network-store",
-            "page-cache-thrash",
-            "too-few-workers",
-            "one-slow-worker",
-            "uneven-workers",
-            "worker-lock",
-            "respawn",
-            "killed-workers",
-            "worker-affinity",
-            "periodic",
-            "collate",
-            "pin",
-            "drain",
-            "own-loader",
-        ),
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
+        "no-workers cpu-transform storage-bandwidth storage-latency network-store",
+        "page-cache-thrash too-few-workers one-slow-worker uneven-workers worker-lock respawn",
+        "killed-workers worker-affinity periodic collate pin drain own-loader",
     ),
-    KindRow(
-        Kind.PYTHON_BOUND, 10, ("gil", "single-thread", "blocking-call"), "one Python thread sets the pace"
-    ),
-    KindRow(Kind.LAUNCH_BOUND, 10, ("tiny-kernels", "main-thread"), "launches do not keep the GPU busy"),
-    KindRow(
-        Kind.SYNC_BOUND, 10, ("explicit", "implicit", "allocator"), "the host waits for the GPU step by step"
-    ),
-    KindRow(Kind.COMMS_BOUND, 10, ("straggler", "transfer", "unknown"), "ranks wait for each other"),
-    KindRow(
+    _row(Kind.PYTHON_BOUND, 10, "one Python thread sets the pace", "gil single-thread blocking-call"),
+    _row(Kind.LAUNCH_BOUND, 10, "launches do not keep the GPU busy", "tiny-kernels main-thread"),
+    _row(Kind.SYNC_BOUND, 10, "the host waits for the GPU step by step", "explicit implicit allocator"),
+    _row(Kind.COMMS_BOUND, 10, "ranks wait for each other", "straggler transfer unknown"),
+    _row(
         Kind.OVERSUBSCRIBED,
         10,
-        ("rank-pool", "worker-pool", "too-many-ranks"),
         "thread pools fight over fewer CPUs than they were made for",
+        "rank-pool worker-pool too-many-ranks",
     ),
-    KindRow(Kind.CPU_THROTTLED, 10, ("quota",), "the CPU quota of the control group stops the job"),
-    KindRow(
-        Kind.GPU_THROTTLED, 10, ("thermal", "brake", "odd-cap", "pcie"), "a card is held below its clocks"
-    ),
-    KindRow(Kind.GPU_UNHEALTHY, 10, (), "a card reports errors that want a reset or a replacement"),
-    KindRow(
-        Kind.MEMORY_PRESSURE,
-        10,
-        ("leak", "copy-on-write", "swap", "shm", "gpu"),
-        "memory runs out, or is about to",
-    ),
-    KindRow(Kind.NOT_ENOUGH_EVIDENCE, 11, (), "what could be read does not decide"),
-    KindRow(
+    _row(Kind.CPU_THROTTLED, 10, "the CPU quota of the control group stops the job", "quota"),
+    _row(Kind.GPU_THROTTLED, 10, "a card is held below its clocks", "thermal brake odd-cap pcie"),
+    _row(Kind.GPU_UNHEALTHY, 10, "a card reports errors that want a reset or a replacement"),
+    _row(Kind.MEMORY_PRESSURE, 10, "memory runs out, or is about to", "leak copy-on-write swap shm gpu"),
+    _row(Kind.NOT_ENOUGH_EVIDENCE, 11, "what could be read does not decide"),
+    _row(
         Kind.HUNG,
         12,
-        (
-            "missing-rank",
-            "remote-rank",
-            "lock",
-            "dead-worker",
-            "lost-batch",
-            "blocked-io",
-            "gpu-wait",
-            "spin",
-            "stopped",
-            "gpu-lost",
-            "no-progress",
-        ),
         "no step, no line, no queue movement",
+        "missing-rank remote-rank lock dead-worker lost-batch blocked-io gpu-wait spin stopped",
+        "gpu-lost no-progress",
     ),
 )
 

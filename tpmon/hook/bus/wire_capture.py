@@ -174,17 +174,7 @@ TAKES_STEPS = "the loop takes steps now: ask again"
 NOBODY_WAITS = "the tpmon that asked for it has ended"
 """Why a request is cancelled whose lock nobody holds any more."""
 
-FINAL_STATES = frozenset(
-    (
-        STATE_VERIFIED,
-        STATE_REFUSED,
-        STATE_MISSED,
-        STATE_CANCELLED,
-        STATE_EXPIRED,
-        STATE_FAILED,
-        STATE_YIELDED,
-    )
-)
+FINAL_STATES = frozenset((STATE_VERIFIED, *range(STATE_REFUSED, STATE_YIELDED + 1)))
 
 
 class Request:

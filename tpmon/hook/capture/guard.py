@@ -52,15 +52,12 @@ class Guard:
             return
         module = sys.modules[_PROFILER]
         profile: Any = module.__dict__["profile"]
-        for name in _BEGINS:
+        for name in (*_BEGINS, "__exit__"):
             if name in profile.__dict__:
-                self._replace(profile, name, self._wrap_begin(profile.__dict__[name]))
-        self._replace(profile, "__exit__", self._wrap_end(profile.__dict__["__exit__"]))
-        for kind in _RANGES:
-            emitter: Any = module.__dict__.get(kind)
-            if emitter is not None:
-                self._replace(emitter, "__enter__", self._wrap_begin(emitter.__dict__["__enter__"]))
-                self._replace(emitter, "__exit__", self._wrap_end(emitter.__dict__["__exit__"]))
+                self._wrap(profile, name)
+        for emitter in filter(None, map(module.__dict__.get, _RANGES)):
+            self._wrap(emitter, "__enter__")
+            self._wrap(emitter, "__exit__")
         for one in _list_instances(profile):
             # type(), because __class__ of a proxy is code of the user.
             if issubclass(type(one), profile):
@@ -124,10 +121,6 @@ class Guard:
         self.install()
         return self.name_other()
 
-    def _replace(self, place: Any, name: str, ours: Any) -> None:
-        self._replaced.append((place, name, place.__dict__[name], ours))
-        setattr(place, name, ours)
-
     def _begins(self, one: Any) -> None:
         if one is self.ours:
             return
@@ -155,22 +148,17 @@ class Guard:
             if is_from_handler(second):
                 raise
 
-    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, place: Any, name: str) -> None:
+        """Follow a method that begins a profiler, or ends it."""
         from functools import wraps  # noqa: PLC0415
 
-        begins = self._begins
+        original: Callable[..., Any] = place.__dict__[name]
+        begins, ends = self._begins, self._ends
 
         @wraps(original)
         def begin(one: Any, *args: Any, **kwargs: Any) -> Any:
             begins(one)
             return original(one, *args, **kwargs)
-
-        return begin
-
-    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        from functools import wraps  # noqa: PLC0415
-
-        ends = self._ends
 
         @wraps(original)
         def __exit__(one: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -179,7 +167,9 @@ class Guard:
             finally:
                 ends(one)
 
-        return __exit__
+        ours = __exit__ if name == "__exit__" else begin
+        self._replaced.append((place, name, original, ours))
+        setattr(place, name, ours)
 
 
 def is_recording() -> bool:

@@ -250,23 +250,46 @@ def _trim() -> None:
 _PICKLE_END = b"."
 
 
-class MemoryRecorder:
+class Unprofiled:
+    """Record without torch's profiler: the guard meets nothing of it, and what is not needed passes it by."""
+
+    ending = ""
+    profile: object = None
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        """Record nothing yet."""
+        self._running = False
+
+    def prepare(self) -> None:
+        """Get ready; nothing is recorded yet."""
+
+    def mark(self, step: int) -> None:
+        """Pass the beginning of a step."""
+
+    def stop(self) -> None:
+        """End the recording."""
+
+    def abandon(self) -> None:
+        """End it where something failed before."""
+
+    def save(self, path: str) -> None:
+        """Write what was recorded."""
+
+
+class MemoryRecorder(Unprofiled):
     """Keep the allocator's history over some steps, and write it for pytorch.org/memory_viz."""
 
     ending = ".pickle"
 
-    __slots__ = ("_entries", "_ours", "_running")
+    __slots__ = ("_entries", "_ours")
 
     def __init__(self, entries: int) -> None:
         """Keep at most so many of the newest allocations."""
+        super().__init__()
         self._entries = entries
         self._ours = True
-        self._running = False
-
-    @property
-    def profile(self) -> object:
-        """Return nothing that the guard could meet."""
-        return None
 
     def prepare(self) -> None:
         """See whether the program keeps a history itself: then it is left as it is."""
@@ -280,11 +303,7 @@ class MemoryRecorder:
             # Stacks of C++ as well, which is torch's default, take several times the memory and the time.
             memory._record_memory_history(max_entries=self._entries, stacks="python")  # noqa: SLF001
 
-    def mark(self, step: int) -> None:
-        """Pass a step: the history has times of its own."""
-
-    def stop(self) -> None:
-        """Keep on until ``save``: to stop the history forgets it."""
+    # Not stopped before ``save``: to stop the history forgets it.
 
     def abandon(self) -> None:
         """Stop keeping the history."""
@@ -318,25 +337,15 @@ def _keeps_history(*, unknown: bool) -> bool:
     return unknown if ask is None else bool(ask())
 
 
-class Range:
+class Range(Unprofiled):
     """Open cudaProfilerStart/Stop around some steps, each an NVTX range, for the nsys in front of the run."""
 
-    ending = ""
-
-    __slots__ = ("_open", "_running")
+    __slots__ = ("_open",)
 
     def __init__(self) -> None:
         """Open nothing yet."""
+        super().__init__()
         self._open: Any = None
-        self._running = False
-
-    @property
-    def profile(self) -> object:
-        """Return nothing that the guard could meet."""
-        return None
-
-    def prepare(self) -> None:
-        """Load nothing: cudart is there when CUDA is initialised."""
 
     def start(self, metadata: dict[str, str]) -> None:  # noqa: ARG002
         """Tell nsys to collect."""
@@ -365,11 +374,7 @@ class Range:
                 torch.cuda.synchronize()
                 torch.cuda.cudart().cudaProfilerStop()
 
-    def abandon(self) -> None:
-        """Leave what is open to nsys, which ends it with the program."""
-
-    def save(self, path: str) -> None:
-        """Write nothing: nsys does."""
+    # What is open nsys ends with the program, and it writes the file.
 
     def drop(self) -> None:
         """Stop, whatever happened before."""

@@ -304,12 +304,8 @@ def _push_tuple(count: int) -> _Step:
     return step
 
 
-def _push_list(machine: _Machine) -> None:
-    machine.push(machine.pop_items())
-
-
-def _push_long_tuple(machine: _Machine) -> None:
-    machine.push(tuple(machine.pop_items()))
+def _push_items(make: Callable[[list[object]], object]) -> _Step:
+    return lambda machine: machine.push(make(machine.pop_items()))
 
 
 def _push_dict(machine: _Machine) -> None:
@@ -325,13 +321,7 @@ def _push_frozen_set(machine: _Machine) -> None:
     machine.push(frozenset(items))
 
 
-def _append(machine: _Machine) -> None:
-    value = machine.pop()
-    machine.top(list).append(value)
-
-
-def _extend(machine: _Machine) -> None:
-    items = machine.pop_items()
+def _extend(machine: _Machine, items: list[object]) -> None:
     machine.top(list).extend(items)
 
 
@@ -344,10 +334,6 @@ def _add_items(machine: _Machine) -> None:
 def _set_item(machine: _Machine) -> None:
     value, key = machine.pop(), machine.pop()
     _fill(machine, [key, value])
-
-
-def _set_items(machine: _Machine) -> None:
-    _fill(machine, machine.pop_items())
 
 
 def _fill(machine: _Machine, items: list[object]) -> None:
@@ -417,18 +403,18 @@ _STEPS: dict[int, _Step] = {
         (pickle.SHORT_BINBYTES, _push_bytes(_U8)),
         (pickle.BINBYTES8, _push_bytes(_U64)),
         (pickle.EMPTY_LIST, _push_new(list)),
-        (pickle.LIST, _push_list),
-        (pickle.APPEND, _append),
-        (pickle.APPENDS, _extend),
+        (pickle.LIST, _push_items(list)),
+        (pickle.APPEND, lambda machine: _extend(machine, [machine.pop()])),
+        (pickle.APPENDS, lambda machine: _extend(machine, machine.pop_items())),
         (pickle.EMPTY_TUPLE, _push_value(())),
-        (pickle.TUPLE, _push_long_tuple),
+        (pickle.TUPLE, _push_items(tuple)),
         (pickle.TUPLE1, _push_tuple(1)),
         (pickle.TUPLE2, _push_tuple(2)),
         (pickle.TUPLE3, _push_tuple(3)),
         (pickle.EMPTY_DICT, _push_new(dict)),
         (pickle.DICT, _push_dict),
         (pickle.SETITEM, _set_item),
-        (pickle.SETITEMS, _set_items),
+        (pickle.SETITEMS, lambda machine: _fill(machine, machine.pop_items())),
         (pickle.EMPTY_SET, _push_new(set, _SET_VALUES)),
         (pickle.FROZENSET, _push_frozen_set),
         (pickle.ADDITEMS, _add_items),
