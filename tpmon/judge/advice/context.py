@@ -30,8 +30,8 @@ from tpmon.model.frame import Frame
 from tpmon.model.hook import TrainSettings
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
-from tpmon.model.text.clean import MOST_DIGITS
 from tpmon.model.text.job_words import list_taxes
+from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.verdict import Kind
 
 DEEP_PREFETCH = 4

@@ -50,8 +50,8 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.results.collectives import CollectiveCause
 from tpmon.model.stacks import StackFrame
-from tpmon.model.text.clean import MOST_DIGITS
 from tpmon.model.text.dump_words import list_numbers, list_others, name_rank, name_ranks
+from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.waits import WaitReason, describe_wait
 
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")

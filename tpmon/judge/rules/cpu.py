@@ -29,7 +29,7 @@ from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.frame import CPU_DELAY, RUNNABLE
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
-from tpmon.model.text.clean import MOST_DIGITS
+from tpmon.model.text.redaction import MOST_DIGITS
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from functools import lru_cache
+from typing import TypeVar, cast
 
 from tpmon.model.text.secrets import (
     Rating,
@@ -385,3 +387,43 @@ def _hide_quoted(line: str) -> str:
     plain = _HEX().sub(lambda one: chr(int(one[1], 16)), line)
     shown = _cover(plain, _find_spans(plain)) if plain != line else plain
     return shown if shown != plain else line
+
+
+T = TypeVar("T")
+
+TEXT_CHARS = 400
+_FAILURE_CHARS = 160
+
+MOST_DIGITS = 6
+"""Of a number of threads; what another process has in its environment may be anything."""
+
+
+def name_failure(error: BaseException) -> str:
+    """Name an exception and cut its words, which may quote text of others; an OSError has its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    words = admit_text(str(error), _FAILURE_CHARS)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def clean_value(value: T) -> T:
+    """Return ``value`` with control characters of every text in it replaced, and long texts cut.
+
+    Goes through the dataclasses and tuples of ``model``.
+    """
+    return cast("T", _clean(value))
+
+
+def _clean(value: object) -> object:
+    import dataclasses  # noqa: PLC0415  # it compiles patterns, which who only hides text does without
+
+    if isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return admit_text(value, TEXT_CHARS)
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: _clean(getattr(value, name)) for name in names})
+    return value

@@ -18,8 +18,7 @@ from typing import TypeVar
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
-from tpmon.model.text.clean import name_failure
-from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.redaction import admit_text, name_failure
 
 K = TypeVar("K")
 T = TypeVar("T")

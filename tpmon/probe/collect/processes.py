@@ -13,8 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
-from tpmon.model.text.clean import name_failure
-from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
 from tpmon.probe.base.procread import has_ended, read_apart, read_stat
 from tpmon.probe.job.facts import LeftThread, find_left

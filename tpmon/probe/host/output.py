@@ -24,8 +24,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.host import FileWrite, OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
-from tpmon.model.text.clean import name_failure
-from tpmon.model.text.redaction import admit_text, hide_lines
+from tpmon.model.text.redaction import admit_text, hide_lines, name_failure
 from tpmon.model.units import clean_text
 from tpmon.probe.base.procread import PROC, date_file, read_file, read_or
 from tpmon.probe.base.worker import Background

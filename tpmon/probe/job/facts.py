@@ -21,8 +21,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import WORKER_NAME
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
-from tpmon.model.text.clean import name_failure
-from tpmon.model.text.redaction import admit_text
+from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import Wait, WaitReason, describe_wait
 from tpmon.probe.base.procread import (
     PROC,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tpmon.errors import UsageError
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.dump import DUMP_SCHEMA, Dump
-from tpmon.model.text.clean import clean_value
 from tpmon.model.text.dump_words import TO_FILES, write_step
+from tpmon.model.text.redaction import clean_value
 from tpmon.model.units import clean_text
 
 MOST_BYTES = 256 << 20

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.text.clean import name_failure
+from tpmon.model.text.redaction import name_failure
 from tpmon.probe.base.procread import PROC
 from tpmon.probe.proc.files import parse_stat
 from tpmon.probe.spy.failure import (
