@@ -19,7 +19,6 @@ from tests.nobody import NOBODY
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
 from tpmon.capture.files import CapturePlace, look_at_snapshot, look_at_trace, make_anew
-from tpmon.capture.kineto_capture import HookTold
 from tpmon.capture.kineto_daemon import Daemon, KinetoClient
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.errors import UsageError
@@ -289,7 +288,7 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path: Path) -> None:
         try:
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
-            kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=HookTold())
+            kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=("", ""))
             assert kept.file is not None
             assert kept.file.steps == 2, STEP
             found = os.stat(kept.file.host_path)
@@ -316,7 +315,7 @@ def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
             with pytest.raises(KeyboardInterrupt):
-                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=HookTold())
+                kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=("", ""))
         finally:
             window.close()
     assert list((tmp_path / "out").rglob("*.part")) == []

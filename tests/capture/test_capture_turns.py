@@ -15,7 +15,7 @@ import pytest
 from tests.capture.test_capture_plan import ASKED
 from tests.children import child
 from tests.hooks import list_pages
-from tpmon.capture import kineto_capture, window
+from tpmon.capture import dialog, kineto_capture, window
 from tpmon.capture import outcome as ranks
 from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, Agreed, agree_always
@@ -54,13 +54,11 @@ class Hook:
         self.now = 1_000_000.0
         self.each: Callable[[], None] = lambda: None
         monkeypatch.setattr(window, "_EVERY_S", 0.1)
-        monkeypatch.setattr(
-            window,
-            "time",
-            SimpleNamespace(
-                sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)
-            ),
+        clock = SimpleNamespace(
+            sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)
         )
+        for module in (window, dialog):
+            monkeypatch.setattr(module, "time", clock)
 
     def close(self) -> None:
         self.page.release()

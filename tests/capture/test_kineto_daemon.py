@@ -37,9 +37,10 @@ from tpmon.foreign_file import Owner
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
+from tpmon.model.results.timeline import MarkedSteps
 from tpmon.probe.base.procread import read_stat
 from tpmon.trace.figures.steps import UNCOUNTED
-from tpmon.trace.figures.updates import Marked, write_marked
+from tpmon.trace.figures.updates import write_marked
 
 MIB = 1 << 20
 ORDER = Order("/tmp/x/trace.json", 5, False, True, False)
@@ -237,9 +238,9 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
         assert is_known(window.price)
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
-        assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == Marked(
-            5, UNCOUNTED, ""
-        )
+        assert write_marked(
+            f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5
+        ) == MarkedSteps(5, UNCOUNTED, "")
     finally:
         window.close()
     assert os.listdir(tmp_path / "out") == []
@@ -408,7 +409,7 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
 def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     make_updates(4).write(source)
-    assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == Marked(3, UNCOUNTED, "")
+    assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == MarkedSteps(3, UNCOUNTED, "")
     with gzip.open(tmp_path / "out.json.gz") as file:
         written = json.load(file)["traceEvents"]
     marks = [one for one in written if one["name"].startswith("ProfilerStep#")]

@@ -18,7 +18,6 @@ from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
 from tpmon.capture.files import to_conditions
 from tpmon.capture.kineto_capture import (
-    HookTold,
     Kept,
     LoopAround,
     describe_from_bus,
@@ -36,6 +35,7 @@ from tpmon.hook.capture import conditions as hook_conditions
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
+from tpmon.model.results.timeline import CountedSteps, MarkedSteps
 from tpmon.trace.compare import read_conditions
 from tpmon.trace.figures.updates import write_marked
 from tpmon.trace.reading.read import read_trace
@@ -151,7 +151,7 @@ def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
 
 
-def mark_files(source: Path, target: Path, most: int, beside: HookTold) -> Known[kineto_capture.MarkedTrace]:
+def mark_files(source: Path, target: Path, most: int, beside: tuple[str, str]) -> Known[MarkedSteps]:
     with source.open("rb") as events, target.open("wb") as packed:
         return mark_steps(events.fileno(), packed.fileno(), most, beside)
 
@@ -167,7 +167,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
-    marked = mark_files(source, target, 3, HookTold(json.dumps(told)))
+    marked = mark_files(source, target, 3, (json.dumps(told), ""))
     assert is_known(marked)
     assert (marked.marks, marked.why) == (3, "")
     assert isinstance(marked.first, Missing)
@@ -199,11 +199,6 @@ def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: 
     assert judge_recorded(yielded, Kept(None, Missing("x"), ()), 1, "") is CaptureState.YIELDED
 
 
-def test_without_a_hook_nothing_is_told() -> None:
-    assert kineto_capture._describe(None, 0, CLOCKS) == {}
-    assert not is_known(kineto_capture._NOT_TOLD)
-
-
 def ended(
     at_ms: float, steps: int, rule: int = wire.RULE_DATA_AFTER_UPDATE, later_ms: float = 0.0
 ) -> list[int]:
@@ -216,11 +211,11 @@ def ended(
 
 def test_only_records_at_the_end_of_a_step_tell_when_it_ended() -> None:
     told = list_ends([ended(10, 1), ended(10, 1, later_ms=900), ended(1000, 2, wire.RULE_UPDATE)])
-    assert told["steps"] == [1, 2]
-    assert told["ends_ns"][1] - told["ends_ns"][0] == 990_000_000
-    assert told["at_update"]
-    assert abs(told["ends_ns"][1] - 1_000_000_000 - time.time_ns() + time.monotonic_ns()) < 1e9
-    assert list_ends([]) == {"ends_ns": [], "steps": [], "at_update": False}
+    assert told.steps == (1, 2)
+    assert told.ends_ns[1] - told.ends_ns[0] == 990_000_000
+    assert told.at_update
+    assert abs(told.ends_ns[1] - 1_000_000_000 - time.time_ns() + time.monotonic_ns()) < 1e9
+    assert list_ends([]) == CountedSteps((), (), at_update=False)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +235,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     base = 1_790_000_000_000_000_000
     source.write_text(json.dumps({**whole, "baseTimeNanoseconds": base}))
     ends = {"ends_ns": [base + us * 1000 for us in (3, 103, 203, 303)], "steps": [40, 41, 42, 43]}
-    beside = HookTold(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
+    beside = (json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
     marked = mark_files(source, target, 3, beside)
     assert is_known(marked)
     assert (marked.marks, marked.first) == (3, 40)

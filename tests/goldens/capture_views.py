@@ -63,13 +63,11 @@ def summary() -> TraceSummary:
         world_size=1,
         events=7_612,
         steps=5,
-        step_names=(),
         step_ms=13.1,
         step_p50_ms=13.0,
         step_p95_ms=13.9,
         split_us=split,
         kernels=0,
-        optimizer_steps=5,
         operators=tuple(rows),
         lost=Lost(0, 0, 0, False, ""),
     )

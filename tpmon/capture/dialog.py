@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from tpmon.capture.bus import open_bus
 from tpmon.capture.files import locate, read_free_bytes
@@ -38,7 +41,9 @@ from tpmon.model.results.capture import (
     CaptureChoice,
     CaptureKind,
     CaptureOffers,
+    CapturePrice,
     CaptureStage,
+    CaptureState,
     CaptureUpdate,
     can_be,
     plan_anew,
@@ -54,6 +59,7 @@ YES_EVERY_S = 0.1
 """How often the answer is looked for: a person gives it, and waits for the next step anyway."""
 
 NO_ANSWER = "nobody said yes in ten minutes"
+UNWANTED = "nobody waits for it any more"
 
 _OPEN = (CaptureStage.ASKED, *CAPTURE_WAITS)
 """While another choice can be made: nothing is recorded."""
@@ -70,6 +76,65 @@ Agreed = Callable[[CaptureStage, Sequence[str]], bool]
 def agree_always(_stage: CaptureStage, _said: Sequence[str]) -> bool:
     """Go on: who called a command has asked for it, and reads the price while it runs."""
     return True
+
+
+R = TypeVar("R")
+
+
+class WindowLead(ABC, Generic[R]):
+    """Lead one capture: say what happens, and hold at a price; ``R`` is how a window ends."""
+
+    def __init__(
+        self,
+        asked: CaptureAsked,
+        tell: Callable[[str], None],
+        stopped: Callable[[], bool],
+        agreed: Agreed,
+        *,
+        stays_slower: bool,
+    ) -> None:
+        """Ask for nothing yet; ``tell`` gets a line of progress whenever something changes.
+
+        ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price. ``stays_slower``: a
+        profile leaves launches on the GPU so.
+        """
+        self.asked = asked
+        self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
+        self._tell = tell
+        self._stopped = stopped
+        self._agreed = agreed
+        self._stays_slower = stays_slower
+        self._last_said = ""
+
+    @abstractmethod
+    def _find_ended(self) -> R | None:
+        """Say how it ends where a process ended; None while all run."""
+
+    @abstractmethod
+    def _end_all(self, state: CaptureState, reason: str) -> R:
+        """Say that it ended so."""
+
+    def _pause(self) -> None:
+        time.sleep(YES_EVERY_S)
+
+    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> R | None:
+        """Hold until whoever asked agrees to what was said; how it ended where they do not."""
+        limit = time.monotonic() + YES_S
+        while not self._agreed(stage, said):
+            if ended := self._find_ended():
+                return ended
+            if self._stopped() or time.monotonic() > limit:
+                return self._end_all(CaptureState.CANCELLED, UNWANTED if self._stopped() else NO_ANSWER)
+            self._pause()
+        return None
+
+    def _say_waiting(self, text: str) -> None:
+        if text and text != self._last_said:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._last_said = text
+        self._tell(text)
 
 
 class CaptureDialog:

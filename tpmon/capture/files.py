@@ -40,6 +40,8 @@ _CONDITIONS = b'"tpmon":'
 _EDGE = 1 << 16
 _NOT_THERE = Missing("the trace does not say it")
 _MOST_INPUTS = 16
+_TEXTS = ("model", "dtype", "device", "mode", "gpu", "torch", "python", "autocast_dtype", "matmul_precision")
+_NUMBERS = ("parameters", "batch_size", "world_size", "threads")
 
 NOT_READ = Missing("the clocks of the GPU were not read")
 
@@ -95,25 +97,14 @@ def write_clocks(block: ConditionBlock, clocks: Known[tuple[GpuClocks, ...]]) ->
 
 def to_conditions(told: dict[str, Any]) -> Conditions:
     """Believe of what was told what has the type that it is to have; clocks are tpmon's own reading."""
-    return Conditions(
-        model=_text(told.get("model")),
-        parameters=_int(told.get("parameters")),
-        dtype=_text(told.get("dtype")),
-        device=_text(told.get("device")),
-        training=_bool(told.get("training")),
-        mode=_text(told.get("mode")),
-        inputs=_texts(told.get("inputs")),
-        batch_size=_int(told.get("batch_size")),
-        world_size=_int(told.get("world_size")),
-        gpu=_text(told.get("gpu")),
-        clocks=NOT_READ,
-        torch=_text(told.get("torch")),
-        python=_text(told.get("python")),
-        threads=_int(told.get("threads")),
-        autocast=_bool(told.get("autocast")),
-        autocast_dtype=_text(told.get("autocast_dtype")),
-        matmul_precision=_text(told.get("matmul_precision")),
-    )
+    texts = {name: _read(told.get(name), str) for name in _TEXTS}
+    numbers = {name: _read(told.get(name), int) for name in _NUMBERS}
+    switches = {name: _read(told.get(name), bool) for name in ("training", "autocast")}
+    inputs = told.get("inputs")
+    given: Known[tuple[str, ...]] = _why(inputs)
+    if isinstance(inputs, list) and all(isinstance(one, str) for one in inputs):
+        given = tuple(admit_text(one, 120) for one in inputs[:_MOST_INPUTS])
+    return Conditions(**texts, **numbers, **switches, inputs=given, clocks=NOT_READ)
 
 
 def _why(value: object) -> Missing:
@@ -122,22 +113,10 @@ def _why(value: object) -> Missing:
     return _NOT_THERE
 
 
-def _text(value: object) -> Known[str]:
-    return admit_text(value, 120) if isinstance(value, str) else _why(value)
-
-
-def _texts(value: object) -> Known[tuple[str, ...]]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+def _read(value: object, kind: type) -> Any:
+    if type(value) is not kind:
         return _why(value)
-    return tuple(admit_text(one, 120) for one in value[:_MOST_INPUTS])
-
-
-def _int(value: object) -> Known[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) else _why(value)
-
-
-def _bool(value: object) -> Known[bool]:
-    return value if isinstance(value, bool) else _why(value)
+    return admit_text(value, 120) if isinstance(value, str) else value
 
 
 def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str, int]:
@@ -397,17 +376,8 @@ def look_at_snapshot(place: CapturePlace, name: str, rank: int, first_step: int)
     reason = Missing("a snapshot is no trace")
     with hold_folder(place) as folder, os.fdopen(open_foreign(file, place.owner, folder=folder)) as found:
         size = os.fstat(found.fileno()).st_size
-    return CapturedFile(
-        path=os.path.join(place.inside, file),
-        host_path=place.reach(file),
-        rank=_rank(rank),
-        first_step=first_step,
-        steps=reason,
-        events=reason,
-        kernels=reason,
-        bytes=size,
-        kind=CaptureKind.SNAPSHOT,
-    )
+    where = (os.path.join(place.inside, file), place.reach(file), _rank(rank), first_step)
+    return CapturedFile(*where, *(reason, reason, reason), bytes=size, kind=CaptureKind.SNAPSHOT)
 
 
 def _rank(rank: int) -> Applicable[int]:

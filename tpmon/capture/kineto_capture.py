@@ -33,7 +33,7 @@ from tpmon.capture.plan import counts_as_kineto, mean_call, mean_step, say_count
 from tpmon.errors import TpmonError, UsageError
 from tpmon.foreign_file import NEW_FILE, hand_over
 from tpmon.hook.bus import wire, wire_settings
-from tpmon.model.codec import to_plain
+from tpmon.model.codec import CodecError, decode, encode, to_plain
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
@@ -48,6 +48,7 @@ from tpmon.model.results.capture import (
     GpuClocks,
     RankCapture,
 )
+from tpmon.model.results.timeline import CountedSteps, MarkedSteps
 from tpmon.model.results.trace import TraceSummary
 from tpmon.own_command import call_as_owner
 
@@ -212,23 +213,6 @@ class Kept:
     first_step: Known[int] = _UNNUMBERED
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedTrace:
-    """Hold what the child says of a file: how many steps it marked, which the first is, why there is none."""
-
-    marks: int
-    first: Known[int]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class HookTold:
-    """Hold what goes into a file beside its events: conditions, and when steps ended, as JSON or ""."""
-
-    conditions: str = ""
-    counted: str = ""
-
-
 def try_kineto(
     process: Identity,
     rank: Applicable[int],
@@ -254,32 +238,33 @@ def try_kineto(
     client = find_client(process)
     if isinstance(client, Missing) or asked.kind is not CaptureKind.TRACE or is_known(asked.at):
         return None
-    bus = _find_bus(process)
-    if bus is not None:
-        would_do = client.is_ours or counts_as_kineto(asked, bus.read_records())
-        bus.close()
-        if not would_do:
-            return None
-    if around.runs_cuda_11(process.pid):
-        if bus is None:
-            raise UsageError(
-                "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
-                f"start the run again with this tpmon: {call_as_owner(process.pid)}",
+    with contextlib.ExitStack() as stack:
+        bus = _find_bus(process)
+        if bus is not None:
+            stack.callback(bus.close)
+            if not client.is_ours and not counts_as_kineto(asked, bus.read_records()):
+                return None
+        if around.runs_cuda_11(process.pid):
+            if bus is None:
+                raise UsageError(
+                    "CUDA 11 is loaded: a profile can hang or crash CUDA graphs, which the hook alone sees",
+                    f"start the run again with this tpmon: {call_as_owner(process.pid)}",
+                )
+            tell(
+                "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs"
+                " first"
             )
-        tell(
-            "CUDA 11 is loaded: torch.profiler records from the step hook, which looks for CUDA graphs first"
-        )
-        return None
-    try:
-        tell(f"back end: {BACKEND}")
-        return capture_by_kineto(
-            client, rank, asked, name, tell, stopped=stopped, around=around, agreed=agreed
-        )
-    except TakenError as error:
-        if bus is None:
-            raise
-        tell(f"{error.what}; torch.profiler records from the step hook instead")
-        return None
+            return None
+        try:
+            tell(f"back end: {BACKEND}")
+            return capture_by_kineto(
+                client, rank, asked, name, tell, bus=bus, stopped=stopped, around=around, agreed=agreed
+            )
+        except TakenError as error:
+            if bus is None:
+                raise
+            tell(f"{error.what}; torch.profiler records from the step hook instead")
+            return None
 
 
 def capture_by_kineto(
@@ -289,9 +274,10 @@ def capture_by_kineto(
     name: str,
     tell: Callable[[str], None],
     *,
+    bus: Bus | None,
     stopped: Callable[[], bool],
     around: LoopAround,
-    agreed: Agreed = agree_always,
+    agreed: Agreed,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Have kineto record, and verify what it wrote; given up once ``stopped``, held until ``agreed``.
 
@@ -299,50 +285,45 @@ def capture_by_kineto(
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
-    bus = _find_bus(client.process)
     told: dict[str, Any] = {}
     counted = ""
     clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
     works = ""
-    with contextlib.ExitStack() as stack:
-        if bus is not None:
-            stack.callback(bus.close)
-        before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
-        timed = bus.count_timed_steps() if bus is not None else 0
-        update_ms = mean_call(bus.read_records()) if bus is not None else _NO_HOOK
-        asked, cut = fit_updates(stretch_seconds(asked, [update_ms]), update_ms)
-        window = KinetoWindow(
-            client,
-            asked,
-            tell,
-            stopped,
-            memory_left=lambda: around.memory_left(client.process.pid),
-            agreed=agreed,
-            stays_slower=around.stays_slower(client.process.pid),
-            hooked=bus is not None,
-        )
-        with contextlib.closing(window):
-            if cut:
-                tell(cut)
-            with around.watch(client.process) as cards:
-                recorded = window.run()
-                ended = time.monotonic_ns()
-                if recorded.state is CaptureState.VERIFIED:
-                    clocks = cards.read()
+    before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
+    timed = bus.count_timed_steps() if bus is not None else 0
+    update_ms = mean_call(bus.read_records()) if bus is not None else _NO_HOOK
+    asked, cut = fit_updates(stretch_seconds(asked, [update_ms]), update_ms)
+    window = KinetoWindow(
+        client,
+        asked,
+        tell,
+        stopped,
+        memory_left=lambda: around.memory_left(client.process.pid),
+        agreed=agreed,
+        stays_slower=around.stays_slower(client.process.pid),
+        hooked=bus is not None,
+    )
+    with contextlib.closing(window):
+        if cut:
+            tell(cut)
+        with around.watch(client.process) as cards:
+            recorded = window.run()
+            ended = time.monotonic_ns()
+            if recorded.state is CaptureState.VERIFIED:
+                clocks = cards.read()
+                is_timed = False
+                if bus is not None:
                     # First, while the records of the window are there.
-                    counted = (
-                        json.dumps(list_ends(bus.read_records(_MOST_RECORDS))) if bus is not None else ""
-                    )
+                    counted = encode(list_ends(bus.read_records(_MOST_RECORDS)))
                     told = _describe(bus, rank, clocks)
-                    is_timed = bus is not None and bus.count_timed_steps() > timed
-                    works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
-            beside = HookTold(json.dumps(told) if told else "", counted)
-            kept = _keep(window, recorded, rank, name, tell, beside=beside)
-        after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
-        if kept.file is not None and bus is not None:
-            since = EndedWindow(bus, ended, before)
-            await_steps_after([since], tell, stopped)
-            after = since.measure_after()
+                    is_timed = bus.count_timed_steps() > timed
+                works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
+        kept = _keep(window, recorded, rank, name, tell, beside=(json.dumps(told) if told else "", counted))
+    after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
+    if kept.file is not None and bus is not None:
+        since = EndedWindow(bus, ended, before)
+        await_steps_after([since], tell, stopped)
+        after = since.measure_after()
     summary = kept.summary
     conditions: Known[Conditions] = replace(to_conditions(told), clocks=clocks) if told else _NOT_TOLD
     wanted = window.price.steps if is_known(window.price) else asked.steps
@@ -402,10 +383,8 @@ def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> C
     return CaptureState.DONE if whole and not (works and kept.file.kernels == 0) else CaptureState.PARTIAL
 
 
-def _describe(bus: Bus | None, rank: Applicable[int], clocks: Known[tuple[GpuClocks, ...]]) -> dict[str, Any]:
-    """Return the conditions by the hook's bus; none without a hook."""
-    if bus is None:
-        return {}
+def _describe(bus: Bus, rank: Applicable[int], clocks: Known[tuple[GpuClocks, ...]]) -> dict[str, Any]:
+    """Return the conditions by the hook's bus."""
     records = bus.read_records(2)
     settings = wire_settings.parse_settings(bus.page)
     record = records[-1] if records else ()
@@ -419,9 +398,12 @@ def _keep(
     name: str,
     tell: Callable[[str], None],
     *,
-    beside: HookTold,
+    beside: tuple[str, str],
 ) -> Kept:
-    """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone."""
+    """Mark the steps of what kineto wrote, pack it under its name, and sum it up; by descriptors alone.
+
+    ``beside`` goes into the file beside its events: conditions, and when steps ended, as JSON or "".
+    """
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     tell("reading what was written")
@@ -458,35 +440,25 @@ def name_file(name: str, rank: Applicable[int], first: Known[int], clock: str) -
     return f"{name}{who}{which}-kineto-{clock}.pt.trace.json.gz"
 
 
-def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
+def list_ends(records: Sequence[Sequence[int]]) -> CountedSteps:
     """Return when steps had ended, by the hook's records, on the clock of a trace; for ``mark_steps``."""
     ahead = time.time_ns() - time.monotonic_ns()
     ended = [one for one in records if one[wire.REC_ENDED_NS] == one[wire.REC_TIME_NS]]
-    return {
-        "ends_ns": [one[wire.REC_ENDED_NS] + ahead for one in ended],
-        "steps": [one[wire.REC_STEPS] for one in ended],
-        "at_update": bool(ended) and ended[-1][wire.REC_RULE] == wire.RULE_UPDATE,
-    }
+    ends_ns = tuple(one[wire.REC_ENDED_NS] + ahead for one in ended)
+    at_update = bool(ended) and ended[-1][wire.REC_RULE] == wire.RULE_UPDATE
+    return CountedSteps(ends_ns, tuple(one[wire.REC_STEPS] for one in ended), at_update)
 
 
-def mark_steps(source: int, target: int, most: int, beside: HookTold) -> Known[MarkedTrace]:
+def mark_steps(source: int, target: int, most: int, beside: tuple[str, str]) -> Known[MarkedSteps]:
     """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
-    told = (str(most), beside.conditions, beside.counted)
     try:
-        text, code = run_child("tpmon.trace.figures.updates", *told, shared=(source, target))
+        text, code = run_child("tpmon.trace.figures.updates", str(most), *beside, shared=(source, target))
     except OSError as error:
         return Missing(error.strerror or str(error))
-    said = text.strip()
     try:
-        done = json.loads(said)
-        first = done["first"]
-        return MarkedTrace(
-            int(done["marks"]),
-            first if isinstance(first, int) else Missing(str(first["missing"])),
-            str(done["why"]),
-        )
-    except (ValueError, TypeError, KeyError):
-        return Missing(said or f"ended with {code}")
+        return decode(MarkedSteps, text)
+    except CodecError:
+        return Missing(text.strip() or f"ended with {code}")
 
 
 def _find_bus(process: Identity) -> Bus | None:

@@ -13,10 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tpmon.capture.bus import name_end, read_image
-from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, YES_S, Agreed, agree_always, say_plan_of_kineto
+from tpmon.capture.dialog import STAYS_SLOWER, UNWANTED, Agreed, WindowLead, agree_always, say_plan_of_kineto
 from tpmon.capture.files import MOST_READ, hold, make_anew, name_part
 from tpmon.capture.kineto_daemon import (
     LONGEST_FOLDER,
@@ -34,7 +34,7 @@ from tpmon.foreign_file import FOLDER, hand_over, open_foreign, own, read_owner
 from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.results.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
+from tpmon.model.results.capture import CaptureAsked, CaptureStage, CaptureState
 
 _LISTEN_S = 0.1
 _ASKS_S = 20.0
@@ -58,8 +58,8 @@ class Recorded:
     source: int = -1
 
 
-class KinetoWindow:
-    """Lead one capture of one process; ``tell`` gets a line of progress whenever something changes."""
+class KinetoWindow(WindowLead[Recorded]):
+    """Lead one capture of one process."""
 
     def __init__(
         self,
@@ -75,21 +75,15 @@ class KinetoWindow:
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
-        ``stays_slower``: a profile leaves launches on the GPU so. ``hooked``: a hook tells its conditions.
+        ``hooked``: a hook tells its conditions.
 
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
         """
-        self.asked = asked
-        self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
+        super().__init__(asked, tell, stopped, agreed, stays_slower=stays_slower)
         self._client = client
-        self._tell = tell
-        self._stopped = stopped
         self._memory_left = memory_left
-        self._agreed = agreed
-        self._stays_slower = stays_slower
         self._hooked = hooked
-        self._said = ""
         self._image = read_image(client.process.pid)
         self._opened = contextlib.ExitStack()
         self._held = self.folder = -1
@@ -110,7 +104,7 @@ class KinetoWindow:
         """
         try:
             if shortage := self._name_shortage(0):
-                return self._end(CaptureState.REFUSED, shortage)
+                return Recorded(CaptureState.REFUSED, shortage)
             plan = say_plan_of_kineto(
                 self.asked,
                 self._client.process.pid,
@@ -134,10 +128,10 @@ class KinetoWindow:
                     "leave --stacks, --shapes and --memory out",
                 )
             if shortage := self._name_shortage(price.memory_bytes):
-                return self._end(CaptureState.REFUSED, shortage)
+                return Recorded(CaptureState.REFUSED, shortage)
             left = os.statvfs(self._folder)
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
-                return self._end(CaptureState.REFUSED, f"too little space in {self.asked.folder}")
+                return Recorded(CaptureState.REFUSED, f"too little space in {self.asked.folder}")
             said = (
                 f"{say_count(price.steps, 'update')}: about {price.memory_bytes / 2**20:.1f} MiB of memory"
                 f" for a while and {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto"
@@ -148,7 +142,7 @@ class KinetoWindow:
                 return declined
             return self._record(price.steps, "trace")
         except OSError as error:
-            return self._end(CaptureState.FAILED, f"{error.strerror or error}: {self.asked.folder}")
+            return Recorded(CaptureState.FAILED, f"{error.strerror or error}: {self.asked.folder}")
 
     def close(self) -> None:
         """Give the daemon's place back, and take the folder away."""
@@ -168,18 +162,15 @@ class KinetoWindow:
             return f"how much memory is left could not be read: {left.reason}"
         return wire_capture.name_shortage(size, left)
 
-    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> Recorded | None:
-        """Hold until whoever asked agrees to what was said, and answer kineto meanwhile."""
-        limit = time.monotonic() + YES_S
-        while not self._agreed(stage, said):
-            if end := name_end(self._client.process, self._image):
-                return self._end(CaptureState.GONE, end)
-            if self._stopped():
-                return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
-            if time.monotonic() > limit:
-                return self._end(CaptureState.CANCELLED, NO_ANSWER)
-            self._daemon.listen(_LISTEN_S)
-        return None
+    def _find_ended(self) -> Recorded | None:
+        end = name_end(self._client.process, self._image)
+        return Recorded(CaptureState.GONE, end) if end else None
+
+    def _end_all(self, state: CaptureState, reason: str) -> Recorded:
+        return Recorded(state, reason)
+
+    def _pause(self) -> None:
+        self._daemon.listen(_LISTEN_S)
 
     def _make_folder(self) -> None:
         """Make the folder that kineto writes into, and give it to the user of the process."""
@@ -220,31 +211,27 @@ class KinetoWindow:
                     freed = freed or now  # a profiler of the program does not make it busy
             if (written := self._find_whole(name)) >= 0:
                 return Recorded(CaptureState.VERIFIED, "", written)
-            if end := name_end(self._client.process, self._image):
-                return self._end(CaptureState.GONE, end)
+            if ended := self._find_ended():
+                return ended
             if self._stopped():
-                return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
+                return Recorded(CaptureState.CANCELLED, UNWANTED)
             if not ordered and now - began > _ASKS_S:
-                return self._end(CaptureState.REFUSED, "kineto did not ask: is it busy with another profile?")
+                return Recorded(CaptureState.REFUSED, "kineto did not ask: is it busy with another profile?")
             if freed and now - freed > _SETTLES_S:
-                return self._end(
+                return Recorded(
                     CaptureState.YIELDED,
                     "kineto gave it up: the program began a profile of its own, or disk full",
                 )
             if ordered and not busy and now - ordered > _WAIT_S:
-                return self._end(CaptureState.EXPIRED, "the loop came to no update of an optimizer")
+                return Recorded(CaptureState.EXPIRED, "the loop came to no update of an optimizer")
             if busy and now - busy > asked.seconds + _SPARE_S:
-                return self._end(CaptureState.EXPIRED, "the updates took too long")
+                return Recorded(CaptureState.EXPIRED, "the updates took too long")
             self._say_state(updates, ordered, busy, name)
 
     def _say_state(self, updates: int, ordered: float, busy: float, name: str) -> None:
         what = "one update" if name == "probe" else f"{updates} updates"
-        if not ordered:
-            self._say_once("waiting until kineto asks")
-        elif not busy:
-            self._say_once(f"armed: {what} from the next one on")
-        else:
-            self._say_once(f"recording {what}, or writing them")
+        armed = f"recording {what}, or writing them" if busy else f"armed: {what} from the next one on"
+        self._say_waiting(armed if ordered else "waiting until kineto asks")
 
     def _find_whole(self, name: str) -> int:
         """Return the trace, open, when kineto gave it its name, -1 until then.
@@ -267,17 +254,6 @@ class KinetoWindow:
         with contextlib.suppress(OSError):
             return any(entry.startswith(name) for entry in os.listdir(self._held))
         return False
-
-    def _end(self, state: CaptureState, reason: str) -> Recorded:
-        return Recorded(state, reason)
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._said = text
-        self._tell(text)
 
 
 def is_whole(trace: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpmon.capture.bus import Bus, Progress
 from tpmon.capture.files import CapturePlace, clear_parts, look_at_snapshot, look_at_trace
-from tpmon.capture.plan import draw_number, mean_step, mean_step_of, parse_pace
+from tpmon.capture.plan import draw_number, fill_request, mean_step, mean_step_of, parse_pace
 from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
@@ -382,11 +382,9 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
     if judge_turn(bus, time.monotonic_ns()) is not LoopTurn.FREE:
         return _BUSY
     number = draw_number()
-    words = [0] * wire_capture.REQUEST_WORDS
-    words[wire_capture.ASK_NUMBER] = number
-    words[wire_capture.ASK_KIND] = wire_capture.KIND_DESCRIBE
-    words[wire_capture.ASK_EXPIRES_NS] = time.monotonic_ns() + round(limit_s * 1e9)
-    bus.post(wire_capture.Request(tuple(words), "", ""))
+    until = time.monotonic_ns() + round(limit_s * 1e9)
+    ask = {wire_capture.ASK_KIND: wire_capture.KIND_DESCRIBE, wire_capture.ASK_EXPIRES_NS: until}
+    bus.post(fill_request({wire_capture.ASK_NUMBER: number, **ask}))
     while True:
         answered, answer = bus.read_answer()
         if answered == number:

@@ -13,10 +13,9 @@ from dataclasses import replace
 from tpmon.capture.bus import Bus, Progress
 from tpmon.capture.dialog import (
     COUNT_APART,
-    NO_ANSWER,
-    YES_EVERY_S,
-    YES_S,
+    UNWANTED,
     Agreed,
+    WindowLead,
     agree_always,
     say_cut,
     say_of_cuda,
@@ -59,11 +58,10 @@ from tpmon.capture.plan import (
 )
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_capture
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, is_known
 from tpmon.model.results.capture import (
     CaptureAsked,
     CaptureKind,
-    CapturePrice,
     CaptureStage,
     CaptureState,
     RankCapture,
@@ -148,7 +146,6 @@ _WAIT_S = 600.0
 _SPARE_S = 120.0
 """Beyond what was asked: to stop and write 512 MiB while other ranks do the same."""
 
-UNWANTED = "nobody waits for it any more"
 _PAST = "the loop was past that step already"
 _NOT_WOKEN = (
     "no signal was sent: SIGURG is not the hook's in that process, and without it the loop cannot be asked"
@@ -161,8 +158,8 @@ _KINDS = {
 }
 
 
-class CaptureWindow:
-    """Lead one capture on the given ranks; ``tell`` gets a line of progress whenever something changes."""
+class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
+    """Lead one capture on the given ranks."""
 
     def __init__(
         self,
@@ -175,19 +172,11 @@ class CaptureWindow:
         agreed: Agreed = agree_always,
         stays_slower: bool = False,
     ) -> None:
-        """Ask for nothing yet; ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price.
-
-        ``stays_slower``: a profile leaves launches on the GPU so.
-        """
+        """Ask for nothing yet; ``name`` begins the names of files."""
+        super().__init__(asked, tell, stopped, agreed, stays_slower=stays_slower)
         self.buses = tuple(buses)
-        self.asked = self._wished = asked
+        self._wished = asked
         self.name = name
-        self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
-        self._tell = tell
-        self._stopped = stopped
-        self._agreed = agreed
-        self._stays_slower = stays_slower
-        self._last_said = ""
         self._before = self._mean_steps()
         self._probed_ms = [0.0] * len(self.buses)
 
@@ -317,17 +306,6 @@ class CaptureWindow:
         other = (CaptureState.CANCELLED, ANOTHER_RANK)
         return tuple(CaptureOutcome(*(end or other), NOTHING) for end in ended)
 
-    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> tuple[CaptureOutcome, ...] | None:
-        """Hold until whoever asked agrees to what was said; how it ended where they do not."""
-        limit = time.monotonic() + YES_S
-        while not self._agreed(stage, said):
-            if ended := self._find_ended():
-                return ended
-            if self._stopped() or time.monotonic() > limit:
-                return self._end_all(CaptureState.CANCELLED, UNWANTED if self._stopped() else NO_ANSWER)
-            time.sleep(YES_EVERY_S)
-        return None
-
     def _mean_steps(self) -> list[Known[float]]:
         return [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
 
@@ -456,14 +434,6 @@ class CaptureWindow:
 
     def _read_pace(self) -> Known[MeasuredPace]:
         return parse_pace(self.buses[0].read_records())
-
-    def _say_waiting(self, text: str) -> None:
-        if text and text != self._last_said:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._last_said = text
-        self._tell(text)
 
 
 _AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)

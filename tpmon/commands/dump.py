@@ -108,6 +108,19 @@ def check_options(options: DumpOptions) -> None:
             raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
 
 
+def list_prices(options: DumpOptions) -> tuple[str, ...]:
+    """Say what each part costs the job, before it is done."""
+    from tpmon.probe.records.collectives import PIPE_PRICE
+
+    wanted = (
+        (options.block, BLOCK_PRICE),
+        (options.native, NATIVE_PRICE),
+        (options.locals, LOCALS_PRICE),
+        (options.fr_pipe, PIPE_PRICE),
+    )
+    return tuple(price for asked, price in wanted if asked)
+
+
 def check_tree(form: str, *, tree: bool) -> None:
     """Refuse a tree in a form that has none.
 
@@ -179,20 +192,14 @@ def run(options: DumpOptions) -> int:
     from tpmon.judge.dumps.collective_words import may_wait
     from tpmon.judge.dumps.collectives import add_collectives
     from tpmon.judge.dumps.groups import fold_rounds
-    from tpmon.probe.records.collectives import PIPE_PRICE, read_collectives
+    from tpmon.probe.records.collectives import read_collectives
     from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
 
     check_options(options)
     job = find_job(options.pid)
     members = choose_members(job, options)
-    for asked, price in (
-        (options.block, BLOCK_PRICE),
-        (options.native, NATIVE_PRICE),
-        (options.locals, LOCALS_PRICE),
-        (options.fr_pipe, PIPE_PRICE),
-    ):
-        if asked:
-            complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
+    for price in list_prices(options):
+        complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
     depth = Depth(options.block, options.native, options.locals)
     dumper = Dumper(members, depth, others=job.members)
     rounds: list[DumpRound] = []

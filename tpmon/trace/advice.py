@@ -17,11 +17,10 @@ from tpmon.model.verdict import Kind
 from tpmon.trace.compare import does_train
 from tpmon.trace.figures.breakdown import find_loader
 from tpmon.trace.figures.gaps import HostCauses
-from tpmon.trace.figures.patterns import PatternSeen
-from tpmon.trace.parts import Parts
+from tpmon.trace.figures.patterns import Parts, PatternSeen
 from tpmon.trace.reading.columns import distinct
 from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import SINGLE_LOADER, CallClass, flag, runs_compiled
+from tpmon.trace.reading.schema import SINGLE_LOADER, CallClass, runs_compiled
 from tpmon.trace.reading.spans import Nest
 
 MOST_ADVICE = 3
@@ -143,8 +142,7 @@ def _observe(cards: tuple[CardUse, ...], causes: HostCauses, loader: str) -> set
 
 def uses_low_precision(trace: Trace, ops: Nest) -> bool:
     """Tell whether matrix products take 16 bit or smaller inputs, where shapes are recorded."""
-    wanted = flag(trace.names, lambda name: name in _MATMULS)
-    rows = ops.row[wanted[trace.host.name[ops.row]]]
+    rows = ops.row[trace.named(trace.host, lambda name: name in _MATMULS)[ops.row]]
     for number in distinct(trace.host.shape[rows]).tolist():
         if number < 0:
             continue

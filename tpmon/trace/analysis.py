@@ -43,11 +43,10 @@ from tpmon.trace.figures.operators import (
     sum_operators,
     time_operators,
 )
-from tpmon.trace.figures.patterns import find_patterns
+from tpmon.trace.figures.patterns import Parts, find_patterns
 from tpmon.trace.figures.products import count_work, sum_products
 from tpmon.trace.figures.program import nest_python, sum_frames, sum_modules, sum_ranges
 from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
-from tpmon.trace.parts import Parts
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.reading.schema import TraceHeader
@@ -144,7 +143,7 @@ def analyze_trace(
         trace, steps, ops, times, launched_by, launchers, activity, causes, counted, judged, products, peaks
     )
     patterns = find_patterns(parts)
-    python = _tabulate_python(parts, wanted)
+    modules, frames, lines = _tabulate_python(parts, wanted)
     about = read_distributed(trace)
     unsaid = Missing("the trace does not say it")
     file = TraceFile(
@@ -172,10 +171,10 @@ def analyze_trace(
         products=products,
         hot_kernel=find_hot_kernel(trace, kernels, len(steps.names) if steps.marked else 0),
         patterns=explain(parts, cards, patterns),
-        modules=python.modules,
-        frames=python.frames,
+        modules=modules,
+        frames=frames,
         shapes=group_by_shape(trace, ops, times) if "shapes" in wanted else _NOT_ASKED,
-        lines=python.lines,
+        lines=lines,
         ranges=sum_ranges(trace, launched_by),
     )
     if keep is not None:
@@ -193,31 +192,29 @@ def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupR
     return group_by_line(trace, ops, times, nest_python(trace)) if len(trace.python.start) else NOT_APPLICABLE
 
 
-@dataclass(frozen=True, slots=True)
-class _PythonTables:
-    modules: Applicable[tuple[ModuleRow, ...]]
-    frames: Applicable[tuple[FrameRow, ...]]
-    lines: Applicable[tuple[OperatorGroupRow, ...]]
+PythonTables = tuple[
+    Applicable[tuple[ModuleRow, ...]],
+    Applicable[tuple[FrameRow, ...]],
+    Applicable[tuple[OperatorGroupRow, ...]],
+]
 
 
-def _tabulate_python(parts: Parts, wanted: Collection[str]) -> _PythonTables:
-    """Make the tables that need Python functions; NOT_APPLICABLE where the trace has none."""
+def _tabulate_python(parts: Parts, wanted: Collection[str]) -> PythonTables:
+    """Make modules, functions and lines of Python; NOT_APPLICABLE where the trace has no stacks."""
     trace = parts.trace
     if not len(trace.python.start):
-        return _PythonTables(NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
+        return NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE
     stacks = nest_python(trace)
-    return _PythonTables(
-        sum_modules(trace, parts.ops, parts.launchers, parts.launched_by),
-        sum_frames(trace, stacks),
-        group_by_line(trace, parts.ops, parts.times, stacks) if "lines" in wanted else _NOT_ASKED,
-    )
+    modules = sum_modules(trace, parts.ops, parts.launchers, parts.launched_by)
+    lines = group_by_line(trace, parts.ops, parts.times, stacks) if "lines" in wanted else _NOT_ASKED
+    return modules, sum_frames(trace, stacks), lines
 
 
 def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: LaunchFigures) -> Overview:
     lengths = (steps.end - steps.start) / 1e6
     marks = (steps.host_end - steps.host_start) / 1e6
-    origin = int(steps.host_start[0])
-    rows = zip(steps.names, steps.start.tolist(), marks.tolist(), lengths.tolist(), strict=True)
+    starts = ((steps.start - steps.host_start[0]) / 1e6).tolist()
+    rows = list(zip(steps.names, starts, marks.tolist(), lengths.tolist(), strict=True))
     return Overview(
         steps=len(steps.names) if steps.marked else 0,
         step_ms=float(lengths.mean()),
@@ -225,10 +222,7 @@ def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: Laun
         step_p95_ms=float(np.percentile(lengths, 95)),
         host_step_ms=float(marks.mean()),
         window_us=(steps.window[1] - steps.window[0]) / 1000,
-        step_table=tuple(
-            StepRow(clean_name(name, 80), (start - origin) / 1e6, mark, length)
-            for name, start, mark, length in list(rows)[:MOST_STEPS]
-        ),
+        step_table=tuple(StepRow(clean_name(name, 80), *times) for name, *times in rows[:MOST_STEPS]),
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
         gpus=use_cards(trace, figures, steps.window),

@@ -22,9 +22,8 @@ from tpmon.model.results.trace import (
 from tpmon.model.text.redaction import hide
 from tpmon.trace.figures.breakdown import STRAY_PCT
 from tpmon.trace.figures.steps import UNMARKED
-from tpmon.trace.reading.columns import distinct
 from tpmon.trace.reading.read import Trace, clean_name, find_device, read_distributed
-from tpmon.trace.reading.schema import Category, flag, is_optimizer, runs_compiled
+from tpmon.trace.reading.schema import Category, is_optimizer, runs_compiled
 
 PRODUCTS = (
     "aten::mm",
@@ -66,7 +65,7 @@ def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> TraceConditions
 
 def _read_devices(trace: Trace, strays: Sequence[int]) -> Known[tuple[str, ...]]:
     """Return the names of the devices that worked: none without work, unknown without a description."""
-    devices = [device for device in distinct(trace.work.device).tolist() if device not in strays]
+    devices = [device for device in trace.list_devices() if device not in strays]
     cards = [find_device(trace, device) for device in devices]
     names = [clean_name(card.name, 80) for card in cards if card is not None and card.name]
     return tuple(names) if len(names) == len(cards) else Missing("the trace does not describe its cards")
@@ -109,13 +108,13 @@ def _read_mode(trace: Trace) -> Known[str]:
 
 def does_train(trace: Trace) -> bool:
     """Tell whether a trace has a backward pass or a step of an optimizer."""
-    backward = flag(trace.names, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
-    return bool(backward[trace.host.name].any())
+    trains = trace.named(trace.host, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
+    return bool(trains.any())
 
 
 def _read_inputs(trace: Trace) -> Known[tuple[str, ...]]:
-    wanted = flag(trace.names, lambda name: name in PRODUCTS)
-    rows = np.flatnonzero(wanted[trace.host.name] & (trace.host.shape >= 0))
+    wanted = trace.named(trace.host, lambda name: name in PRODUCTS)
+    rows = np.flatnonzero(wanted & (trace.host.shape >= 0))
     if not len(rows):
         return Missing("shapes were not recorded (record_shapes=True)")
     pairs = set(zip(trace.host.name[rows].tolist(), trace.host.shape[rows].tolist(), strict=True))
@@ -196,23 +195,17 @@ def compare_conditions(
     one: TraceConditions, other: TraceConditions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what differs, and what could not be compared."""
-    differences, unchecked = [], []
-    if is_known(one.world_size) and is_known(other.world_size):
-        if one.world_size != other.world_size:
-            differences.append(f"world size {one.world_size} and {other.world_size}")
-    elif is_known(one.world_size) or is_known(other.world_size):
-        unchecked.append("world size")
-    if is_known(one.devices) and is_known(other.devices):
-        if one.devices != other.devices:
-            names = (", ".join(devices) or "no device" for devices in (one.devices, other.devices))
-            differences.append(" and ".join(names))
-    elif is_known(one.devices) or is_known(other.devices):
-        unchecked.append("cards")
-    if is_known(one.mode) and is_known(other.mode):
-        if one.mode != other.mode:
-            differences.append(f"{one.mode} and {other.mode}")
-    elif is_known(one.mode) or is_known(other.mode):
-        unchecked.append("training or not")
+    differences: list[str] = []
+    unchecked: list[str] = []
+    for name, begin, here, there in (
+        ("world size", "world size ", one.world_size, other.world_size),
+        ("cards", "", _say_devices(one.devices), _say_devices(other.devices)),
+        ("training or not", "", one.mode, other.mode),
+    ):
+        if is_known(here) and is_known(there):
+            differences += [f"{begin}{here} and {there}"] if here != there else []
+        elif is_known(here) or is_known(there):
+            unchecked.append(name)
     mine, theirs = ({had.name: had.value for had in of.told} for of in (one, other))
     told = [name for name in mine if name in theirs]
     differences += [f"{name} {mine[name]} and {theirs[name]}" for name in told if mine[name] != theirs[name]]
@@ -220,6 +213,10 @@ def compare_conditions(
     differences += difference
     unchecked += untold
     return tuple(differences), tuple(unchecked)
+
+
+def _say_devices(devices: Known[tuple[str, ...]]) -> Known[str]:
+    return ", ".join(devices) or "no device" if is_known(devices) else devices
 
 
 def _compare_inputs(

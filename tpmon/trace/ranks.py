@@ -16,7 +16,7 @@ from tpmon.trace.figures.comms import find_annotations
 from tpmon.trace.figures.steps import NEVER, TraceSteps
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_host_backend, is_transfer
+from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.reading.spans import unite, unite_all
 
 SPREAD = 1.2
@@ -111,8 +111,7 @@ def _collectives(
     else:
         host = trace.host
         wanted = is_host_backend if len(trace.work.start) else is_comm_host
-        named = flag(trace.names, wanted)[host.name] & (host.category == Category.ANNOTATION)
-        rows = np.flatnonzero(named)
+        rows = np.flatnonzero(trace.named(host, wanted) & (host.category == Category.ANNOTATION))
         start, length = host.start[rows], host.duration[rows]
         names = [trace.names[number] for number in host.name[rows]]
         groups, numbers, enqueued = [""] * len(rows), [-1] * len(rows), start

@@ -46,8 +46,10 @@ _TRY = "give a file that torch.cuda.memory._dump_snapshot wrote"
 _IN_USE = "active_allocated"
 _PENDING = ("active_pending_free", "active_awaiting_free")
 _ACTIONS = ("alloc", "free_requested", "oom")
-_COUNTED = frozenset((*_ACTIONS, "free_completed", "segment_alloc", "segment_free", "segment_map"))
-_COUNTED_TOO = frozenset(("segment_unmap", "snapshot", "user_defined", "workspace_snapshot"))
+_PASSED_BY = (
+    *("free_completed", "segment_alloc", "segment_free", "segment_map"),
+    *("segment_unmap", "snapshot", "user_defined", "workspace_snapshot"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +154,8 @@ class _SnapshotReader:
         self._blocks = self._events = 0
 
     def read_segments(self, raw: Sequence[object]) -> tuple[Segment, ...]:
-        found = []
-        for one in raw:
-            segment = self._read_segment(one)
-            if segment is None:
-                self.lost_segments += 1
-            else:
-                found.append(segment)
+        found = [segment for segment in map(self._read_segment, raw) if segment is not None]
+        self.lost_segments += len(raw) - len(found)
         return tuple(found)
 
     def _read_segment(self, raw: object) -> Segment | None:
@@ -223,7 +220,7 @@ class _SnapshotReader:
                     _size(one.get("device_free")),
                     self._number_stack(one.get("frames")),
                 )
-            elif action not in _COUNTED and action not in _COUNTED_TOO:
+            elif action not in _PASSED_BY:
                 self.lost_events += 1
 
     def _number_stack(self, raw: object) -> int:
@@ -305,10 +302,13 @@ def sum_devices(snapshot: RawSnapshot) -> Iterable[DeviceSnapshot]:
         segments = [one for one in snapshot.segments if one.device == device]
         events = snapshot.history.get(device, ())
         blocks = [block for segment in segments for block in segment.blocks if block.in_use]
+        live = _ByStack()
+        for block in blocks:
+            live.add(block.stack, block.size, block.requested)
         yield DeviceSnapshot(
             device,
             _cut_up(segments),
-            _sum_live(blocks, snapshot),
+            live.rows(snapshot),
             len(events),
             _find_peak(blocks, events, snapshot) if events else _NO_HISTORY,
             tuple(_name_oom(event, events, snapshot) for event in events if event.action == "oom")[:MOST_OOM],
@@ -385,13 +385,6 @@ def own_line(frames: Sequence[str]) -> Known[str]:
     return _NO_OWN_LINE
 
 
-def _sum_live(blocks: Iterable[AllocatorBlock], snapshot: RawSnapshot) -> tuple[StackBytes, ...]:
-    by_stack = _ByStack()
-    for block in blocks:
-        by_stack.add(block.stack, block.size, block.requested)
-    return by_stack.rows(snapshot)
-
-
 def _requested(block: AllocatorBlock) -> int:
     return block.requested if block.requested >= 0 else block.size
 
@@ -428,21 +421,17 @@ def _find_peak(
             older += size
         else:
             by_stack.add(stack, size, size)
-    return MemoryMoment(peak, end, max(peak_at, 0), _time(events, peak_at), older, by_stack.rows(snapshot))
+    at = max(peak_at, 0)
+    return MemoryMoment(peak, end, at, _time(events, events[at]), older, by_stack.rows(snapshot))
 
 
-def _time(events: Sequence[AllocatorEvent], at: int) -> Known[float]:
-    first, then = events[0].time_us, events[max(at, 0)].time_us
-    return (then - first) / 1000 if 0 <= first <= then else _NO_TIME
+def _time(events: Sequence[AllocatorEvent], event: AllocatorEvent) -> Known[float]:
+    first = events[0].time_us
+    return (event.time_us - first) / 1000 if 0 <= first <= event.time_us else _NO_TIME
 
 
 def _name_oom(event: AllocatorEvent, events: Sequence[AllocatorEvent], snapshot: RawSnapshot) -> OutOfMemory:
-    first = events[0].time_us
     frames = snapshot.stacks[event.stack]
-    return OutOfMemory(
-        event.size,
-        event.device_free if event.device_free >= 0 else _NOT_TOLD,
-        (event.time_us - first) / 1000 if 0 <= first <= event.time_us else _NO_TIME,
-        own_line(frames),
-        frames[:MOST_FRAMES_SHOWN],
-    )
+    free = event.device_free if event.device_free >= 0 else _NOT_TOLD
+    when = _time(events, event)
+    return OutOfMemory(event.size, free, when, own_line(frames), frames[:MOST_FRAMES_SHOWN])

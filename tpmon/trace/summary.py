@@ -18,8 +18,8 @@ from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import find_launchers, nest_operators, sum_operators, time_operators
 from tpmon.trace.figures.steps import find_steps, match_calls
-from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
-from tpmon.trace.reading.schema import Category, flag, is_optimizer
+from tpmon.trace.reading.read import Progress, Trace, read_distributed, read_trace
+from tpmon.trace.reading.schema import Category
 
 TOP_OPERATORS = 10
 _NO_STEPS = Missing("the trace marks no steps")
@@ -43,21 +43,17 @@ def summarize_trace(trace: Trace) -> TraceSummary:
     launchers = find_launchers(trace, ops, launched_by)
     lengths = (steps.end - steps.start) / 1e6
     about = read_distributed(trace)
-    optimizers = flag(trace.names, is_optimizer)[trace.host.name]
-    on_host = trace.host.category != Category.GPU_ANNOTATION
     return TraceSummary(
         path=trace.path,
         rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
         world_size=about.world_size if about.world_size > 0 else Missing("the trace does not say it"),
         events=sum(trace.phases.values()),
         steps=len(steps.names) if steps.marked else 0,
-        step_names=tuple(clean_name(name, 80) for name in steps.names) if steps.marked else (),
         step_ms=float(lengths.mean()) if steps.marked else _NO_STEPS,
         step_p50_ms=float(np.percentile(lengths, 50)) if steps.marked else _NO_STEPS,
         step_p95_ms=float(np.percentile(lengths, 95)) if steps.marked else _NO_STEPS,
         split_us=break_down(find_activity(trace), steps, exclusive=True),
-        kernels=int((trace.work.category == Category.KERNEL).sum()),
-        optimizer_steps=int((optimizers & on_host).sum()),
+        kernels=int(trace.select(Category.KERNEL).sum()),
         operators=sum_operators(trace, ops, time_operators(trace, ops, launchers), TOP_OPERATORS),
         lost=trace.lost,
     )

@@ -6,8 +6,6 @@ it. Columns are differences of growing unions, as the gaps are, so that they add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tpmon.model.frozen import dataclass
@@ -18,13 +16,13 @@ from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.analysis import Findings, group_operators
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.gaps import HostCauses, told_causes
-from tpmon.trace.figures.kernels import LaunchFigures, Reals
+from tpmon.trace.figures.kernels import LaunchFigures, fill_sms
 from tpmon.trace.figures.program import find_line
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.columns import Ints, Reals, distinct
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import STEP, Category
-from tpmon.trace.reading.spans import Spans, unite, unite_all
+from tpmon.trace.reading.spans import NOTHING, Spans, grow, split_windows, unite, unite_all, unite_rows
 
 UNTOLD = "idle"
 """What holds a device where the trace does not tell it."""
@@ -133,14 +131,7 @@ def _short(name: str) -> str:
 def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShare, ...]]:
     start, end = edges[:-1], edges[1:]
     length = np.maximum(end - start, 1)
-    before = lane.busy.within(start, end)
-    parts = [before]
-    for grown in lane.grown:
-        until = grown.within(start, end)
-        parts.append(until - before)
-        before = until
-    parts.append((end - start) - before)
-    table = np.array(parts)
+    table = split_windows(lane.busy, lane.grown, start, end)
     busy = 100 * table[0] / length
     exposed = 100 * lane.exposed.within(start, end) / length
     largest = np.argmax(table[1:], axis=0)
@@ -173,35 +164,25 @@ def lay_timelines(
     layers = tuple(causes.layers[GAP_CAUSES.index(name)] for name in told if name != GAP_CAUSES[-1])
     names = told if GAP_CAUSES[-1] in told else (*told, UNTOLD)
     lanes = []
-    for device in distinct(work.device).tolist():
+    for device in trace.list_devices():
         here = work.device == device
-        busy = unite(work.start[here], work.duration[here])
-        computes = here & (work.category == Category.KERNEL) & ~comms
-        compute = unite(work.start[computes], work.duration[computes])
-        talk = unite(work.start[here & comms], work.duration[here & comms])
+        busy = unite_rows(work, here)
+        compute = unite_rows(work, trace.select(Category.KERNEL, device) & ~comms)
+        talk = unite_rows(work, here & comms)
         exposed = _without(talk, compute) if len(talk.start) else talk
         sm = _level_sm(trace, figures, device)
-        lanes.append(Lane(device, names, busy, exposed, _grow(busy, layers), sm))
+        lanes.append(Lane(device, names, busy, exposed, grow(busy, layers), sm))
     if not lanes:
         sync = unite_all(causes.layers[1:3])
         on_host = (activity.communication, sync, causes.layers[3])
         data = activity.data_loader
         # Loader and waits come first, as in the split of the host: what operators do there is not compute.
         compute = _without(activity.cpu, unite_all([data, *on_host[1:]]))
-        grown = _grow(compute, (data, *on_host))
-        lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, unite_all(()), grown, _NO_DEVICE))
+        grown = grow(compute, (data, *on_host))
+        lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, NOTHING, grown, _NO_DEVICE))
     origin = int(steps.host_start[0])
     edges = (steps.start, steps.end) if len(work.start) else (steps.host_start, steps.host_end)
     return Timelines(tuple(lanes), steps.names, *edges, origin, steps.marked)
-
-
-def _grow(busy: Spans, layers: Sequence[Spans]) -> tuple[Spans, ...]:
-    grown = []
-    covered = busy
-    for layer in layers:
-        covered = unite_all([covered, layer])
-        grown.append(covered)
-    return tuple(grown)
 
 
 def _without(one: Spans, other: Spans) -> Spans:
@@ -216,20 +197,10 @@ def _level_sm(trace: Trace, figures: LaunchFigures, device: int) -> Known[Level]
     """Return min(sum of blocks per SM of the kernels that run, 1) over time."""
     work = trace.work
     blocks = figures.blocks_per_sm
-    rows = np.flatnonzero(
-        (work.device == device)
-        & (work.category == Category.KERNEL)
-        & np.isfinite(blocks)
-        & (blocks > 0)
-        & (work.duration > 0)
-    )
-    if not len(rows):
+    rows = trace.select(Category.KERNEL, device) & np.isfinite(blocks) & (blocks > 0) & (work.duration > 0)
+    if not rows.any():
         return NO_SM
-    times = np.concatenate((work.start[rows], work.start[rows] + work.duration[rows]))
-    change = np.concatenate((blocks[rows], -blocks[rows]))
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
+    times, level = fill_sms(work.start[rows], work.end[rows], blocks[rows])
     until = np.zeros(len(times))
     np.cumsum(level * np.diff(times), out=until[1:])
     return Level(int(times[0]), times - times[0], until)

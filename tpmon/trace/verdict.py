@@ -15,12 +15,12 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, sum_known
 from tpmon.model.results.trace import CauseShare, DeviceGaps, HostTime, TraceVerdict
 from tpmon.model.verdict import Kind
-from tpmon.trace.figures.breakdown import Activity, find_loader
+from tpmon.trace.figures.breakdown import Activity, find_loader, host_rows
 from tpmon.trace.figures.memory import name_kind
 from tpmon.trace.reading.columns import Small
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SINGLE_LOADER, Category, flag, is_compiling
-from tpmon.trace.reading.spans import unite, unite_all
+from tpmon.trace.reading.schema import SINGLE_LOADER, Category, is_compiling
+from tpmon.trace.reading.spans import unite_all, unite_rows
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")
 """A profiler itself calls cudaDeviceSynchronize when it ends: that alone proves nothing."""
@@ -35,8 +35,7 @@ _OF_DEVICES = re.compile(
 def find_proof(trace: Trace) -> str:
     """Name what proves that the program gave work to a device; "" where nothing does."""
     named = [_first(trace, trace.calls.name, _GIVES_WORK)]
-    kinds = (trace.host.category == Category.OP) | (trace.host.category == Category.ANNOTATION)
-    named.append(_first(trace, trace.host.name[kinds], _OF_DEVICES))
+    named.append(_first(trace, trace.host.name[host_rows(trace)], _OF_DEVICES))
     for name in filter(None, named):
         return clean_name(name, 80)
     memory = trace.memory
@@ -124,9 +123,8 @@ def judge_device(
 
 def _drain_us(trace: Trace, device: int, until: int, window: tuple[int, int]) -> float:
     """Return the idle time of a device behind the host's last step: nothing on the host holds it then."""
-    here = trace.work.device == device
     begin = min(max(until, window[0]), window[1])
-    busy = unite(trace.work.start[here], trace.work.duration[here]).within_one(begin, window[1])
+    busy = unite_rows(trace.work, trace.work.device == device).within_one(begin, window[1])
     return (window[1] - begin - busy) / 1000
 
 
@@ -136,7 +134,7 @@ def _cause_on_device(
     if first == "sync":
         return max(waits, key=lambda name: waits[name])
     if first == "launch":
-        kernels = trace.work.duration[trace.work.category == Category.KERNEL]
+        kernels = trace.work.duration[trace.select(Category.KERNEL)]
         tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
         return "tiny-kernels" if tiny else "main-thread"
     return _cause(trace, first, "gpu", window)
@@ -159,8 +157,7 @@ def _judge_without_host(
 
 def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
     """Say that a trace is of torch.compile at work, where that takes enough of it to hold the run."""
-    named = flag(trace.names, is_compiling)[trace.host.name]
-    spans = unite(trace.host.start[named], trace.host.duration[named])
+    spans = unite_rows(trace.host, trace.named(trace.host, is_compiling))
     share = spans.within_one(*window) / max(window[1] - window[0], 1)
     if 100 * share < LEAST_LOST_PCT:
         return None

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.trace.figures.steps import UNCOUNTED, CountedSteps, number_first
+from tpmon.model.results.timeline import CountedSteps
+from tpmon.trace.figures.steps import UNCOUNTED, number_first
 
 MS = 1_000_000
 BASE = 1_790_000_000 * 10**9
@@ -20,7 +21,9 @@ def spans(*ends_ms: float) -> list[tuple[int, int]]:
 
 def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int = 1) -> CountedSteps:
     return CountedSteps(
-        [BASE + int(ms * MS) for ms in ends_ms], [first + each * at for at in range(len(ends_ms))], at_update
+        tuple(BASE + int(ms * MS) for ms in ends_ms),
+        tuple(first + each * at for at in range(len(ends_ms))),
+        at_update,
     )
 
 
@@ -38,7 +41,7 @@ def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int 
         # A program that sleeps asks for its batch only 0.8 ms before its update.
         (spans(100, 111, 122), counted(99.2, 110.2, 121.2, 132.2), 8),
         # An evaluation between them, whose records count the same step.
-        (spans(100, 110, 120), CountedSteps([BASE + ms * MS for ms in (102, 104, 112, 122)], [7, 7, 8, 9], False), 7),
+        (spans(100, 110, 120), CountedSteps(tuple(BASE + ms * MS for ms in (102, 104, 112, 122)), (7, 7, 8, 9), False), 7),
     ],
 )  # fmt: skip
 def test_a_step_has_the_number_of_those_that_had_ended_before_it(

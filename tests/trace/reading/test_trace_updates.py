@@ -34,7 +34,7 @@ def test_two_optimizers_end_a_step_once(backward: bool, cut: int, tmp_path: Path
             update(trace, "Muon", number * 1000 + 800)
         update(trace, "AdamW", number * 1000 + 860)
     steps = find(trace, tmp_path).steps
-    assert [step.end for step in steps] == [910_000, 1_910_000, 2_910_000, 3_910_000]
+    assert [step[1] for step in steps] == [910_000, 1_910_000, 2_910_000, 3_910_000]
 
 
 def test_optimizers_of_two_networks_end_a_step_once(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_optimizers_of_two_networks_end_a_step_once(tmp_path: Path) -> None:
         trace.op(NODE, at + 500, 100)
         update(trace, "Adam" if at % 4000 == 3000 else "RMSprop", at + 800)
     steps = find(trace, tmp_path).steps
-    assert [step.end for step in steps] == [850_000 + at for at in range(3_000_000, 16_000_000, 4_000_000)]
+    assert [step[1] for step in steps] == [850_000 + at for at in range(3_000_000, 16_000_000, 4_000_000)]
 
 
 def test_updates_one_after_the_other_are_one(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_updates_one_after_the_other_are_one(tmp_path: Path) -> None:
         trace.op(NODE, number * 1000 + 300, 100)
         for at in range(8):
             update(trace, "SGD", number * 1000 + 400 + at * 60)
-    assert [step.end for step in find(trace, tmp_path).steps] == [870_000, 1_870_000, 2_870_000]
+    assert [step[1] for step in find(trace, tmp_path).steps] == [870_000, 1_870_000, 2_870_000]
 
 
 def test_updates_within_the_backward_pass_are_no_steps(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tm
         update(trace, "Muon", number * 1000 + 800)
         update(trace, "AdamW", number * 1000 + 860)
     steps = find(trace, tmp_path).steps
-    assert [step.start for step in steps] == [200_000, 910_000, 1_910_000]
+    assert [step[0] for step in steps] == [200_000, 910_000, 1_910_000]
 
 
 def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path: Path) -> None:

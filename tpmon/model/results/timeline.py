@@ -1,6 +1,7 @@
-"""A stretch of a trace as a row of columns: how busy each one was, and what held the rest.
+"""What there is of a trace beside its JSON: a stretch as columns, a line of Python, steps of the loop.
 
-Times are milliseconds from the start of the first step's mark; shares are percent of a column.
+A column says how busy it was, and what held the rest. Times are milliseconds from the first step's
+mark; shares are percent of a column.
 """
 
 from __future__ import annotations
@@ -83,3 +84,24 @@ class CodePlace:
     file: str
     line: int
     folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSteps:
+    """Hold when steps of the loop had ended (ns since the epoch, oldest first), and how many there were then.
+
+    ``at_update``: a step ends with its update; otherwise when the next batch is asked for, or is told to.
+    """
+
+    ends_ns: tuple[int, ...]
+    steps: tuple[int, ...]
+    at_update: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSteps:
+    """Hold how many steps were marked in a trace, which of the loop the first is, and why there is none."""
+
+    marks: int
+    first: Known[int]
+    why: str

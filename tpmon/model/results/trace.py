@@ -141,13 +141,11 @@ class TraceSummary:
     world_size: Known[int]
     events: int
     steps: int
-    step_names: tuple[str, ...]
     step_ms: Known[float]
     step_p50_ms: Known[float]
     step_p95_ms: Known[float]
     split_us: Breakdown
     kernels: int
-    optimizer_steps: int
     operators: tuple[OperatorRow, ...]
     lost: Lost
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Breakdown
 from tpmon.trace.figures.steps import TraceSteps
-from tpmon.trace.reading.columns import distinct
+from tpmon.trace.reading.columns import Mask
 from tpmon.trace.reading.read import Trace
 from tpmon.trace.reading.schema import (
     MULTI_LOADER,
@@ -25,7 +24,7 @@ from tpmon.trace.reading.schema import (
     is_loader,
     is_step,
 )
-from tpmon.trace.reading.spans import Spans, unite, unite_all
+from tpmon.trace.reading.spans import NOTHING, Spans, unite, unite_all, unite_rows
 
 MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
@@ -34,8 +33,7 @@ STRAY_PCT = 1.0
 NO_DEVICE = Missing("the trace holds no device work")
 NO_HOST = Missing("the trace holds no operators")
 NO_CALLS = Missing("the trace holds no calls of runtime or driver")
-NOTHING = Missing("the trace holds neither device work nor host events")
-Mask = npt.NDArray[np.bool_]
+NO_EVENTS = Missing("the trace holds neither device work nor host events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +86,13 @@ class Activity:
 def comm_rows(trace: Trace) -> Mask:
     """Tell which rows of device work communicate: by name, or because they say their collective."""
     named: Mask = flag(trace.names, is_comm_kernel, trace.work.name)[trace.work.name]
-    rows: Mask = (named | (trace.work.collective >= 0)) & (trace.work.category == Category.KERNEL)
+    rows: Mask = (named | (trace.work.collective >= 0)) & trace.select(Category.KERNEL)
     return rows
 
 
 def loader_rows(trace: Trace) -> Mask:
     """Tell which host events are the wait for the next batch; their shadows on a device are none."""
-    named: Mask = flag(trace.names, is_loader)[trace.host.name]
-    rows: Mask = named & (trace.host.category != Category.GPU_ANNOTATION)
+    rows: Mask = trace.named(trace.host, is_loader) & (trace.host.category != Category.GPU_ANNOTATION)
     return rows
 
 
@@ -104,8 +101,8 @@ def find_loader(trace: Trace, window: tuple[int, int]) -> str:
     host, rows = trace.host, loader_rows(trace)
     spent = {}
     for kind in (MULTI_LOADER, SINGLE_LOADER):
-        own = rows & np.array([kind in name for name in trace.names] or [False])[host.name]
-        spent[kind] = unite(host.start[own], host.duration[own]).within_one(*window)
+        own = rows & trace.named(host, lambda name, kind=kind: kind in name)  # type: ignore[misc]
+        spent[kind] = unite_rows(host, own).within_one(*window)
     most = max(spent, key=lambda kind: spent[kind])
     return most if spent[most] else ""
 
@@ -115,8 +112,13 @@ def tells_host(trace: Trace) -> bool:
 
     Without ``ProfilerActivity.CPU`` torch records neither operators nor annotations, but kineto the calls.
     """
-    host = trace.host.category
-    return bool(((host == Category.OP) | (host == Category.ANNOTATION)).any())
+    return bool(host_rows(trace).any())
+
+
+def host_rows(trace: Trace) -> Mask:
+    """Tell which host events are operators or annotations of the host."""
+    rows: Mask = (trace.host.category == Category.OP) | (trace.host.category == Category.ANNOTATION)
+    return rows
 
 
 def find_activity(trace: Trace) -> Activity:
@@ -127,60 +129,45 @@ def find_activity(trace: Trace) -> Activity:
     """
     host, work = trace.host, trace.work
     comm = comm_rows(trace)
-    kernels = (work.category == Category.KERNEL) & ~comm
     loader = loader_rows(trace)
-    is_op = (host.category == Category.OP) & ~flag(trace.names, is_step)[host.name] & ~loader
-    on_host = flag(trace.names, is_comm_host)[host.name] & (
-        (host.category == Category.OP) | (host.category == Category.ANNOTATION)
-    )
-    for_device = on_host & flag(trace.names, is_host_backend)[host.name]
+    is_op = (host.category == Category.OP) & ~trace.named(host, is_step) & ~loader
+    on_host = trace.named(host, is_comm_host) & host_rows(trace)
+    for_device = on_host & trace.named(host, is_host_backend)
     has_work = len(work.start) > 0
 
-    def of_work(rows: Mask) -> Spans:
-        return unite(work.start[rows], work.duration[rows])
+    copies, sets = trace.select(Category.MEMCPY), trace.select(Category.MEMSET)
+    layers = (trace.select(Category.KERNEL) & ~comm, copies, sets, comm)
 
-    def of_host(rows: Mask) -> Spans:
-        return unite(host.start[rows], host.duration[rows])
+    def narrow(activity: Activity, here: Mask | bool) -> Activity:
+        kernel, memcpy, memset, communication = (unite_rows(work, rows & here) for rows in layers)
+        return replace(activity, kernel=kernel, memcpy=memcpy, memset=memset, communication=communication)
 
     together = Activity(
-        kernel=of_work(kernels),
-        memcpy=of_work(work.category == Category.MEMCPY),
-        memset=of_work(work.category == Category.MEMSET),
-        communication=of_work(comm) if has_work else of_host(on_host),
+        *(NOTHING, NOTHING, NOTHING),
+        communication=unite_rows(host, on_host),
         runtime=unite(trace.calls.start, trace.calls.duration),
-        data_loader=of_host(loader),
-        cpu=of_host(is_op & ~(for_device if has_work else on_host)),
-        host_comms=of_host(for_device & has_work),
+        data_loader=unite_rows(host, loader),
+        cpu=unite_rows(host, is_op & ~(for_device if has_work else on_host)),
+        host_comms=unite_rows(host, for_device & has_work),
         on_device=has_work,
         in_calls=len(trace.calls.start) > 0,
         on_host=tells_host(trace),
     )
-    numbers = distinct(work.device).tolist()
+    if has_work:
+        together = narrow(together, True)
+    numbers = trace.list_devices()
     if not 1 < len(numbers) <= MOST_DEVICES:
         return together
-    alone = []
     strays = _find_strays(trace, numbers)
-    for device in numbers:
-        if device in strays:
-            continue
-        here = work.device == device
-        alone.append(
-            replace(
-                together,
-                kernel=of_work(kernels & here),
-                memcpy=of_work((work.category == Category.MEMCPY) & here),
-                memset=of_work((work.category == Category.MEMSET) & here),
-                communication=of_work(comm & here),
-            )
-        )
-    return replace(together, devices=tuple(alone), strays=strays)
+    counted = [device for device in numbers if device not in strays]
+    alone = tuple(narrow(together, work.device == device) for device in counted)
+    return replace(together, devices=alone, strays=strays)
 
 
 def _find_strays(trace: Trace, numbers: Sequence[int]) -> tuple[int, ...]:
     """Return the devices that do next to nothing beside the busiest one."""
     work = trace.work
-    rows = [np.flatnonzero(work.device == device) for device in numbers]
-    busy = [unite(work.start[own], work.duration[own]).total for own in rows]
+    busy = [unite_rows(work, work.device == device).total for device in numbers]
     least = STRAY_PCT / 100 * max(busy)
     return tuple(device for device, spent in zip(numbers, busy, strict=True) if spent < least)
 
@@ -196,29 +183,24 @@ def break_down(activity: Activity, steps: TraceSteps, exclusive: bool) -> Breakd
     kernel, memcpy, memset, communication, runtime, data_loader, cpu, host_comms, other = means.tolist()
     anything = activity.on_device or activity.in_calls or activity.on_host
 
-    def of_device(value: float) -> Known[float]:
-        return value if activity.on_device else NO_DEVICE
-
-    def of_host(value: float) -> Known[float]:
-        return value if activity.on_host else NO_HOST
-
-    def of_either(value: float) -> Known[float]:
-        return value if anything else NOTHING
-
-    calls: Known[float] = runtime
-    if not activity.in_calls:
-        calls = of_device(runtime) if activity.on_host else NO_CALLS
-
+    device = None if activity.on_device else NO_DEVICE
+    host = None if activity.on_host else NO_HOST
+    either = None if anything else NO_EVENTS
+    calls = None if activity.in_calls else device if activity.on_host else NO_CALLS
     return Breakdown(
-        of_device(kernel),
-        of_device(memcpy),
-        of_device(memset),
-        of_either(communication + host_comms),
-        calls,
-        of_host(data_loader),
-        of_host(cpu),
-        of_either(other),
+        _unless(device, kernel),
+        _unless(device, memcpy),
+        _unless(device, memset),
+        _unless(either, communication + host_comms),
+        _unless(calls, runtime),
+        _unless(host, data_loader),
+        _unless(host, cpu),
+        _unless(either, other),
     )
+
+
+def _unless(why: Missing | None, value: float) -> Known[float]:
+    return value if why is None else why
 
 
 def _break_down_one(activity: Activity, steps: TraceSteps, exclusive: bool) -> list[float]:

@@ -9,11 +9,11 @@ import numpy as np
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
-from tpmon.trace.figures.breakdown import Activity, comm_rows
+from tpmon.trace.figures.breakdown import Activity, comm_rows, host_rows
 from tpmon.trace.figures.operators import dtype_bytes, parse_inputs
 from tpmon.trace.reading.columns import Collective, Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_host_backend
+from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend
 from tpmon.trace.reading.spans import intersect_total
 
 _UNKNOWN = Missing("the trace does not say sizes and types")
@@ -49,7 +49,7 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
     on_device = activity.communication.total > 0 and activity.on_device
     overlap = sum(intersect_total(mine, compute) for mine, compute in each)
     total = sum(mine.total for mine, _compute in each)
-    rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_rows(trace, activity.on_device)
+    rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_comms(trace, activity.on_device)
     return Communication(
         len(rows),
         total / 1000,
@@ -62,13 +62,11 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
     )
 
 
-def _host_rows(trace: Trace, on_device: bool = False) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _host_comms(trace: Trace, on_device: bool = False) -> Ints:
     """Return the communication of the host; beside a device that of gloo and its like alone."""
-    host = trace.host
-    named = flag(trace.names, is_host_backend if on_device else is_comm_host)[host.name]
-    return np.flatnonzero(
-        named & ((host.category == Category.OP) | (host.category == Category.ANNOTATION))
-    ).astype(np.int64)
+    named = trace.named(trace.host, is_host_backend if on_device else is_comm_host)
+    found: Ints = np.flatnonzero(named & host_rows(trace))
+    return found
 
 
 class _Sizes:
@@ -82,9 +80,7 @@ class _Sizes:
         """Return the bytes of the tensors of a host event; 0 if not known."""
         host = self._trace.host
         shape = int(host.shape[row])
-        if (
-            shape < 0 or "barrier" in self._trace.names[host.name[row]]
-        ):  # which carries a tensor of no meaning
+        if shape < 0 or "barrier" in self._trace.names[host.name[row]]:  # its tensor has no meaning
             return 0
         if shape not in self._of_shape:
             self._of_shape[shape] = _count_bytes(self._trace.shapes[shape])
@@ -104,7 +100,7 @@ def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: boo
     ``shaped`` asks for one that tells the shapes of its tensors.
     """
     host, calls = trace.host, trace.calls
-    marks = _host_rows(trace)
+    marks = _host_comms(trace)
     marks = marks[host.category[marks] == Category.ANNOTATION]
     if shaped:
         marks = marks[host.shape[marks] >= 0]
@@ -119,7 +115,7 @@ def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: boo
         here = np.flatnonzero(calls.track[call] == track)
         times = calls.start[call[here]]
         at = np.searchsorted(host.start[mine], times, side="right") - 1
-        inside = (at >= 0) & (times < host.start[mine[at]] + host.duration[mine[at]])
+        inside = (at >= 0) & (times < host.end[mine[at]])
         found[launched[here[inside]]] = mine[at[inside]]
     return found
 
@@ -155,23 +151,12 @@ def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[Collective
 
 def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
     sizes = _Sizes(trace)
-    sums: dict[int, tuple[int, int, int]] = {}
+    by_name: dict[int, list[int]] = {}
     for row in rows:
-        number = int(trace.host.name[row])
-        count, total, moved = sums.get(number, (0, 0, 0))
-        sums[number] = (
-            count + 1,
-            total + int(trace.host.duration[row]),
-            moved + sizes.of(row),
-        )
-    found = [
-        CollectiveRow(
-            clean_name(trace.names[number], 120),
-            count,
-            total / 1000,
-            moved or _UNKNOWN,
-            _NO_GROUP if moved else _UNKNOWN,
-        )
-        for number, (count, total, moved) in sums.items()
-    ]
+        by_name.setdefault(int(trace.host.name[row]), []).append(row)
+    found = []
+    for number, own in by_name.items():
+        total, moved = int(trace.host.duration[own].sum()), sum(map(sizes.of, own))
+        said = (moved or _UNKNOWN, _NO_GROUP if moved else _UNKNOWN)
+        found.append(CollectiveRow(clean_name(trace.names[number], 120), len(own), total / 1000, *said))
     return sorted(found, key=lambda row: -row.total_us)

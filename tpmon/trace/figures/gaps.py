@@ -15,10 +15,20 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import GAP_CAUSES, DeviceGaps, HostTime, LargeGap
 from tpmon.trace.figures.breakdown import Activity, loader_rows, tells_host
-from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.columns import EventTable, Ints, Mask
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import CallClass, Category, class_of_call, is_step
-from tpmon.trace.reading.spans import Nest, Spans, find_cuts, invert, unite, unite_all
+from tpmon.trace.reading.spans import (
+    NOTHING,
+    Nest,
+    Spans,
+    find_cuts,
+    grow,
+    invert,
+    split_windows,
+    unite_all,
+    unite_rows,
+)
 
 MOST_GAPS = 10
 NO_HOST_EVENTS = Missing("the trace holds no host events")
@@ -46,9 +56,8 @@ def classify_calls(trace: Trace, launched_by: Ints) -> Ints:
         (trace.work.category == Category.MEMCPY) & pageable[trace.work.name] & (launched_by >= 0)
     )
     calls = launched_by[rows]
-    call_end = trace.calls.start[calls] + trace.calls.duration[calls]
-    work_end = trace.work.start[rows] + trace.work.duration[rows]
-    waits = (call_end + COVERS_SLACK_NS >= work_end) & (classes[calls] == CallClass.COPY)
+    covers = trace.calls.end[calls] + COVERS_SLACK_NS >= trace.work.end[rows]
+    waits = covers & (classes[calls] == CallClass.COPY)
     classes[calls[waits]] = CallClass.IMPLICIT
     return classes
 
@@ -60,33 +69,17 @@ def find_causes(trace: Trace, launched_by: Ints, activity: Activity, until: int)
 
     def of(*kinds: CallClass) -> Spans:
         rows = np.isin(classes, kinds) & ((classes != CallClass.EXPLICIT) | (calls.start < until))
-        return unite(calls.start[rows], calls.duration[rows])
+        return unite_rows(calls, rows)
 
-    return HostCauses(
-        (
-            activity.data_loader,
-            of(CallClass.EXPLICIT),
-            of(CallClass.IMPLICIT),
-            of(CallClass.ALLOCATOR),
-            of(CallClass.LAUNCH, CallClass.COPY),
-            activity.cpu,
-            activity.host_comms,
-        ),
-        classes,
-    )
+    waits = (of(CallClass.EXPLICIT), of(CallClass.IMPLICIT), of(CallClass.ALLOCATOR))
+    launches = of(CallClass.LAUNCH, CallClass.COPY)
+    layers = (activity.data_loader, *waits, launches, activity.cpu, activity.host_comms)
+    return HostCauses(layers, classes)
 
 
-def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> list[Ints]:
-    """Split windows over ``layers`` where ``busy`` is not; the last part is what no layer covers."""
-    covered = busy
-    before = busy.within(start, end)
-    parts = []
-    for layer in layers:
-        covered = unite_all([covered, layer])
-        until = covered.within(start, end)
-        parts.append(until - before)
-        before = until
-    return [*parts, (end - start) - before]
+def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> Ints:
+    """Split windows over ``layers`` where ``busy`` is not; the last row is what no layer covers."""
+    return split_windows(busy, grow(busy, layers), start, end)[1:]
 
 
 def find_gaps(
@@ -95,7 +88,7 @@ def find_gaps(
     """Attribute the idle time of each device in ``window``; places of gaps are counted from ``origin``."""
     return tuple(
         _device_gaps(trace, causes, ops, window, origin=origin, device=device)
-        for device in distinct(trace.work.device).tolist()
+        for device in trace.list_devices()
     )
 
 
@@ -103,28 +96,20 @@ def _device_gaps(
     trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], *, origin: int, device: int
 ) -> DeviceGaps:
     work = trace.work
-    here = work.device == device
     cuts = find_cuts(trace.header, window)
-    busy = unite_all([unite(work.start[here], work.duration[here]), cuts])
-    start, end = np.array([window[0]]), np.array([window[1]])
-    causes_us: list[Known[float]] = [int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)]
+    busy = unite_all([unite_rows(work, work.device == device), cuts])
+    parts = _split(causes.layers, busy, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
     told, untold = told_causes(trace)
-    causes_us = [us if name in told else untold for name, us in zip(GAP_CAUSES, causes_us, strict=True)]
-    data, explicit, implicit, alloc, launch, cpu_op, comms, other = causes_us
+    causes_us: dict[str, Known[float]] = {
+        name: ns / 1000 if name in told else untold for name, ns in zip(GAP_CAUSES, parts, strict=True)
+    }
     idle = invert(busy, *window)
     return DeviceGaps(
         device=device,
         window=(window[1] - window[0] - cuts.total) / 1000,
         busy=(busy.within_one(*window) - cuts.total) / 1000,
         idle=idle.total / 1000,
-        data=data,
-        sync_explicit=explicit,
-        sync_implicit=implicit,
-        alloc=alloc,
-        launch=launch,
-        cpu_op=cpu_op,
-        comms=comms,
-        other=other,
+        **causes_us,
         largest=_name_gaps(trace, causes, ops, origin, idle),
     )
 
@@ -135,73 +120,54 @@ def _name_gaps(trace: Trace, causes: HostCauses, ops: Nest, origin: int, idle: S
     start, end = idle.start[longest], idle.end[longest]
     if not len(start):
         return ()
-    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
-    parts = np.array(_split(causes.layers, nothing, start, end))
+    parts = _split(causes.layers, NOTHING, start, end)
     main = _main_track(trace)
     middle = (start + end) // 2
     places = ops.find(np.full(len(middle), main, dtype=np.int32), middle)
     found = []
     told, untold = told_causes(trace)
     for at in range(len(start)):
+        window = int(start[at]), int(end[at])
         largest = GAP_CAUSES[int(np.argmax(parts[:, at]))]
         cause: Known[str] = largest if largest in told else untold
         operator: Applicable[str] = NOT_APPLICABLE
         if places[at] >= 0:
             operator = clean_name(trace.names[trace.host.name[ops.row[places[at]]]])
         elif cause in ("data", "cpu_op"):
-            operator = _longest(trace, cause, int(start[at]), int(end[at]))
-        found.append(
-            LargeGap(
-                (int(start[at]) - origin) / 1e6,
-                (int(end[at]) - int(start[at])) / 1000,
-                cause,
-                operator,
-                _longest_call(trace, int(start[at]), int(end[at]))
-                if cause in CALL_CAUSES
-                else NOT_APPLICABLE,
-                _source(trace, main, int(middle[at])),
-            )
-        )
+            rows = loader_rows(trace) if cause == "data" else trace.host.category == Category.OP
+            operator = _longest(trace, trace.host, rows, *window)
+        call: Applicable[str] = NOT_APPLICABLE
+        if cause in CALL_CAUSES:
+            call = _longest(trace, trace.calls, True, *window)
+        source = _source(trace, main, int(middle[at]))
+        begin, length = (window[0] - origin) / 1e6, (window[1] - window[0]) / 1000
+        found.append(LargeGap(begin, length, cause, operator, call, source))
     return tuple(found)
 
 
 def _main_track(trace: Trace) -> int:
     """Return the thread that marks the steps, else the one with the most operators."""
     host = trace.host
-    marks = np.array([is_step(name) for name in trace.names] or [False])[host.name]
-    rows = np.flatnonzero(marks & (host.category != Category.GPU_ANNOTATION))
+    rows = np.flatnonzero(trace.named(host, is_step) & (host.category != Category.GPU_ANNOTATION))
     if len(rows):
         return int(host.track[rows[0]])
     tracks = host.track[host.category == Category.OP]
     return int(np.bincount(tracks).argmax()) if len(tracks) else -1
 
 
-def _overlap(start: Ints, duration: Ints, begin: int, stop: int) -> Ints:
-    shared: Ints = np.clip(np.minimum(start + duration, stop) - np.maximum(start, begin), 0, None)
-    return shared
-
-
-def _longest_call(trace: Trace, begin: int, stop: int) -> Applicable[str]:
-    shared = _overlap(trace.calls.start, trace.calls.duration, begin, stop)
-    if not len(shared) or not shared.max():
+def _longest(trace: Trace, table: EventTable, rows: Mask | bool, begin: int, stop: int) -> Applicable[str]:
+    """Name the event that has most of the time from ``begin`` to ``stop``."""
+    shared = np.where(rows, np.minimum(table.end, stop) - np.maximum(table.start, begin), 0)
+    if not len(shared) or shared.max() <= 0:
         return NOT_APPLICABLE
-    return clean_name(trace.names[trace.calls.name[int(np.argmax(shared))]])
-
-
-def _longest(trace: Trace, cause: Known[str], begin: int, stop: int) -> Applicable[str]:
-    host = trace.host
-    rows = loader_rows(trace) if cause == "data" else host.category == Category.OP
-    shared = np.where(rows, _overlap(host.start, host.duration, begin, stop), 0)
-    if not len(shared) or not shared.max():
-        return NOT_APPLICABLE
-    return clean_name(trace.names[host.name[int(np.argmax(shared))]])
+    return clean_name(trace.names[table.name[int(np.argmax(shared))]])
 
 
 def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
     """Return the innermost Python line of the main thread around a time that is no line of torch."""
     python = trace.python
     until = int(np.searchsorted(python.start, time, side="right"))
-    inside = (python.start[:until] + python.duration[:until] > time) & (python.track[:until] == main)
+    inside = (python.end[:until] > time) & (python.track[:until] == main)
     around = np.flatnonzero(inside)
     for row in reversed(around.tolist()):
         name = trace.names[python.name[row]]
@@ -226,11 +192,8 @@ def split_host(
     """
     if not (tells_host(trace) or len(trace.calls.start)):
         return NOT_APPLICABLE
-    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
     sync = unite_all(causes.layers[1:3])
     layers = (activity.data_loader, sync, causes.layers[3], activity.cpu, activity.communication)
-    start, end = np.array([window[0]]), np.array([window[1]])
-    data, waits, alloc, compute, comms, other = (
-        int(part[0]) / 1000 for part in _split(layers, nothing, start, end)
-    )
+    parts = _split(layers, NOTHING, np.array(window[:1]), np.array(window[1:]))[:, 0].tolist()
+    data, waits, alloc, compute, comms, other = (ns / 1000 for ns in parts)
     return HostTime(data, comms, waits, alloc, compute, other)

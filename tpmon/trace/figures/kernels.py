@@ -7,19 +7,16 @@ import re
 import shlex
 
 import numpy as np
-import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace import CardUse, CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
 from tpmon.trace.figures.products import DTYPES, CountedProduct, find_peak, rate, share_of_peak
-from tpmon.trace.reading.columns import Ints, Launch, distinct
+from tpmon.trace.reading.columns import Ints, Launch, Reals, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
-from tpmon.trace.reading.schema import Category, Device, flag, is_comm_kernel, uses_tensor_cores
-from tpmon.trace.reading.spans import Nest, Spans, find_cuts, intersect_total, unite
-
-Reals = npt.NDArray[np.float64]
+from tpmon.trace.reading.schema import Category, Device, is_comm_kernel, uses_tensor_cores
+from tpmon.trace.reading.spans import Nest, Spans, find_cuts, intersect_total, unite_rows
 
 BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks a multiprocessor takes, by compute capability (CUDA programming guide); else 32."""
@@ -80,7 +77,7 @@ def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], 
     blocks, reported, computed = (np.full(size, math.nan) for _ in range(3))
     limited: dict[tuple[int, int], str] = {}
     if trace.launches and size:
-        has = np.flatnonzero((work.launch >= 0) & (work.category == Category.KERNEL))
+        has = np.flatnonzero((work.launch >= 0) & trace.select(Category.KERNEL))
         launch = work.launch[has]
         blocks[has] = np.array([one.blocks_per_sm for one in trace.launches])[launch]
         reported[has] = np.array([one.occupancy_pct for one in trace.launches])[launch]
@@ -96,7 +93,7 @@ def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], 
     return LaunchFigures(blocks, reported, computed), limited
 
 
-def weigh(values: Reals, weights: npt.NDArray[np.int64]) -> Known[float]:
+def weigh(values: Reals, weights: Ints) -> Known[float]:
     """Return the mean of the values that are there, weighted."""
     there = np.isfinite(values) & (weights > 0)
     if not bool(there.any()):
@@ -151,8 +148,7 @@ def _rates(trace: Trace, counted: CountedProduct, part: Ints, length: Ints) -> R
     devices = distinct(trace.work.device[part]).tolist()
     peak = find_peak(find_device(trace, devices[0])) if len(devices) == 1 else None
     dtype = DTYPES[int(np.bincount(counted.dtype[part]).argmax())]
-    gb_s, gflop_s = rate(counted.moved[part], length), rate(counted.flops[part], length)
-    tflop_s = gflop_s / 1000 if is_known(gflop_s) else gflop_s
+    gb_s, tflop_s = rate(counted.moved[part], length), rate(counted.flops[part], length, 1000)
     memory = share_of_peak(gb_s, peak.gb_s if peak else None)
     compute = share_of_peak(tflop_s, peak.tflop_s.get(dtype) if peak else None)
     return gb_s, memory, tflop_s, compute, _name_bound(memory, compute, is_product=bool(dtype))
@@ -172,23 +168,21 @@ def _main_operator(trace: Trace, ops: Nest, places: Ints, length: Ints) -> Known
     known = places >= 0
     if not bool(known.any()):
         return Missing("launched before the capture, or outside of every operator")
-    names = trace.host.name[ops.row[places[known]]]
-    numbers, at = np.unique(names, return_inverse=True)
-    return clean_name(trace.names[numbers[int(np.argmax(np.bincount(at, weights=length[known])))]])
+    return clean_name(trace.names[find_main(trace.host.name[ops.row[places[known]]], length[known])])
 
 
 def sum_copies(trace: Trace) -> tuple[CopyRow, ...]:
     """Sum copies and sets of memory by name, the longest first."""
     work = trace.work
     rows = np.flatnonzero(work.category != Category.KERNEL)
+    groups = group(work.name[rows])
+    totals, bytes_ = groups.sum(work.duration[rows]), groups.sum(work.moved_bytes[rows])
     found = []
-    for number in distinct(work.name[rows]).tolist():
-        part = rows[work.name[rows] == number]
-        total = int(work.duration[part].sum())
-        moved = int(work.moved_bytes[part].sum())
-        speed: Known[float] = moved / total if total and moved else Missing("no bytes or no time")
+    for number, count, total, moved in zip(groups.keys, groups.count.tolist(), totals, bytes_, strict=True):
+        speed: Known[float] = float(moved / total) if total and moved else Missing("no bytes or no time")
         name = trace.names[number]
-        found.append(CopyRow(clean_name(name), len(part), total / 1000, moved, speed, "Pageable" in name))
+        row = CopyRow(clean_name(name), count, float(total) / 1000, int(moved), speed, "Pageable" in name)
+        found.append(row)
     return tuple(sorted(found, key=lambda row: -row.total_us))
 
 
@@ -221,7 +215,7 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
     Where none are marked it passes over half of the launches that the trace has: a run has no fewer.
     It tells kernels apart by their bare name: where several have it, all of one step are profiled.
     """
-    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
+    cards = [find_device(trace, device) for device in trace.list_devices()]
     other = any(card is not None and card.warp_size != 32 for card in cards)
     if other or trace.header.hip_runtime is not None or _is_other(trace):
         return Missing("Nsight Compute profiles cards of NVIDIA alone")
@@ -241,7 +235,7 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
 
 def _is_other(trace: Trace) -> bool:
     """Tell whether calls of HIP, Level Zero or Unified Runtime launched the work."""
-    return bool(flag(trace.names, lambda name: _OTHER_CALLS.match(name) is not None)[trace.calls.name].any())
+    return bool(trace.named(trace.calls, lambda name: _OTHER_CALLS.match(name) is not None).any())
 
 
 def base_name(kernel: str) -> str:
@@ -269,27 +263,21 @@ def base_name(kernel: str) -> str:
 
 def use_cards(trace: Trace, figures: LaunchFigures, window: tuple[int, int]) -> tuple[CardUse, ...]:
     """Return how busy each device with work was, in the window of the steps."""
-    work = trace.work
-    return tuple(_use_card(trace, figures, window, device) for device in distinct(work.device).tolist())
+    return tuple(_use_card(trace, figures, window, device) for device in trace.list_devices())
 
 
 def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int) -> CardUse:
     work = trace.work
-    here = work.device == device
-    rows = np.flatnonzero(here & (work.category == Category.KERNEL))
-    start, length = work.start[rows], work.duration[rows]
-    busy = unite(start, length)
-    every = unite(work.start[here], work.duration[here])
+    rows = np.flatnonzero(trace.select(Category.KERNEL, device))
+    start, end, length = work.start[rows], work.end[rows], work.duration[rows]
+    busy, every = unite_rows(work, rows), unite_rows(work, work.device == device)
     cuts = find_cuts(trace.header, window)
     span = max(window[1] - window[0] - cuts.total, 1)
-    inside = np.clip(np.minimum(start + length, window[1]) - np.maximum(start, window[0]), 0, None)
-    tensor = {number: uses_tensor_cores(trace.names[number]) for number in distinct(work.name[rows]).tolist()}
-    by_answer = {
-        answer: int(
-            length[np.isin(work.name[rows], [n for n, said in tensor.items() if said == answer])].sum()
-        )
-        for answer in ("yes", "unknown")
-    }
+    inside = np.clip(np.minimum(end, window[1]) - np.maximum(start, window[0]), 0, None)
+    groups = group(work.name[rows])
+    by_answer = {"yes": 0, "no": 0, "unknown": 0}
+    for number, spent in zip(groups.keys.tolist(), groups.sum(length).tolist(), strict=True):
+        by_answer[uses_tensor_cores(trace.names[number])] += int(spent)
     total = int(length.sum())
     no_kernels = Missing("no kernels on this device")
     card = find_device(trace, device)
@@ -302,12 +290,20 @@ def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], dev
         busy_us=every.total / 1000,
         utilization_pct=100 * (busy.within_one(*window) - intersect_total(busy, cuts)) / span,
         busy_pct=100 * (every.within_one(*window) - intersect_total(every, cuts)) / span,
-        sm_efficiency_pct=_sm_efficiency(start, start + length, figures.blocks_per_sm[rows], window, cuts),
+        sm_efficiency_pct=_sm_efficiency(start, end, figures.blocks_per_sm[rows], window, cuts),
         occupancy_reported_pct=weigh(figures.reported_pct[rows], inside),
         occupancy_pct=weigh(figures.occupancy_pct[rows], inside),
         tensor_core_pct=100 * by_answer["yes"] / total if total else no_kernels,
         tensor_core_unknown_pct=100 * by_answer["unknown"] / total if total else no_kernels,
     )
+
+
+def fill_sms(start: Ints, end: Ints, blocks: Reals) -> tuple[Ints, Reals]:
+    """Return the times at which kernels begin or end, and min(sum of their blocks per SM, 1) after each."""
+    times = np.concatenate((start, end))
+    order = np.argsort(times, kind="stable")
+    change = np.concatenate((blocks, -blocks))[order]
+    return times[order], np.clip(np.cumsum(change)[:-1], 0.0, 1.0)
 
 
 def _sm_efficiency(
@@ -322,10 +318,6 @@ def _sm_efficiency(
         return Missing("no kernel of the trace has blocks per SM")
     start, end, blocks = np.maximum(start[good], window[0]), np.minimum(end[good], window[1]), blocks[good]
     inside = end > start
-    times = np.concatenate((start[inside], end[inside]))
-    change = np.concatenate((blocks[inside], -blocks[inside]))
-    order = np.argsort(times, kind="stable")
-    level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
-    times = times[order]
+    times, level = fill_sms(start[inside], end[inside], blocks[inside])
     lengths = np.diff(times) - cuts.within(times[:-1], times[1:])
     return float((level * lengths).sum()) * 100 / max(window[1] - window[0] - cuts.total, 1)

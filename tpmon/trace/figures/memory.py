@@ -34,14 +34,14 @@ def name_kind(kind: int) -> str:
 
 def each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
     """Give type, number and rows of each device that allocated, at most ``MOST_DEVICES``."""
-    return islice(_each_device(trace), MOST_DEVICES)
-
-
-def _each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
     memory = trace.memory
-    for kind in distinct(memory.device_type).tolist():
-        for device in distinct(memory.device[memory.device_type == kind]).tolist():
-            yield kind, device, np.flatnonzero((memory.device_type == kind) & (memory.device == device))
+    pairs = (
+        (kind, device)
+        for kind in distinct(memory.device_type).tolist()
+        for device in distinct(memory.device[memory.device_type == kind]).tolist()
+    )
+    for kind, device in islice(pairs, MOST_DEVICES):
+        yield kind, device, np.flatnonzero((memory.device_type == kind) & (memory.device == device))
 
 
 def sum_memory(trace: Trace, steps: TraceSteps) -> tuple[MemoryPeak, ...]:
@@ -99,29 +99,16 @@ def draw_memory(trace: Trace, origin: int) -> tuple[MemoryCurve, ...]:
             continue
         times, allocated, reserved = memory.time[rows], memory.allocated[rows], memory.reserved[rows]
         span = max(int(times[-1] - times[0]), 1)
-        part = (
-            (times - times[0]) * (MOST_POINTS - 1) // span
-            if span < 1 << 55
-            else np.zeros(len(rows), np.int64)
-        )
+        # Of a longer span, which no trace has, the product would not fit.
+        part = (times - times[0]) * (MOST_POINTS - 1 if span < 1 << 55 else 0) // span
         order = np.lexsort((allocated, part))
-        last = np.append(np.flatnonzero(np.diff(part[order])), len(order) - 1)
-        highest = order[last]
-        found.append(
-            MemoryCurve(
-                name_kind(kind),
-                device,
-                tuple(
-                    CurvePoint((time - origin) / 1e6, total, kept if kind and kept >= 0 else NOT_APPLICABLE)
-                    for time, total, kept in zip(
-                        times[highest].tolist(),
-                        allocated[highest].tolist(),
-                        reserved[highest].tolist(),
-                        strict=True,
-                    )
-                ),
-            )
+        highest = order[np.append(np.flatnonzero(np.diff(part[order])), len(order) - 1)]
+        columns = (column[highest].tolist() for column in (times, allocated, reserved))
+        points = tuple(
+            CurvePoint((time - origin) / 1e6, total, kept if kind and kept >= 0 else NOT_APPLICABLE)
+            for time, total, kept in zip(*columns, strict=True)
         )
+        found.append(MemoryCurve(name_kind(kind), device, points))
     return tuple(found)
 
 

@@ -14,9 +14,9 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.figures.program import Stacks, find_lines
-from tpmon.trace.reading.columns import Ints, Small
+from tpmon.trace.reading.columns import Ints, Small, group
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SEARCHED_CHARS, Category, flag, is_step
+from tpmon.trace.reading.schema import SEARCHED_CHARS, Category, is_step
 from tpmon.trace.reading.spans import Nest, nest
 
 MOST_GROUPS = 5000
@@ -25,10 +25,8 @@ MOST_GROUPS = 5000
 
 def nest_operators(trace: Trace) -> Nest:
     """Nest the operators of the host; marks of steps are none."""
-    host = trace.host
-    steps = flag(trace.names, is_step)
-    rows = np.flatnonzero((host.category == Category.OP) & ~steps[host.name])
-    return nest(rows, host.start[rows], host.duration[rows], host.track[rows])
+    marks = trace.named(trace.host, is_step)
+    return nest(trace.host, np.flatnonzero((trace.host.category == Category.OP) & ~marks))
 
 
 def find_launchers(trace: Trace, ops: Nest, launched_by: Ints) -> Ints:
@@ -59,19 +57,13 @@ def time_operators(trace: Trace, ops: Nest, launchers: Ints) -> OperatorTimes:
     device_self = np.zeros(len(own), dtype=np.int64)
     known = launchers >= 0
     np.add.at(device_self, launchers[known], trace.work.duration[known])
-    device_total = device_self.copy()
-    for deep in range(int(ops.depth.max()) if len(own) else 0, 0, -1):
-        inner = np.flatnonzero((ops.depth == deep) & (ops.parent >= 0))
-        np.add.at(device_total, ops.parent[inner], device_total[inner])
-    return OperatorTimes(own, np.maximum(own - ops.child_ns, 0), device_total, device_self)
+    return OperatorTimes(own, np.maximum(own - ops.child_ns, 0), ops.add_up(device_self), device_self)
 
 
 def sum_operators(
     trace: Trace, ops: Nest, times: OperatorTimes, most: int | None = None
 ) -> tuple[OperatorRow, ...]:
     """Sum the operators by name, the largest self time first: on the device where there is one."""
-    if not len(ops.row):
-        return ()
     return tuple(
         OperatorRow(clean_name(trace.names[number]), *figures)
         for number, figures in _sum_by(trace, times, trace.host.name[ops.row], most)
@@ -87,24 +79,13 @@ def _sum_by(
 ) -> Iterator[tuple[int, Figures]]:
     """Give each key with its sums, the largest self time first."""
     has_device = len(trace.work.start) > 0
-    numbers, place = np.unique(keys, return_inverse=True)
-    sums = [
-        np.bincount(place, weights=values, minlength=len(numbers)) / 1000
-        for values in (times.own, times.self_ns, times.device_total, times.device_self)
-    ]
-    counts = np.bincount(place, minlength=len(numbers))
-    leading = sums[3] if has_device else sums[1]
-    for at in np.lexsort((-sums[1], -leading))[:most].tolist():
-        yield (
-            int(numbers[at]),
-            (
-                int(counts[at]),
-                float(sums[0][at]),
-                float(sums[1][at]),
-                float(sums[2][at]) if has_device else NOT_APPLICABLE,
-                float(sums[3][at]) if has_device else NOT_APPLICABLE,
-            ),
-        )
+    groups = group(keys)
+    columns = (times.own, times.self_ns, times.device_total, times.device_self)
+    sums = [groups.sum(values) / 1000 for values in columns]
+    for at in np.lexsort((-sums[1], -sums[3 if has_device else 1]))[:most].tolist():
+        total, own, device_total, device_self = (float(column[at]) for column in sums)
+        device = (device_total, device_self) if has_device else (NOT_APPLICABLE, NOT_APPLICABLE)
+        yield int(groups.keys[at]), (int(groups.count[at]), total, own, *device)
 
 
 def group_by_shape(trace: Trace, ops: Nest, times: OperatorTimes) -> tuple[OperatorGroupRow, ...]:

@@ -13,14 +13,17 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, sum_known
-from tpmon.trace.figures.operators import measure_product, parse_inputs
-from tpmon.trace.figures.products import DTYPES, KINDS
-from tpmon.trace.figures.program import BACKWARD, find_roots
-from tpmon.trace.parts import Parts
-from tpmon.trace.reading.columns import Ints, distinct
-from tpmon.trace.reading.read import clean_name, find_device
-from tpmon.trace.reading.schema import CallClass, Category, Device, flag, is_optimizer
-from tpmon.trace.reading.spans import Spans, intersect_total, unite
+from tpmon.model.results.trace import DeviceGaps, MemoryPeak
+from tpmon.model.results.trace_tables import ProductRow
+from tpmon.trace.figures.breakdown import Activity
+from tpmon.trace.figures.gaps import HostCauses
+from tpmon.trace.figures.operators import OperatorTimes, measure_product, parse_inputs
+from tpmon.trace.figures.products import DTYPES, KINDS, CountedProduct
+from tpmon.trace.figures.steps import TraceSteps
+from tpmon.trace.reading.columns import Ints, distinct, find_main, group
+from tpmon.trace.reading.read import Trace, clean_name, find_device
+from tpmon.trace.reading.schema import CallClass, Category, Device, is_node_of_backward, is_optimizer
+from tpmon.trace.reading.spans import Nest, intersect_total, unite_rows
 from tpmon.trace.verdict import TINY_KERNEL_US
 
 COPIES_PCT = 10.0
@@ -59,6 +62,28 @@ _ROUNDED = ("matmul", "convolution")
 """What torch may round to TF32; attention has switches of its own."""
 _FP32 = DTYPES.index("fp32")
 _REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Hold a trace with its steps, nested operators, and what each piece of device work belongs to.
+
+    ``launched_by`` is the call, ``launchers`` the operator of each row of device work, -1 without one.
+    ``gaps`` are those of the devices that count.
+    """
+
+    trace: Trace
+    steps: TraceSteps
+    ops: Nest
+    times: OperatorTimes
+    launched_by: Ints
+    launchers: Ints
+    activity: Activity
+    causes: HostCauses
+    counted: CountedProduct
+    gaps: tuple[DeviceGaps, ...]
+    products: tuple[ProductRow, ...]
+    peaks: tuple[MemoryPeak, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +159,13 @@ def _copies(parts: Parts) -> Iterator[PatternSeen]:
         return
     exposed = 0
     for device in distinct(work.device[rows]).tolist():
-        own = rows[work.device[rows] == device]
-        kernels = np.flatnonzero((work.category == Category.KERNEL) & (work.device == device))
-        copies = unite(work.start[own], work.duration[own])
-        exposed += copies.total - intersect_total(copies, unite(work.start[kernels], work.duration[kernels]))
+        copies = unite_rows(work, rows[work.device[rows] == device])
+        kernels = unite_rows(work, parts.trace.select(Category.KERNEL, device))
+        exposed += copies.total - intersect_total(copies, kernels)
     share = _busy_pct(parts, exposed)
     if share < COPIES_PCT:
         return
-    names = work.name[rows]
-    numbers, place = np.unique(names, return_inverse=True)
-    spent = np.bincount(place, weights=work.duration[rows])
-    largest = parts.trace.names[numbers[int(np.argmax(spent))]]
+    largest = parts.trace.names[find_main(work.name[rows], work.duration[rows])]
     count = len(rows) / _count_steps(parts)
     words = f"{count:,.0f} copies{_say_step(parts)} that kernels do not hide, most of the time: {largest}"
     also = frozenset({"pageable"} if "Pageable" in largest else ())
@@ -172,34 +193,31 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
         return  # the host is ahead of the device: its operators cost nothing
     ops, host = parts.ops, parts.trace.host
     start, end = parts.steps.host_window
-    nodes = flag(parts.trace.names, lambda name: name.startswith(BACKWARD))[host.name[ops.row]]
+    nodes = parts.trace.named(host, is_node_of_backward)[ops.row]
     outer = np.flatnonzero((ops.depth == 0) & ~nodes & (ops.start >= start) & (ops.start < end))
     if not len(outer):
         return
-    names = host.name[ops.row[outer]].astype(np.int64)
-    numbers, place = np.unique(names, return_inverse=True)
-    counts = np.bincount(place)
-    spent = np.bincount(place, weights=parts.times.own[outer]) / 1000
-    few = counts / _count_steps(parts) < TINY_CALLS
-    spent[few | (spent / counts >= TINY_OP_US)] = 0
+    groups = group(host.name[ops.row[outer]])
+    spent = groups.sum(parts.times.own[outer]) / 1000
+    few = groups.count / _count_steps(parts) < TINY_CALLS
+    spent[few | (spent / groups.count >= TINY_OP_US)] = 0
     at = int(np.argmax(spent))
     share = 100 * float(spent[at]) / ((end - start) / 1000 or 1)
     if share >= TINY_PCT:
-        name, count = parts.trace.names[numbers[at]], counts[at] / _count_steps(parts)
-        words = f"{name} is called {count:,.0f} times a step, {spent[at] / counts[at]:.1f} us each"
+        name, count = parts.trace.names[groups.keys[at]], groups.count[at] / _count_steps(parts)
+        words = f"{name} is called {count:,.0f} times a step, {spent[at] / groups.count[at]:.1f} us each"
         yield PatternSeen("tiny-operators", clean_name(words), share)
 
 
 def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
     host, work = parts.trace.host, parts.trace.work
-    marks = flag(parts.trace.names, is_optimizer)[host.name] & (host.category != Category.GPU_ANNOTATION)
-    rows = np.flatnonzero(marks)
+    rows = np.flatnonzero(parts.trace.named(host, is_optimizer) & (host.category != Category.GPU_ANNOTATION))
     launched = np.flatnonzero((work.category == Category.KERNEL) & (parts.launched_by >= 0))
     if not len(rows) or not len(launched):
         return
     begins = parts.trace.calls.start[parts.launched_by[launched]]
     at = np.searchsorted(host.start[rows], begins, side="right") - 1
-    inside = (at >= 0) & (begins < host.start[rows[at]] + host.duration[rows[at]])
+    inside = (at >= 0) & (begins < host.end[rows[at]])
     each = int(inside.sum()) / len(rows)
     if each >= OPTIMIZER_KERNELS:
         spent = float(host.duration[rows].sum()) / 1000
@@ -217,7 +235,7 @@ def _syncs(parts: Parts) -> Iterator[PatternSeen]:
     )
     if not steps.marked or not parts.gaps or share < SYNC_PCT:
         return
-    copies = flag(parts.trace.names, lambda name: "Memcpy" in name)[calls.name]
+    copies = parts.trace.named(calls, lambda name: "Memcpy" in name)
     classes = parts.causes.call_class
     rows = np.flatnonzero((classes == CallClass.EXPLICIT) | ((classes == CallClass.IMPLICIT) & copies))
     at = np.searchsorted(steps.host_start, calls.start[rows], side="right") - 1
@@ -240,14 +258,12 @@ def _main_root(parts: Parts, calls: Ints) -> int:
     inside = place >= 0
     if not bool(inside.any()):
         return -1
-    owner = parts.ops.row[find_roots(parts.ops)[place[inside]]]
-    numbers, of = np.unique(parts.trace.host.name[owner], return_inverse=True)
-    return int(numbers[int(np.argmax(np.bincount(of, weights=table.duration[calls[inside]])))])
+    owner = parts.ops.row[parts.ops.find_roots()[place[inside]]]
+    return find_main(parts.trace.host.name[owner], table.duration[calls[inside]])
 
 
 def _attention(parts: Parts) -> Iterator[PatternSeen]:
-    ops = parts.ops
-    rows = np.flatnonzero(flag(parts.trace.names, lambda name: name == _MATH)[parts.trace.host.name[ops.row]])
+    rows = np.flatnonzero(parts.trace.named(parts.trace.host, lambda name: name == _MATH)[parts.ops.row])
     share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
     if share >= ATTENTION_PCT:
         count = len(rows) / _count_steps(parts)
@@ -258,10 +274,10 @@ def _attention(parts: Parts) -> Iterator[PatternSeen]:
 
 def _plain_products(parts: Parts) -> Iterator[PatternSeen]:
     trace = parts.trace
-    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
-    if not cards or not all(card is not None and has_tensor_cores(card) for card in cards):
+    cards = [card for device in trace.list_devices() if (card := find_device(trace, device))]
+    if not cards or len(cards) < len(trace.list_devices()) or not all(map(has_tensor_cores, cards)):
         return
-    older = any(card is not None and card.major < 8 for card in cards)
+    older = any(card.major < 8 for card in cards)
     named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
     counted = parts.counted
     wanted = np.isin(counted.kind, [KINDS.index(kind) for kind in named]) & (counted.dtype == _FP32)
@@ -282,17 +298,13 @@ def has_tensor_cores(card: Device) -> bool:
 def _recompiles(parts: Parts) -> Iterator[PatternSeen]:
     host = parts.trace.host
     start, end = parts.steps.host_window
-    compiles = np.flatnonzero(
-        flag(parts.trace.names, lambda name: name == _COMPILES)[host.name]
-        & (host.start >= start)
-        & (host.start < end)
-    )
+    named = parts.trace.named(host, lambda name: name == _COMPILES)
+    compiles = np.flatnonzero(named & (host.start >= start) & (host.start < end))
     steps = distinct(np.searchsorted(parts.steps.host_start, host.start[compiles], side="right"))
     again = max((int(found[1]) for found in map(_REGION.match, parts.trace.names) if found), default=0)
     if len(steps) < 2 and not (len(compiles) and again):
         return
-    spans: Spans = unite(host.start[compiles], host.duration[compiles])
-    share = 100 * spans.within_one(start, end) / max(end - start, 1)
+    share = 100 * unite_rows(host, compiles).within_one(start, end) / max(end - start, 1)
     words = f"the compiler runs in {len(steps)} of {_count_steps(parts)} steps"
     if not parts.steps.marked:
         words = f"the compiler runs {len(compiles)} times"
@@ -303,13 +315,10 @@ def _recompiles(parts: Parts) -> Iterator[PatternSeen]:
 
 def _recomputes(parts: Parts) -> Iterator[PatternSeen]:
     """Find forward operators inside of nodes of the backward pass, while the card has memory to spare."""
-    ops, names = parts.ops, parts.trace.names
-    if not len(ops.row):
-        return
-    roots = find_roots(ops)
-    is_node = flag(names, lambda name: name.startswith(BACKWARD))[parts.trace.host.name[ops.row]]
-    forward = flag(names, lambda name: _FORWARD.match(name) is not None)[parts.trace.host.name[ops.row]]
-    rows = np.flatnonzero(is_node[roots] & forward)
+    ops, host = parts.ops, parts.trace.host
+    is_node = parts.trace.named(host, is_node_of_backward)[ops.row]
+    forward = parts.trace.named(host, lambda name: _FORWARD.match(name) is not None)[ops.row]
+    rows = np.flatnonzero(is_node[ops.find_roots()] & forward)
     if not len(rows):
         return
     used = _share_of_memory(parts)
@@ -343,8 +352,7 @@ def _misaligned(parts: Parts) -> Iterator[PatternSeen]:
     if not len(rows) or share < MISALIGNED_PCT:
         return
     shapes = parts.trace.host.shape[parts.ops.row[parts.launchers[rows]]]
-    numbers, place = np.unique(shapes, return_inverse=True)
-    most = int(numbers[int(np.argmax(np.bincount(place, weights=work.duration[rows])))])
+    most = find_main(shapes, work.duration[rows])
     row = int(rows[shapes == most][0])
     name = parts.trace.names[parts.trace.host.name[parts.ops.row[parts.launchers[row]]]]
     product = measure_product(name, parse_inputs(parts.trace.shapes[most]))

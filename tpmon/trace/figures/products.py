@@ -28,12 +28,10 @@ from tpmon.trace.figures.operators import (
     name_kind,
     parse_inputs,
 )
-from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.columns import Groups, Ints, Mask, Reals, distinct, group
 from tpmon.trace.reading.read import Trace, find_device
 from tpmon.trace.reading.schema import Category, Device, flag, is_product_kernel, uses_tensor_cores
 from tpmon.trace.reading.spans import Nest
-
-Reals = npt.NDArray[np.float64]
 
 KINDS = ("", "matmul", "convolution", "attention")
 DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int8")
@@ -121,15 +119,10 @@ def count_work(trace: Trace, ops: Nest, launchers: Ints) -> CountedProduct:
     """Count what each kernel computes and moves, by the operator that launched it."""
     work = trace.work
     size = len(work.start)
-    found = CountedProduct(
-        np.zeros(size, np.int8),
-        np.zeros(size, np.int8),
-        np.full(size, math.nan),
-        np.full(size, math.nan),
-        np.full(size, math.nan),
-        np.full(size, -1, np.int8),
-    )
-    kernels = np.flatnonzero(work.category == Category.KERNEL)
+    kinds, dtypes = np.zeros((2, size), np.int8)
+    whole, flops, moved = np.full((3, size), math.nan)
+    found = CountedProduct(kinds, dtypes, whole, flops, moved, np.full(size, -1, np.int8))
+    kernels = np.flatnonzero(trace.select(Category.KERNEL))
     if not len(kernels):
         return found
     by_name = flag(trace.names, is_product_kernel, work.name[kernels])
@@ -137,22 +130,17 @@ def count_work(trace: Trace, ops: Nest, launchers: Ints) -> CountedProduct:
     rows = kernels[launchers[kernels] >= 0]
     if not len(rows):
         return found
-    host = ops.row[launchers[rows]]
-    widest = len(trace.shapes) + 1
-    keys, call_of = np.unique(
-        trace.host.name[host].astype(np.int64) * widest + trace.host.shape[host] + 1, return_inverse=True
-    )
-    calls = read_calls(trace, keys, widest)
+    groups, calls = read_calls(trace, ops.row[launchers[rows]])
     is_product = by_name[work.name[rows]]
-    places, place_of, count = np.unique(launchers[rows], return_inverse=True, return_counts=True)
-    products = np.bincount(place_of, weights=is_product, minlength=len(places))[place_of]
-    alone = count[place_of] == 1
-    flops = np.array([call.flops for call in calls])[call_of]
-    moved = np.array([call.moved for call in calls])[call_of]
+    launched = group(launchers[rows])
+    products = launched.sum(is_product)[launched.place]
+    alone = launched.count[launched.place] == 1
+    flops = np.array([call.flops for call in calls])[groups.place]
+    moved = np.array([call.moved for call in calls])[groups.place]
     found.call_flops[rows] = flops
     found.flops[rows] = np.where(alone | (is_product & (products == 1)), flops, math.nan)
     found.moved[rows] = np.where(alone, moved, math.nan)
-    _name_types(trace, found, rows, (calls, call_of), is_product)
+    _name_types(trace, found, rows, (calls, groups.place), is_product)
     return found
 
 
@@ -171,15 +159,17 @@ def _kind_of_kernel(kernel: str) -> str:
     return "convolution" if re.search(r"fprop|dgrad|wgrad|conv", kernel, re.IGNORECASE) else "matmul"
 
 
-def read_calls(trace: Trace, keys: Ints, widest: int) -> list[Call]:
-    """Read each pair of operator and inputs once."""
+def read_calls(trace: Trace, rows: Ints) -> tuple[Groups, list[Call]]:
+    """Read each pair of operator and inputs of some host events once."""
+    widest = len(trace.shapes) + 1
+    groups = group(trace.host.name[rows].astype(np.int64) * widest + trace.host.shape[rows] + 1)
 
     def read(key: int) -> tuple[str, Inputs]:
         name, shape = trace.names[key // widest], key % widest - 1
         return name, parse_inputs(trace.shapes[shape] if shape >= 0 else (b"", b""))
 
     outputs: dict[tuple[Dims, Dims], Dims] = {}
-    numbers = keys.tolist()
+    numbers = groups.keys.tolist()
     for key in numbers:
         if trace.names[key // widest] == CONV_BACKWARD:
             backward = key_convolution(*read(key))
@@ -198,7 +188,7 @@ def read_calls(trace: Trace, keys: Ints, widest: int) -> list[Call]:
                 (product.n, product.k) if product else (),
             )
         )
-    return calls
+    return groups, calls
 
 
 def _name_types(
@@ -206,7 +196,7 @@ def _name_types(
     found: CountedProduct,
     rows: Ints,
     called: tuple[list[Call], Ints],
-    is_product: npt.NDArray[np.bool_],
+    is_product: Mask,
 ) -> None:
     """Tell kind, type and alignment of each pair of call and kernel.
 
@@ -215,10 +205,10 @@ def _name_types(
     work = trace.work
     calls, call_of = called
     wide = len(trace.names) + 1
-    pairs, pair_of = np.unique(call_of.astype(np.int64) * wide + work.name[rows], return_inverse=True)
-    time = np.bincount(pair_of, weights=work.duration[rows])
-    cards = [find_device(trace, device) for device in distinct(work.device[rows]).tolist()]
-    card = cards[0]
+    groups = group(call_of.astype(np.int64) * wide + work.name[rows])
+    pairs, pair_of = groups.keys, groups.place
+    time = groups.sum(work.duration[rows])
+    card = find_device(trace, int(work.device[rows].min()))
     kinds, dtypes = [], []
     main: dict[int, tuple[float, str]] = {}
     product_pair = np.zeros(len(pairs), np.bool_)
@@ -245,13 +235,13 @@ def _name_types(
     found.misaligned[rows] = np.array(misaligned, np.int8)[pair_of]
 
 
-def rate(amount: Reals, length: Ints) -> Known[float]:
-    """Return the amount for each nanosecond, where it is known of half of the time."""
+def rate(amount: Reals, length: Ints, unit: int = 1) -> Known[float]:
+    """Return the amount in some unit for each nanosecond, where it is known of half of the time."""
     there = np.isfinite(amount)
     spent = int(length[there].sum())
     if not spent or spent < HALF * int(length.sum()):
         return NO_SHAPES
-    return float(amount[there].sum()) / spent
+    return float(amount[there].sum()) / spent / unit
 
 
 def share_of_peak(reached: Known[float], best: float | None) -> Known[float]:
@@ -336,6 +326,7 @@ def find_peak(card: Device | None) -> Peak | None:
 
 MOST_HOST_TFLOP_S = 10.0
 """The largest servers reach a little less in fp32 with all of their cores."""
+_TOO_FAST = Missing("faster than a host: the work is of a device that is not in the trace")
 _NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
 
 
@@ -344,7 +335,7 @@ def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProdu
     if not len(trace.work.start):
         return _sum_on_host(trace, ops)
     work = trace.work
-    total = int(work.duration[work.category == Category.KERNEL].sum())
+    total = int(work.duration[trace.select(Category.KERNEL)].sum())
     rows = np.flatnonzero(counted.kind > 0)
     found = []
     for key in distinct(counted.kind[rows].astype(np.int64) * len(DTYPES) + counted.dtype[rows]).tolist():
@@ -358,8 +349,7 @@ def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProdu
         span = np.bincount(place_of, weights=length[called >= 0], minlength=len(places)).astype(np.int64)
         reached: Known[float] = NO_SHAPES
         if len(places) and int(span[np.isfinite(flops)].sum()) >= HALF * spent:
-            gflop_s = rate(flops, span)
-            reached = gflop_s / 1000 if is_known(gflop_s) else gflop_s
+            reached = rate(flops, span, 1000)
         sides = counted.misaligned[part]
         told = int(length[sides >= 0].sum())
         found.append(
@@ -379,12 +369,9 @@ def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProdu
 
 def _peak_of(trace: Trace, rows: Ints, dtype: str) -> float | None:
     """Return the TFLOP/s of the card of these rows, None where they are of several kinds of cards."""
-    peaks = {
-        peak.tflop_s.get(dtype) if peak is not None else None
-        for peak in (
-            find_peak(find_device(trace, device)) for device in distinct(trace.work.device[rows]).tolist()
-        )
-    }
+    devices = distinct(trace.work.device[rows]).tolist()
+    found = [find_peak(find_device(trace, device)) for device in devices]
+    peaks = {peak.tflop_s.get(dtype) if peak else None for peak in found}
     return peaks.pop() if len(peaks) == 1 else None
 
 
@@ -408,19 +395,18 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
         return ()
     total = int(trace.host.duration[ops.row[ops.depth == 0]].sum())
     host = ops.row[places]
-    widest = len(trace.shapes) + 1
-    keys, call_of = np.unique(
-        trace.host.name[host].astype(np.int64) * widest + trace.host.shape[host] + 1, return_inverse=True
-    )
-    calls = read_calls(trace, keys, widest)
-    flops = np.array([call.flops for call in calls])[call_of]
-    dtypes = np.array([DTYPES.index(call.dtype) if call.dtype in DTYPES else 0 for call in calls])[call_of]
+    groups, calls = read_calls(trace, host)
+    flops = np.array([call.flops for call in calls])[groups.place]
+    numbers = [DTYPES.index(call.dtype) if call.dtype in DTYPES else 0 for call in calls]
+    dtypes = np.array(numbers)[groups.place]
     length = trace.host.duration[host]
     found = []
     for kind, dtype in sorted(set(zip(kind_of[places].tolist(), dtypes.tolist(), strict=True))):
         here = (kind_of[places] == kind) & (dtypes == dtype)
         spent = int(length[here].sum())
-        gflop_s = rate(flops[here], length[here])
+        reached = rate(flops[here], length[here], 1000)
+        if is_known(reached) and reached > MOST_HOST_TFLOP_S:
+            reached = _TOO_FAST
         found.append(
             ProductRow(
                 KINDS[kind],
@@ -428,16 +414,9 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
                 int(here.sum()),
                 spent / 1000,
                 100 * spent / total if total else 0.0,
-                _believe(gflop_s),
+                reached,
                 Missing("peaks are known of cards alone"),
                 Missing("it matters to tensor cores alone"),
             )
         )
     return tuple(sorted(found, key=lambda row: -row.total_us))
-
-
-def _believe(gflop_s: Known[float]) -> Known[float]:
-    """Return TFLOP/s of a host, missing where no host is so fast: it only launched what a device computed."""
-    if is_known(gflop_s) and gflop_s > MOST_HOST_TFLOP_S * 1000:
-        return Missing("faster than a host: the work is of a device that is not in the trace")
-    return gflop_s / 1000 if is_known(gflop_s) else gflop_s

@@ -23,15 +23,14 @@ from tpmon.model.results.trace_tables import FrameRow, ModuleRow, RangeRow
 from tpmon.model.text.redaction import hide
 from tpmon.trace.compare import read_told
 from tpmon.trace.figures.steps import match_calls
-from tpmon.trace.reading.columns import Ints, Small, distinct
+from tpmon.trace.reading.columns import Ints, Mask, Small, distinct, group
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_loader, is_step
+from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_loader, is_node_of_backward, is_step
 from tpmon.trace.reading.spans import Nest, nest
 
 MOST_FRAMES = 1000
 """Rows of the table of functions."""
 _PLACE = re.compile(r"^(?P<file>[^<(]*\.py)\(\d+\): ")
-_MODULE = "nn.Module: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def nest_python(trace: Trace) -> Stacks:
     working = distinct(host.track[host.category == Category.OP])
     rows = np.flatnonzero(np.isin(python.track, working))
     rows = rows if len(rows) else np.arange(len(python.start))
-    nested = nest(rows, python.start[rows], python.duration[rows], python.track[rows])
+    nested = nest(python, rows)
     own = flag(trace.names, is_own_line)
     names = python.name[nested.row].astype(np.int64)
     line = np.where(own[names], names, -1) if len(names) else names
@@ -96,30 +95,22 @@ def sum_frames(trace: Trace, stacks: Stacks) -> tuple[FrameRow, ...]:
     python = trace.python
     duration = python.duration[nested.row]
     self_ns = np.maximum(duration - nested.child_ns, 0)
-    names = python.name[nested.row].astype(np.int64)
-    numbers, place = np.unique(names, return_inverse=True)
-    outer = _find_outermost(place, nested.start, nested.end, python.track[nested.row])
-    total = np.bincount(place, weights=np.where(outer, duration, 0))
-    own = np.bincount(place, weights=self_ns)
-    count = np.bincount(place)
-    callers = _find_callers(place, stacks.line, self_ns)
-    order = np.argsort(-own, kind="stable")
+    groups = group(python.name[nested.row].astype(np.int64))
+    outer = _find_outermost(groups.place, nested.start, nested.end, python.track[nested.row])
+    total, own = groups.sum(np.where(outer, duration, 0)) / 1000, groups.sum(self_ns) / 1000
+    callers = _find_callers(groups.place, stacks.line, self_ns)
     found = []
-    for at in order.tolist():
-        name = trace.names[numbers[at]]
-        if name.startswith(_MODULE):
-            continue
-        line = callers[at]
-        caller: Applicable[str] = NOT_APPLICABLE
-        if line >= 0 and line != numbers[at]:
-            caller = clean_name(trace.names[line])
-        found.append(FrameRow(clean_name(name), int(count[at]), total[at] / 1000, own[at] / 1000, caller))
+    for at in np.argsort(-own, kind="stable").tolist():
+        number, line = groups.keys[at], callers[at]
+        if not trace.names[number].startswith(MODULE):
+            known = line >= 0 and line != number
+            caller: Applicable[str] = clean_name(trace.names[line]) if known else NOT_APPLICABLE
+            name = clean_name(trace.names[number])
+            found.append(FrameRow(name, int(groups.count[at]), total[at], own[at], caller))
     return tuple(found[:MOST_FRAMES])
 
 
-def _find_outermost(
-    place: Ints, start: Ints, end: Ints, track: Small
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _find_outermost(place: Ints, start: Ints, end: Ints, track: Small) -> Mask:
     """Tell which calls do not run inside of another one of the same function: recursion counts once."""
     order = np.lexsort((start, track, place))
     first = int(start.min())
@@ -139,11 +130,10 @@ def _find_outermost(
 def _find_callers(place: Ints, line: Ints, self_ns: Ints) -> Ints:
     """Return for each function the line of the program that has most of its own time, -1 for none."""
     wide = int(line.max()) + 2
-    pairs, pair_of = np.unique(place.astype(np.int64) * wide + line + 1, return_inverse=True)
-    spent = np.bincount(pair_of, weights=self_ns)
-    order = np.argsort(spent, kind="stable")
+    pairs = group(place.astype(np.int64) * wide + line + 1)
+    ordered = pairs.keys[np.argsort(pairs.sum(self_ns), kind="stable")]
     found = np.full(int(place.max()) + 1, -1, dtype=np.int64)
-    found[pairs[order] // wide] = pairs[order] % wide - 1  # the last of equal keys stays: the largest
+    found[ordered // wide] = ordered % wide - 1  # the last of equal keys stays: the largest
     return found
 
 
@@ -215,12 +205,8 @@ def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
     if not len(rows):
         calls = match_calls(trace)
         work = np.flatnonzero(np.isin(trace.work.name, numbers) & (calls >= 0))
-        launch = calls[work]
-        tracks, times, lengths = (
-            trace.calls.track[launch],
-            trace.calls.start[launch],
-            trace.work.duration[work],
-        )
+        tracks, times = trace.calls.track[calls[work]], trace.calls.start[calls[work]]
+        lengths = trace.work.duration[work]
     has_python = np.isin(tracks, distinct(trace.python.track))
     order = np.lexsort((-lengths, ~has_python))[:_MOST_TRIED]
     return tracks[order].astype(np.int64), times[order]
@@ -230,58 +216,44 @@ def _innermost(trace: Trace, track: int, time: int) -> str:
     """Return the innermost function of the user's around a time, else of a library; "" for none."""
     python = trace.python
     until = int(np.searchsorted(python.start, time, side="right"))
-    around = np.flatnonzero(
-        (python.start[:until] + python.duration[:until] > time) & (python.track[:until] == track)
-    )
+    around = np.flatnonzero((python.end[:until] > time) & (python.track[:until] == track))
     names = [trace.names[python.name[row]] for row in reversed(around.tolist())]
     return min((name for name in names if _FRAME.match(name)), key=rank_frame, default="")
 
 
 MODULE = "nn.Module: "
-BACKWARD = "autograd::engine::evaluate_function: "
 
 
 def sum_modules(trace: Trace, ops: Nest, launchers: Ints, launched_by: Ints) -> tuple[ModuleRow, ...]:
     """Sum the modules by name, the longest first; empty where the trace has none (with_stack=True)."""
     python = trace.python
-    rows = np.flatnonzero(flag(trace.names, lambda name: name.startswith(MODULE))[python.name])
-    if not len(rows):
+    modules = nest(python, np.flatnonzero(trace.named(python, lambda name: name.startswith(MODULE))))
+    if not len(modules.row):
         return ()
-    modules = nest(rows, python.start[rows], python.duration[rows], python.track[rows])
     own = python.duration[modules.row]
     self_ns = np.maximum(own - modules.child_ns, 0)
     has_device = len(trace.work.start) > 0
-    forward = _sum_forward(trace, modules, launched_by)
+    forward = sum_launched(trace, modules, launched_by)
     backward = _sum_backward(trace, modules, ops, launchers)
-    numbers, place = np.unique(python.name[modules.row], return_inverse=True)
-
+    groups = group(python.name[modules.row])
+    columns = (own, self_ns, modules.add_up(forward), forward, modules.add_up(backward), backward)
+    sums = [groups.sum(column) / 1000 for column in columns]
+    first = np.full(len(groups.keys), len(groups.place), dtype=np.int64)
+    np.minimum.at(first, groups.place, np.arange(len(groups.place)))
+    leading = sums[2 if has_device else 0] + sums[4]
     has_backward = bool(backward.any())
-    columns = [own, self_ns, _add_up(modules, forward), forward, _add_up(modules, backward), backward]
-    sums = [np.bincount(place, weights=column, minlength=len(numbers)) / 1000 for column in columns]
-    counts = np.bincount(place, minlength=len(numbers))
-    first = np.full(len(numbers), len(place), dtype=np.int64)
-    np.minimum.at(first, place, np.arange(len(place)))
-    leading = sums[2] + sums[4] if has_device else sums[0] + sums[4]
+    tells = (has_device, has_device, has_backward, has_backward)
     found = []
     for at in np.lexsort((first, -leading)).tolist():
         above = int(modules.parent[first[at]])
-        inside: Applicable[str] = NOT_APPLICABLE
-        if above >= 0:
-            inside = _short(trace.names[python.name[modules.row[above]]])
-        figures = [float(one[at]) for one in sums]
-        found.append(
-            ModuleRow(
-                _short(trace.names[numbers[at]]),
-                inside,
-                int(counts[at]),
-                figures[0],
-                figures[1],
-                figures[2] if has_device else NOT_APPLICABLE,
-                figures[3] if has_device else NOT_APPLICABLE,
-                figures[4] if has_backward else NOT_APPLICABLE,
-                figures[5] if has_backward else NOT_APPLICABLE,
-            )
-        )
+        around = python.name[modules.row[above]]
+        inside: Applicable[str] = _short(trace.names[around]) if above >= 0 else NOT_APPLICABLE
+        device = [
+            float(one[at]) if told else NOT_APPLICABLE for one, told in zip(sums[2:], tells, strict=True)
+        ]
+        total, alone = float(sums[0][at]), float(sums[1][at])
+        name = _short(trace.names[groups.keys[at]])
+        found.append(ModuleRow(name, inside, int(groups.count[at]), total, alone, *device))
     return tuple(found)
 
 
@@ -289,33 +261,11 @@ def _short(name: str) -> str:
     return clean_name(name.removeprefix(MODULE), 200)
 
 
-def _add_up(modules: Nest, values: Ints) -> Ints:
-    """Add to each module what those inside of it have."""
-    total: Ints = values.copy()
-    for deep in range(int(modules.depth.max()), 0, -1):
-        inner = np.flatnonzero((modules.depth == deep) & (modules.parent >= 0))
-        np.add.at(total, modules.parent[inner], total[inner])
-    return total
-
-
-def _sum_forward(trace: Trace, modules: Nest, launched_by: Ints) -> Ints:
-    """Sum the device work that calls inside of each module launched, in nanoseconds."""
-    found = np.zeros(len(modules.row), dtype=np.int64)
+def sum_launched(trace: Trace, nested: Nest, launched_by: Ints) -> Ints:
+    """Sum the device work that calls inside of each module or range launched, in nanoseconds."""
     matched = np.flatnonzero(launched_by >= 0)
     calls = launched_by[matched]
-    place = modules.find(trace.calls.track[calls], trace.calls.start[calls])
-    inside = place >= 0
-    np.add.at(found, place[inside], trace.work.duration[matched[inside]])
-    return found
-
-
-def find_roots(ops: Nest) -> Ints:
-    """Return the outermost operator around each one."""
-    root = np.arange(len(ops.row))
-    for deep in range(1, int(ops.depth.max()) + 1 if len(root) else 0):
-        inner = np.flatnonzero((ops.depth == deep) & (ops.parent >= 0))
-        root[inner] = root[ops.parent[inner]]
-    return root
+    return nested.sum_around(trace.calls.track[calls], trace.calls.start[calls], trace.work.duration[matched])
 
 
 def _sum_backward(trace: Trace, modules: Nest, ops: Nest, launchers: Ints) -> Ints:
@@ -325,8 +275,8 @@ def _sum_backward(trace: Trace, modules: Nest, ops: Nest, launchers: Ints) -> In
         return found
     host = trace.host
     sequence = host.sequence[ops.row]
-    root = find_roots(ops)
-    is_node = flag(trace.names, lambda name: name.startswith(BACKWARD))[host.name[ops.row]]
+    root = ops.find_roots()
+    is_node = trace.named(host, is_node_of_backward)[ops.row]
     backward = is_node[root]
     ahead = np.flatnonzero(~backward & (sequence >= 0))
     nodes = np.flatnonzero(is_node & (root == np.arange(len(root))) & (sequence >= 0))
@@ -357,7 +307,7 @@ _OPTIMIZER = "Optimizer."
 def sum_ranges(trace: Trace, launched_by: Ints) -> tuple[RangeRow, ...]:
     """Sum the ranges by name, the longest on the host first, after them those of a device alone."""
     host = trace.host
-    own = ~flag(trace.names, _is_of_torch)[host.name]
+    own = ~trace.named(host, _is_of_torch)
     rows = np.flatnonzero((host.category == Category.ANNOTATION) & own)
     on_device = np.flatnonzero((host.category == Category.GPU_ANNOTATION) & own)
     if len(on_device):
@@ -373,46 +323,29 @@ def _is_of_torch(name: str) -> bool:
 
 
 def _sum_host(trace: Trace, rows: Ints, launched_by: Ints) -> list[RangeRow]:
-    if not len(rows):
-        return []
     host = trace.host
-    ranges = nest(rows, host.start[rows], host.duration[rows], host.track[rows])
+    ranges = nest(host, rows)
     own = host.duration[ranges.row]
-    work = np.zeros(len(own), dtype=np.int64)
-    matched = np.flatnonzero(launched_by >= 0)
-    calls = launched_by[matched]
-    place = ranges.find(trace.calls.track[calls], trace.calls.start[calls])
-    inside = place >= 0
-    np.add.at(work, place[inside], trace.work.duration[matched[inside]])
-    for deep in range(int(ranges.depth.max()), 0, -1):
-        inner = np.flatnonzero((ranges.depth == deep) & (ranges.parent >= 0))
-        np.add.at(work, ranges.parent[inner], work[inner])
+    work = ranges.add_up(sum_launched(trace, ranges, launched_by))
     has_device = len(trace.work.start) > 0
-    numbers, place_of = np.unique(host.name[ranges.row], return_inverse=True)
-    columns = (own, np.maximum(own - ranges.child_ns, 0), work)
-    sums = [np.bincount(place_of, weights=column, minlength=len(numbers)) / 1000 for column in columns]
-    counts = np.bincount(place_of, minlength=len(numbers))
+    groups = group(host.name[ranges.row])
+    sums = [groups.sum(column) / 1000 for column in (own, np.maximum(own - ranges.child_ns, 0), work)]
     found = []
     for at in np.argsort(-sums[0], kind="stable").tolist():
         total, alone, device = (float(one[at]) for one in sums)
         on_device: Applicable[float] = device if has_device else NOT_APPLICABLE
-        name = clean_name(hide(trace.names[numbers[at]]))
-        found.append(RangeRow(name, int(counts[at]), total, alone, total / int(counts[at]), on_device))
+        name, count = clean_name(hide(trace.names[groups.keys[at]])), int(groups.count[at])
+        found.append(RangeRow(name, count, total, alone, total / count, on_device))
     return found
 
 
 def _sum_device(trace: Trace, rows: Ints) -> list[RangeRow]:
     """Sum ranges that the device alone has: from its first work in them to its last."""
-    if not len(rows):
-        return []
-    host = trace.host
-    numbers, place_of = np.unique(host.name[rows], return_inverse=True)
-    sums = np.bincount(place_of, weights=host.duration[rows], minlength=len(numbers)) / 1000
-    counts = np.bincount(place_of, minlength=len(numbers))
-    none = NOT_APPLICABLE
-    return [
-        RangeRow(
-            clean_name(hide(trace.names[numbers[at]])), int(counts[at]), none, none, none, float(sums[at])
-        )
-        for at in np.argsort(-sums, kind="stable").tolist()
-    ]
+    groups = group(trace.host.name[rows])
+    sums = groups.sum(trace.host.duration[rows]) / 1000
+    found = []
+    for at in np.argsort(-sums, kind="stable").tolist():
+        name = clean_name(hide(trace.names[groups.keys[at]]))
+        none = (NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
+        found.append(RangeRow(name, int(groups.count[at]), *none, float(sums[at])))
+    return found

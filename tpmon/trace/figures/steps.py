@@ -8,16 +8,16 @@ as the marks of the hook's own recordings have.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.trace.reading.columns import Ints
+from tpmon.model.results.timeline import CountedSteps
+from tpmon.trace.reading.columns import Ints, group
 from tpmon.trace.reading.read import Trace
-from tpmon.trace.reading.schema import Category, flag, is_step
+from tpmon.trace.reading.schema import Category, is_step
 from tpmon.trace.reading.spans import find_parts
 
 NEVER = int(np.iinfo(np.int64).min)
@@ -74,13 +74,11 @@ def find_steps(trace: Trace, launched_by: Ints) -> TraceSteps:
     if parts is not None:
         return parts
     host = trace.host
-    marks = flag(trace.names, is_step)[host.name] if len(host.name) else np.zeros(0, np.bool_)
     kinds = (host.category == Category.ANNOTATION) | (host.category == Category.OP)
-    rows = np.flatnonzero(marks & kinds)
+    rows = np.flatnonzero(trace.named(host, is_step) & kinds)
     if not len(rows):
         return _whole(trace)
-    start = host.start[rows]
-    end = start + host.duration[rows]
+    start, end = host.start[rows], host.end[rows]
     names = tuple(trace.names[number] for number in host.name[rows].tolist())
     notes: list[str] = []
     device_end, counts, before = _device_ends(trace, launched_by, start, end)
@@ -120,9 +118,8 @@ def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tup
     if not len(matched):
         return ends, counts, NEVER
     call = launched_by[matched]
-    call_start = trace.calls.start[call]
-    call_end = call_start + trace.calls.duration[call]
-    work_end = trace.work.start[matched] + trace.work.duration[matched]
+    call_start, call_end = trace.calls.start[call], trace.calls.end[call]
+    work_end = trace.work.end[matched]
     step = np.searchsorted(start, call_start, side="right") - 1
     inside = (step >= 0) & (call_end <= end[step])
     np.maximum.at(ends, step[inside], work_end[inside])
@@ -131,7 +128,7 @@ def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tup
     before = int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
     left = _find_leftover(trace, launched_by, int(end[0]))
     if len(left):
-        before = max(before, int((trace.work.start[left] + trace.work.duration[left]).max()))
+        before = max(before, int(trace.work.end[left].max()))
     return ends, counts, before
 
 
@@ -157,11 +154,9 @@ def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
 
 
 def _whole(trace: Trace) -> TraceSteps:
-    tables = [(table.start, table.duration) for table in (trace.host, trace.calls, trace.work)]
-    first = [int(start.min()) for start, _length in tables if len(start)]
-    last = [int((start + length).max()) for start, length in tables if len(start)]
-    start = np.array([min(first, default=0)], dtype=np.int64)
-    end = np.array([max(last, default=0)], dtype=np.int64)
+    tables = [table for table in (trace.host, trace.calls, trace.work) if len(table.start)]
+    start = np.array([min((int(one.start.min()) for one in tables), default=0)], dtype=np.int64)
+    end = np.array([max((int(one.end.max()) for one in tables), default=0)], dtype=np.int64)
     notes = [f"no steps are marked ({UNMARKED}): the whole trace counts as one"]
     repeated = _most_repeated(trace)
     if repeated:
@@ -172,15 +167,10 @@ def _whole(trace: Trace) -> TraceSteps:
 def _most_repeated(trace: Trace) -> str:
     """Name the annotation that takes the longest of those that come more than once, and how often."""
     rows = np.flatnonzero(trace.host.category == Category.ANNOTATION)
-    totals: Counter[int] = Counter()
-    counts: Counter[int] = Counter()
-    for name, length in zip(trace.host.name[rows].tolist(), trace.host.duration[rows].tolist(), strict=True):
-        totals[name] += length
-        counts[name] += 1
-    for name, _total in totals.most_common():
-        if counts[name] > 1:
-            return f"{trace.names[name]}, {counts[name]} times"
-    return ""
+    groups = group(trace.host.name[rows])
+    totals = np.where(groups.count > 1, groups.sum(trace.host.duration[rows]), -1)
+    at = int(np.argmax(totals)) if len(totals) else 0
+    return f"{trace.names[groups.keys[at]]}, {groups.count[at]} times" if max(totals, default=-1) >= 0 else ""
 
 
 UNCOUNTED = Missing("kineto does not number the steps of the run, and no hook counts them")
@@ -197,18 +187,6 @@ apart. A small model is fed, computes and updates in 0.8 ms: a longer time would
 
 _EARLIER_SHARE = 0.1
 """Of a short step it is this share of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountedSteps:
-    """Hold when steps of the loop had ended (ns since the epoch, oldest first), and how many there were then.
-
-    ``at_update``: a step ends with its update; otherwise when the next batch is asked for, or is told to.
-    """
-
-    ends_ns: Sequence[int]
-    steps: Sequence[int]
-    at_update: bool
 
 
 def number_first(

@@ -17,15 +17,15 @@ import sys
 import numpy as np
 
 from tpmon.errors import TpmonError
-from tpmon.model.codec import to_plain
+from tpmon.model.codec import decode, encode
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known, known_or
-from tpmon.trace.figures.program import BACKWARD
-from tpmon.trace.figures.steps import UNCOUNTED, CountedSteps, number_first
+from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.results.timeline import CountedSteps, MarkedSteps
+from tpmon.trace.figures.steps import UNCOUNTED, number_first
 from tpmon.trace.reading.columns import Ints
 from tpmon.trace.reading.read import Trace, read_trace
-from tpmon.trace.reading.schema import STEP, Category, Id, flag, is_optimizer, is_step
-from tpmon.trace.reading.spans import unite
+from tpmon.trace.reading.schema import STEP, Category, Id, is_node_of_backward, is_optimizer, is_step
+from tpmon.trace.reading.spans import unite_rows
 from tpmon.trace.summary import begin_child
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -36,29 +36,12 @@ _MADE_BY = "tpmon: from one update of the optimizer to the next"
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateMark:
-    """Hold one step on the clock of the trace, in ns."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class Marks:
-    """Hold the thread that updates, and the steps from update to update; ``why`` there is none."""
+    """Hold the thread that updates, start and end of each step in ns of the trace; ``why`` there is none."""
 
     thread: tuple[Id, Id]
-    steps: tuple[UpdateMark, ...]
+    steps: tuple[tuple[int, int], ...]
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """Hold how many steps were marked, which step of the loop the first is, and why there is none."""
-
-    marks: int
-    first: Known[int]
-    why: str
 
 
 def find_updates(trace: Trace, most: int) -> Marks:
@@ -70,30 +53,28 @@ def find_updates(trace: Trace, most: int) -> Marks:
     host = trace.host
     kinds = host.category != Category.GPU_ANNOTATION
     nothing: tuple[Id, Id] = (0, 0)
-    if not len(host.name) or (flag(trace.names, is_step)[host.name] & kinds).any():
+    if not len(host.name) or (trace.named(host, is_step) & kinds).any():
         return Marks(nothing, (), "it has marks, or no events of the host")
-    rows = np.flatnonzero(flag(trace.names, is_optimizer)[host.name] & kinds)
+    rows = np.flatnonzero(trace.named(host, is_optimizer) & kinds)
     if not len(rows):
         return Marks(nothing, (), "no update of an optimizer is in it")
     tracks, counts = np.unique(host.track[rows], return_counts=True)
     track = tracks[counts.argmax()]
     rows = rows[host.track[rows] == track]
-    nodes = np.flatnonzero(flag(trace.names, lambda name: name.startswith(BACKWARD))[host.name] & kinds)
-    own = nodes[host.track[nodes] == track]
-    inside = unite(host.start[own], host.duration[own]).within(host.start[rows], host.start[rows] + 1) > 0
+    nodes = np.flatnonzero(trace.named(host, is_node_of_backward) & kinds)
+    own = unite_rows(host, nodes[host.track[nodes] == track])
+    inside = own.within(host.start[rows], host.start[rows] + 1) > 0
     if 2 * int(inside.sum()) > len(rows):
         return Marks(nothing, (), "the optimizer updates within the backward pass, many times in a step")
     rows = _choose_last(trace, rows, nodes)
     begin = int(host.start[host.track == track].min())
-    first = int(host.start[rows[0]] + host.duration[rows[0]])
+    first = int(host.end[rows[0]])
     if len(rows) > 1 and len(nodes) and int(host.start[nodes].min()) >= first:
         begin, rows = first, rows[1:]  # the recording began between two updates of a step of before
     rows = rows[:most]
-    ends = (host.start[rows] + host.duration[rows]).tolist()
+    ends = host.end[rows].tolist()
     starts = [begin, *ends[:-1]]
-    return Marks(
-        trace.tracks[int(track)], tuple(UpdateMark(*pair) for pair in zip(starts, ends, strict=True))
-    )
+    return Marks(trace.tracks[int(track)], tuple(zip(starts, ends, strict=True)))
 
 
 def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
@@ -102,11 +83,11 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
     The name is that with the fewest updates, of several such the one with most time after it.
     """
     host = trace.host
-    ends = host.start[rows] + host.duration[rows]
+    ends = host.end[rows]
     if len(nodes):
         passed = np.searchsorted(host.start[nodes], ends, side="right")
         rows = rows[np.append(passed[1:] > passed[:-1], True)]
-        ends = host.start[rows] + host.duration[rows]
+        ends = host.end[rows]
     after = host.start[rows][1:] - ends[:-1]
     names, counts = np.unique(host.name[rows], return_counts=True)
     often = counts >= min(2, int(counts.max()))  # once beside others that come again: cut off, or rare
@@ -121,7 +102,7 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
 
 def write_marked(
     source: str, target: str, most: int, told: str = "", counted: CountedSteps | Missing = UNCOUNTED
-) -> Marked:
+) -> MarkedSteps:
     """Write the trace at ``source``, its steps marked, to the file ``target`` (packed).
 
     ``told`` are its conditions as JSON, which go before the events. Where the loop counted its steps the
@@ -134,7 +115,7 @@ def write_marked(
     trace = read_trace(source)
     updates = find_updates(trace, most)
     marks, why = updates.steps, updates.why
-    first = number_first([(one.start, one.end) for one in marks], trace.header.base_time_ns, counted)
+    first = number_first(marks, trace.header.base_time_ns, counted)
     if told and is_known(first):
         told = json.dumps({**json.loads(told), "first_step": first})
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -156,7 +137,7 @@ def write_marked(
             stream.write(b"\n" + _write_mark(number, mark, updates.thread, opens=mark is marks[0]) + b",")
         stream.write(head[cut:])
         shutil.copyfileobj(events, stream, 1 << 20)
-    return Marked(len(marks), first, why)
+    return MarkedSteps(len(marks), first, why)
 
 
 def _round(time_ns: int, towards: float) -> float:
@@ -164,12 +145,12 @@ def _round(time_ns: int, towards: float) -> float:
     return math.nextafter(time_ns / 1000, towards)
 
 
-def _write_mark(number: int, mark: UpdateMark, thread: tuple[Id, Id], *, opens: bool) -> bytes:
+def _write_mark(number: int, mark: tuple[int, int], thread: tuple[Id, Id], *, opens: bool) -> bytes:
     process, tid = thread
     # Readers add these as doubles, which at this size are 1 ns apart: a step may not end in the next one, nor
     # before the update that ends it, nor the first begin after its first event. A difference is exact.
-    start = _round(mark.start, -math.inf if opens else math.inf)
-    end = _round(mark.end, math.inf)
+    start = _round(mark[0], -math.inf if opens else math.inf)
+    end = _round(mark[1], math.inf)
     event = {
         "ph": "X", "cat": "user_annotation", "name": f"{STEP}{number}", "pid": process, "tid": tid,
         "ts": start, "dur": end - start, "args": {"made by": _MADE_BY},
@@ -184,10 +165,8 @@ def main(source: str, target: str, most: str, told: str = "", counted: str = "")
     """
     begin_child()
     try:
-        loop = CountedSteps(**json.loads(counted)) if counted else UNCOUNTED
-        done = write_marked(source, target, int(most), told, loop)
-        first = done.first if is_known(done.first) else to_plain(done.first)
-        sys.stdout.write(json.dumps({"marks": done.marks, "first": first, "why": done.why}) + "\n")
+        loop = decode(CountedSteps, counted) if counted else UNCOUNTED
+        sys.stdout.write(encode(write_marked(source, target, int(most), told, loop)) + "\n")
     except (TpmonError, OSError, MemoryError) as error:
         sys.stdout.write(f"{error or type(error).__name__}\n")
         return 1

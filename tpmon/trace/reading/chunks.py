@@ -202,6 +202,13 @@ class FilePieces:
         return b"".join(parts)
 
 
+def list_beside(head: bytes, tail: bytes) -> list[bytes]:
+    """Return what stands before and after the list of events in its object, where there is something."""
+    before = head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
+    after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
+    return [text for text in (before, after) if text.strip() and len(text) <= BESIDE_BYTES]
+
+
 def last_boundary(text: bytes | bytearray) -> tuple[int, int] | None:
     """Find the last comma between two events: its position, and the position behind it."""
     for window in (1 << 16, 1 << 20, len(text)):

@@ -20,6 +20,8 @@ N = TypeVar("N", bound="np.signedinteger[Any]")
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.int32]
 Tiny = npt.NDArray[np.int8]
+Reals = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 NAME_CHARS = 4000
 KEPT_BYTES = 256 << 20
@@ -145,16 +147,27 @@ class Growing:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTable:
-    """Hold ops, annotations and every category that is not known, ordered by start.
-
-    ``name``, ``track`` and ``shape`` are numbers of the trace's lists; ``shape`` is -1 without one.
-    ``sequence`` is what autograd counts: a node of the backward pass has that of its operator; -1 without.
-    """
+class EventTable:
+    """Hold events in the order of their start; ``name`` and the like are numbers of the trace's lists."""
 
     start: Ints
     duration: Ints
     name: Small
+
+    @property
+    def end(self) -> Ints:
+        """Return when each event ended."""
+        ended: Ints = self.start + self.duration
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class HostTable(EventTable):
+    """Hold ops, annotations and every category that is not known; ``shape`` is -1 without one.
+
+    ``sequence`` is what autograd counts: a node of the backward pass has that of its operator; -1 without.
+    """
+
     category: Tiny
     track: Small
     shape: Small
@@ -162,27 +175,21 @@ class HostTable:
 
 
 @dataclass(frozen=True, slots=True)
-class CallTable:
-    """Hold calls of the runtime and the driver, ordered by start; ``correlation`` is 0 without one."""
+class CallTable(EventTable):
+    """Hold calls of the runtime and the driver; ``correlation`` is 0 without one."""
 
-    start: Ints
-    duration: Ints
-    name: Small
     category: Tiny
     track: Small
     correlation: Ints
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTable:
-    """Hold kernels, copies and sets of memory on devices, ordered by start.
+class WorkTable(EventTable):
+    """Hold kernels, copies and sets of memory on devices.
 
     ``launch`` is the number of its ``Launch``, ``collective`` of its ``Collective``, -1 without one.
     """
 
-    start: Ints
-    duration: Ints
-    name: Small
     category: Tiny
     device: Small
     stream: Small
@@ -193,12 +200,9 @@ class WorkTable:
 
 
 @dataclass(frozen=True, slots=True)
-class PythonTable:
-    """Hold Python functions, ordered by start."""
+class PythonTable(EventTable):
+    """Hold Python functions."""
 
-    start: Ints
-    duration: Ints
-    name: Small
     track: Small
 
 
@@ -217,6 +221,31 @@ class MemoryTable:
     device: Small
     track: Small
     address: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Hold the different ``keys`` of rows in order, their counts, and at which place each row's key is."""
+
+    keys: Ints
+    count: Ints
+    place: Ints
+
+    def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Add up the values of the rows of each key."""
+        return np.asarray(np.bincount(self.place, values, len(self.keys)), np.float64)
+
+
+def group(keys: npt.NDArray[Any]) -> Groups:
+    """Group rows by their keys."""
+    found, place, count = np.unique(keys, return_inverse=True, return_counts=True)
+    return Groups(found, count, place)
+
+
+def find_main(keys: npt.NDArray[Any], weights: npt.NDArray[Any]) -> int:
+    """Return the key that has most of the weight."""
+    groups = group(keys)
+    return int(groups.keys[int(np.argmax(groups.sum(weights)))])
 
 
 @dataclass(frozen=True, slots=True)

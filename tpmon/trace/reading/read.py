@@ -17,17 +17,20 @@ from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
-from tpmon.trace.reading.chunks import BESIDE_BYTES, ByteSource, FilePieces, LossTally, find_ends, read_pieces
+from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally, find_ends, list_beside, read_pieces
 from tpmon.trace.reading.columns import (
     CallTable,
     Collective,
+    EventTable,
     HostTable,
     Launch,
+    Mask,
     MemoryTable,
     PythonTable,
     WorkTable,
+    distinct,
 )
-from tpmon.trace.reading.schema import Device, Distributed, Id, TraceEvent, TraceHeader
+from tpmon.trace.reading.schema import Category, Device, Distributed, Id, TraceEvent, TraceHeader, flag
 from tpmon.trace.reading.sources import Readable, open_bytes
 from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
 
@@ -73,6 +76,20 @@ class Trace:
     file_bytes: int
     json_bytes: int
     lost: Lost
+
+    def named(self, table: EventTable, test: Callable[[str], bool]) -> Mask:
+        """Tell of each event of a table whether its name passes a test."""
+        return flag(self.names, test)[table.name]
+
+    def select(self, category: Category, device: int | None = None) -> Mask:
+        """Tell which rows of device work are of a category, and of one device."""
+        rows: Mask = self.work.category == category
+        return rows if device is None else rows & (self.work.device == device)
+
+    def list_devices(self) -> list[int]:
+        """List the devices that worked."""
+        devices: list[int] = distinct(self.work.device).tolist()
+        return devices
 
 
 def read_trace(path: str, progress: Progress | None = None) -> Trace:
@@ -121,15 +138,16 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         raise UsageError(
             f"{path}: none of its events could be read", "tpmon trace FILE, with a file that is whole"
         )
+    host, calls, work, python, memory = tables.finish()
     return Trace(
         path=path,
         header=header,
         rank=rank,
-        host=tables.finish_host(),
-        calls=tables.finish_calls(),
-        work=tables.finish_work(),
-        python=tables.finish_python(),
-        memory=tables.finish_memory(),
+        host=host,
+        calls=calls,
+        work=work,
+        python=python,
+        memory=memory,
         names=tables.names.kept,
         tracks=tables.tracks.kept,
         shapes=tables.shapes.kept,
@@ -171,11 +189,7 @@ def _looks_like_the_end(piece: bytes) -> bool:
 def _read_header(pieces: FilePieces, tail: bytes, tally: LossTally) -> TraceHeader:
     """Read what stands before and after the events; the later one wins where both say it."""
     header = TraceHeader()
-    before = pieces.head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
-    after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
-    for text in (before, after):
-        if not text.strip() or len(text) > BESIDE_BYTES:
-            continue
+    for text in list_beside(pieces.head, tail):
         read = _read_part(text, tally)
         for field in _HEADER_FIELDS:
             value = getattr(read, field.name)

@@ -284,6 +284,11 @@ def is_loader(name: str) -> bool:
     return _LOADER.match(name) is not None
 
 
+def is_node_of_backward(name: str) -> bool:
+    """Tell whether a host event is a node of the backward pass at work."""
+    return name.startswith("autograd::engine::evaluate_function: ")
+
+
 def is_optimizer(name: str) -> bool:
     """Tell whether a host event is a step of an optimizer."""
     return _OPTIMIZER.match(name) is not None

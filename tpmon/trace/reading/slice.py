@@ -16,20 +16,19 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tpmon.errors import NotPermittedError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps, match_calls
 from tpmon.trace.reading.chunks import (
-    BESIDE_BYTES,
     ByteSource,
     FilePieces,
     LossTally,
+    list_beside,
     read_event,
     split_events,
 )
-from tpmon.trace.reading.columns import Ints, distinct
+from tpmon.trace.reading.columns import Ints, Mask, distinct
 from tpmon.trace.reading.read import Progress, Trace, decode_piece
 from tpmon.trace.reading.schema import (
     BY_GAPS,
@@ -38,12 +37,12 @@ from tpmon.trace.reading.schema import (
     RowKind,
     TraceEvent,
     TraceHeader,
-    classify,
     guess_category,
     is_step,
 )
 from tpmon.trace.reading.sources import open_bytes
-from tpmon.trace.reading.spans import Spans, invert, unite
+from tpmon.trace.reading.spans import Spans, invert, unite, unite_rows
+from tpmon.trace.reading.tables import MOST_US, Classes, count_ns
 
 AROUND_NS = 200_000
 """What is kept before and after a gap, and a tenth of the gap where that is more."""
@@ -100,10 +99,10 @@ def _choose_rows(trace: Trace, steps: TraceSteps, launched_by: Ints, first: int,
     host = unite(np.array([start]), np.array([stop - start]))
     device = unite(np.array([start]), np.array([int(steps.end[last]) - start]))
     calls, work = trace.calls, trace.work
-    inside = (calls.start < stop) & (calls.start + calls.duration > start)
+    inside = (calls.start < stop) & (calls.end > start)
     # What an earlier step launched and this one waits for is kept with its launch, so that the steps
     # of the slice begin and end as they did.
-    still_runs = (work.start < int(steps.end[last])) & (work.start + work.duration > start)
+    still_runs = (work.start < int(steps.end[last])) & (work.end > start)
     launch = np.where(launched_by >= 0, calls.start[launched_by] if len(calls.start) else NEVER, NEVER)
     earlier = still_runs & (launch < start)
     kept = np.concatenate((calls.correlation[inside], work.correlation[earlier]))
@@ -123,9 +122,8 @@ def choose_gaps(trace: Trace, count: int) -> SliceChoice:
         raise UsageError("the trace has no device work, and so no gaps", "--steps 3")
     window = find_steps(trace, match_calls(trace)).window
     starts, ends = [], []
-    for device in distinct(work.device).tolist():
-        here = work.device == device
-        idle = invert(unite(work.start[here], work.duration[here]), *window)
+    for device in trace.list_devices():
+        idle = invert(unite_rows(work, work.device == device), *window)
         starts.append(idle.start)
         ends.append(idle.end)
     start, end = np.concatenate(starts), np.concatenate(ends)
@@ -157,13 +155,13 @@ def describe_slice(header: TraceHeader) -> Iterator[str]:
     yield note
 
 
-def overlaps(spans: Spans, start: Ints, duration: Ints) -> npt.NDArray[np.bool_]:
+def overlaps(spans: Spans, start: Ints, duration: Ints) -> Mask:
     """Tell which intervals, or moments where ``duration`` is 0, lie in part in ``spans``."""
     if not len(spans.start):
         return np.zeros(len(start), dtype=np.bool_)
     at = np.searchsorted(spans.end, start, side="right")
     begins: Ints = spans.start[np.minimum(at, len(spans.start) - 1)]
-    found: npt.NDArray[np.bool_] = (at < len(spans.start)) & (begins < start + np.maximum(duration, 1))
+    found: Mask = (at < len(spans.start)) & (begins < start + np.maximum(duration, 1))
     return found
 
 
@@ -173,10 +171,7 @@ def _positive(correlations: Ints) -> Ints:
 
 
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
-_MOST_US = 4.6e15
 _LEVEL = 5
-_MOST_KINDS = 1000
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +255,7 @@ class _Sifter:
         self.kept = self.events = self.left_out = 0
         self._choice = choice
         self._linked = frozenset(choice.correlations.tolist())
-        self._kinds: dict[str, tuple[RowKind, Category]] = {}
+        self._classes = Classes()
 
     def sift(self, text: bytes, events: list[TraceEvent]) -> Iterator[bytes]:
         """Give the text of each event of a piece that is kept."""
@@ -300,10 +295,9 @@ class _Sifter:
         start = np.array([event.ts for event in events], dtype=np.float64)
         length = np.array([event.dur for event in events], dtype=np.float64)
         length = np.where(length > 0, length, 0.0)
-        good = np.abs(start) + length < _MOST_US
+        good = np.abs(start) + length < MOST_US
         start, length = np.where(good, start, 0.0), np.where(good, length, 0.0)
-        whole = np.floor(start)
-        first = whole.astype(np.int64) * 1000 + np.rint((start - whole) * 1000).astype(np.int64)
+        first = count_ns(start)
         duration = np.rint(length * 1000).astype(np.int64)
         return (
             overlaps(self._choice.host, first, duration) & good,
@@ -315,21 +309,15 @@ class _Sifter:
             return True
         if event.ph != "X":
             return in_host or in_device
-        category = event.cat or guess_category(event)
-        known = self._kinds.get(category)
-        if known is None:
-            known = classify(category)
-            if len(self._kinds) < _MOST_KINDS:
-                self._kinds[category] = known
-        kind, meaning = known
+        kind, meaning = self._classes[event.cat or guess_category(event)]
         link = event.args.correlation if event.args else 0
-        if kind is RowKind.WORK:
+        if kind == RowKind.WORK:
             return link in self._linked or (link <= 0 and in_device)
-        if kind is RowKind.CALL:
+        if kind == RowKind.CALL:
             return in_host or link in self._linked
-        if kind is RowKind.SKIPPED:
+        if kind == RowKind.SKIPPED:
             return False
-        inside = in_device if meaning is Category.GPU_ANNOTATION else in_host
+        inside = in_device if meaning == Category.GPU_ANNOTATION else in_host
         steps = self._choice.steps
         return inside and (steps is None or not is_step(event.name) or event.name in steps)
 
@@ -337,11 +325,7 @@ class _Sifter:
 def _write_header(path: str, head: bytes, tail: bytes, choice: SliceChoice) -> bytes:
     """Write what stood beside the events, and of what this is a slice."""
     beside: dict[str, Any] = {}
-    before = head.strip().removeprefix(b"{").rstrip().removesuffix(b",")
-    after = tail.strip().removesuffix(b"}").strip().removeprefix(b",")
-    for text in (before, after):
-        if not text.strip() or len(text) > BESIDE_BYTES:
-            continue
+    for text in list_beside(head, tail):
         with suppress(ValueError, RecursionError):  # a slice without it is a trace all the same
             beside.update(json.loads(b"{" + text + b"}", strict=False, parse_constant=lambda _name: None))
     beside.pop("traceEvents", None)

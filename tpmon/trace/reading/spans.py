@@ -6,13 +6,14 @@ Whole nanoseconds, so that parts add up exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
-from tpmon.trace.reading.columns import Ints, Small
+from tpmon.trace.reading.columns import EventTable, HostTable, Ints, Mask, PythonTable, Small
 from tpmon.trace.reading.schema import BY_GAPS, TraceHeader
 
 
@@ -50,12 +51,21 @@ def _make(start: Ints, end: Ints) -> Spans:
     return Spans(start, end, before)
 
 
+NOTHING = _make(np.empty(0, np.int64), np.empty(0, np.int64))
+"""No span at all."""
+
+
+def unite_rows(table: EventTable, rows: Mask | Ints) -> Spans:
+    """Unite the times of some rows of a table."""
+    return unite(table.start[rows], table.duration[rows])
+
+
 def unite(start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> Spans:
     """Unite intervals, in any order, that may overlap; empty ones count for nothing."""
     filled = duration > 0
     start, duration = start[filled], duration[filled]
     if len(start) == 0:
-        return _make(np.empty(0, np.int64), np.empty(0, np.int64))
+        return NOTHING
     if not bool(np.all(start[1:] >= start[:-1])):
         order = np.argsort(start, kind="stable")
         start, duration = start[order], duration[order]
@@ -70,10 +80,8 @@ def unite(start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> Spans:
 def unite_all(sets: Sequence[Spans]) -> Spans:
     """Unite sets of spans."""
     filled = [one for one in sets if len(one.start)]
-    if len(filled) == 1:
-        return filled[0]
-    if not filled:
-        return _make(np.empty(0, np.int64), np.empty(0, np.int64))
+    if len(filled) < 2:
+        return filled[0] if filled else NOTHING
     start = np.concatenate([one.start for one in filled])
     return unite(start, np.concatenate([one.end for one in filled]) - start)
 
@@ -87,6 +95,17 @@ def invert(spans: Spans, start: int, end: int) -> Spans:
     return _make(begins[filled].astype(np.int64), ends[filled].astype(np.int64))
 
 
+def grow(busy: Spans, layers: Sequence[Spans]) -> tuple[Spans, ...]:
+    """Return the union of ``busy`` with the first layer, with the first two, and so on."""
+    return tuple(accumulate(layers, lambda grown, layer: unite_all([grown, layer]), initial=busy))[1:]
+
+
+def split_windows(busy: Spans, grown: Sequence[Spans], start: Ints, end: Ints) -> Ints:
+    """Split each window: a row for what ``busy`` covers, what each growing union adds, what none covers."""
+    covered = [one.within(start, end) for one in (busy, *grown)]
+    return np.diff(np.array([np.zeros_like(start), *covered, end - start]), axis=0)
+
+
 def intersect_total(one: Spans, other: Spans) -> int:
     """Return the length of what is in both sets."""
     return int(other.within(one.start, one.end).sum())
@@ -98,12 +117,11 @@ MOST_NS = 1 << 62
 
 def find_parts(header: TraceHeader) -> Spans:
     """Return the parts that are in a slice around gaps; none for every other trace."""
-    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
     taken = header.slice
     if taken is None or taken.by != BY_GAPS or not 0 < len(taken.windows_ns) <= MOST_PARTS:
-        return nothing
+        return NOTHING
     if max(abs(time) for window in taken.windows_ns for time in window) > MOST_NS:
-        return nothing
+        return NOTHING
     windows = np.array(taken.windows_ns, dtype=np.int64)
     return unite(windows[:, 0], windows[:, 1] - windows[:, 0])
 
@@ -154,16 +172,39 @@ class Nest:
             found[asked] = at
         return found
 
+    def sum_around(self, tracks: Small, times: Ints, values: Ints) -> Ints:
+        """Add each value to the innermost operator around its time."""
+        found = np.zeros(len(self.row), dtype=np.int64)
+        place = self.find(tracks, times)
+        inside = place >= 0
+        np.add.at(found, place[inside], values[inside])
+        return found
 
-def nest(rows: Ints, start: Ints, duration: Ints, track: Small) -> Nest:
-    """Nest the given rows of the host table.
+    def add_up(self, values: Ints) -> Ints:
+        """Add to each operator what those inside of it have."""
+        total: Ints = values.copy()
+        for deep in range(int(self.depth.max()) if len(total) else 0, 0, -1):
+            inner = np.flatnonzero((self.depth == deep) & (self.parent >= 0))
+            np.add.at(total, self.parent[inner], total[inner])
+        return total
+
+    def find_roots(self) -> Ints:
+        """Return the outermost operator around each one."""
+        root = np.arange(len(self.row))
+        for deep in range(1, int(self.depth.max()) + 1 if len(root) else 0):
+            inner = np.flatnonzero((self.depth == deep) & (self.parent >= 0))
+            root[inner] = root[self.parent[inner]]
+        return root
+
+
+def nest(table: HostTable | PythonTable, rows: Ints) -> Nest:
+    """Nest the given rows of a table.
 
     Ties go to the longer one as the outer; what reaches over the end of its parent by no more than
     ``SLACK_NS`` is cut there.
     """
-    order = np.lexsort((-duration, start, track))
-    rows, start, track = rows[order], start[order], track[order]
-    duration = duration[order]
+    rows = rows[np.lexsort((-table.duration[rows], table.start[rows], table.track[rows]))]
+    start, duration, track = table.start[rows], table.duration[rows], table.track[rows]
     end = start + np.maximum(duration, 1)
     parent = np.full(len(rows), -1, dtype=np.int64)
     depth = np.zeros(len(rows), dtype=np.int32)

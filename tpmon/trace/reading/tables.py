@@ -24,7 +24,6 @@ from tpmon.trace.reading.columns import (
     PythonTable,
     Room,
     WorkTable,
-    distinct,
     shorten_name,
 )
 from tpmon.trace.reading.schema import Args, Category, Id, RowKind, TraceEvent, classify, guess_category
@@ -44,7 +43,9 @@ _OTHERS = "(others)"
 T = TypeVar("T")
 
 
-class _Classes(dict[str, tuple[int, int]]):
+class Classes(dict[str, tuple[int, int]]):
+    """Give the table and the meaning of each category, as numbers."""
+
     def __missing__(self, category: str) -> tuple[int, int]:
         kind, meaning = classify(category)
         found = (int(kind), int(meaning))
@@ -119,29 +120,17 @@ def parse_launch(key: tuple[bytes, ...]) -> Launch:
     more = _parse(limits)
     factors = more.get("limitingFactors") if isinstance(more, dict) else None
     named = " ".join(map(str, factors)) if isinstance(factors, list) else str(factors or "")
-    return Launch(
-        _triple(grid),
-        _triple(block),
-        _real(registers),
-        _real(shared),
-        _within(_real(blocks), _MOST_BLOCKS),
-        _within(_real(occupancy), 100),
-        named[:100],
-    )
+    threads = (_triple(grid), _triple(block), _real(registers), _real(shared))
+    per_sm, pct = _within(_real(blocks), _MOST_BLOCKS), _within(_real(occupancy), 100)
+    return Launch(*threads, per_sm, pct, named[:100])
 
 
-def parse_collective(key: tuple[str, str, bytes, bytes, bytes, bytes, bytes]) -> Collective:
+def parse_collective(key: tuple[Any, ...]) -> Collective:
     """Read what a communication kernel says of itself."""
     name, dtype, elements_in, elements_out, size, group, sequence = key
-    return Collective(
-        name[:100],
-        dtype[:40],
-        _whole(elements_in),
-        _whole(elements_out),
-        _whole(size),
-        group.decode("utf-8", "replace").strip('"')[:100],
-        _whole(sequence),
-    )
+    called = group.decode("utf-8", "replace").strip('"')[:100]
+    counts = (_whole(elements_in), _whole(elements_out), _whole(size))
+    return Collective(name[:100], dtype[:40], *counts, called, _whole(sequence))
 
 
 def _tells_rank(args: Args) -> bool:
@@ -155,7 +144,7 @@ def _tells_rank(args: Args) -> bool:
 
 
 class Tables:
-    """Collect events; ``finish`` methods give the tables, each once."""
+    """Collect events; ``finish`` gives the tables, once."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -164,35 +153,20 @@ class Tables:
         self.tracks: Numbers[tuple[Id, Id]] = Numbers(room, _plain_track, (0, ""))
         self.shapes: Numbers[tuple[bytes, bytes]] = Numbers(room, most=RAW_BYTES)
         self.launches: Numbers[tuple[bytes, ...]] = Numbers(room, most=RAW_BYTES)
-        self.collectives: Numbers[tuple[str, str, bytes, bytes, bytes, bytes, bytes]] = Numbers(
-            room, most=RAW_BYTES
-        )
+        self.collectives: Numbers[tuple[Any, ...]] = Numbers(room, most=RAW_BYTES)
         self.phases: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
         self.odd_times = 0
         self._odd_values = 0
         self.rank = -1
-        self._threads: set[int] = set()
-        self._main_thread = -1
-        self._classes = _Classes()
+        self._classes = Classes()
         big, small, tiny = np.int64, np.int32, np.int8
         self._host = [Growing(kind) for kind in (big, big, small, tiny, small, small, big)]
         self._calls = [Growing(kind) for kind in (big, big, small, tiny, small, big)]
         self._work = [Growing(kind) for kind in (big, big, small, tiny, small, small, big, big, small, small)]
         self._python = [Growing(kind) for kind in (big, big, small, small)]
-        self._memory = [
-            Growing(kind, absent)
-            for kind, absent in (
-                (big, 0),
-                (big, 0),
-                (big, -1),
-                (big, -1),
-                (small, -1),
-                (small, -1),
-                (small, 0),
-                (big, 0),
-            )
-        ]
+        kinds, absent = (big, big, big, big, small, small, small, big), (0, 0, -1, -1, -1, -1, 0, 0)
+        self._memory = [Growing(*pair) for pair in zip(kinds, absent, strict=True)]
 
     @property
     def odd_values(self) -> int:
@@ -237,21 +211,30 @@ class Tables:
             self.odd_times += int((~good).sum())
             events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
             start, length = start[good], length[good]
-        # Absolute microseconds times 1000 no longer fit a double: whole and part go apart.
-        whole = np.floor(start)
-        first = whole.astype(np.int64) * 1000 + np.rint((start - whole) * 1000).astype(np.int64)
-        return events, first, np.rint(length * 1000).astype(np.int64)
+        return events, count_ns(start), np.rint(length * 1000).astype(np.int64)
+
+    def _begin(self, events: list[TraceEvent]) -> tuple[list[TraceEvent], tuple[Any, Any, list[int]]]:
+        """Return the same with the first three columns of every table of events."""
+        events, start, length = self._times(events)
+        names = self.names
+        return events, (start, length, [names[event.name] for event in events])
+
+    def _list_categories(self, events: list[TraceEvent]) -> list[int]:
+        classes = self._classes
+        return [classes[event.cat][1] for event in events]
+
+    def _list_tracks(self, events: list[TraceEvent]) -> list[int]:
+        tracks = self.tracks
+        return [tracks[event.pid, event.tid] for event in events]
 
     def _add_host(self, events: list[TraceEvent]) -> None:
-        events, start, length = self._times(events)
-        names, tracks, shapes, classes = self.names, self.tracks, self.shapes, self._classes
+        events, first = self._begin(events)
+        shapes = self.shapes
         args = [event.args or _NO_ARGS for event in events]
         columns = (
-            start,
-            length,
-            [names[event.name] for event in events],
-            [classes[event.cat][1] for event in events],
-            [tracks[event.pid, event.tid] for event in events],
+            *first,
+            self._list_categories(events),
+            self._list_tracks(events),
             [shapes[bytes(one.dims), bytes(one.types)] if one.dims else -1 for one in args],
             [one.sequence_number for one in args],
         )
@@ -261,77 +244,30 @@ class Tables:
             self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
 
     def _add_calls(self, events: list[TraceEvent]) -> None:
-        events, start, length = self._times(events)
-        names, tracks, classes = self.names, self.tracks, self._classes
-        columns = (
-            start,
-            length,
-            [names[event.name] for event in events],
-            [classes[event.cat][1] for event in events],
-            [tracks[event.pid, event.tid] for event in events],
-            [event.args.correlation if event.args else 0 for event in events],
-        )
+        events, first = self._begin(events)
+        links = [event.args.correlation if event.args else 0 for event in events]
+        columns = (*first, self._list_categories(events), self._list_tracks(events), links)
         self._fill(self._calls, columns)
 
     def _add_work(self, events: list[TraceEvent]) -> None:
-        events, start, length = self._times(events)
-        names, classes = self.names, self._classes
-        launches, collectives = self.launches, self.collectives
+        events, first = self._begin(events)
         args = [event.args or _NO_ARGS for event in events]
+        pairs = list(zip(args, events, strict=True))
         columns = (
-            start,
-            length,
-            [names[event.name] for event in events],
-            [classes[event.cat][1] for event in events],
-            [
-                one.device if one.device >= 0 else _last_number(event.pid, 0)
-                for one, event in zip(args, events, strict=True)
-            ],
-            [
-                one.stream if one.stream >= 0 else _last_number(event.tid, 0)
-                for one, event in zip(args, events, strict=True)
-            ],
+            *first,
+            self._list_categories(events),
+            [one.device if one.device >= 0 else _last_number(event.pid, 0) for one, event in pairs],
+            [one.stream if one.stream >= 0 else _last_number(event.tid, 0) for one, event in pairs],
             [one.correlation for one in args],
             [one.bytes if one.bytes < MOST_US else 0 for one in args],
-            [
-                launches[
-                    bytes(one.grid),
-                    bytes(one.block),
-                    bytes(one.registers),
-                    bytes(one.shared),
-                    bytes(one.blocks_per_sm),
-                    bytes(one.occupancy),
-                    bytes(one.limits),
-                ]
-                if one.grid
-                else -1
-                for one in args
-            ],
-            [
-                collectives[
-                    one.collective,
-                    one.dtype,
-                    bytes(one.elements_in),
-                    bytes(one.elements_out),
-                    bytes(one.group_size),
-                    bytes(one.group),
-                    bytes(one.sequence),
-                ]
-                if one.collective
-                else -1
-                for one in args
-            ],
+            [self.launches[_key_launch(one)] if one.grid else -1 for one in args],
+            [self.collectives[_key_collective(one)] if one.collective else -1 for one in args],
         )
         self._fill(self._work, columns)
 
     def _add_python(self, events: list[TraceEvent]) -> None:
-        events, start, length = self._times(events)
-        self._fill(self._python, (start, length, *self._places(events)))
-
-    def _places(self, events: list[TraceEvent]) -> tuple[list[int], list[int]]:
-        """Return the numbers of the names and of the tracks."""
-        names, tracks = self.names, self.tracks
-        return [names[event.name] for event in events], [tracks[event.pid, event.tid] for event in events]
+        events, first = self._begin(events)
+        self._fill(self._python, (*first, self._list_tracks(events)))
 
     def _add_memory(self, events: list[TraceEvent]) -> None:
         events, start, _length = self._times(events, moments=True)
@@ -343,7 +279,7 @@ class Tables:
             [one.reserved for one in args],
             [one.device_type for one in args],
             [one.device_id for one in args],
-            [self.tracks[event.pid, event.tid] for event in events],
+            self._list_tracks(events),
             [one.address for one in args],
         )
         self._fill(self._memory, columns)
@@ -352,39 +288,35 @@ class Tables:
         for growing, column in zip(table, columns, strict=True):
             self._odd_values += growing.add(column)
 
-    def finish_host(self) -> HostTable:
-        """Return the host table. Comes before the table of Python functions, which may need its threads."""
-        table = _order(self._host, HostTable)
-        tracks = table.track[table.category == Category.OP]
-        marked = table.track[table.category == Category.ANNOTATION]
-        self._threads = set(distinct(tracks).tolist())
-        main = marked if len(marked) else tracks
-        self._main_thread = int(np.bincount(main).argmax()) if len(main) else -1
-        return table
+    def finish(self) -> tuple[HostTable, CallTable, WorkTable, PythonTable, MemoryTable]:
+        """Return the tables.
 
-    def finish_calls(self) -> CallTable:
-        """Return the table of calls."""
-        return _order(self._calls, CallTable)
-
-    def finish_work(self) -> WorkTable:
-        """Return the table of device work."""
-        return _order(self._work, WorkTable)
-
-    def finish_python(self) -> PythonTable:
-        """Return the table of Python functions.
-
-        Some versions write process and thread 0 for them: where none of their threads has operators, the
-        one with most functions stands for the one that has the annotations, else most operators.
+        Some versions write process and thread 0 for Python functions: where none of their threads has
+        operators, the one with most functions stands for that of the annotations, else of most operators.
         """
-        table = _order(self._python, PythonTable)
-        found = set(distinct(table.track).tolist())
-        if found and self._main_thread >= 0 and not found & self._threads:
-            table.track[table.track == int(np.bincount(table.track).argmax())] = self._main_thread
-        return table
+        host, python = _order(self._host, HostTable), _order(self._python, PythonTable)
+        tracks, marked = (host.track[host.category == one] for one in (Category.OP, Category.ANNOTATION))
+        main = marked if len(marked) else tracks
+        if len(python.track) and len(main) and not np.isin(python.track, tracks).any():
+            python.track[python.track == int(np.bincount(python.track).argmax())] = np.bincount(main).argmax()
+        tables = _order(self._calls, CallTable), _order(self._work, WorkTable)
+        return host, *tables, python, _order(self._memory, MemoryTable)
 
-    def finish_memory(self) -> MemoryTable:
-        """Return the table of allocations."""
-        return _order(self._memory, MemoryTable)
+
+def _key_launch(one: Args) -> tuple[bytes, ...]:
+    start = (one.grid, one.block, one.registers, one.shared)
+    return tuple(map(bytes, (*start, one.blocks_per_sm, one.occupancy, one.limits)))
+
+
+def _key_collective(one: Args) -> tuple[Any, ...]:
+    told = (one.elements_in, one.elements_out, one.group_size, one.group, one.sequence)
+    return (one.collective, one.dtype, *map(bytes, told))
+
+
+def count_ns(start_us: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return microseconds as nanoseconds: whole and part apart, since they no longer fit a double."""
+    whole = np.floor(start_us)
+    return whole.astype(np.int64) * 1000 + np.rint((start_us - whole) * 1000).astype(np.int64)
 
 
 def _order(table: list[Growing], make: Callable[..., T]) -> T:
