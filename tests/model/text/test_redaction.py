@@ -261,6 +261,7 @@ def test_text_of_others_enters_through_one_border() -> None:
         "capture/dialog",
         "probe/spy/text",
         "probe/proc/access",
+        "probe/records/dump_files",
     }
 
 
