@@ -18,7 +18,7 @@ import pytest
 from tests.nobody import NOBODY
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
-from tpmon.capture.files import CapturePlace, look_at_snapshot, look_at_trace, make_anew
+from tpmon.capture.files import CapturePlace, describe_snapshot, make_anew, verify_trace
 from tpmon.capture.kineto_daemon import Daemon, KinetoClient
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.errors import UsageError
@@ -238,8 +238,8 @@ def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(
     make(tmp_path / "host-1-rank0-step3.pickle")
     before = sorted(os.listdir(tmp_path))
     for look in (
-        lambda: look_at_trace(place, "host-1", 0, 3, ()),
-        lambda: look_at_snapshot(place, "host-1", 0, 3),
+        lambda: verify_trace(place, "host-1", 0, 3, ()),
+        lambda: describe_snapshot(place, "host-1", 0, 3),
     ):
         with pytest.raises(OSError, match=r"no plain file|not a file of the user"):
             look()
@@ -250,7 +250,7 @@ def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(
 def test_what_root_packed_is_its_users(tmp_path: Path) -> None:
     TraceBuilder().step(0, 0, 900).write(tmp_path / NAME)
     give(tmp_path / NAME)
-    file, _, _ = look_at_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
+    file, _, _ = verify_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
     packed = os.stat(file.host_path)
     assert (packed.st_uid, packed.st_gid, packed.st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
 

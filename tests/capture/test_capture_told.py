@@ -17,7 +17,7 @@ import pytest
 from tests.captures import parse_conditions
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
-from tpmon.capture.files import CapturePlace, find_block, look_at_trace, pack, read_summary
+from tpmon.capture.files import CapturePlace, find_block, pack, read_summary, verify_trace
 from tpmon.capture.outcome import CaptureOutcome, describe_rank
 from tpmon.foreign_file import Owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
@@ -171,7 +171,7 @@ def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(
     path = tmp_path / "host-1-step3.pt.trace.json"
     text = f'{{"a": "{"é" * before}", "tpmon":\n {block}, "traceEvents": [], "b": "{"é" * after}"}}'
     path.write_text(text, encoding="utf-8")
-    file, _, conditions = look_at_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"))
+    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"))
     assert is_known(conditions)
     assert (conditions.model, conditions.clocks) == ("Nét", Missing("no GPU"))
     with gzip.open(file.host_path) as packed:
@@ -188,7 +188,7 @@ def test_what_is_no_block_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "host-1-step0.pt.trace.json"
     trace.write(path)
     before = path.read_bytes()
-    file, _, conditions = look_at_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 0, ())
+    file, _, conditions = verify_trace(CapturePlace("/x", str(tmp_path)), "host-1", -1, 0, ())
     assert conditions == Missing("the trace does not say it")
     with gzip.open(file.host_path) as packed:
         assert packed.read() == before
@@ -265,7 +265,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         trace.step(step, step * 1000, 900).op("aten::mm", step * 1000 + 10, 500)
     path = tmp_path / "host-1-rank0-step0.pt.trace.json"
     trace.write(path, tpmon=json.dumps({"model": "Net", "mode": "training"}))
-    file, summary, conditions = look_at_trace(
+    file, summary, conditions = verify_trace(
         CapturePlace(str(tmp_path), str(tmp_path)),
         "host-1",
         0,

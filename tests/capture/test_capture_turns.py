@@ -427,7 +427,7 @@ def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook
     loop = FirstStep(hook.bus)
     for part in (1, 2, 3):
         hook.live(wire.LIVE_BACKWARD_ENDED, part)
-        loop.look()
+        loop.note_backward()
     most = wire.BACKWARDS_WITHOUT_UPDATE
     assert most == ends._BACKWARDS_WITHOUT_UPDATE
     for batches, backwards, none in ((most - 1, most - 1, False), (most, most, True), (0, 3, True)):

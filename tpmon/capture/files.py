@@ -338,7 +338,7 @@ def clear_parts(place: CapturePlace, name: str, rank: int) -> list[str]:
     return removed
 
 
-def look_at_trace(
+def verify_trace(
     place: CapturePlace, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
     """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it.
@@ -370,7 +370,7 @@ def count_trace(summary: TraceSummary | Missing) -> tuple[Known[int], Known[int]
     return summary.steps, summary.events, summary.kernels
 
 
-def look_at_snapshot(place: CapturePlace, name: str, rank: int, first_step: int) -> CapturedFile:
+def describe_snapshot(place: CapturePlace, name: str, rank: int, first_step: int) -> CapturedFile:
     """Name the allocator snapshot of one rank; what is in it is read by pytorch.org/memory_viz."""
     file = wire_capture.file_name(name, rank, first_step, ".pickle")
     reason = Missing("a snapshot is no trace")

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from tpmon.capture.bus import Bus, Progress
-from tpmon.capture.files import CapturePlace, clear_parts, look_at_snapshot, look_at_trace
+from tpmon.capture.files import CapturePlace, clear_parts, describe_snapshot, verify_trace
 from tpmon.capture.plan import draw_number, fill_request, mean_step, mean_step_of, parse_pace
 from tpmon.hook.bus import wire_capture
 from tpmon.model.frozen import dataclass
@@ -77,9 +77,9 @@ def gather(
             continue
         try:
             if asked.kind is CaptureKind.SNAPSHOT:
-                files.append(look_at_snapshot(place, name, number, rank.first_step))
+                files.append(describe_snapshot(place, name, number, rank.first_step))
                 continue
-            file, summary, told = look_at_trace(place, name, number, rank.first_step, clocks)
+            file, summary, told = verify_trace(place, name, number, rank.first_step, clocks)
         except OSError as error:
             notes.append(f"rank {number}: {error.strerror or error}: {error.filename or place.here}")
             continue

@@ -79,7 +79,7 @@ class FirstStep:
         self._bus = bus
         self._backwards: set[int] = set()
 
-    def look(self) -> None:
+    def note_backward(self) -> None:
         """Note the backward that ended last."""
         self._backwards.add(wire.parse_live(self._bus.page)[wire.LIVE_BACKWARD_ENDED])
 
@@ -282,7 +282,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             if ended := self._find_ended():
                 return ended
             for loop in loops:
-                loop.look()
+                loop.note_backward()
             if all(loop.has_ended() for loop in loops):
                 return None
             waited = time.monotonic() - began

@@ -60,17 +60,19 @@ def take_parts(
     parts = []
     for one in activity.each():
         compute = one.kernel if on_device else one.cpu
-        talk = one.talk()
-        both = unite_all([compute, talk]).within(start, end)
-        alone = (compute.within(start, end), talk.within(start, end))
+        communication = one.all_communication()
+        both = unite_all([compute, communication]).within(start, end)
+        alone = (compute.within(start, end), communication.within(start, end))
         parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
-    computing, talking, overlap, other = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)).tolist()
+    computing, communicating, overlap, other = np.mean(
+        np.array(parts, dtype=np.float64), axis=(0, 2)
+    ).tolist()
     row = TraceRankRow(
         rank=file.rank,
         path=file.path,
         step_ms=float((end - start).mean()) / 1e6,
         compute_ms=computing / 1e6,
-        comm_ms=talking / 1e6,
+        comm_ms=communicating / 1e6,
         overlap_ms=overlap / 1e6,
         other_ms=other / 1e6,
         wait_ms=_ALONE,
@@ -222,12 +224,12 @@ def _is_one_group(
     return bool(apart <= max(SAME_END_NS, SAME_END * late))
 
 
-def _find_spans(parts: Sequence[RankParts], talking: Sequence[int], *, is_twice: bool) -> list[list[int]]:
+def _find_spans(parts: Sequence[RankParts], taking_part: Sequence[int], *, is_twice: bool) -> list[list[int]]:
     """Return the traces to match with each other: all, or of ranks given twice those of the same steps."""
     if not is_twice:
-        return [list(talking)]
+        return [list(taking_part)]
     by_steps: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for at in talking:
+    for at in taking_part:
         by_steps[parts[at].steps].append(at)
     spans = list(by_steps.values())
     for span in spans:
@@ -253,8 +255,8 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     have = set(told)
     is_twice = len(have) < len(told)
     missing = tuple(rank for rank in range(world) if rank not in have) if is_known(world) and have else ()
-    talking = [at for at, part in enumerate(parts) if part.collectives]
-    spans = _find_spans(parts, talking, is_twice=is_twice)
+    taking_part = [at for at, part in enumerate(parts) if part.collectives]
+    spans = _find_spans(parts, taking_part, is_twice=is_twice)
     matches = [_match(parts, span, world) for span in spans]
     found = [one for match in matches for one in match.found]
     shared = sum(len(one.keys) for one in found)
@@ -283,8 +285,8 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
         summary += f"; rank {one} {least}, the others for it: up to {spread:.1f} ms"
     if groupless:
         summary += f"; {groupless} left out: their group is not known"
-    if talking and len(talking) < len(parts):
-        summary += f"; {len(parts) - len(talking)} without any collective left out"
+    if taking_part and len(taking_part) < len(parts):
+        summary += f"; {len(parts) - len(taking_part)} without any collective left out"
     if transfers := sum(part.transfers for part in parts):
         summary += f"; {transfers} sends and receives left out"
     if missing:

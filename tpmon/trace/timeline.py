@@ -168,8 +168,8 @@ def lay_timelines(
         here = work.device == device
         busy = unite_rows(work, here)
         compute = unite_rows(work, trace.select(Category.KERNEL, device) & ~comms)
-        talk = unite_rows(work, here & comms)
-        exposed = _without(talk, compute) if len(talk.start) else talk
+        communication = unite_rows(work, here & comms)
+        exposed = _without(communication, compute) if len(communication.start) else communication
         sm = _level_sm(trace, figures, device)
         lanes.append(Lane(device, names, busy, exposed, grow(busy, layers), sm))
     if not lanes:

@@ -79,7 +79,7 @@ class Capture:
         self._ring = ring
         self._hush = hush
         self._busy = False
-        self.guard = Guard(self._yield, self._lose_sight)
+        self.guard = Guard(self._yield, self._follow_no_more)
         self._sizes = RecordingSizes()
         self._broken = ""
         self.failure: Exception | None = None
@@ -340,7 +340,7 @@ class Capture:
             self._broken = "a profiler that the program began in another thread had to end a recording"
         self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
 
-    def _lose_sight(self, error: Exception) -> None:
+    def _follow_no_more(self, error: Exception) -> None:
         """End ours and all capturing: from here on nobody knows whether a profiler of the program records."""
         self._broken = describe(error)
         if self._recorder is not None and get_ident() == self._thread:

@@ -65,7 +65,7 @@ class Activity:
         """Return the activity of each device alone, but for strays; itself where there is one or none."""
         return self.devices or (self,)
 
-    def talk(self) -> Spans:
+    def all_communication(self) -> Spans:
         """Return all communication: that of a device, and of the host for it."""
         return unite_all([self.communication, self.host_comms])
 

@@ -42,10 +42,10 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
 
     ``launched_by`` are the calls of the kernels, as ``match_calls`` finds them.
     """
-    if not activity.talk().total:
+    if not activity.all_communication().total:
         return NOT_APPLICABLE
     compute = [one.kernel if activity.on_device else one.cpu for one in activity.each()]
-    each = list(zip((one.talk() for one in activity.each()), compute, strict=True))
+    each = list(zip((one.all_communication() for one in activity.each()), compute, strict=True))
     on_device = activity.communication.total > 0 and activity.on_device
     overlap = sum(intersect_total(mine, compute) for mine, compute in each)
     total = sum(mine.total for mine, _compute in each)
