@@ -261,7 +261,6 @@ def test_text_of_others_enters_through_one_border() -> None:
         "capture/dialog",
         "probe/spy/text",
         "probe/proc/access",
-        "probe/records/dump_files",
     }
 
 
