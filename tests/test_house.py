@@ -13,7 +13,7 @@ PACKAGE = ROOT / "tpmon"
 MOST_FILES = 15
 MOST_LINES = 600
 MODULES = sorted(PACKAGE.rglob("*.py"))
-TABLES = sorted(PACKAGE.rglob("*.toml"))
+TABLES = sorted([*PACKAGE.rglob("*.toml"), *PACKAGE.rglob("*.txt")])
 FOLDERS = sorted({path.parent for path in MODULES if path.parent.name != "boot"})
 VAGUE = {"base", "common", "helpers", "manager", "misc", "utils", "util", "stuff"}
 """Names that say nothing of what is in them; ``probe.base`` is a layer, and has it in its contract."""
@@ -40,7 +40,9 @@ def test_a_file_holds_one_idea_of_at_most_600_lines(path: Path) -> None:
 @pytest.mark.parametrize("path", TABLES, ids=relative)
 def test_a_table_is_short_and_goes_with_the_package(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_LINES
-    assert '[tool.setuptools.package-data]\n"*" = ["*.toml"]' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        '[tool.setuptools.package-data]\n"*" = ["*.toml", "*.txt"]' in (ROOT / "pyproject.toml").read_text()
+    )
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

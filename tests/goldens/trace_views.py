@@ -24,11 +24,12 @@ from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
 from tpmon.trace.snapshot import analyze_snapshots
 from tpmon.trace.timeline import Timelines, lay_timelines
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.state import Line, Size
 from tpmon.ui.traces.keys import trace_keys_shown
 from tpmon.ui.traces.layout import paint_trace
 from tpmon.ui.traces.snapshots import SnapshotSubject
-from tpmon.ui.traces.state import Grouping, SnapshotTab, Tab, TraceOverlay, TraceView
+from tpmon.ui.traces.state import Grouping, SnapshotTab, Tab, TraceView, begin_view
 from tpmon.ui.traces.subject import TraceSubject
 from tpmon.ui.traces.tabs import is_other
 from tpmon.ui.traces.timeline import count_cells
@@ -138,7 +139,7 @@ class Run:
 
     def view(self, width: int, **changes: Any) -> TraceView:
         """Return a view of it with the timeline that goes with it."""
-        blank = TraceView(self.subject, NOT_APPLICABLE, ascii_only=False, tab=self.subject.tabs[0])
+        blank = replace(begin_view(self.subject, ascii_only=False), tab=self.subject.tabs[0])
         view = replace(blank, **changes)
         looked = self.look(view.file, view.lane, view.stretch, count_cells(width))
         groups = NOT_APPLICABLE if view.grouping is Grouping.NAMES else self.group(view.file, view.grouping)
@@ -266,10 +267,10 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     yield TracePicture("cpu.80x24", "cpu", common, {"tab": Tab.GAPS})
     yield TracePicture("cpu-kernels.80x24", "cpu", common, {"tab": Tab.KERNELS})
     yield TracePicture("step.80x24", "one", common, {"tab": Tab.GAPS, "stretch": Stretch(2, 1)})
-    kernels = {"tab": Tab.KERNELS, "overlay": TraceOverlay.DETAILS}
+    kernels = {"tab": Tab.KERNELS, "overlay": Overlay.DETAILS}
     yield TracePicture("details.80x24", "one", common, kernels)
-    yield TracePicture("help.80x24", "one", common, {"tab": Tab.OPS, "overlay": TraceOverlay.HELP})
-    typed = {"tab": Tab.OPS, "overlay": TraceOverlay.FILTER, "filter_text": "add"}
+    yield TracePicture("help.80x24", "one", common, {"tab": Tab.OPS, "overlay": Overlay.HELP})
+    typed = {"tab": Tab.OPS, "overlay": Overlay.FILTER, "filter_text": "add"}
     yield TracePicture("filter.80x24", "one", common, typed)
     yield TracePicture("overview.80x24.ascii", "one", common, {"ascii_only": True})
     yield TracePicture("against-refused.80x24", "refused", common, {"tab": Tab.AGAINST})
@@ -283,13 +284,13 @@ def list_trace_pictures() -> Iterator[TracePicture]:
         opened = {
             "tab": SnapshotTab.PEAK,
             "cursors": (0, 0, 1, 0),
-            "overlay": TraceOverlay.STACK,
+            "overlay": Overlay.STACK,
             "scroll": 3,
         }
         yield TracePicture(f"stack.{size.width}x{size.height}", "snapshot", size, opened)
     yield TracePicture("snapshot-cards.80x24", "cards", common, {"tab": SnapshotTab.LIVE})
     yield TracePicture("snapshot-bare.80x24", "bare", common, {"tab": SnapshotTab.OOM})
-    yield TracePicture("snapshot-help.80x24", "snapshot", common, {"overlay": TraceOverlay.HELP})
+    yield TracePicture("snapshot-help.80x24", "snapshot", common, {"overlay": Overlay.HELP})
     yield TracePicture("snapshot.80x24.ascii", "snapshot", common, {"ascii_only": True})
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.frames import make_view
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.ui.kit.keys import Move
+from tpmon.ui.kit.keys import FILTER_LIMIT, Move, action_filter_type
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.state import Overlay, Pane, SortBy
 
@@ -91,11 +91,11 @@ def test_sorting_goes_round_and_starts_with_the_largest():
 
 
 def test_a_filter_takes_one_clean_line_of_bounded_length():
-    typed = actions.action_filter_type(make_view(overlay=Overlay.FILTER), "a\x1b[31mb\nsecond line")
+    typed = action_filter_type(make_view(overlay=Overlay.FILTER), "a\x1b[31mb\nsecond line")
     assert typed.filter_text == "a?[31mb"
-    long = actions.action_filter_type(typed, "x" * 1000)
-    assert len(long.filter_text) == actions.FILTER_LIMIT
-    assert actions.action_filter_type(typed, "\n").filter_text == typed.filter_text
+    long = action_filter_type(typed, "x" * 1000)
+    assert len(long.filter_text) == FILTER_LIMIT
+    assert action_filter_type(typed, "\n").filter_text == typed.filter_text
 
 
 def test_the_interval_has_ends():

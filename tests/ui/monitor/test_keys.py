@@ -15,10 +15,11 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
 from tpmon.ui.kit.keys import ByDigit, Effect, Move
-from tpmon.ui.monitor.key_conditions import Demand, OpenRow
-from tpmon.ui.monitor.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
+from tpmon.ui.monitor import keys as monitor_keys
+from tpmon.ui.monitor.keys import KEYS, Demand, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
 from tpmon.ui.monitor.state import INTERVALS_S, Overlay, Pane, Size, ViewState
+from tpmon.ui.traces import keys as trace_keys
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 
@@ -36,6 +37,11 @@ def all_views() -> Iterator[ViewState]:
 
 def test_ids_are_unique():
     assert len({key.id for key in KEYS}) == len(KEYS)
+
+
+def test_each_row_has_words_and_something_to_do():
+    assert {key.id for key in KEYS} == set(monitor_keys.USES)
+    assert {key.id for key in trace_keys.TRACE_KEYS} == set(trace_keys.USES)
 
 
 def test_no_key_means_two_things_at_once():
@@ -86,7 +92,7 @@ def test_a_key_that_does_nothing_says_why():
 def test_whatever_is_shown_does_something():
     for view in all_views():
         for key in KEYS:
-            if not key.when.holds(view) or isinstance(key.deed, (Effect, Move, OpenRow)):
+            if not key.when.holds(view) or isinstance(key.deed, (Effect, Move)):
                 continue
             if isinstance(key.deed, Demand):
                 after, request = key.deed.make(view, (4211,))

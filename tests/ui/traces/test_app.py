@@ -11,11 +11,12 @@ from tests.ui.traces.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import CodePlace, Stretch
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.state import Size
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
-from tpmon.ui.traces.state import WHOLE, SnapshotTab, Tab, TraceOverlay
+from tpmon.ui.traces.state import WHOLE, SnapshotTab, Tab
 from tpmon.ui.traces.subject import TRACE_TABS
 from tpmon.ui.traces.tabs import action_along, action_closer, action_wider
 
@@ -42,7 +43,7 @@ async def walk_tabs(d: Driven) -> None:
     assert "help" in d.text
     assert "these keys" in d.text or "the keys that work now" in d.text
     await d.press("x")
-    assert d.view.overlay is TraceOverlay.NONE
+    assert d.view.overlay is Overlay.NONE
 
 
 async def walk_time(d: Driven) -> None:
@@ -97,13 +98,13 @@ async def walk_rows(d: Driven) -> None:
     await d.press("escape")
     assert d.view.filter_text == ""
     await d.press("/", "a", "escape")
-    assert (d.view.overlay, d.view.filter_text) == (TraceOverlay.NONE, "")
+    assert (d.view.overlay, d.view.filter_text) == (Overlay.NONE, "")
     await d.press("G")
     last = d.view.cursor
     await d.press("k", "up", "pageup", "pagedown", "g", "home")
     assert d.view.cursor == 0 < last
     await d.press("end", "home", "enter")
-    assert d.view.overlay is TraceOverlay.DETAILS
+    assert d.view.overlay is Overlay.DETAILS
     assert "host total" in d.text
     await d.press("escape")
     await d.press("ctrl+l", "y")
@@ -183,7 +184,7 @@ def test_a_line_that_is_not_here_says_where_it_was_looked_for(tmp_path, monkeypa
 def list_views():
     for run in ("one", "ranks", "cpu", "pair", "refused", "snapshot", "cards", "bare", "held-nothing"):
         for tab in make_run(run).subject.tabs:
-            for overlay in TraceOverlay:
+            for overlay in Overlay:
                 for stretch in (WHOLE, Stretch(1, 1), Stretch(1, 1, 0, 4096)):
                     for text in ("", "a"):
                         yield make_run(run).view(
@@ -208,7 +209,7 @@ def test_the_help_promises_no_zoom_that_does_nothing_now():
         (Stretch(0, 1), {"closer, wider, all steps"}),
         (Stretch(0, 1, 0, 4096), {"wider, all steps"}),
     ):
-        view = make_run("ranks").view(80, tab=Tab.RANKS, overlay=TraceOverlay.HELP, stretch=stretch)
+        view = make_run("ranks").view(80, tab=Tab.RANKS, overlay=Overlay.HELP, stretch=stretch)
         zoom = [key for key in trace_keys_shown(view) if key.keys[0] in ("+", "-", "0")]
         assert {key.brief for key in zoom} == words
 
@@ -216,7 +217,7 @@ def test_the_help_promises_no_zoom_that_does_nothing_now():
 @pytest.mark.parametrize("tab", [*TRACE_TABS, Tab.AGAINST, *SnapshotTab])
 def test_the_help_fits_the_common_screen(tab):
     run = "pair" if tab is Tab.AGAINST else "ranks" if isinstance(tab, Tab) else "snapshot"
-    view = make_run(run).view(80, tab=tab, overlay=TraceOverlay.HELP, cursors=(9,) * 7, filter_text="a")
+    view = make_run(run).view(80, tab=tab, overlay=Overlay.HELP, cursors=(9,) * 7, filter_text="a")
     keys = trace_keys_shown(view)
     text = "\n".join("".join(t for t, _ in line) for line in paint_trace(view, Size(80, 24), keys))
     assert page_of_trace(view, Size(80, 24), keys)[1] == 0

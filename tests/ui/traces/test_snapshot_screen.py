@@ -11,12 +11,13 @@ from tests.ui.traces.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import CodePlace
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.kit.sheet import Paragraph, Sheet
 from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
 from tpmon.ui.traces.snapshots import SnapshotSubject
-from tpmon.ui.traces.state import SnapshotTab, TraceOverlay
+from tpmon.ui.traces.state import SnapshotTab
 from tpmon.ui.traces.tabs import list_blocks
 from tpmon.view.trace import find_frame, say_free, say_lost, say_peak, say_pieces
 
@@ -55,12 +56,12 @@ async def walk_tabs(d: Driven) -> None:
     assert "4 oom (requests that failed)" in d.text or "one tab" in d.text
     assert "next step" not in d.text
     await d.press("x")
-    assert d.view.overlay is TraceOverlay.NONE
+    assert d.view.overlay is Overlay.NONE
 
 
 async def walk_stack(d: Driven) -> None:
     await d.press("3", "j", "enter")
-    assert d.view.overlay is TraceOverlay.STACK
+    assert d.view.overlay is Overlay.STACK
     assert "══ stack" in d.text
     assert "200M in 1 block, 200M asked for" in d.text
     assert ">train.py:10" in d.text, "the cursor begins on the line that the stack is known by"
@@ -77,7 +78,7 @@ async def walk_stack(d: Driven) -> None:
     assert find_trace_key("o", d.view) is None, "a frame of C++ without a file has no line"
     await d.press("G", "k", "k", "k", "up", "pagedown", "pageup", "g", "end")
     await d.press("escape")
-    assert (d.view.overlay, d.view.cursor) == (TraceOverlay.NONE, 1), "the row is where it was"
+    assert (d.view.overlay, d.view.cursor) == (Overlay.NONE, 1), "the row is where it was"
 
 
 async def walk_rows(d: Driven) -> None:
@@ -101,7 +102,7 @@ async def walk_rows(d: Driven) -> None:
     await d.press("escape", "ctrl+l", "Y")
     assert "══ 2 live" in d.app.copied
     await d.press("1", "G", "k", "k", "enter")
-    assert d.view.overlay is TraceOverlay.DETAILS, "what has no stack shows its fields"
+    assert d.view.overlay is Overlay.DETAILS, "what has no stack shows its fields"
     left: list[object] = []
     d.app.leave = left.append  # type: ignore[method-assign]
     d.app.action_suspend_process = lambda: left.append("stopped")  # type: ignore[method-assign]
@@ -116,7 +117,7 @@ def test_every_key_on_a_snapshot_does_what_it_says():
     works = {
         key.id
         for tab in SnapshotTab
-        for overlay in TraceOverlay
+        for overlay in Overlay
         for text in ("", "a")
         for place in range(14)
         for key in TRACE_KEYS
@@ -230,7 +231,7 @@ def test_a_stack_that_was_not_recorded_says_so():
     key = find_trace_key("enter", view)
     assert key is not None
     opened = key.deed(view)
-    assert opened.overlay is TraceOverlay.STACK
+    assert opened.overlay is Overlay.STACK
     assert "_record_memory_history() was not on" in paragraphs(opened)[1].text
 
 

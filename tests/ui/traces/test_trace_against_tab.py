@@ -13,12 +13,13 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import Change
 from tpmon.ui.kit.cells import Ink
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.kit.sheet import Paragraph, Sheet
 from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.comparison import answer_change, list_changes
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused
 from tpmon.ui.traces.layout import paint_trace
-from tpmon.ui.traces.state import WHOLE, Tab, TraceOverlay
+from tpmon.ui.traces.state import WHOLE, Tab
 from tpmon.ui.traces.tabs import list_blocks
 
 
@@ -67,7 +68,7 @@ async def walk_rows(d: Driven) -> None:
     await d.until(lambda: "no stacks here" in d.text)
     assert d.places == [(0, "at::native::copy_kernel")], "the whole name is looked for in the trace after"
     await d.press("k", "up", "enter")
-    assert d.view.overlay is TraceOverlay.DETAILS
+    assert d.view.overlay is Overlay.DETAILS
     assert "before" in d.text
     await d.press("escape", "pageup", "pagedown", "home", "j", "j")
     assert find_trace_key("o", d.view) is None, "a phase has no line"
@@ -103,7 +104,7 @@ def test_every_key_beside_a_comparison_does_what_it_says():
     given = {"tab": Tab.AGAINST, "filter_text": "a"}
     views = [
         pair.view(100, **given, overlay=overlay, stretch=stretch, cursors=(0,) * 6 + (place,))
-        for overlay in TraceOverlay
+        for overlay in Overlay
         for stretch in (WHOLE, Stretch(0, 1))
         for place in range(20)
     ]

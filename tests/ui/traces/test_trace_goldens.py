@@ -10,12 +10,13 @@ from tests.goldens import trace_views
 from tests.goldens.pictures import write_text
 from tests.goldens.trace_views import make_run
 from tpmon.ui.kit.cells import line_width
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.kit.sheet import choose_rows
 from tpmon.ui.kit.table import Table
 from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.keys import trace_keys_shown
 from tpmon.ui.traces.layout import paint_trace
-from tpmon.ui.traces.state import Grouping, Tab, TraceOverlay
+from tpmon.ui.traces.state import Grouping, Tab
 from tpmon.ui.traces.subject import TraceSubject
 from tpmon.ui.traces.tabs import list_blocks
 
@@ -38,7 +39,7 @@ def test_no_file_is_left_over():
 def test_every_picture_fits_whatever_the_size(run):
     for width, height in ((1, 1), (29, 40), (30, 9), (41, 12), (133, 36)):
         for tab in make_run(run).subject.tabs:
-            for overlay in (TraceOverlay.NONE, TraceOverlay.DETAILS, TraceOverlay.STACK):
+            for overlay in (Overlay.NONE, Overlay.DETAILS, Overlay.STACK):
                 view = make_run(run).view(width, tab=tab, overlay=overlay, cursors=(99,) * len(Tab))
                 lines = paint_trace(view, Size(width, height), trace_keys_shown(view))
                 assert len(lines) == height
@@ -52,7 +53,7 @@ def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
     rows = tuple(replace(row, path=odd) for row in run.report.ranks.ranks)
     report = replace(run.report, files=files, ranks=replace(run.report.ranks, ranks=rows))
     for tab in (Tab.OVERVIEW, Tab.RANKS):
-        for overlay, cursor in ((TraceOverlay.NONE, 0), (TraceOverlay.DETAILS, 2)):
+        for overlay, cursor in ((Overlay.NONE, 0), (Overlay.DETAILS, 2)):
             view = replace(
                 run.view(120), subject=TraceSubject(report), tab=tab, overlay=overlay, cursors=(cursor,) * 6
             )

@@ -1,16 +1,18 @@
-"""The table of keys of any screen: rows, when they work, dispatch, footer and help.
+"""The keys of any screen: the rows of its table, when they work, what all screens have, footer and help.
 
-A screen's table feeds its dispatch, its footer, its help overlay and docs/keys.md. Knows nothing of
-textual, and nothing of what is shown.
+The table is a text file beside ``keys.py`` of the screen. It feeds the dispatch (``Shell.press``), the
+footer, the help overlay and docs/keys.md. Knows nothing of textual, and nothing of what is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.units import clean_text
 from tpmon.ui.kit.cells import (
     Ink,
     KeyHelp,
@@ -68,8 +70,103 @@ def moved(place: int, move: Move, page: int, last: int) -> int:
     return max(0, min(target, last))
 
 
-View = TypeVar("View")
+class Overlay(Enum):
+    """Name what may lie over the panes or tabs of a screen."""
+
+    NONE = "none"
+    HELP = "help"
+    FILTER = "filter"
+    """The filter line is being typed."""
+    DETAILS = "details"
+    """Everything about the row under the cursor."""
+    STACK = "stack"
+    """The frames of the row under the cursor, with a cursor of their own."""
+    ENVIRONMENT = "environment"
+    VERDICT = "verdict"
+    """Everything that the verdict rests on."""
+    STACKS = "stacks"
+    """Where every thread of the job is, folded."""
+    SAMPLE = "sample"
+    """The hot functions of some seconds."""
+    CAPTURE = "capture"
+    """What a capture costs, how far it is, what came of it."""
+
+
+OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE)
+"""Overlays that help and verdict lie over and go back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenState:
+    """Hold what keys change on any screen."""
+
+    ascii_only: bool
+    overlay: Overlay
+    behind: Overlay
+    """What the help or the verdict lies over, to go back there."""
+    scroll: int
+    """The place in what lies over the screen."""
+    sort_reversed: bool
+    filter_text: str
+    message: str
+    """One line of answer to the last key, such as where a copy went; "" for none."""
+
+    @property
+    def typed(self) -> str:
+        """Return the filter line while it is typed; "" else."""
+        return f"/{self.filter_text}_" if self.overlay is Overlay.FILTER else ""
+
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether nothing lies over the panes or tabs."""
+        return self.overlay is Overlay.NONE
+
+
+View = TypeVar("View", bound=ScreenState)
+View_contra = TypeVar("View_contra", bound=ScreenState, contravariant=True)
 Deed_co = TypeVar("Deed_co", covariant=True)
+
+
+def action_overlay(view: View, overlay: Overlay) -> View:
+    """Open an overlay, or close it when it is open; what help and verdict lay over is there again."""
+    if view.overlay is overlay:
+        return action_close(view)
+    below = view.behind if view.overlay not in OVERVIEWS else view.overlay
+    behind = below if below in OVERVIEWS and overlay not in OVERVIEWS else Overlay.NONE
+    return replace(view, overlay=overlay, behind=behind, scroll=0)
+
+
+def action_close(view: View) -> View:
+    """Close what lies over the screen; the filter line goes with its text."""
+    text = "" if view.overlay is Overlay.FILTER else view.filter_text
+    return replace(view, overlay=view.behind, behind=Overlay.NONE, filter_text=text, scroll=0)
+
+
+def action_reverse(view: View) -> View:
+    """Turn the order of the rows round."""
+    return replace(view, sort_reversed=not view.sort_reversed)
+
+
+def action_filter_type(view: View, text: str) -> View:
+    """Add typed or pasted text to the filter, its first line only."""
+    line = text.splitlines()[0] if text.splitlines() else ""
+    return replace(view, filter_text=(view.filter_text + clean_text(line))[:FILTER_LIMIT])
+
+
+def action_filter_erase(view: View) -> View:
+    """Take the last character of the filter away."""
+    return replace(view, filter_text=view.filter_text[:-1])
+
+
+def action_filter_keep(view: View) -> View:
+    """Close the filter line and keep its text."""
+    return replace(view, overlay=Overlay.NONE)
+
+
+def action_filter_clear(view: View) -> View:
+    """Show all rows again."""
+    return replace(view, filter_text="")
+
 
 _SENT = {
     "+": ("+", "="),
@@ -82,10 +179,10 @@ _SENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Situation(Generic[View]):
+class Situation(Generic[View_contra]):
     """Hold a test of what the screen shows, and its words."""
 
-    holds: Callable[[View], bool]
+    holds: Callable[[View_contra], bool]
     words: str
 
 
@@ -131,43 +228,49 @@ def _list_names(sign: str) -> tuple[str, ...]:
     return _SENT.get(sign) or (sign if len(sign) == 1 else sign.replace("-", "+").lower(),)
 
 
-def list_moves(section: str, when: Situation[View]) -> tuple[Key[View, Move], ...]:
-    """Return the keys that go through rows and lines of any screen."""
-    step, page, end = "a row or line down, up", "a page down, up", "first, last"
-    return (
-        Key(section, "down", "j down", "next row or line", Move.DOWN, when, ("down", 7), step),
-        Key(section, "up", "k up", "previous row or line", Move.UP, when, brief=step),
-        Key(section, "page-down", "PgDn", "a page down", Move.PAGE_DOWN, when, brief=page),
-        Key(section, "page-up", "PgUp", "a page up", Move.PAGE_UP, when, brief=page),
-        Key(section, "first", "g Home", "first row or line", Move.FIRST, when, brief=end),
-        Key(section, "last", "G End", "last row or line", Move.LAST, when, brief=end),
-    )
+EVER: Situation[ScreenState] = Situation(lambda _view: True, "always")
+NOT_TYPING: Situation[ScreenState] = Situation(lambda view: view.overlay is not Overlay.FILTER, "always")
+TYPING: Situation[ScreenState] = Situation(
+    lambda view: view.overlay is Overlay.FILTER, "while the filter is typed"
+)
+TYPED: Situation[ScreenState] = Situation(
+    lambda view: TYPING.holds(view) and view.filter_text != "", "while the filter is typed"
+)
+MOVES = {
+    "down": Move.DOWN,
+    "up": Move.UP,
+    "page-down": Move.PAGE_DOWN,
+    "page-up": Move.PAGE_UP,
+    "first": Move.FIRST,
+    "last": Move.LAST,
+}
+STOPS: Mapping[str, tuple[Effect, Situation[ScreenState]]] = {
+    "quit": (Effect.QUIT, NOT_TYPING),
+    "interrupt": (Effect.QUIT, EVER),
+    "suspend": (Effect.SUSPEND, EVER),
+    "redraw": (Effect.REDRAW, EVER),
+    "copy-screen": (Effect.COPY_SCREEN, NOT_TYPING),
+}
+"""What the keys do that every screen has."""
 
 
-def list_steps(
-    section: str,
-    on: tuple[str, str, str],
-    back: tuple[str, str, str],
-    act: Callable[[View, int], View],
-    *,
-    when: Situation[View],
-    footer: tuple[str, int],
-    brief: str,
-) -> tuple[Key[View, Callable[[View], View]], ...]:
-    """Return two keys that go one step on and one back: ``id``, ``signs`` and ``help`` of each."""
-    return (
-        Key(section, *on, lambda view: act(view, 1), when, footer, brief),
-        Key(section, *back, lambda view: act(view, -1), when, brief=brief),
-    )
-
-
-def list_stops(section: str, ever: Situation[View]) -> tuple[Key[View, Effect], ...]:
-    """Return the keys of any screen that work whatever it shows: stop, and draw again."""
-    stop, redraw = "stop tpmon; fg goes on", "redraw the screen, after another program wrote here"
-    return (
-        Key(section, "suspend", "ctrl-z", stop, Effect.SUSPEND, ever, brief=stop),
-        Key(section, "redraw", "ctrl-l", redraw, Effect.REDRAW, ever, brief="draw all again"),
-    )
+def read_keys(
+    page: str, uses: Mapping[str, tuple[Deed_co, Situation[View]]]
+) -> tuple[Key[View, Deed_co], ...]:
+    """Read the rows of a table from the file ``page``; ``uses`` says what each does, and when."""
+    with open(page, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    keys, section = [], ""
+    for line in lines:
+        if line.startswith("# "):
+            section = line[2:]
+        elif " | " in line:
+            name, signs, footer, words, *brief = (cell.strip() for cell in line.split(" | "))
+            word, _, priority = footer.rpartition(" ")
+            keys.append(
+                Key(section, name, signs, words, *uses[name], (word, int(priority or 0)), "".join(brief))
+            )
+    return tuple(keys)
 
 
 def find_in(table: Sequence[Key[View, Deed_co]], name: str, view: View) -> Key[View, Deed_co] | None:
@@ -204,9 +307,12 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
     return shown
 
 
-def paint_key_line(message: str, typed: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the footer of any screen: what is ``typed``, else the answer to the last key, and the keys."""
-    head = [Item(0, typed, Ink.STRONG)] if typed else []
+def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    """Paint the last line: the filter being typed, else the answer to the last key, and the keys.
+
+    An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
+    """
+    message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
     if not head and width_of(message) > width - 2:
         return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
     text = cut(message, width - 2)

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Generic
 
 from textual import events
 from textual.app import App, ComposeResult
@@ -21,7 +23,7 @@ from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
 from tpmon.ui.kit.canvas import Canvas
 from tpmon.ui.kit.cells import Size
-from tpmon.ui.kit.keys import Effect
+from tpmon.ui.kit.keys import ByDigit, Effect, Key, Move, Overlay, View, action_close, action_filter_type
 from tpmon.ui.terminal_io import clipboard, editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
 from tpmon.ui.terminal_io.messages import Planned, SessionTold
@@ -44,7 +46,7 @@ _SETTLE_SECONDS = 0.05
 """Textual joins resizes within 1/120 s."""
 
 
-class Shell(App[None]):
+class Shell(App[None], Generic[View]):
     """Show lines until a key, a signal or a crash ends it; a screen says what they are."""
 
     CSS = "Screen { overflow: hidden; }"
@@ -65,16 +67,43 @@ class Shell(App[None]):
 
     # What a screen says
 
+    view: View
+
     def repaint(self) -> None:
         """Paint what is shown now."""
+        self.show(self.view)
+
+    def show(self, view: View) -> None:
+        """Paint ``view``, and keep it as what is shown."""
         raise NotImplementedError
 
-    def press(self, name: str) -> None:
-        """Do what the key ``name`` means now."""
+    def answer(self, view: View) -> None:
+        """Paint what follows a key, with what it says for a while."""
         raise NotImplementedError
 
-    def paste(self, text: str) -> None:
-        """Take text that was pasted."""
+    def find_key(self, name: str, view: View) -> Key[View, Any] | None:
+        """Return the row of the table of keys that ``name`` means now, if any."""
+        raise NotImplementedError
+
+    def say_unused(self, name: str, view: View) -> str:
+        """Say why a key did nothing, "" for nothing to say."""
+        raise NotImplementedError
+
+    def type(self, view: View, text: str) -> View:
+        """Add typed or pasted text to the filter."""
+        return action_filter_type(view, text)
+
+    def begin(self) -> View:
+        """Return the view that a key finds: what was said before is gone."""
+        return replace(self.view, message="")
+
+    def move(self, view: View, move: Move) -> View:
+        """Move the cursor, or scroll."""
+        raise NotImplementedError
+
+    def act(self, view: View, deed: Callable[[View], View]) -> View:
+        """Change the view as a key does."""
+        return deed(view)
 
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds."""
@@ -122,6 +151,34 @@ class Shell(App[None]):
                 elif joined and before is not None:
                     self.set_timer(_SETTLE_SECONDS, self.redraw)
             await super().on_event(event)
+
+    def paste(self, text: str) -> None:
+        """Add what was pasted to the filter that is typed."""
+        if self.view.typed:
+            self.show(self.type(self.view, text))
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        view = self.begin()
+        key = self.find_key(name, view)
+        deed = None if key is None else key.deed
+        if isinstance(deed, Effect):
+            self.answer(view)
+            self.carry_out(deed)
+            return
+        if isinstance(deed, Move):
+            view = self.move(view, deed)
+        elif isinstance(deed, ByDigit):
+            view = deed.act(view, int(name))
+        elif deed is not None:
+            view = self.act(view, deed)
+        elif view.typed and len(name) == 1:
+            view = self.type(view, name)
+        elif view.overlay is Overlay.HELP:
+            view = action_close(view)
+        else:
+            view = replace(view, message=self.say_unused(name, view))
+        self.answer(view)
 
     # Copies and the editor
 
@@ -223,7 +280,7 @@ class Shell(App[None]):
         pass  # the mouse is off, and textual would write this after it left the screen
 
 
-def draw(shell: Shell, guard: TerminalGuard) -> ScreenResult:
+def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
     """Draw a screen on a guarded terminal until it ends and say how it ended.
 
     After an end was asked for, the process is gone within about a second whatever the caller still does.

@@ -28,15 +28,14 @@ from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUp
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import ByDigit, Effect, Move
+from tpmon.ui.kit.keys import Effect, Move
 from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
-from tpmon.ui.monitor.key_conditions import Demand, OpenRow
-from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
+from tpmon.ui.monitor.keys import Demand, LiveKey, find_key, keys_shown, say_unused
 from tpmon.ui.monitor.panes import stack_rows
-from tpmon.ui.monitor.requests import forget_price, keep_own_price, say_toast
+from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import Overlay, ViewState
 from tpmon.ui.terminal_io import editor
@@ -53,7 +52,7 @@ _BEHIND_WRITES = 3
 _MOST_NOTICES = 20
 
 
-class MonitorApp(Shell):
+class MonitorApp(Shell[ViewState]):
     """Show one job until a key, a signal or a crash ends it."""
 
     class Arrived(Message):
@@ -139,11 +138,11 @@ class MonitorApp(Shell):
                 if toast := say_toast(view, reading):
                     self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
                     view = replace(view, message=clean_text(toast, LINE_CHARS))
-        self._show(view, STALLED_SECONDS)
+        self.show(view, STALLED_SECONDS)
 
     # Lines out
 
-    def _show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
+    def show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
         """Bring ``view`` up to date and paint it; paint again in ``next_seconds`` at the latest."""
         now_ns = self._clock()
         if view.message and now_ns > self._message_until_ns:
@@ -176,61 +175,48 @@ class MonitorApp(Shell):
         self._timer = self.set_timer(next_seconds, self.repaint)
         self._canvas.set_lines(self._paint(self.view, self._extent(), keys_shown(self.view)))
 
-    def repaint(self) -> None:
-        """Paint what is known now."""
-        self._show(self.view)
-
     # Keys in
 
-    def paste(self, text: str) -> None:
-        """Add what was pasted to the filter that is typed."""
-        if self.view.overlay is Overlay.FILTER:
-            self._show(actions.action_filter_type(self.view, text))
+    def find_key(self, name: str, view: ViewState) -> LiveKey | None:
+        """Return the row of the table of keys that ``name`` means now, if any."""
+        return find_key(name, view)
 
-    def press(self, name: str) -> None:
-        """Do what the key ``name`` means now."""
-        view = replace(self.view, message="", now_ns=self._clock())
-        key = find_key(name, view)
-        if key is None or not isinstance(key.deed, Demand):
-            view = forget_price(view)
-        if key is None:
-            if view.overlay is Overlay.FILTER and len(name) == 1:
-                view = actions.action_filter_type(view, name)
-            elif view.overlay is Overlay.HELP:
-                view = actions.action_close(view)
-            else:
-                view = replace(view, message=say_unused(name, view))
-        elif isinstance(key.deed, Effect):
-            self._show(view)
-            self.carry_out(key.deed)
-            return
-        elif isinstance(key.deed, Demand):
-            before = view
-            view, order = key.deed.make(view, self._rows)
-            view = keep_own_price(before, view)
-            if not isinstance(order, (Missing, NotApplicable)):
-                self._dump = None if isinstance(order, DumpRequest) else self._dump
-                self._sample = None if isinstance(order, SampleRequest) else self._sample
-                anew = isinstance(order, (CaptureRequest, CaptureChoice))
-                self._capture = None if anew else self._capture
-                self._controls.ask(order)
-        elif isinstance(key.deed, Move):
-            page, limit = panes.page_of(view, self._extent(), keys_shown(view))
-            if view.overlay is Overlay.STACKS:
-                view = stack_rows.action_walk(view, key.deed, page)
-            else:
-                view = actions.action_move(view, key.deed, self._rows, page, limit)
-        elif isinstance(key.deed, OpenRow):
-            view = actions.action_row_overlay(view, key.deed.overlay, self._rows)
-        elif isinstance(key.deed, ByDigit):
-            view = key.deed.act(view, int(name))
-        else:
-            view = key.deed(view)
+    def say_unused(self, name: str, view: ViewState) -> str:
+        """Say why a key did nothing, "" for nothing to say."""
+        return say_unused(name, view)
+
+    def begin(self) -> ViewState:
+        """Return the view that a key finds: what was said before is gone."""
+        return replace(self.view, message="", now_ns=self._clock())
+
+    def move(self, view: ViewState, move: Move) -> ViewState:
+        """Move the cursor, or scroll."""
+        page, limit = panes.page_of(view, self._extent(), keys_shown(view))
+        if view.overlay is Overlay.STACKS:
+            return stack_rows.action_walk(view, move, page)
+        return actions.action_move(view, move, self._rows, page, limit)
+
+    def act(self, view: ViewState, deed: Demand | Callable[[ViewState], ViewState]) -> ViewState:
+        """Change the view as a key does, and ask of the session what it asks for."""
+        if not isinstance(deed, Demand):
+            return deed(view)
+        view, order = deed.make(view, self._rows)
+        if not isinstance(order, (Missing, NotApplicable)):
+            self._dump = None if isinstance(order, DumpRequest) else self._dump
+            self._sample = None if isinstance(order, SampleRequest) else self._sample
+            anew = isinstance(order, (CaptureRequest, CaptureChoice))
+            self._capture = None if anew else self._capture
+            self._controls.ask(order)
+        return view
+
+    def answer(self, view: ViewState) -> None:
+        """Paint what follows a key, with what it says for a while; a price stands until the next key."""
+        view = keep_own_price(self.view, view)
         if view.interval_s != self.view.interval_s:
             self._controls.set_interval(view.interval_s)
             view = replace(view, message=f"reads every {view.interval_s:g} s")
         self._message_until_ns = self._clock() + int(MESSAGE_SECONDS * 1e9)
-        self._show(view)
+        self.show(view)
 
     def carry_out(self, effect: Effect) -> None:
         """Do what a key does beyond the picture."""
@@ -255,7 +241,7 @@ class MonitorApp(Shell):
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds, or until a key is pressed."""
         self._message_until_ns = self._clock() + int(seconds * 1e9)
-        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
+        self.show(replace(self.view, message=clean_text(text, LINE_CHARS)))
 
     def _plan_edit(self) -> None:
         shown = stack_rows.frame_under_cursor(self.view)

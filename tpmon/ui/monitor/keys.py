@@ -1,4 +1,4 @@
-"""The one table of keys: it feeds the dispatch, the footer, the help overlay and docs/keys.md.
+"""When each key of the live screen works, and what it does; ``keys.txt`` has its signs and its words.
 
 A key that is not in this table does nothing, and a key that cannot work now is not shown.
 Knows nothing of textual; ``python -m tpmon.ui.monitor.keys`` prints docs/keys.md.
@@ -6,31 +6,233 @@ Knows nothing of textual; ``python -m tpmon.ui.monitor.keys`` prints docs/keys.m
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Union
 
-from tpmon.model.known import is_known
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
+from tpmon.ui.kit.cells import KeyHelp
 from tpmon.ui.kit.keys import (
+    MOVES,
+    NOT_TYPING,
+    STOPS,
+    TYPED,
+    TYPING,
     ByDigit,
     Effect,
+    Key,
+    Move,
+    Overlay,
+    Situation,
+    action_close,
+    action_filter_clear,
+    action_filter_erase,
+    action_filter_keep,
+    action_overlay,
+    action_reverse,
     find_in,
     list_help,
-    list_moves,
-    list_steps,
-    list_stops,
+    read_keys,
     say_why_not,
 )
-from tpmon.ui.monitor import key_conditions as when
-from tpmon.ui.monitor import requests as ask_bundle
+from tpmon.ui.monitor import requests as asks
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.key_conditions import Action, Demand, LiveKey, OpenRow
-from tpmon.ui.monitor.request_keys import CAPTURE_KEYS, STACK_KEYS
-from tpmon.ui.monitor.requests import has_ended
-from tpmon.ui.monitor.state import INTERVALS_S, KeyHelp, Overlay, Pane, SortBy, ViewState
+from tpmon.ui.monitor.controls import Asked
+from tpmon.ui.monitor.panes import stack_rows
+from tpmon.ui.monitor.panes.stack_rows import frame_under_cursor, list_rows, shown_dump
+from tpmon.ui.monitor.requests import has_ended, is_running, list_stoppable
+from tpmon.ui.monitor.state import INTERVALS_S, PANES_WITH_ROWS, Pane, SortBy, ViewState
+
+When = Situation[ViewState]
 
 
-def _sort(sort: SortBy) -> Action:
+def _workers(view: ViewState) -> bool:
+    return view.is_bare and (view.zoom is Pane.WORKERS or not is_known(view.zoom))
+
+
+def _movable(view: ViewState) -> bool:
+    over = view.overlay not in (Overlay.NONE, Overlay.FILTER)
+    return over or (view.is_bare and (is_known(view.zoom) or view.focus in PANES_WITH_ROWS))
+
+
+def _openable(view: ViewState) -> bool:
+    return view.is_bare and not is_known(view.zoom) and view.focus not in PANES_WITH_ROWS
+
+
+def _rows(view: ViewState) -> bool:
+    over_a_row = view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
+    return over_a_row or (view.is_bare and view.focus in PANES_WITH_ROWS)
+
+
+def _can_try(view: ViewState) -> bool:
+    frame = view.frame
+    return is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.try_)
+
+
+def _alive(view: ViewState) -> bool:
+    return is_known(view.frame) and not has_ended(view.frame)
+
+
+def _samplable(view: ViewState) -> bool:
+    return NOT_TYPING.holds(view) and _alive(view) and not view.no_stacks
+
+
+def _stacks(view: ViewState) -> bool:
+    return view.overlay is Overlay.STACKS
+
+
+def _dumped(view: ViewState) -> bool:
+    """Tell whether something that was read for a key is on the screen."""
+    sampled = view.overlay is Overlay.SAMPLE and is_known(view.sample) and is_known(view.sample.hot)
+    over_capture = view.overlay is Overlay.CAPTURE
+    reported = over_capture and is_known(view.capture) and len(view.capture.report) > 0
+    return sampled or reported or (_stacks(view) and is_known(shown_dump(view)))
+
+
+def _framed(view: ViewState) -> bool:
+    return _stacks(view) and is_known(frame_under_cursor(view))
+
+
+def _to_copy(view: ViewState) -> bool:
+    """Tell whether the key of copying means the verdict: over the stacks it means them."""
+    return NOT_TYPING.holds(view) and not _dumped(view)
+
+
+def _paced(view: ViewState) -> bool:
+    """Tell whether the keys of the pace mean it: in the plan of a capture they mean its steps."""
+    below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
+    return NOT_TYPING.holds(view) and _alive(view) and not asks.can_choose(below)
+
+
+def _changes(change: Change, words: str) -> When:
+    return When(lambda view: is_known(asks.find_change(view, change)), words)
+
+
+PANES = When(lambda view: view.is_bare, "with nothing over the panes")
+OVER = When(
+    lambda view: not view.is_bare and not asks.can_leave(view),
+    "while something is over the panes",
+)
+ROWS = When(_rows, "in the ranks and workers panes")
+NO_ROWS = When(_openable, "in the panes without rows")
+MOVABLE = When(_movable, "in rows, in a pane alone, in what is over the panes")
+WORKERS = When(_workers, "while the workers pane is shown")
+FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
+ZOOMED = When(
+    lambda view: view.is_bare and is_known(view.zoom) and view.filter_text == "", "while a pane is alone"
+)
+READ = When(lambda view: NOT_TYPING.holds(view) and is_known(view.frame), "once there is a reading")
+TRIABLE = When(lambda view: _to_copy(view) and _can_try(view), "while the verdict has something to try")
+NOT_TRIABLE = When(
+    lambda view: _to_copy(view) and is_known(view.frame) and not _can_try(view),
+    "while the verdict has nothing to try",
+)
+FASTER = When(
+    lambda view: _paced(view) and view.interval_s > INTERVALS_S[0],
+    f"above {INTERVALS_S[0]:g} s, while the job is there; not in the plan of a capture",
+)
+SLOWER = When(
+    lambda view: _paced(view) and view.interval_s < INTERVALS_S[-1],
+    f"below {INTERVALS_S[-1]:g} s, while the job is there; not in the plan of a capture",
+)
+SUMMARIES = When(
+    lambda view: view.is_bare or view.overlay in (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE),
+    "in the panes, the stacks, the hot functions and the capture",
+)
+ALIVE = When(lambda view: NOT_TYPING.holds(view) and _alive(view), "while the job is there")
+LIVE_ROWS = When(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
+LIVE_STACKS = When(lambda view: _stacks(view) and _alive(view), "in the stacks")
+STOPPING_STACKS = When(
+    lambda view: LIVE_STACKS.holds(view) and not view.readonly, "in the stacks; never with --readonly"
+)
+IN_GROUPS = When(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
+DUMPED_STACKS = When(
+    lambda view: _stacks(view) and is_known(shown_dump(view)), "in the stacks, once some are read"
+)
+DUMPED = When(_dumped, "in the stacks, the hot functions and the capture, once there is something")
+FRAMED = When(_framed, "on a stack with Python frames")
+UNSAMPLED = When(
+    lambda view: _samplable(view) and view.overlay is not Overlay.SAMPLE,
+    "outside of the hot functions; never with --no-stacks",
+)
+CAPTURABLE = When(
+    lambda view: (
+        ALIVE.holds(view)
+        and not view.readonly
+        and Overlay.STACKS not in (view.overlay, view.behind)
+        and asks.can_plan(view)
+    ),
+    "outside of the stacks; never with --readonly",
+)
+CAPTURE_ASKS = When(asks.is_asking, "in the capture, while it waits for a yes")
+CAPTURE_KINDS = _changes(next_kind, "in the plan of a capture, where more than one kind can be")
+CAPTURE_MORE = _changes(more_steps, "in the plan of a capture")
+CAPTURE_FEWER = _changes(fewer_steps, "in the plan of a capture")
+CAPTURE_RANKS = _changes(other_ranks, "in the plan of a capture, of a job with several ranks here")
+CAPTURE_ACTS = When(
+    lambda view: NOT_TYPING.holds(view) and not _stacks(view) and asks.is_acting(view),
+    "outside of the stacks, while a capture is under way",
+)
+CAPTURE_OPEN = When(asks.can_leave, "in the capture, until it has ended")
+CAPTURED = When(
+    lambda view: (view.is_bare or view.overlay is Overlay.CAPTURE) and is_known(view.captured),
+    "in the panes and the capture, once one has written a trace",
+)
+UNSAMPLING = When(
+    lambda view: _samplable(view) and not is_running(view), "while nothing is sampled; never with --no-stacks"
+)
+PRICED = When(
+    lambda view: view.overlay is Overlay.SAMPLE and _samplable(view) and not is_running(view),
+    "in the hot functions, once the price is shown",
+)
+SAMPLING = When(
+    lambda view: view.overlay is Overlay.SAMPLE and is_running(view), "in the hot functions, while they come"
+)
+WRITABLE = When(
+    lambda view: (
+        view.overlay is Overlay.SAMPLE
+        and is_known(view.sample)
+        and is_known(view.sample.hot)
+        and len(view.sample.hot.groups) > 0
+        and not is_running(view)
+    ),
+    "in the hot functions, once all are there",
+)
+STOPPABLE = When(
+    lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
+    "in the stacks, where py-spy could not read a process; never with --readonly",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Ask something of the session, or say why not; ``make`` also gets the rows under the cursor."""
+
+    make: Callable[[ViewState, Sequence[int]], Asked]
+
+
+Deed = Union[Callable[[ViewState], ViewState], Demand, ByDigit[ViewState], Move, Effect]
+LiveKey = Key[ViewState, Deed]
+
+
+def _open(overlay: Overlay) -> Callable[[ViewState], ViewState]:
+    return partial(action_overlay, overlay=overlay)
+
+
+def _open_row(overlay: Overlay) -> Demand:
+    return Demand(lambda view, rows: (actions.action_row_overlay(view, overlay, rows), NOT_APPLICABLE))
+
+
+def _change(change: Change) -> Demand:
+    return Demand(partial(asks.ask_change, change=change))
+
+
+def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:
     return partial(actions.action_sort, sort=sort)
 
 
@@ -38,198 +240,66 @@ def _zoom(view: ViewState, digit: int) -> ViewState:
     return actions.action_zoom(view, Pane(digit))
 
 
-_tpmon = partial(LiveKey, "tpmon")
-_panes = partial(LiveKey, "Panes")
-_rows = partial(LiveKey, "Rows")
-_workers = partial(LiveKey, "Workers")
-_copying = partial(LiveKey, "Copying")
-_BACK = "close, back, clear filter"
-_SORT = "sort: next, reversed"
-_SORT_BY = "by CPU, memory, age"
-
-KEYS: tuple[LiveKey, ...] = (
-    _tpmon("quit", "q", "quit", Effect.QUIT, when.NOT_TYPING, ("quit", 1), brief="quit"),
-    _tpmon("interrupt", "ctrl-c", "quit, also while typing", Effect.QUIT, when.EVER, brief="quit"),
-    _tpmon(
-        "help",
-        "? F1",
-        "the keys that work now; any other key closes it",
-        partial(actions.action_overlay, overlay=Overlay.HELP),
-        when.NOT_TYPING,
-        ("help", 2),
-        brief="these keys; others close it",
-    ),
-    _tpmon(
-        "verdict",
-        "v",
-        "the verdict in full: all evidence, what was ruled out, what is unknown",
-        partial(actions.action_overlay, overlay=Overlay.VERDICT),
-        when.READ,
-        ("verdict", 3),
-        brief="the verdict in full",
-    ),
-    _tpmon(
-        "pause",
-        "p",
-        "freeze the picture, or go on; reading goes on meanwhile",
-        actions.action_pause,
-        when.ALIVE,
-        ("pause", 4),
-        brief="freeze the picture, go on",
-    ),
-    _tpmon(
-        "slower",
-        "+",
-        f"read less often, at most every {INTERVALS_S[-1]:g} s",
-        actions.action_slower,
-        when.SLOWER,
-        ("slower", 11),
-        brief="read less often, more often",
-    ),
-    _tpmon(
-        "faster",
-        "-",
-        f"read more often, at least every {INTERVALS_S[0]:g} s",
-        actions.action_faster,
-        when.FASTER,
-        ("faster", 12),
-        brief="read less often, more often",
-    ),
-    *list_stops("tpmon", when.EVER),
-    _panes(
-        "zoom",
-        "1-5",
-        "one pane alone, again to return: 1 ranks, 2 CPU and memory, 3 workers, 4 GPUs, 5 events",
-        ByDigit(_zoom),
-        when.PANES,
-        ("zoom", 5),
-        brief="one pane alone, and back",
-    ),
-    *list_steps(
-        "Panes",
-        ("focus-next", "tab", "next pane"),
-        ("focus-previous", "shift-tab", "previous pane"),
-        actions.action_focus,
-        when=when.PANES,
-        footer=("next pane", 6),
-        brief="next pane, previous",
-    ),
-    _panes(
-        "open-pane",
-        "enter",
-        "the focused pane alone on the screen",
-        lambda view: actions.action_zoom(view, view.focus),
-        when.NO_ROWS,
-        ("open", 8),
-        brief="this pane alone",
-    ),
-    _panes(
-        "close",
-        "esc",
-        "close what is over the panes; clears the filter line",
-        actions.action_close,
-        when.OVER,
-        ("close", 1),
-        brief=_BACK,
-    ),
-    _panes(
-        "zoom-close",
-        "esc",
-        "show all panes again",
-        actions.action_unzoom,
-        when.ZOOMED,
-        ("all panes", 3),
-        brief=_BACK,
-    ),
-    *list_moves("Moving", when.MOVABLE),
-    _rows(
-        "details",
-        "enter",
-        "everything about the process under the cursor",
-        OpenRow(Overlay.DETAILS),
-        when.ROWS,
-        ("details", 8),
-        brief="all about this process",
-    ),
-    _rows(
-        "environment",
-        "e",
-        "its environment, where it changes training speed, and the settings of its hook",
-        OpenRow(Overlay.ENVIRONMENT),
-        when.ROWS,
-        ("environment", 13),
-        brief="its start environment",
-    ),
-    *STACK_KEYS,
-    _workers(
-        "sort",
-        "s",
-        "sort by the next column",
-        actions.action_sort_next,
-        when.WORKERS,
-        ("sort", 10),
-        brief=_SORT,
-    ),
-    _workers("reverse", "S", "reverse the order", actions.action_reverse, when.WORKERS, brief=_SORT),
-    _workers("sort-cpu", "P", "sort by CPU", _sort(SortBy.CPU), when.WORKERS, brief=_SORT_BY),
-    _workers("sort-memory", "M", "sort by memory", _sort(SortBy.MEMORY), when.WORKERS, brief=_SORT_BY),
-    _workers("sort-time", "T", "sort by age, oldest first", _sort(SortBy.TIME), when.WORKERS, brief=_SORT_BY),
-    _workers(
-        "filter",
-        "/",
-        "show only rows with this text; a leading ! shows the others",
-        actions.action_filter,
-        when.WORKERS,
-        ("filter", 9),
-        brief="only rows with a text",
-    ),
-    _workers("filter-keep", "enter", "keep the filter", actions.action_filter_keep, when.TYPING, ("keep", 1)),
-    _workers("filter-erase", "backspace", "erase a character", actions.action_filter_erase, when.TYPED),
-    _panes(
-        "filter-clear",
-        "esc",
-        "clear the filter",
-        actions.action_filter_clear,
-        when.FILTERED,
-        ("no filter", 9),
-        brief=_BACK,
-    ),
-    _copying(
-        "copy-try",
-        "y",
-        "copy what the verdict says to try",
-        Effect.COPY_TRY,
-        when.TRIABLE,
-        ("copy Try", 3),
-        brief="copy what to try",
-    ),
-    _copying(
-        "copy-facts",
-        "y",
-        "copy verdict and facts with host, PID and time",
-        Effect.COPY_FACTS,
-        when.NOT_TRIABLE,
-        ("copy", 9),
-        brief="copy verdict and facts",
-    ),
-    _copying(
-        "copy-screen",
-        "Y",
-        "copy the whole screen as text",
-        Effect.COPY_SCREEN,
-        when.NOT_TYPING,
-        brief="copy the whole screen",
-    ),
-    _copying(
-        "bundle",
-        "b",
-        "write a bundle for a ticket (three dumps, verdict, readings, logs); b again does it",
-        Demand(ask_bundle.ask_bundle),
-        when.ALIVE,
-        brief="a bundle for a ticket",
-    ),
-    *CAPTURE_KEYS,
-)
+USES: dict[str, tuple[Deed, When]] = {
+    **STOPS,
+    **{name: (move, MOVABLE) for name, move in MOVES.items()},
+    "help": (_open(Overlay.HELP), NOT_TYPING),
+    "verdict": (_open(Overlay.VERDICT), READ),
+    "pause": (actions.action_pause, ALIVE),
+    "slower": (actions.action_slower, SLOWER),
+    "faster": (actions.action_faster, FASTER),
+    "zoom": (ByDigit(_zoom), PANES),
+    "focus-next": (partial(actions.action_focus, step=1), PANES),
+    "focus-previous": (partial(actions.action_focus, step=-1), PANES),
+    "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
+    "close": (action_close, OVER),
+    "zoom-close": (actions.action_unzoom, ZOOMED),
+    "details": (_open_row(Overlay.DETAILS), ROWS),
+    "environment": (_open_row(Overlay.ENVIRONMENT), ROWS),
+    "dump": (Demand(asks.ask_job), ALIVE),
+    "dump-row": (Demand(asks.ask_row), LIVE_ROWS),
+    "sample": (Demand(asks.open_price), UNSAMPLED),
+    "sample-all": (Demand(asks.price_whole_job), UNSAMPLING),
+    "sample-start": (Demand(asks.start_sample), PRICED),
+    "sample-end": (Demand(asks.end_sample), SAMPLING),
+    "sample-write": (Demand(asks.write_samples), WRITABLE),
+    "stacks": (_open(Overlay.STACKS), SUMMARIES),
+    "hot": (_open(Overlay.SAMPLE), SUMMARIES),
+    "capture-shown": (_open(Overlay.CAPTURE), SUMMARIES),
+    "looks": (Demand(asks.ask_looks), LIVE_STACKS),
+    "native": (Demand(asks.ask_native), STOPPING_STACKS),
+    "variables": (Demand(asks.ask_variables), LIVE_STACKS),
+    "turn-stack": (stack_rows.action_fold, IN_GROUPS),
+    "open-stack": (partial(stack_rows.action_fold, opens=True), IN_GROUPS),
+    "close-stack": (partial(stack_rows.action_fold, opens=False), IN_GROUPS),
+    "tree": (stack_rows.action_tree, DUMPED_STACKS),
+    "whole": (stack_rows.action_whole, DUMPED_STACKS),
+    "edit": (Effect.EDIT, FRAMED),
+    "copy-dump": (Effect.COPY_RESULT, DUMPED),
+    "stop-and-read": (Demand(asks.ask_stop), STOPPABLE),
+    "sort": (actions.action_sort_next, WORKERS),
+    "reverse": (action_reverse, WORKERS),
+    "sort-cpu": (_sort(SortBy.CPU), WORKERS),
+    "sort-memory": (_sort(SortBy.MEMORY), WORKERS),
+    "sort-time": (_sort(SortBy.TIME), WORKERS),
+    "filter": (actions.action_filter, WORKERS),
+    "filter-keep": (action_filter_keep, TYPING),
+    "filter-erase": (action_filter_erase, TYPED),
+    "filter-clear": (action_filter_clear, FILTERED),
+    "copy-try": (Effect.COPY_TRY, TRIABLE),
+    "copy-facts": (Effect.COPY_FACTS, NOT_TRIABLE),
+    "bundle": (Demand(asks.ask_bundle), ALIVE),
+    "capture": (Demand(asks.ask_plan), CAPTURABLE),
+    "capture-cancel": (Demand(asks.ask_end), CAPTURE_ACTS),
+    "open-trace": (Effect.OPEN_TRACE, CAPTURED),
+    "capture-go": (Demand(asks.ask_go), CAPTURE_ASKS),
+    "capture-kind": (_change(next_kind), CAPTURE_KINDS),
+    "capture-more": (_change(more_steps), CAPTURE_MORE),
+    "capture-fewer": (_change(fewer_steps), CAPTURE_FEWER),
+    "capture-ranks": (_change(other_ranks), CAPTURE_RANKS),
+    "capture-leave": (Demand(asks.ask_end), CAPTURE_OPEN),
+}
+KEYS: tuple[LiveKey, ...] = read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
 
 
 def find_key(name: str, view: ViewState) -> LiveKey | None:

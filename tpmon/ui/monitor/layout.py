@@ -16,13 +16,13 @@ from tpmon.model.text.job_words import JOIN, say_steps_fact
 from tpmon.model.verdict import Finding, pick_code
 from tpmon.ui.kit.cells import cut, fit_line, wrap, wrap_words
 from tpmon.ui.kit.ink import DOT, to_ascii
-from tpmon.ui.kit.keys import paint_help
+from tpmon.ui.kit.keys import paint_footer, paint_help
 from tpmon.ui.kit.table import Item, justify, paint_rule
 from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.cpu import paint_cpu
 from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
 from tpmon.ui.monitor.panes.gpus import count_cards, paint_gpus, paint_gpus_in_full
-from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_footer, paint_header, paint_notes
+from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_header, paint_notes
 from tpmon.ui.monitor.panes.job import paint_cpu_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
 from tpmon.ui.monitor.panes.ranks import count_ranks, order_ranks, paint_ranks
@@ -141,11 +141,11 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
 def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     frame = view.frame
     state = name_state(view)
-    if view.message or view.overlay is Overlay.FILTER:
-        state = Item(0, view.message or f"/{view.filter_text}_", Ink.STRONG)
+    if view.message or view.typed:
+        state = Item(0, view.message or view.typed, Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
     word = _verdict_word(view)
-    if word is not None and not view.message and view.overlay is not Overlay.FILTER:
+    if word is not None and not view.message and not view.typed:
         says_word = view.overlay is Overlay.VERDICT  # in its first line
         first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:

@@ -32,9 +32,10 @@ from tpmon.model.results.capture import (
 )
 from tpmon.model.sample import SampleRequest, price_sampling, say_price
 from tpmon.model.units import count_of
+from tpmon.ui.kit.keys import Overlay, action_close, action_overlay
 from tpmon.ui.monitor.controls import Asked, Errand
 from tpmon.ui.monitor.panes.stack_rows import has_unseen, is_priced, shown_dump
-from tpmon.ui.monitor.state import NO_ROW, Overlay, Price, ViewState, action_close, action_overlay
+from tpmon.ui.monitor.state import NO_ROW, Price, ViewState
 
 CANCELS = "cancels at the end of the step; no file is left"
 
@@ -233,16 +234,8 @@ def open_stacks(view: ViewState) -> ViewState:
     return replace(view, overlay=Overlay.STACKS, behind=Overlay.NONE, scroll=0)
 
 
-def forget_price(view: ViewState) -> ViewState:
-    """Take prices and offers off the screen: another key was pressed."""
-    if not is_known(view.stacks.priced_ns) and not is_known(view.offered_ns):
-        return view
-    stacks = replace(view.stacks, priced_ns=NOT_APPLICABLE)
-    return replace(view, stacks=stacks, offered_ns=NOT_APPLICABLE)
-
-
 def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
-    """Take each price and offer that stood there ``before`` off the screen: this key has one of its own."""
+    """Take each price and offer that stood there ``before`` off the screen: another key was pressed."""
     was, now = before.stacks, view.stacks
     if (now.priced_ns, now.priced) == (was.priced_ns, was.priced):
         view = replace(view, stacks=replace(now, priced_ns=NOT_APPLICABLE))
@@ -266,7 +259,7 @@ def _pids_shown(view: ViewState) -> tuple[int, ...]:
 
 
 def _ask(view: ViewState, request: DumpRequest) -> Asked:
-    opened = open_stacks(forget_price(view))
+    opened = open_stacks(view)
     if is_known(view.frame) and has_ended(view.frame):
         return replace(opened, message="the job has ended: no stack is left to read"), NOT_APPLICABLE
     state = view.dump.state if is_known(view.dump) else NOT_APPLICABLE
@@ -340,13 +333,8 @@ def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
     shown = pid in rows or view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
     if is_known(pid) and shown and view.overlay is not Overlay.STACKS:
         return SampleRequest(pids=(pid,))
-    return SampleRequest(pids=_lowest_rank(view.frame) if is_known(view.frame) else ())
-
-
-def _lowest_rank(frame: Frame) -> tuple[int, ...]:
-    numbered = sorted((row.rank, row.pid) for row in frame.ranks if is_known(row.rank))
-    pid = numbered[0][1] if numbered else frame.ranks[0].pid if frame.ranks else NOT_APPLICABLE
-    return (pid,) if is_known(pid) else ()
+    lowest = _lowest(view.frame) if is_known(view.frame) else NOT_APPLICABLE
+    return SampleRequest(pids=(lowest,) if is_known(lowest) else ())
 
 
 def request_of(view: ViewState) -> SampleRequest:

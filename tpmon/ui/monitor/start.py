@@ -16,7 +16,6 @@ from typing import Protocol
 
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.frame import Event
-from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.doctor import Update
 from tpmon.ui.kit.cells import KeyHelp, Line, Size, fit_line
 from tpmon.ui.kit.ink import encode_line, ink_starts
@@ -25,7 +24,7 @@ from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, keep_newest
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.panes import stack_rows
-from tpmon.ui.monitor.state import Overlay, Pane, SortBy, ViewState
+from tpmon.ui.monitor.state import Overlay, ViewState
 from tpmon.ui.terminal_io.terminal import (
     ENTER_SCREEN,
     ScreenResult,
@@ -40,22 +39,15 @@ from tpmon.ui.terminal_io.terminal import (
 def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
     """Return the view that a screen starts with."""
     return ViewState(
-        frame=Missing("waiting for the first reading"),
-        pulses=(),
-        events=(),
-        now_ns=now_ns,
-        interval_s=options.interval_s,
-        paused_ns=NOT_APPLICABLE,
-        zoom=NOT_APPLICABLE,
-        focus=Pane.WORKERS,
-        cursor_pid=NOT_APPLICABLE,
+        options.ascii_only,
+        Overlay.NONE,
+        Overlay.NONE,
         scroll=0,
-        sort=SortBy.CPU,
         sort_reversed=False,
         filter_text="",
-        overlay=Overlay.NONE,
         message="",
-        ascii_only=options.ascii_only,
+        now_ns=now_ns,
+        interval_s=options.interval_s,
         readonly=options.readonly,
         no_stacks=options.no_stacks,
     )

@@ -8,20 +8,20 @@ Rows are named by PID and come from the painters; nothing here reads a clock, a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, IntEnum
 
 from tpmon.model.frame import Event, Frame, Pulse
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.capture import CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest
-from tpmon.model.units import clean_text
 from tpmon.ui.kit.cells import Ink, KeyHelp, Line, Size, Span
-from tpmon.ui.kit.keys import FILTER_LIMIT, Move, moved
+from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved
 
-__all__ = ["Ink", "KeyHelp", "Line", "Size", "Span"]  # beside what is made here
+__all__ = ["Ink", "KeyHelp", "Line", "Overlay", "Size", "Span"]  # beside what is made here
 
 
 class Pane(IntEnum):
@@ -32,26 +32,6 @@ class Pane(IntEnum):
     WORKERS = 3
     GPUS = 4
     EVENTS = 5
-
-
-class Overlay(Enum):
-    """Name what may lie over the panes."""
-
-    NONE = "none"
-    HELP = "help"
-    DETAILS = "details"
-    """Everything about the worker or rank under the cursor."""
-    ENVIRONMENT = "environment"
-    VERDICT = "verdict"
-    """Everything that the verdict rests on."""
-    STACKS = "stacks"
-    """Where every thread of the job is, folded."""
-    SAMPLE = "sample"
-    """The hot functions of some seconds."""
-    CAPTURE = "capture"
-    """What a capture costs, how far it is, what came of it."""
-    FILTER = "filter"
-    """The filter line is being typed."""
 
 
 class SortBy(Enum):
@@ -108,38 +88,29 @@ class StacksView:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewState:
+class ViewState(ScreenState):
     """Hold everything that the picture depends on.
 
     ``now_ns`` is CLOCK_MONOTONIC at painting: ages are counted from it, so that a stalled
     session shows on the screen. While ``paused_ns`` is set, ``frame`` stays and sampling goes on.
     """
 
-    frame: Known[Frame]
-    pulses: tuple[Pulse, ...]
-    events: tuple[Event, ...]
-    """The events since attaching, oldest first, at most 500: those of every day make way for the others."""
     now_ns: int
     interval_s: float
-    paused_ns: Applicable[int]
-    zoom: Applicable[Pane]
-    focus: Pane
-    cursor_pid: Applicable[int]
+    frame: Known[Frame] = Missing("waiting for the first reading")
+    pulses: tuple[Pulse, ...] = ()
+    events: tuple[Event, ...] = ()
+    """The events since attaching, oldest first, at most 500: those of every day make way for the others."""
+    paused_ns: Applicable[int] = NOT_APPLICABLE
+    zoom: Applicable[Pane] = NOT_APPLICABLE
+    focus: Pane = Pane.WORKERS
+    cursor_pid: Applicable[int] = NOT_APPLICABLE
     """The row under the cursor is named by PID, so that it stays when rows move."""
-    scroll: int
-    sort: SortBy
-    sort_reversed: bool
-    filter_text: str
-    overlay: Overlay
-    message: str
-    """One line of answer to the last key, such as where a copy went; "" for none."""
-    ascii_only: bool
+    sort: SortBy = SortBy.CPU
     readonly: bool = False
     """Offer nothing that stops a process of the job."""
     no_stacks: bool = False
     """Offer no sampling of stacks; one look is read where a key asks for it."""
-    behind: Overlay = Overlay.NONE
-    """What the help or the verdict lies over, to go back there."""
     dump: Applicable[DumpUpdate] = NOT_APPLICABLE
     """The newest dump of the job's stacks, also while it is read."""
     stacks: StacksView = StacksView()
@@ -157,8 +128,6 @@ class ViewState:
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 PANES_WITH_ROWS = (Pane.RANKS, Pane.WORKERS)
-OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE)
-"""Overlays that help and verdict lie over and go back to."""
 
 
 def action_pause(view: ViewState) -> ViewState:
@@ -189,22 +158,7 @@ def action_focus(view: ViewState, step: int) -> ViewState:
     return replace(moved, zoom=pane) if is_known(view.zoom) else moved
 
 
-def action_overlay(view: ViewState, overlay: Overlay) -> ViewState:
-    """Open an overlay, or close it when it is open; what help and verdict lay over is there again."""
-    if view.overlay is overlay:
-        return action_close(view)
-    below = view.behind if view.overlay not in OVERVIEWS else view.overlay
-    behind = below if below in OVERVIEWS and overlay not in OVERVIEWS else Overlay.NONE
-    return replace(view, overlay=overlay, behind=behind, scroll=0)
-
-
-def action_close(view: ViewState) -> ViewState:
-    """Close what lies over the panes; the filter line goes with its text."""
-    text = "" if view.overlay is Overlay.FILTER else view.filter_text
-    return replace(view, overlay=view.behind, behind=Overlay.NONE, filter_text=text, scroll=0)
-
-
-def action_row_overlay(view: ViewState, overlay: Overlay, rows: tuple[int, ...]) -> ViewState:
+def action_row_overlay(view: ViewState, overlay: Overlay, rows: Sequence[int]) -> ViewState:
     """Open the details or the environment of the row under the cursor, the first if there is none."""
     if view.overlay is overlay:
         return action_overlay(view, overlay)
@@ -226,35 +180,9 @@ def action_sort_next(view: ViewState) -> ViewState:
     return action_sort(view, columns[(columns.index(view.sort) + 1) % len(columns)])
 
 
-def action_reverse(view: ViewState) -> ViewState:
-    """Turn the order of the workers round."""
-    return replace(view, sort_reversed=not view.sort_reversed)
-
-
 def action_filter(view: ViewState) -> ViewState:
     """Open the filter line and go where its rows are."""
     return replace(_focused(view, Pane.WORKERS), overlay=Overlay.FILTER)
-
-
-def action_filter_keep(view: ViewState) -> ViewState:
-    """Close the filter line and keep its text."""
-    return replace(view, overlay=Overlay.NONE)
-
-
-def action_filter_clear(view: ViewState) -> ViewState:
-    """Show all workers again."""
-    return replace(view, filter_text="")
-
-
-def action_filter_type(view: ViewState, text: str) -> ViewState:
-    """Add typed or pasted text to the filter, its first line only."""
-    line = text.splitlines()[0] if text.splitlines() else ""
-    return replace(view, filter_text=(view.filter_text + clean_text(line))[:FILTER_LIMIT])
-
-
-def action_filter_erase(view: ViewState) -> ViewState:
-    """Take the last character of the filter away."""
-    return replace(view, filter_text=view.filter_text[:-1])
 
 
 def action_slower(view: ViewState) -> ViewState:

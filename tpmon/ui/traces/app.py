@@ -15,18 +15,18 @@ from textual.timer import Timer
 
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import ByDigit, Effect, Move
+from tpmon.ui.kit.keys import Effect, Move
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.traces import tabs as actions
-from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
+from tpmon.ui.traces.keys import TraceKey, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
-from tpmon.ui.traces.state import WHOLE, Grouping, ScreenSubject, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.traces.state import WHOLE, Grouping, ScreenSubject, Tab, TraceControls, TraceView, begin_view
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
 from tpmon.ui.traces.timeline import count_cells
 
 
-class TraceApp(Shell):
+class TraceApp(Shell[TraceView]):
     """Show one analysis until a key or a signal ends it."""
 
     def __init__(self, subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> None:
@@ -37,17 +37,14 @@ class TraceApp(Shell):
         self._drawn: tuple[object, ...] = ()
         self._grouped: tuple[int, Grouping] = (0, Grouping.NAMES)
         timeline = controls.look(0, 0, WHOLE, count_cells(80))
-        self.view = TraceView(subject, timeline, ascii_only, tab=subject.first_tab)
+        self.view = replace(begin_view(subject, ascii_only=ascii_only), timeline=timeline)
 
     def on_mount(self) -> None:
         """Paint for the first time."""
         self.repaint()
 
-    def repaint(self) -> None:
-        """Paint what is known now."""
-        self._show(self.view)
-
-    def _show(self, view: TraceView) -> None:
+    def show(self, view: TraceView) -> None:
+        """Paint a view, with the timeline and the operators that it asks for."""
         size = self._extent()
         asked = (view.file, view.lane, view.stretch, count_cells(size.width))
         if asked != self._drawn and size.width:
@@ -71,43 +68,35 @@ class TraceApp(Shell):
         if self._timer is not None:
             self._timer.stop()
         self._timer = self.set_timer(seconds, self._forget_message) if text else None
-        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
+        self.show(replace(self.view, message=clean_text(text, LINE_CHARS)))
 
     def _forget_message(self) -> None:
-        self._show(replace(self.view, message=""))
+        self.show(replace(self.view, message=""))
 
-    def paste(self, text: str) -> None:
-        """Add what was pasted to the filter that is typed."""
-        if self.view.overlay is TraceOverlay.FILTER:
-            self._show(actions.action_filter_type(self.view, text))
+    def find_key(self, name: str, view: TraceView) -> TraceKey | None:
+        """Return the row of the table of keys that ``name`` means now, if any."""
+        return find_trace_key(name, view)
 
-    def press(self, name: str) -> None:
-        """Do what the key ``name`` means now."""
-        view = replace(self.view, message="")
-        key = find_trace_key(name, view)
-        if key is None:
-            if view.overlay is TraceOverlay.FILTER and len(name) == 1:
-                view = actions.action_filter_type(view, name)
-            elif view.overlay is TraceOverlay.HELP:
-                view = actions.action_close(view)
-            else:
-                view = replace(view, message=say_trace_unused(name, view))
-        elif isinstance(key.deed, Effect):
-            self._show(view)
-            self.carry_out(key.deed)
-            return
-        elif isinstance(key.deed, Move):
-            page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
-            view = actions.action_move(view, key.deed, page, limit)
-        elif isinstance(key.deed, ByDigit):
-            view = key.deed.act(view, int(name))
-        else:
-            view = key.deed(view)
+    def say_unused(self, name: str, view: TraceView) -> str:
+        """Say why a key did nothing, "" for nothing to say."""
+        return say_trace_unused(name, view)
+
+    def type(self, view: TraceView, text: str) -> TraceView:
+        """Add typed or pasted text to the filter."""
+        return actions.action_type(view, text)
+
+    def move(self, view: TraceView, move: Move) -> TraceView:
+        """Move the cursor, or scroll what lies over the tabs."""
+        page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
+        return actions.action_move(view, move, page, limit)
+
+    def answer(self, view: TraceView) -> None:
+        """Paint what follows a key, with what it says for a while."""
         if view.message:
             self.view = view
             self.say(view.message)
         else:
-            self._show(view)
+            self.show(view)
 
     def carry_out(self, effect: Effect) -> None:
         """Do what a key does beyond the picture."""

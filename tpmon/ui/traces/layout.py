@@ -15,10 +15,10 @@ from tpmon.model.known import NotApplicable
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.cells import Ink, KeyHelp, Line, Size, Span, cut, cut_front, fit_line, width_of, wrap_words
 from tpmon.ui.kit.ink import to_ascii
-from tpmon.ui.kit.keys import paint_key_line
+from tpmon.ui.kit.keys import Overlay, paint_footer
 from tpmon.ui.kit.sheet import lay_blocks, list_facts
 from tpmon.ui.kit.table import Item, justify, paint_pairs, paint_rule
-from tpmon.ui.traces.state import AnyTab, TraceOverlay, TraceView
+from tpmon.ui.traces.state import AnyTab, TraceView
 from tpmon.ui.traces.tabs import find_row, list_blocks
 from tpmon.ui.traces.timeline import paint_timeline
 
@@ -54,8 +54,7 @@ def page_of_trace(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> 
 
 def _paint_full(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     top = _paint_top(view, size)
-    typed = f"/{view.filter_text}_" if view.overlay is TraceOverlay.FILTER else ""
-    footer = paint_key_line(view.message, typed, keys, size.width)[: size.height // 2]
+    footer = paint_footer(view, keys, size.width)[: size.height // 2]
     height = size.height - len(top) - len(footer)
     body = _paint_body(view, Size(size.width, height), size, keys)[: max(0, height)]
     return [*top, *body, *([()] * (height - len(body))), *footer]
@@ -63,7 +62,7 @@ def _paint_full(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Li
 
 def _paint_top(view: TraceView, size: Size) -> list[Line]:
     lines = [_paint_header(view, size.width)]
-    if view.overlay in (TraceOverlay.HELP, TraceOverlay.DETAILS, TraceOverlay.STACK):
+    if view.overlay in (Overlay.HELP, Overlay.DETAILS, Overlay.STACK):
         return lines
     answer = view.subject.answer(view.file, view.tab)
     if not answer.texts or size.height >= LOW_HEIGHT:
@@ -118,11 +117,11 @@ def _name_tab(tab: AnyTab) -> str:
 
 
 def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
-    if view.overlay is TraceOverlay.HELP:
+    if view.overlay is Overlay.HELP:
         from tpmon.ui.kit.keys import paint_help  # noqa: PLC0415  # the first picture does without it
 
         return paint_help(keys, size, view.subject.words)
-    if view.overlay is TraceOverlay.DETAILS:
+    if view.overlay is Overlay.DETAILS:
         found = find_row(view)
         return [] if found is None else paint_pairs(list_facts(found.row), size.width)
     return None
@@ -134,17 +133,17 @@ def _paint_body(view: TraceView, body: Size, size: Size, keys: Sequence[KeyHelp]
     if text is not None:
         first = max(0, min(view.scroll, len(text) - height))
         shown = text[first : first + height]
-        title = "help" if view.overlay is TraceOverlay.HELP else "details"
+        title = "help" if view.overlay is Overlay.HELP else "details"
         more = f"lines {first + 1} to {first + len(shown)} of {len(text)}"
         details = [Item(0, more, Ink.WARN)] if len(text) > height else []
         return [paint_rule(title, details, body.width, focused=True), *shown]
     laid = lay_blocks(list_blocks(view), view.cursor, body.width)
     details = []
-    if view.filter_text and view.overlay is TraceOverlay.NONE:
+    if view.filter_text and view.overlay is Overlay.NONE:
         details.append(Item(0, f"filter: {view.filter_text}", Ink.WARN))
     if laid.height > height:
         details.append(Item(1, f"{laid.place} of {laid.places}"))
-    title = "stack" if view.overlay is TraceOverlay.STACK else _name_tab(view.tab)
+    title = "stack" if view.overlay is Overlay.STACK else _name_tab(view.tab)
     rule = paint_rule(title, details, body.width, focused=True)
     return [rule, *laid.paint(height)]
 
@@ -152,15 +151,15 @@ def _paint_body(view: TraceView, body: Size, size: Size, keys: Sequence[KeyHelp]
 def _paint_tiny(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     head = view.subject.head(view.file)
     first = justify([Item(1, head.brief)], [Item(0, head.measure, Ink.STRONG)], size.width, 1)
-    if view.message or view.overlay is TraceOverlay.FILTER:
-        first = ((cut(f" {view.message or '/' + view.filter_text + '_'}", size.width), Ink.STRONG),)
+    if view.message or view.typed:
+        first = ((cut(f" {view.message or view.typed}", size.width), Ink.STRONG),)
     text = _text_over(view, size, keys)
     height = max(0, size.height - 1)
     if text is not None:
         begin = max(0, min(view.scroll, len(text) - height))
         return [first, *text[begin : begin + height]]
     answer = view.subject.answer(view.file, view.tab)
-    if not answer.texts or view.overlay is TraceOverlay.STACK:
+    if not answer.texts or view.overlay is Overlay.STACK:
         return [first, *lay_blocks(list_blocks(view), view.cursor, size.width).paint(height)]
     lines: list[Line] = [first, ((f" {answer.word}", answer.ink),)]
     if not isinstance(view.timeline, NotApplicable):

@@ -15,6 +15,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
 from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.ui.kit.cells import Ink
+from tpmon.ui.kit.keys import Overlay, ScreenState
 from tpmon.ui.kit.sheet import Block
 from tpmon.ui.kit.table import Item
 
@@ -45,19 +46,6 @@ class SnapshotTab(Enum):
 
 
 AnyTab = Union[Tab, SnapshotTab]
-
-
-class TraceOverlay(Enum):
-    """Name what may lie over the tabs."""
-
-    NONE = "none"
-    HELP = "help"
-    DETAILS = "details"
-    """Everything about the row under the cursor."""
-    STACK = "stack"
-    """The frames of the row under the cursor, with a cursor of their own."""
-    FILTER = "filter"
-    """The filter line is being typed."""
 
 
 class Grouping(Enum):
@@ -128,7 +116,7 @@ class ScreenSubject(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceView:
+class TraceView(ScreenState):
     """Hold everything that the picture of a trace depends on.
 
     ``timeline`` does not apply to what has none. ``cursors`` has one place for each tab: the paragraph
@@ -137,20 +125,14 @@ class TraceView:
     """
 
     subject: ScreenSubject
-    timeline: Applicable[Timeline]
-    ascii_only: bool
+    timeline: Applicable[Timeline] = NOT_APPLICABLE
     file: int = 0
     tab: AnyTab = Tab.OVERVIEW
     cursors: tuple[int, ...] = (0,) * len(Tab)
     stretch: Stretch = WHOLE
     lane: int = 0
     """Which device of the trace the timeline is of."""
-    overlay: TraceOverlay = TraceOverlay.NONE
-    scroll: int = 0
     sort: int = 0
-    sort_reversed: bool = False
-    filter_text: str = ""
-    message: str = ""
     grouping: Grouping = Grouping.NAMES
     groups: Applicable[tuple[OperatorGroupRow, ...]] = NOT_APPLICABLE
     """The operators as ``grouping`` puts them together, where that is not by name."""
@@ -163,7 +145,13 @@ class TraceView:
     @property
     def cursor(self) -> int:
         """Return the place of the cursor in the tab that is open, or in the stack over it."""
-        return self.scroll if self.overlay is TraceOverlay.STACK else self.cursors[self.tab.value - 1]
+        return self.scroll if self.overlay is Overlay.STACK else self.cursors[self.tab.value - 1]
+
+
+def begin_view(subject: ScreenSubject, *, ascii_only: bool) -> TraceView:
+    """Return the view that a screen starts with."""
+    none = Overlay.NONE
+    return TraceView(ascii_only, none, none, 0, False, "", "", subject, tab=subject.first_tab)
 
 
 @dataclass(frozen=True, slots=True)

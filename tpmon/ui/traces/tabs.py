@@ -14,11 +14,18 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
-from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import FILTER_LIMIT, Move, moved
+from tpmon.ui.kit.keys import (
+    Move,
+    Overlay,
+    action_filter_clear,
+    action_filter_erase,
+    action_filter_type,
+    action_reverse,
+    moved,
+)
 from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units, plain_sheet
 from tpmon.ui.traces.overview import list_gaps, list_overview
-from tpmon.ui.traces.state import WHOLE, AnyTab, Grouping, Tab, TraceOverlay, TraceView
+from tpmon.ui.traces.state import WHOLE, AnyTab, Grouping, Tab, TraceView
 from tpmon.ui.traces.tables import list_kernels, list_memory, list_operators, list_ranks
 
 _KNOWN: dict[str, frozenset[str]] = {
@@ -113,8 +120,8 @@ def _plain_blocks(title: str, value: object) -> list[Block]:
 
 def list_all(view: TraceView) -> list[Block]:
     """Return what the open tab or the stack over it holds, before anything is filtered or sorted."""
-    if view.overlay is TraceOverlay.STACK:
-        found = find_row(replace(view, overlay=TraceOverlay.NONE))
+    if view.overlay is Overlay.STACK:
+        found = find_row(replace(view, overlay=Overlay.NONE))
         return [] if found is None else list(found.sheet.inside(found.row))
     blocks = view.subject.list_blocks(view.file, view.tab)
     if view.tab is Tab.OPS and view.grouping is not Grouping.NAMES:
@@ -130,7 +137,7 @@ def list_blocks(view: TraceView) -> list[Block]:
     All tables with the same columns to sort by as the first one are sorted: of each device there is one.
     """
     blocks = list_all(view)
-    if view.overlay is TraceOverlay.STACK:
+    if view.overlay is Overlay.STACK:
         return blocks
     orders = _name_orders(blocks)
     chosen: list[Block] = []
@@ -269,10 +276,10 @@ def action_along(view: TraceView, step: int) -> TraceView:
 
 def action_move(view: TraceView, move: Move, page: int, limit: int) -> TraceView:
     """Move the cursor through paragraphs and rows, or scroll what lies over them, at most to ``limit``."""
-    if view.overlay in (TraceOverlay.HELP, TraceOverlay.DETAILS):
+    if view.overlay in (Overlay.HELP, Overlay.DETAILS):
         return replace(view, scroll=moved(view.scroll, move, page, limit))
     last = max(0, len(list_units(list_blocks(view))) - 1)
-    if view.overlay is TraceOverlay.STACK:
+    if view.overlay is Overlay.STACK:
         return replace(view, scroll=moved(min(view.scroll, last), move, page, last))
     return _with_cursor(view, moved(min(view.cursor, last), move, page, last))
 
@@ -281,18 +288,6 @@ def _with_cursor(view: TraceView, place: int) -> TraceView:
     cursors = list(view.cursors)
     cursors[view.tab.value - 1] = place
     return replace(view, cursors=tuple(cursors))
-
-
-def action_overlay(view: TraceView, overlay: TraceOverlay) -> TraceView:
-    """Open what lies over the tabs, or close it where it is open."""
-    opened = TraceOverlay.NONE if view.overlay is overlay else overlay
-    return replace(view, overlay=opened, scroll=0)
-
-
-def action_close(view: TraceView) -> TraceView:
-    """Close what lies over the tabs; the filter line goes with its text."""
-    text = "" if view.overlay is TraceOverlay.FILTER else view.filter_text
-    return replace(view, overlay=TraceOverlay.NONE, filter_text=text, scroll=0)
 
 
 def action_enter(view: TraceView) -> TraceView:
@@ -309,8 +304,8 @@ def action_enter(view: TraceView) -> TraceView:
         return replace(view, stretch=Stretch(steps.index(row), 1))
     inside = found.sheet.inside(row)
     if inside:
-        return replace(view, overlay=TraceOverlay.STACK, scroll=_find_begin(inside))
-    return replace(view, overlay=TraceOverlay.DETAILS, scroll=0)
+        return replace(view, overlay=Overlay.STACK, scroll=_find_begin(inside))
+    return replace(view, overlay=Overlay.DETAILS, scroll=0)
 
 
 def _find_begin(blocks: Sequence[Block]) -> int:
@@ -355,9 +350,9 @@ def action_sort_next(view: TraceView) -> TraceView:
     return _to_top(replace(view, sort=sort, sort_reversed=False, message=f"sorted: {named}"))
 
 
-def action_reverse(view: TraceView) -> TraceView:
-    """Turn the order round."""
-    return _to_top(replace(view, sort_reversed=not view.sort_reversed))
+def action_turn(view: TraceView) -> TraceView:
+    """Turn the order of the rows round."""
+    return _to_top(action_reverse(view))
 
 
 def _to_top(view: TraceView) -> TraceView:
@@ -366,22 +361,16 @@ def _to_top(view: TraceView) -> TraceView:
     return _with_cursor(view, next((place for place, unit in enumerate(units) if unit.row == 0), 0))
 
 
-def action_filter_type(view: TraceView, text: str) -> TraceView:
-    """Add typed or pasted text to the filter, its first line only."""
-    line = text.splitlines()[0] if text.splitlines() else ""
-    return _to_top(replace(view, filter_text=(view.filter_text + clean_text(line))[:FILTER_LIMIT]))
+def action_type(view: TraceView, text: str) -> TraceView:
+    """Add typed or pasted text to the filter."""
+    return _to_top(action_filter_type(view, text))
 
 
-def action_filter_erase(view: TraceView) -> TraceView:
+def action_erase(view: TraceView) -> TraceView:
     """Take the last character of the filter away."""
-    return _to_top(replace(view, filter_text=view.filter_text[:-1]))
+    return _to_top(action_filter_erase(view))
 
 
-def action_filter_keep(view: TraceView) -> TraceView:
-    """Close the filter line and keep its text."""
-    return replace(view, overlay=TraceOverlay.NONE)
-
-
-def action_filter_clear(view: TraceView) -> TraceView:
+def action_clear(view: TraceView) -> TraceView:
     """Show all rows again."""
-    return _to_top(replace(view, filter_text=""))
+    return _to_top(action_filter_clear(view))

@@ -23,13 +23,13 @@ from tests.frames import (
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.ui.kit.keys import paint_footer
 from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.header import (
     describe_end,
     name_ranks,
     name_state,
     paint_facts,
-    paint_footer,
     paint_header,
     paint_notes,
 )

@@ -10,10 +10,9 @@ from tpmon.model.process import RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.kit.cells import cut, fit_line, width_of, wrap, wrap_words
 from tpmon.ui.kit.ink import DOT
-from tpmon.ui.kit.keys import paint_key_line
 from tpmon.ui.kit.table import Item, justify, show
 from tpmon.ui.monitor.alerts import age_of, is_old, say_moment, say_moment_and_age
-from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, ViewState
+from tpmon.ui.monitor.state import Ink, Line, ViewState
 
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
 HOST_GROUPS = GROUPS[:4]
@@ -191,12 +190,3 @@ def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
         last = texts.pop() if texts else f" ! {frame.notes[0]}"
         texts.append(cut(last, max(0, width - width_of(more))) + more)
     return [fit_line(((text, Ink.WARN),), width) for text in texts]
-
-
-def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the last line: the filter being typed, else the answer to the last key and the keys.
-
-    An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
-    """
-    typed = f"/{view.filter_text}_" if view.overlay is Overlay.FILTER else ""
-    return paint_key_line(view.message, typed, keys, width)
