@@ -36,8 +36,8 @@ from tpmon.probe.spy.failure import install_spy
 from tpmon.report import sample as sample_live
 from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample import Live, write_progress, write_sample
-from tpmon.report.text import WIDTH
-from tpmon.view.sample import say_group
+from tpmon.view.layout import WIDTH
+from tpmon.view.stacks import say_group
 
 ORIGIN = DumpOrigin(4000, "train.py", 2)
 FEEDER = (StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),)
@@ -75,7 +75,7 @@ def test_the_text_says_who_was_sampled_where_they_were_and_what_it_cost():
     assert said.startswith("sample   4 processes of train.py for 10.0 s at 20 Hz\n")
     assert "\nranks 0-1: 40 samples (+- 16 points), on a CPU 40 %, waiting for one 10 %\n" in said
     assert "\n  data wait 88 %, backward 12 %\n" in said
-    assert re.search(r"\n +87\.5 +87\.5 +87\.5 +35  multiprocessing  poll connection\.py:257\n", said)
+    assert re.search(r"\n +87\.5 +87\.5 +87\.5 +35  multiproc…  poll connection\.py:257\n", said)
     assert re.search(r"\n +0\.0 +100\.0 +87\.5 +40  yours +train train\.py:40\n", said)
     assert "\n2 loader workers of rank 0: 40 samples (+- 16 points)" in said
     assert re.search(r"\n +100\.0 +100\.0 +0\.0 +40  yours +decode data\.py:88\n", said)
@@ -95,7 +95,7 @@ def test_threads_that_do_not_wait_have_a_table_of_their_own():
     busy = make_sampled(0, count(4000, NEXT_BATCH, 20), count(77, DECODE, 20, "loader"))
     said = text(make_reading(busy))
     assert "\nother threads of rank 0: 20 samples\n" in said
-    assert re.search(r"\n +100\.0 .* yours  decode data\.py:88", said)
+    assert re.search(r"\n +100\.0 .* yours +decode data\.py:88", said)
 
 
 def test_what_was_not_sampled_was_lost_or_was_late_is_said():

@@ -14,19 +14,11 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.state import (
-    OTHER_THREADS,
-    Line,
-    Overlay,
-    Pane,
-    Size,
-    SortBy,
-    StackRow,
-    StacksView,
-    ViewState,
-)
+from tpmon.ui.monitor.state import OTHER_THREADS, Pane, SortBy, StackRow, StacksView, ViewState
+from tpmon.view.layout import Line, Size
 
 HERE = Path(__file__).parent
 FRAMES = HERE / "frames"

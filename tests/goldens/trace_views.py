@@ -6,7 +6,6 @@ alone. Snapshots: of a training whose allocator has failed a request, of two car
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,21 +17,20 @@ from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.results.timeline import Stretch, Timeline
-from tpmon.model.results.trace import TraceFile, TraceReport
+from tpmon.model.results.trace import TraceReport
 from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
 from tpmon.trace.snapshot import analyze_snapshots
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.monitor.state import Line, Size
 from tpmon.ui.traces.keys import trace_keys_shown
-from tpmon.ui.traces.layout import paint_trace
+from tpmon.ui.traces.layout import paint_trace, room_for_time
 from tpmon.ui.traces.snapshots import SnapshotSubject
-from tpmon.ui.traces.state import Grouping, SnapshotTab, Tab, TraceView, begin_view
+from tpmon.ui.traces.state import SnapshotTab, Tab, TraceView, begin_view
 from tpmon.ui.traces.subject import TraceSubject
-from tpmon.ui.traces.tabs import is_other
-from tpmon.ui.traces.timeline import count_cells
+from tpmon.view.layout import Line, Size
+from tpmon.view.trace import Grouping
 
 FOLDER = Path(__file__).parent / "trace_pictures"
 SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))
@@ -141,27 +139,9 @@ class Run:
         """Return a view of it with the timeline that goes with it."""
         blank = replace(begin_view(self.subject, ascii_only=False), tab=self.subject.tabs[0])
         view = replace(blank, **changes)
-        looked = self.look(view.file, view.lane, view.stretch, count_cells(width))
+        looked = self.look(view.file, view.lane, view.stretch, room_for_time(width))
         groups = NOT_APPLICABLE if view.grouping is Grouping.NAMES else self.group(view.file, view.grouping)
         return replace(view, timeline=looked, groups=groups)
-
-
-def forget_others(file: TraceFile) -> TraceFile:
-    """Leave out what has no table of its own: the pictures do not change with all that is analysed."""
-    empty: dict[str, Any] = {}
-    for entry in dataclasses.fields(file):
-        value = getattr(file, entry.name)
-        if is_other("", entry.name, value):
-            empty[entry.name] = () if isinstance(value, tuple) else NOT_APPLICABLE
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            inner = {
-                one.name: () if isinstance(getattr(value, one.name), tuple) else NOT_APPLICABLE
-                for one in dataclasses.fields(value)
-                if is_other(entry.name, one.name, getattr(value, one.name))
-            }
-            if inner:
-                empty[entry.name] = dataclasses.replace(value, **inner)
-    return dataclasses.replace(file, path=Path(file.path).name, **empty)
 
 
 @cache
@@ -185,7 +165,7 @@ def make_run(name: str) -> Run:
             paths.append(builder.write(Path(folder) / f"rank{rank}.pt.trace.json", header))
         kept: list[Findings] = []
         report = analyze(paths, keep=kept.append)
-    files = tuple(forget_others(file) for file in report.files)
+    files = tuple(replace(file, path=Path(file.path).name) for file in report.files)
     table = report.ranks
     if name == "ranks":
         rows = tuple(replace(row, path=Path(row.path).name) for row in table.ranks)  # type: ignore[union-attr]

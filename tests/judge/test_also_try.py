@@ -24,7 +24,7 @@ from tpmon.model.verdict import Finding, Kind
 from tpmon.report.verdict import write_check, write_verdict
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.verdict import paint_verdict_in_full
-from tpmon.ui.monitor.state import Line, Size
+from tpmon.view.layout import Line, Size
 
 ONLY_ON_THE_PAGE = {"pin-the-batch"}
 """It makes figures believable and speeds nothing up: a healthy run is told only what was seen to help it."""

@@ -26,8 +26,8 @@ from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKin
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.resolve import find_job
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import Demand, find_key
-from tpmon.ui.monitor.state import Overlay
 
 pytestmark = [
     pytest.mark.torch,

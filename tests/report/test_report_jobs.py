@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from tpmon.model.known import Missing
 from tpmon.model.results.doctor import JobList, JobState, JobSummary
 from tpmon.report.doctor import write_jobs
-from tpmon.report.text import wrap_cells
+from tpmon.view.layout import wrap_all
 
 
 def test_jobs_are_listed_longest_running_first():
@@ -78,7 +78,7 @@ def test_the_list_fits_the_terminal_in_cells(width):
     lines = write_jobs(JobList("", (WIDE, NARROW), 3, 2), width)
     assert max(cell_len(line) for line in lines) <= width
     head, *rows = lines[:3]
-    assert head.startswith("    PID  ")
+    assert head.startswith("    PID ")
     script = head.index("SCRIPT")
     assert script + 20 <= width
     for row, begin in zip(sorted(rows), ("train_llm.py", "学習.py"), strict=True):
@@ -94,4 +94,4 @@ def test_the_list_fits_the_terminal_in_cells(width):
 @pytest.mark.parametrize("width", [7, 40, 100])
 def test_text_of_one_cell_a_character_is_wrapped_as_textwrap_does(text, width):
     other = text.replace("o", "ó")
-    assert wrap_cells(other, width) == [line.replace("o", "ó") for line in wrap_cells(text.rstrip(), width)]
+    assert wrap_all(other, width) == [line.replace("o", "ó") for line in wrap_all(text.rstrip(), width)]

@@ -36,9 +36,9 @@ def once(frame: Frame) -> str:
 
 def test_once_says_rates_times_and_split() -> None:
     text = once(hooked())
-    assert "2,840 by rank 0, 4.00 steps/s, 128 samples/s, p50 248 ms, p95 270 ms, p99 312 ms" in text
+    assert "steps 2,840 by rank 0, 4.00 steps/s, a step ends batch after update, samples 128" in text
+    assert "step times p50 248 ms p95 270 ms p99 312 ms longest" in text
     assert "data 20 %, forward 24 %, backward 46 %, optimizer 8.0 %, other 2.0 %" in text
-    assert "ends at: batch after update" in text
 
 
 def test_once_says_why_there_are_no_steps() -> None:

@@ -15,8 +15,7 @@ from tpmon.commands.trace import TraceOptions, run_trace
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.trace import TraceComparison, TraceFile
-from tpmon.report.trace import write_comparison
-from tpmon.report.trace_csv import write_changes_csv
+from tpmon.report.trace import write_changes_csv, write_comparison
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
 

@@ -18,11 +18,11 @@ from tpmon.model.codec import encode
 from tpmon.model.known import is_known
 from tpmon.model.results import snapshot as model
 from tpmon.model.results.snapshot import DeviceSnapshot
-from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
+from tpmon.report.trace import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
 from tpmon.trace import snapshot as snapshot_read
 from tpmon.trace.reading.sources import are_snapshots
 from tpmon.trace.snapshot import analyze_snapshots, own_line, parse_snapshot
-from tpmon.view.trace import say_free
+from tpmon.view.snapshot import say_free
 
 
 def analyse(built: SnapshotBuilder, tmp_path: Path) -> DeviceSnapshot:
@@ -151,7 +151,7 @@ def test_text_json_and_csv_say_the_same(tmp_path: Path) -> None:
     report = analyze_snapshots([training().write(tmp_path / "s.pickle")])
     text = "\n".join(write_snapshots(report, 1))
     assert "440M reserved in 3 segments" in text
-    assert "1 more (--top, --csv)" in text
+    assert "1 more (--top, --csv live)" in text
     assert "900M were asked for, the device had 7.0M left" in text
     raw = json.loads(encode(report))
     assert raw["schema"] == "tpmon.snapshot/1"

@@ -227,12 +227,12 @@ MAKERS: tuple[Maker, ...] = (
 CHILD = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
-import tpmon.trace.analysis, tpmon.report.trace, tpmon.report.snapshot, tpmon.commands.trace
+import tpmon.trace.analysis, tpmon.report.trace, tpmon.commands.trace
 from tpmon.commands import trace
-from tpmon.report.snapshot import write_snapshots
+from tpmon.report.trace import write_snapshots
 from tpmon.errors import TpmonError
 from tpmon.report.text import Output
-import tpmon.model.codec, tpmon.report.trace_csv, tpmon.trace.compare, tpmon.trace.snapshot
+import tpmon.model.codec, tpmon.report.trace, tpmon.trace.compare, tpmon.trace.snapshot
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 NEVER = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "socket.connect")
 def watch(event, given):

@@ -146,7 +146,7 @@ def test_names_and_arguments_together_take_no_more_than_their_room(
     assert trace.lost.values == without_name + without_shape
     assert len(trace.host.start) == 400
     report = analyze([str(tmp_path / "t.json")])
-    assert "without some of its values" in "\n".join(write_report(report))
+    assert "without some of their values" in "\n".join(write_report(report))
 
 
 def test_kinds_without_end_are_counted_as_others(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tpmon.model.hook import (
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.report.once import write_once
 from tpmon.ui.monitor.panes.overlays import paint_environment
-from tpmon.view.hook import describe_settings, say_device, say_settings
+from tpmon.view.job import describe_settings, say_device, say_settings
 
 UNTOLD = Missing("the job does not use it")
 MIB = 1 << 20

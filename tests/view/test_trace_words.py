@@ -41,5 +41,5 @@ def test_the_text_names_the_files_of_traces_without_a_rank(tmp_path):
         for name in ("before_fix.json", "after_fix.json")
     ]
     text = write_report(analyze(paths))
-    assert [line.split()[0] for line in text[2:4]] == ["after_fix", "before_fix"]
+    assert [line.split()[0] for line in text[4:6]] == ["after_fix", "before_fix"]
     assert "?" not in "".join(text[:5])

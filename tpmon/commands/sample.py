@@ -312,7 +312,7 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
     from tpmon.model.dump import ErrorKind
     from tpmon.probe.spy.failure import install_spy
     from tpmon.report.sample import AGAIN
-    from tpmon.view.dump import suggest
+    from tpmon.view.stacks import suggest
 
     order = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON, ErrorKind.TRACED, ErrorKind.BUSY)
     kinds = [error.kind for error in errors]

@@ -107,7 +107,7 @@ def run(options: TraceOptions) -> int:
 def run_snapshots(files: Sequence[str], options: TraceOptions, top: int, output: Output) -> int:
     """Analyse memory snapshots and write the one table that is wanted as CSV, or all as text."""
     from tpmon.model.codec import encode
-    from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
+    from tpmon.report.trace import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
     from tpmon.trace.snapshot import analyze_snapshots
 
     name = f"{files[0]} is a memory snapshot"
@@ -255,11 +255,20 @@ def _settle_form(options: TraceOptions) -> TraceOptions:
 def run_trace(options: TraceOptions) -> int:
     """Analyse the traces that were named and write what was asked for."""
     from tpmon.model.codec import encode
-    from tpmon.report.trace import TEXT_TABLES, write_comparison, write_report, write_tables
-    from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
+    from tpmon.report.trace import (
+        CHANGES,
+        TABLES,
+        explain_empty,
+        write_changes_csv,
+        write_comparison,
+        write_csv,
+        write_report,
+        write_tables,
+    )
     from tpmon.trace.analysis import ON_REQUEST, analyze
     from tpmon.trace.compare import compare_traces
     from tpmon.trace.reading.sources import are_snapshots, find_files
+    from tpmon.view.trace_blocks import TABLES as TEXT_TABLES
 
     top, output = _parse_top(options.top), Output(1, options.ascii)
     options = _settle_form(options)
@@ -328,7 +337,7 @@ def show_snapshots(files: Sequence[str], options: TraceOptions) -> int:
         progress.end()
     from tpmon.ui.traces.snapshots import SnapshotSubject  # a wrong file is told without the screen
     from tpmon.ui.traces.state import TraceControls
-    from tpmon.view.trace import find_frame
+    from tpmon.view.snapshot import find_frame
 
     controls = TraceControls(lambda *_stretch: NOT_APPLICABLE, lambda _file, frame: find_frame(frame))
     return _draw(SnapshotSubject(report), controls, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 LINE_WIDTH = 100
@@ -81,17 +82,29 @@ def say_bytes_s(value: float) -> str:
     return f"{format_bytes(value)}/s"
 
 
+_NARROW = "[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2190-\u21ff\u2500-\u25fc]*"
+"""Text of Latin letters, arrows and blocks: a cell each; lines are counted at each repaint."""
+
+
+def _is_wide_lately(code: int) -> bool:
+    """Tell whether Unicode 16 made a sign wide, which the tables of older Pythons do not know."""
+    symbols = 0x2630 <= code <= 0x2637 or 0x268A <= code <= 0x268F or 0x4DC0 <= code <= 0x4DFF
+    return symbols or 0x1D300 <= code <= 0x1D376
+
+
 def count_cells(text: str) -> int:
     """Count the cells of a terminal that ``text`` takes: a CJK character two, a combining one none."""
-    if text.isascii():
+    if text.isascii() or re.fullmatch(_NARROW, text):
         return len(text)
     import unicodedata  # noqa: PLC0415  # most text is ASCII
 
     return sum(
-        0
+        1
+        if char == "\ufe0f"  # it makes the sign before it a picture of two cells
+        else 0
         if unicodedata.category(char) in ("Mn", "Me", "Cf")
         else 2
-        if unicodedata.east_asian_width(char) in "WF"
+        if unicodedata.east_asian_width(char) in "WF" or _is_wide_lately(ord(char))
         else 1
         for char in text
     )

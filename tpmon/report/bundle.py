@@ -17,7 +17,7 @@ from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.text.job_words import name_verdict
 from tpmon.model.units import count_of, format_bytes, format_seconds
-from tpmon.report.text import lay_paragraph
+from tpmon.view.layout import lay_paragraph
 
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

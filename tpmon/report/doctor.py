@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
@@ -12,11 +11,14 @@ from tpmon.model.results.doctor import (
     Checkup,
     JobCheckup,
     JobList,
+    JobSummary,
     is_obstacle,
     list_obstacles,
 )
-from tpmon.model.units import clean_text, count_cells, format_seconds
-from tpmon.report.text import LABEL_WIDTH, WIDTH, TextReading, lay_columns, lay_paragraph, wrap_cells
+from tpmon.model.units import clean_text, format_seconds
+from tpmon.report.blocks import write_rows, write_unread
+from tpmon.view.layout import LABEL_WIDTH, WIDTH, lay_paragraph, wrap_all
+from tpmon.view.table import Figures, TableFigure, list_columns, show
 
 _WORDS = {
     Access.ALLOWED: "yes",
@@ -80,7 +82,7 @@ def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
     for number, check in enumerate(checks):
         mark = "!" if is_obstacle(check) else " "
         head = f"{'' if number else label:<{LABEL_WIDTH}}{mark}{_WORDS[check.access]:<4}"
-        first, *rest = _wrap(clean_text(check.why, 600))
+        first, *rest = wrap_all(clean_text(check.why, 600), WIDTH - len(_INDENT)) or [""]
         lines.append(f"{head}{check.name:<{_NAME_WIDTH}}{first}")
         lines += [f"{_INDENT}{line}" for line in rest]
         fix = check.fix if is_known(check.fix) and check.access is not Access.ALLOWED else ""
@@ -90,10 +92,6 @@ def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
     return lines
 
 
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False) or [""]
-
-
 NO_JOBS = (
     "no training job on this machine: no Python process that has loaded torch",
     "Try: tpmon demo starts a small one and attaches to it",
@@ -101,10 +99,23 @@ NO_JOBS = (
 NO_OWN_JOBS = "no training job on this machine that this user may read"
 
 
-_HEADERS = ("PID", "USER", "STATE", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
-_SCRIPT_LEAST = 20
-_DROPPED = ("WORKERS", "GPUS", "STATE", "USER", "RANKS")
-"""In which order columns make room for the script in a narrow terminal."""
+_JOBS: Figures[JobSummary] = (
+    TableFigure("PID", lambda job: job.pid),
+    TableFigure("USER", lambda job: job.user, keep=5, left=True),
+    TableFigure("STATE", lambda job: show(job.state, lambda state: state.value), keep=6, left=True),
+    TableFigure("RANKS", lambda job: show(job.ranks, str), keep=4),
+    TableFigure("WORKERS", lambda job: show(job.workers, str), keep=8),
+    TableFigure("GPUS", lambda job: show(job.gpus, str), keep=7),
+    TableFigure("UPTIME", lambda job: format_seconds(job.uptime_s)),
+    TableFigure(
+        "SCRIPT",
+        lambda job: f"{job.script} {show(job.arguments, str)}".rstrip(),
+        width=20,
+        left=True,
+        grows=True,
+    ),
+)
+"""Where a terminal leaves the script too little room, the columns that are needed least go."""
 
 
 def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
@@ -114,39 +125,13 @@ def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str
     the command that shows other users' jobs, "" where none does.
     """
     unread = _say_unread(jobs, as_root)
-    hidden = [line for said in unread for line in wrap_cells(said, width)]
+    hidden = [line for said in unread for line in wrap_all(said, width)]
     if not jobs.jobs:
         said = [NO_OWN_JOBS] if hidden else NO_JOBS
-        return [*(line for text in said for line in wrap_cells(text, width)), *hidden]
-    reading = TextReading()
-    rows = [
-        (
-            str(job.pid),
-            job.user,
-            reading.show("state", job.state, lambda state: state.value),
-            reading.show("ranks", job.ranks),
-            reading.show("workers", job.workers),
-            reading.show("GPUs", job.gpus),
-            format_seconds(job.uptime_s),
-            f"{job.script} {reading.show('arguments', job.arguments)}".rstrip(),
-        )
-        for job in sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid))
-    ]
-    lines = _lay_jobs(rows, width)
-    missed = reading.missed()
-    return [*lines, *(lay_paragraph("not read", missed, width) if missed else ()), *hidden]
-
-
-def _lay_jobs(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    shown = list(_HEADERS)
-    for dropped in (*_DROPPED, ""):
-        places = [_HEADERS.index(header) for header in shown]
-        table = [[row[place] for place in places] for row in rows]
-        bare = lay_columns(shown[:-1], [row[:-1] for row in table])
-        if max(map(count_cells, bare)) + 2 + _SCRIPT_LEAST <= width or not dropped:
-            break
-        shown.remove(dropped)
-    return lay_columns(shown, table, ("USER", "STATE", "SCRIPT"), width=width)
+        return [*(line for text in said for line in wrap_all(text, width)), *hidden]
+    longest = tuple(sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid)))
+    lines = write_rows(list_columns(_JOBS, longest), longest, width=width + 1)
+    return [*(line[1:] for line in lines), *write_unread(longest, width=width), *hidden]
 
 
 def _say_unread(jobs: JobList, as_root: str) -> list[str]:

@@ -21,8 +21,8 @@ from tpmon.model.text.dump_words import (
 )
 from tpmon.model.text.job_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
-from tpmon.report.text import LABEL_WIDTH, WIDTH, cut, lay_paragraph
-from tpmon.view.dump import Means, group_errors, locals_of, name_failed, suggest
+from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph
+from tpmon.view.stacks import Means, group_errors, locals_of, name_failed, suggest
 
 MOST_REASONS = 12
 

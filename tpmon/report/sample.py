@@ -6,17 +6,17 @@ import contextlib
 import os
 import time
 
-from tpmon.model.sample import HotFunction, HotGroup, HotSample
+from tpmon.model.sample import HotGroup, HotSample
 from tpmon.model.units import clean_text, count_of
+from tpmon.report.blocks import write_rows
 from tpmon.report.dump import write_errors
-from tpmon.report.text import WIDTH, complain, cut, lay_figures, lay_paragraph, to_ascii
-from tpmon.view.dump import Means
-from tpmon.view.sample import (
+from tpmon.report.text import complain
+from tpmon.view.layout import WIDTH, cut, lay_paragraph, to_ascii
+from tpmon.view.stacks import (
     FUNCTIONS,
     MOST_FUNCTIONS,
-    YOURS,
+    Means,
     count_without_turn,
-    name_function,
     name_group,
     pick_shown,
     say_cost,
@@ -27,15 +27,10 @@ from tpmon.view.sample import (
     say_waiting,
     say_what,
 )
-from tpmon.view.table import Figures, TableFigure
+from tpmon.view.table import list_columns
 
 AGAIN = Means("again: tpmon sample {pid}")
 _LINE_CHARS = 400
-_FIGURES: Figures[HotFunction] = (
-    *FUNCTIONS,
-    TableFigure("code", lambda one: cut(one.package or YOURS, 16), left=True),
-    TableFigure("function", name_function, left=True),
-)
 
 
 def write_sample(hot: HotSample, most: int = MOST_FUNCTIONS) -> list[str]:
@@ -54,7 +49,7 @@ def _write_group(group: HotGroup, most: int) -> list[str]:
     if phases := say_phases(group):
         lines.append(cut(f"  {phases}", WIDTH))
     shown, hidden = pick_shown(group, most)
-    lines += lay_figures(_FIGURES, shown)
+    lines += write_rows(list_columns(FUNCTIONS), shown)
     if hidden:
         lines.append(f"         {count_of(hidden, 'more function')}")
     return lines

@@ -1,333 +1,247 @@
-"""Write the analysis of traces as text."""
+"""Write the analysis of traces and memory snapshots: as text, the blocks of the screen, and tables as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
-from tpmon.model.known import Applicable, is_known, known_or
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.results.snapshot import (
+    DeviceSnapshot,
+    OutOfMemory,
+    Pieces,
+    SnapshotReport,
+    StackBytes,
+)
 from tpmon.model.results.trace import (
+    Breakdown,
+    CardUse,
+    CauseShare,
     Change,
+    CollectiveRow,
     Communication,
+    CopyRow,
     DeviceGaps,
+    HostTime,
     KernelRow,
-    Lost,
-    Overview,
-    RankTable,
+    MemoryPeak,
+    OperatorRow,
+    StepRow,
     TraceComparison,
     TraceFile,
+    TraceRankRow,
     TraceReport,
-    TraceVerdict,
 )
-from tpmon.model.results.trace_tables import AllocationRow, PatternRow
-from tpmon.model.units import clean_text, count_of, format_bytes
-from tpmon.report.text import LABEL_WIDTH, WIDTH, cut, lay_columns, lay_figures, lay_paragraph
-from tpmon.view.snapshot import (
-    LEGEND,
-    describe_curve,
-    draw_steps,
-    label_curve,
-    name_place,
-    say_span,
-    span_curves,
+from tpmon.model.results.trace_tables import (
+    AllocationRow,
+    FrameRow,
+    ModuleRow,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+    RangeRow,
 )
-from tpmon.view.table import Figures, Row
-from tpmon.view.trace import (
-    ALLOCATIONS,
-    CARDS,
-    COLLECTIVES_IN_TEXT,
-    COPIES,
-    DEVICE_TIMES,
-    FRAMES,
-    GAPS,
-    GROUPS,
-    HOST_CAUSES,
-    HOST_TIMES,
-    KERNELS,
-    KINDS,
-    MODULES,
-    NA,
-    OPERATORS,
-    PEAKS_IN_TEXT,
-    PRODUCTS,
-    RANGES,
-    RATES,
-    STEPS,
-    WordPart,
-    list_causes,
-    list_parts,
-    list_rank_figures,
-    ms_of_us,
-    name_change,
-    name_verdict,
-    pct,
-    say_communication,
-    say_file,
-    say_idle,
-    say_missing,
-    say_pattern,
-)
+from tpmon.report.blocks import write_blocks
+from tpmon.report.text import write_csv_rows
+from tpmon.view.blocks import Block, Paragraph
+from tpmon.view.snapshot import list_snapshot
+from tpmon.view.trace_blocks import TABLES as TEXT_TABLES
+from tpmon.view.trace_blocks import list_changes, list_ranks, list_table, list_trace
 
-_PARTS = {
-    "phase": "of a step",
-    "idle": "idle by cause",
-    "operator": "operator, host self",
-    "kernel": "kernel",
-}
-_LINE_CHARS = 400
+TOP = 10
 
 
 def write_comparison(comparison: TraceComparison, top: int) -> list[str]:
-    """Write the verdict, then at most ``top`` operators and kernels, those that changed most first."""
-    lines = lay_paragraph("against", f"{comparison.before} -> {comparison.after}")
-    lines += lay_paragraph("result", comparison.summary)
-    for difference in comparison.differences:
-        lines += lay_paragraph("differs", difference)
-    for part, name in _PARTS.items():
-        rows = [_row(change) for change in comparison.changes if change.part == part][: max(top, 8)]
-        if rows:
-            headers = ("before ms", "after ms", "change", name)
-            lines += ["", *lay_columns(headers, rows, left=(name,))]
-    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines]
-
-
-def _row(change: Change) -> tuple[str, str, str, str]:
-    difference = change.after_us - change.before_us
-    return (
-        ms_of_us(change.before_us),
-        ms_of_us(change.after_us),
-        f"{difference / 1000:+,.3f}",
-        name_change(change),
-    )
-
-
-MOST_CURVES = 8
-
-
-def write_patterns(patterns: tuple[PatternRow, ...]) -> list[str]:
-    """Write what costs time, each with what helps."""
-    lines: list[str] = []
-    for row in patterns:
-        lines += lay_paragraph("pattern", say_pattern(row))
-        for advice in row.advice:
-            lines += lay_paragraph("", f"try: {advice}")
-    return lines
-
-
-def write_rates(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
-    """Write what kernels reach of their card, of those whose shapes tell it."""
-    return lay_figures(RATES, [row for row in kernels[:top] if is_known(row.gb_s) or is_known(row.tflop_s)])
-
-
-def write_hot_kernel(file: TraceFile) -> list[str]:
-    """Write the longest kernel and how to profile it."""
-    hot = file.hot_kernel
-    if not is_known(hot):
-        return []
-    command = hot.command if is_known(hot.command) else NA
-    return [
-        *lay_paragraph("hottest", f"{hot.share_pct:.1f} % of the kernels' time: {hot.name[:160]}"),
-        f"  {command}",
-    ]
-
-
-def _by_device_and_peak(row: AllocationRow) -> tuple[bool, str, int, int, int]:
-    """Put the cards first, and of each what holds most."""
-    at_peak = known_or(row.at_peak_bytes, 0)
-    return row.kind == "cpu", row.kind, row.device, -at_peak, -row.allocated_bytes
-
-
-Writer = Callable[[TraceFile, int], list[str]]
-
-
-def _lay(name: str, figures: Figures[Row], read: Callable[[TraceFile], Applicable[Sequence[Row]]]) -> Writer:
-    def write(file: TraceFile, top: int) -> list[str]:
-        rows = read(file)
-        return lay_figures(figures, rows, top, f"--top, --csv {name}") if is_known(rows) else []
-
-    return write
-
-
-_NO_STACKS = "none recorded (with_stack=True)"
-_TABLES: dict[str, tuple[Writer, str]] = {
-    "patterns": (lambda file, _top: write_patterns(file.patterns), "none seen"),
-    "products": (_lay("products", PRODUCTS, lambda file: file.products), "none recorded"),
-    "rates": (lambda file, top: write_rates(file.kernels, top), "no shapes (record_shapes=True)"),
-    "modules": (
-        _lay("modules", MODULES, lambda file: file.modules),
-        "none recorded (with_stack=True and modules called)",
-    ),
-    "frames": (_lay("frames", FRAMES, lambda file: file.frames), _NO_STACKS),
-    "allocations": (
-        _lay(
-            "allocations", ALLOCATIONS, lambda file: sorted(file.memory.by_operator, key=_by_device_and_peak)
-        ),
-        "none recorded (profile_memory=True)",
-    ),
-    "shapes": (_lay("shapes", GROUPS, lambda file: file.shapes), "none recorded (record_shapes=True)"),
-    "lines": (_lay("lines", GROUPS, lambda file: file.lines), _NO_STACKS),
-    "ranges": (
-        _lay("ranges", RANGES, lambda file: file.ranges),
-        "none recorded (torch.profiler.record_function)",
-    ),
-    "curve": (lambda file, _top: write_curves(file), "none recorded (profile_memory=True)"),
-}
-"""What writes each table, and why there may be none."""
-_BELOW = ("ranges", "products", "modules", "frames", "allocations")
-"""Tables below the others, in their order."""
-TEXT_TABLES = tuple(_TABLES)
-"""Tables that can be written alone as text."""
-
-
-def write_table(file: TraceFile, table: str, top: int) -> list[str]:
-    """Write one table of ``TEXT_TABLES`` of one file; where it has no row, the reason."""
-    write, without = _TABLES[table]
-    return write(file, top) or [f"{table}: {without}"]
-
-
-def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
-    """Write one table of ``TEXT_TABLES`` alone, of each file."""
-    lines: list[str] = []
-    for file in report.files:
-        lines += [*lay_paragraph("trace", file.path), *write_table(file, table, top), ""]
-    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
-
-
-def write_more(file: TraceFile, top: int) -> list[str]:
-    """Write the further tables that a trace has, each after an empty line."""
-    parts = [_TABLES[name][0](file, top) for name in _BELOW]
-    return [line for part in parts if part for line in ("", *part)]
-
-
-def write_curves(file: TraceFile) -> list[str]:
-    """Draw the memory of each device over time; of more devices than these only the CSV tells."""
-    curves = file.memory.curves
-    steps = file.overview.step_table if file.overview.steps else ()
-    lines: list[str] = []
-    columns = WIDTH - LABEL_WIDTH
-    for curve in curves[:MOST_CURVES]:
-        span = span_curves(curves, steps)
-        lines += ["", *lay_paragraph(name_place(curve.kind, curve.device), describe_curve(curve))]
-        ruler = draw_steps(steps, span, columns)
-        lines += [f"{'step':{LABEL_WIDTH}}{ruler}"] if ruler else []
-        lines += [f"{label:{LABEL_WIDTH}}{row}".rstrip() for label, row in label_curve(curve, span, columns)]
-    if not lines:
-        return []
-    hidden = len(curves) - MOST_CURVES
-    more = [f"  {hidden} more (--csv curve)"] if hidden > 0 else []
-    return [f"memory over {say_span(span)}: {LEGEND}", *lines[1:], *more]
-
-
-TOP = 10
-MOST_STEPS = 12
+    """Write whether a change helped, then what changed, of each table at most ``top`` rows and all phases."""
+    return write_blocks(list_changes(comparison), max(top, 8))
 
 
 def write_report(report: TraceReport, top: int = TOP) -> list[str]:
     """Write every file, and the ranks beside each other where there are several."""
-    lines: list[str] = []
-    if is_known(report.ranks):
-        lines += [*_write_ranks(report.ranks), ""]
-    for file in report.files:
-        lines += [*write_file(file, top), ""]
-    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
+    parts = [list_ranks(report.ranks)] if is_known(report.ranks) else []
+    return _write_parts([*parts, *map(list_trace, report.files)], top)
 
 
-def write_file(file: TraceFile, top: int = TOP) -> list[str]:
-    """Write the analysis of one trace."""
-    lines = lay_paragraph("trace", say_file(file))
-    lines += _write_lost(file.lost)
-    lines += _write_verdict(file.verdict)
-    lines += write_patterns(file.patterns)
-    tables = [_write_steps(file.overview), _write_breakdown(file.overview)]
-    tables.append(lay_figures(CARDS, file.overview.gpus))
-    tables += [_write_gaps(gaps, top) for gaps in file.gaps]
-    if is_known(file.host_us):
-        tables.append(_write_parts("host", list_parts(HOST_CAUSES, file.host_us)))
-    if is_known(file.communication):
-        tables.append(_write_communication(file.communication, top))
-    operators = (*HOST_TIMES, *DEVICE_TIMES, *OPERATORS)
-    laid = lay_figures(operators, file.operators, top, "--top, --csv operators")
-    tables.append(laid or ["operators: none recorded"])
-    tables.append(lay_figures(KERNELS, file.kernels, top, "--top, --csv kernels"))
-    if file.kernels:
-        rates = write_rates(file.kernels, top)
-        tables += [rates] if rates else []
-        tables[-1] += write_hot_kernel(file)
-    tables.append(lay_figures(COPIES, file.copies))
-    if file.memory.peaks:
-        tables += [lay_figures(PEAKS_IN_TEXT, file.memory.peaks), write_curves(file)]
-    for table in tables:
-        lines += ["", *table] if table else []
-    return lines + write_more(file, top)
+def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
+    """Write one table that can be looked at alone, of each file."""
+    return _write_parts(
+        [[Paragraph("trace", file.path), *list_table(file, table)] for file in report.files], top
+    )
 
 
-def _write_lost(lost: Lost) -> list[str]:
-    if not (lost.events or lost.values or lost.bytes or lost.broken_off):
-        return []
-    parts = []
-    if lost.events:
-        size = f" ({format_bytes(lost.bytes)})" if lost.bytes else ""
-        parts.append(f"{count_of(lost.events, 'event')} could not be read{size}")
-    elif lost.bytes:
-        parts.append(f"{format_bytes(lost.bytes)} could not be read")
-    if lost.values:
-        parts.append(f"{count_of(lost.values, 'event')} without some of its values")
-    if lost.broken_off:
-        parts.append(f"the file is not whole: {lost.reason}")
-    return lay_paragraph("lost", "; ".join(parts))
+def _write_parts(parts: list[list[Block]], top: int) -> list[str]:
+    return [line for part in parts for line in ("", *write_blocks(part, top))][1:]
 
 
-def _write_verdict(verdict: TraceVerdict) -> list[str]:
-    lines = lay_paragraph("verdict", f"{name_verdict(verdict)}: {verdict.summary}")
-    for advice in verdict.advice:
-        lines += lay_paragraph("try", advice)
-    return lines
+CHANGES = "changes"
+"""The table of a comparison."""
+_LEFT_OUT = ("largest",)
 
 
-def _write_steps(overview: Overview) -> list[str]:
-    lines = []
-    if overview.steps:
-        lines.append(
-            f"steps    {overview.steps}, mean {overview.step_ms:.3f} ms, p50 {overview.step_p50_ms:.3f}, "
-            f"p95 {overview.step_p95_ms:.3f}; marks of the host alone {overview.host_step_ms:.3f} ms"
+def write_csv(report: TraceReport, table: str) -> list[str]:
+    """Write ``table`` of every file; a value that is not known is an empty cell."""
+    if table == "ranks":
+        return _write_rows(TraceRankRow, (((), row) for row in _ranks(report)))
+    kind, read = _TABLES[table].kind, _TABLES[table].read
+    named = (((file.path, file.rank), row) for file in report.files for row in known_or(read(file), ()))
+    return _write_rows(kind, named, before=("path", "rank"))
+
+
+def explain_empty(report: TraceReport, table: str) -> str:
+    """Say why ``table`` has no row in any file; "" where it has one."""
+    if len(write_csv(report, table)) > 1:
+        return ""
+    if table in TEXT_TABLES:
+        firsts = [list_table(file, table)[0] for file in report.files]
+        return "; ".join(
+            dict.fromkeys(f"{one.label}: {one.text}" for one in firsts if isinstance(one, Paragraph))
         )
-        shown = overview.step_table[:MOST_STEPS]
-        lines += lay_figures(STEPS, shown, indent=2)
-        hidden = overview.steps - len(shown)
-        lines += [f"  {hidden} more"] if hidden else []
-    else:
-        lines.append(f"steps    none marked; the whole trace is {overview.step_ms:.3f} ms")
-    for note in overview.notes:
-        lines += lay_paragraph("note", note)
-    return lines
+    if table == "ranks" and not isinstance(report.ranks, Missing):
+        return "ranks: there is one trace alone; name those of several ranks"
+    found = [report.ranks] if table == "ranks" else [_TABLES[table].read(file) for file in report.files]
+    reasons = dict.fromkeys(one.reason for one in found if isinstance(one, Missing))
+    return f"{table}: {'; '.join(reasons) or 'none in what was read'}"
 
 
-def _write_breakdown(overview: Overview) -> list[str]:
-    """Write both views: exclusive, whose parts sum to the step, and overlapping, each kind in full."""
-    parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
-    rows = [(one.name, ms_of_us(one.us), pct(one.share_pct), ms_of_us(one.overlapping_us)) for one in parts]
-    return lay_columns(("of a step", "ms", "share", "ms, overlapping"), rows, left=("of a step",))
+def write_changes_csv(comparison: TraceComparison) -> list[str]:
+    """Write what changed from one trace to another, a row for each part."""
+    return _write_rows(Change, (((), change) for change in comparison.changes))
 
 
-def _write_parts(name: str, parts: Sequence[WordPart], indent: int = 0) -> list[str]:
-    rows = [(one.name, ms_of_us(one.us), pct(one.share_pct)) for one in parts]
-    return lay_columns((name, "ms", "of the window"), rows, left=(name,), indent=indent)
+def _write_rows(
+    kind: type[Any], rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
+) -> list[str]:
+    """Write a header of ``before`` and the fields of ``kind``, and for each row its values of both."""
+    names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT]
+    cells = ((*values, *(getattr(row, name) for name in names)) for values, row in rows)
+    return write_csv_rows((*before, *names), cells)
 
 
-def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
-    lines = [f"idle     gpu {gaps.device}: {say_idle(gaps)}, by cause"]
-    lines += _write_parts("cause", list_causes(gaps), indent=2)
-    return lines + lay_figures(GAPS, gaps.largest, min(top, 5), indent=2)
+def _ranks(report: TraceReport) -> tuple[TraceRankRow, ...]:
+    return report.ranks.ranks if is_known(report.ranks) else ()
 
 
-def _write_communication(comms: Communication, top: int) -> list[str]:
-    figures = lay_figures(COLLECTIVES_IN_TEXT, comms.collectives, top, indent=2)
-    return [f"comms    {say_communication(comms)}", *figures]
+@dataclass(frozen=True, slots=True)
+class _GapRow:
+    """Hold one of the longest gaps with the device that idled."""
+
+    device: int
+    start_ms: float
+    us: float
+    cause: Known[str]
+    operator: Applicable[str]
+    call: Applicable[str]
+    source: Applicable[str]
 
 
-def _write_ranks(table: RankTable) -> list[str]:
-    lines = [cut(f"ranks    {table.summary}", WIDTH)]
-    lines += lay_figures(list_rank_figures(table.ranks), table.ranks, indent=2)
-    lines.append("  * in all collectives of the trace; the other columns are of the mean step, in ms")
-    if table.missing:
-        lines.append(cut(f"  {say_missing(table)}", WIDTH))
-    return lines
+@dataclass(frozen=True, slots=True)
+class _CurveRow:
+    """Hold one point of a memory curve with the device that it is of."""
+
+    kind: str
+    device: int
+    ms: float
+    allocated_bytes: int
+    reserved_bytes: Applicable[int]
+
+
+def _list_idle(file: TraceFile) -> list[_GapRow]:
+    return [
+        _GapRow(gaps.device, gap.start_ms, gap.us, gap.cause, gap.operator, gap.call, gap.source)
+        for gaps in file.gaps
+        for gap in gaps.largest
+    ]
+
+
+def _read_collectives(comms: Applicable[Communication]) -> Applicable[tuple[CollectiveRow, ...]]:
+    return comms.collectives if is_known(comms) else comms
+
+
+def _list_points(file: TraceFile) -> list[_CurveRow]:
+    return [
+        _CurveRow(curve.kind, curve.device, point.ms, point.allocated_bytes, point.reserved_bytes)
+        for curve in file.memory.curves
+        for point in curve.points
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows."""
+
+    kind: type[Any]
+    read: Callable[[TraceFile], Applicable[Iterable[Any]]]
+
+
+_TABLES = {
+    "steps": _Table(StepRow, lambda file: file.overview.step_table),
+    "breakdown": _Table(Breakdown, lambda file: (file.overview.breakdown_us,)),
+    "gpus": _Table(CardUse, lambda file: file.overview.gpus),
+    "gaps": _Table(DeviceGaps, lambda file: file.gaps),
+    "operators": _Table(OperatorRow, lambda file: file.operators),
+    "kernels": _Table(KernelRow, lambda file: file.kernels),
+    "copies": _Table(CopyRow, lambda file: file.copies),
+    "memory": _Table(MemoryPeak, lambda file: file.memory.peaks),
+    "patterns": _Table(PatternRow, lambda file: file.patterns),
+    "products": _Table(ProductRow, lambda file: file.products),
+    "modules": _Table(ModuleRow, lambda file: file.modules),
+    "frames": _Table(FrameRow, lambda file: file.frames),
+    "allocations": _Table(AllocationRow, lambda file: file.memory.by_operator),
+    "curve": _Table(_CurveRow, _list_points),
+    "shapes": _Table(OperatorGroupRow, lambda file: file.shapes),
+    "lines": _Table(OperatorGroupRow, lambda file: file.lines),
+    "ranges": _Table(RangeRow, lambda file: file.ranges),
+    "shares": _Table(CauseShare, lambda file: file.verdict.shares),
+    "host": _Table(HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us),
+    "idle": _Table(_GapRow, _list_idle),
+    "collectives": _Table(CollectiveRow, lambda file: _read_collectives(file.communication)),
+}
+TABLES = (*_TABLES, "ranks")
+
+
+def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
+    """Write every snapshot; ``top`` is the rows of each table."""
+    return _write_parts([list_snapshot(file) for file in report.files], top)
+
+
+def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
+    """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
+    kind, more = _KINDS[table]
+    rows = (
+        (file.path, device.device, *row)
+        for file in report.files
+        for device in file.devices
+        for row in _rows(device, table)
+    )
+    return write_csv_rows(("path", "device", *(field.name for field in fields(kind)), *more), rows)
+
+
+_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "devices": (Pieces, ("events", "peak_requested_bytes")),
+    "live": (StackBytes, ()),
+    "peak": (StackBytes, ()),
+    "oom": (OutOfMemory, ()),
+}
+"""The class of a row of each table, whose fields are its header, and what stands behind them."""
+SNAPSHOT_TABLES = tuple(_KINDS)
+
+
+def _rows(device: DeviceSnapshot, table: str) -> Iterable[tuple[object, ...]]:
+    peak = device.peak
+    if table == "devices":
+        requested = peak.requested_bytes if is_known(peak) else peak
+        return [(*_cells(device.pieces), device.events, requested)]
+    if table == "peak":
+        return map(_cells, peak.alive if is_known(peak) else ())
+    return map(_cells, device.live if table == "live" else device.out_of_memory)
+
+
+def _cells(row: Any) -> tuple[object, ...]:
+    values = (getattr(row, field.name) for field in fields(row))
+    return tuple(_join(value) if isinstance(value, tuple) else value for value in values)
+
+
+def _join(frames: Sequence[str]) -> str:
+    return ";".join(frame.replace(";", ",") for frame in frames)

@@ -18,7 +18,7 @@ from tpmon.model.text.job_words import (
 )
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Evidence, Finding
-from tpmon.report.text import LABEL_WIDTH, WIDTH, lay_paragraph, lay_phrases
+from tpmon.view.layout import LABEL_WIDTH, WIDTH, lay_paragraph, lay_phrases
 
 MOST_EVIDENCE = 5
 

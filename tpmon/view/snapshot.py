@@ -1,130 +1,322 @@
-"""Draw the memory of a device over time in characters: allocated from below, reserved beyond it.
-
-The screen and the text of a trace draw the same; how wide and how high is theirs to say.
-"""
+"""Describe memory snapshots: pieces of each device, what lives by stack, the peak, requests that failed."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known
-from tpmon.model.results.trace import StepRow
-from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
-from tpmon.model.units import format_bytes
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.results.snapshot import (
+    DeviceSnapshot,
+    MemoryMoment,
+    OutOfMemory,
+    Pieces,
+    SnapshotFile,
+    SnapshotLost,
+    StackBytes,
+)
+from tpmon.model.results.timeline import CodePlace
+from tpmon.model.units import clean_text, count_of, format_bytes
+from tpmon.view.blocks import Block, Paragraph, Sheet, as_number, bar
+from tpmon.view.layout import Ink, cut_front
+from tpmon.view.table import NA, Column, number, pct, size
 
-ROWS = 4
-LEVELS = "▁▂▃▄▅▆▇█"
-RESERVED = "░"
-LEGEND = f"{LEVELS[-1]} allocated, {RESERVED} reserved beyond it"
+_BAR = 20
+_MOST_STACKS = 3
+"""Stacks that the overview names; the tab of live bytes has them all."""
+_MOST_FAILED = 3
+_CALLERS = 3
+"""Lines of each stack that a text report shows at least."""
+_FILE_WIDTH = 40
+_NO_REQUEST = "no request failed in the recorded history"
+_NO_STACK = (
+    "no stack was recorded: torch.cuda.memory._record_memory_history() was not on when it was allocated"
+)
+
+
+NOTHING_HELD = "the allocator held nothing, and no history was recorded"
+_FRAME = re.compile(r"^(.*):(\d+) (.*)$")
+
+
+def say_lost(lost: SnapshotLost) -> str:
+    """Say what could not be read; "" for nothing."""
+    parts = [
+        count_of(count, noun)
+        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
+        if count
+    ]
+    return f"could not be read: {', '.join(parts)}" if parts else ""
+
+
+def say_pieces(pieces: Pieces) -> str:
+    """Say how much is reserved, allocated and waiting."""
+    return (
+        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
+        f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
+        f"rounding up), {format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
+    )
+
+
+def say_free(pieces: Pieces) -> str:
+    """Say how much is free, and how it is cut up."""
+    kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
+    if not pieces.free_bytes:
+        return kept if pieces.private_bytes else "nothing of what is reserved is free"
+    cut_up = known_or(pieces.fragmentation_pct, 0.0)
+    return (
+        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
+        f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
+        f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
+        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
+        + (f"; {kept}" if pieces.private_bytes else "")
+    )
+
+
+def say_oom(one: OutOfMemory) -> str:
+    """Say what was asked for in vain, and where."""
+    when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
+    free = (
+        f", the device had {format_bytes(one.device_free_bytes)} left"
+        if is_known(one.device_free_bytes)
+        else ""
+    )
+    where = f", asked for in {one.line}" if is_known(one.line) else ""
+    return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
+
+
+def say_peak(peak: MemoryMoment) -> str:
+    """Say how much the peak was, and when."""
+    when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
+    return f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end"
+
+
+def say_older(peak: MemoryMoment) -> str:
+    """Say what of the peak has no stack; "" for nothing."""
+    if not peak.older_bytes:
+        return ""
+    older = format_bytes(peak.older_bytes)
+    return f"{older} more were allocated before the history begins, and freed after the peak"
+
+
+def say_line(line: Known[str]) -> str:
+    """Write the line that a stack is known by, or why there is none."""
+    return line if is_known(line) else f"({line.reason})"
+
+
+def find_frame(frame: str) -> Known[CodePlace]:
+    """Return the line of code that a frame of a stack names."""
+    found = _FRAME.match(frame)
+    if found is None:
+        return Missing(f"no file is known of {frame}")
+    return CodePlace(found[3], found[1], int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
-class ChartSpan:
-    """Hold the time that curves are drawn over, in ms from the start of the first mark."""
+class PieceRow:
+    """Hold one part of what is reserved."""
 
-    begin_ms: float
-    end_ms: float
-
-    def column_of(self, ms: float, columns: int) -> int:
-        """Return the column of a time; what is outside goes to the first or the last one."""
-        length = self.end_ms - self.begin_ms
-        at = int((ms - self.begin_ms) * columns / length) if length > 0 else 0
-        return max(0, min(at, columns - 1))
+    name: str
+    bytes: int
+    share_pct: float
 
 
-def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> ChartSpan:
-    """Return the time from the first step or point to the last one, so that a peak outside is drawn too."""
-    times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
-    marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
-    return ChartSpan(min([*times, *marks]), max([*times, *marks]))
+def list_overview(file: SnapshotFile, *, alone: bool = True) -> list[Block]:
+    """Say what failed, what is held and how it is cut up, of each device; ``alone`` also by whom."""
+    blocks: list[Block] = []
+    for device in file.devices:
+        failed = device.out_of_memory[-_MOST_FAILED:]
+        blocks += [Paragraph("oom", say_oom(one), Ink.WARN) for one in reversed(failed)]
+        blocks.append(Paragraph(f"gpu {device.device}", say_pieces(device.pieces), Ink.STRONG))
+        blocks.append(Paragraph("free", say_free(device.pieces)))
+        peak = device.peak
+        blocks.append(Paragraph("peak", say_peak(peak) if is_known(peak) else f"{NA}: {peak.reason}"))
+        if alone and device.live:
+            most = device.live[:_MOST_STACKS]
+            more = "; tab 2 has the others" if len(device.live) > len(most) else ""
+            title = f"the most on GPU {device.device} by stack{more}"
+            blocks.append(_stacks_sheet(title, most, device.pieces.allocated_bytes, "live"))
+        blocks.append(_pieces_sheet(device))
+    about: list[Block] = [_name_file_of(file)]
+    if say_lost(file.lost):
+        about.append(Paragraph("lost", say_lost(file.lost), Ink.WARN))
+    return [*(blocks or [Paragraph(NA, NOTHING_HELD)]), *about]
 
 
-def say_span(span: ChartSpan) -> str:
-    """Say from when to when curves are drawn."""
-    return f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
+def _name_file_of(file: SnapshotFile) -> Paragraph:
+    return Paragraph("snapshot", f"{clean_text(file.path, 1000)}, {format_bytes(file.file_bytes)}")
 
 
-def find_peak(curve: MemoryCurve) -> CurvePoint:
-    """Return the point where most is allocated, the first of several."""
-    return max(curve.points, key=lambda point: point.allocated_bytes)
+def list_snapshot(file: SnapshotFile) -> list[Block]:
+    """Return all that a text report says of one snapshot, its file first."""
+    first = _name_file_of(file)
+    blocks = (*list_overview(file, alone=False), *list_live(file), *list_peak(file), *list_failed(file))
+    return [first, *(block for block in blocks if block != first)]
 
 
-def name_place(kind: str, device: int) -> str:
-    """Name the device of a curve or a peak; the CPU has no number."""
-    return f"{kind} {device}" if device >= 0 else kind
+def _pieces_sheet(device: DeviceSnapshot) -> Sheet[PieceRow]:
+    return Sheet(
+        f"pieces of GPU {device.device}, share of what is reserved",
+        (
+            Column("", 22, 0, lambda part: part.name, right=False),
+            Column("bytes", 8, 1, lambda part: format_bytes(part.bytes)),
+            Column("share", 7, 2, lambda part: pct(part.share_pct)),
+            Column("", _BAR, 3, lambda part: bar(part.share_pct, _BAR), right=False),
+        ),
+        _list_pieces(device.pieces),
+        lambda part: f"{part.name} {format_bytes(part.bytes)}, {pct(part.share_pct)}",
+    )
 
 
-def describe_curve(curve: MemoryCurve) -> str:
-    """Say when most was allocated, what was reserved then, and what is allocated at the end."""
-    peak, last = find_peak(curve), curve.points[-1]
-    text = f"most is {format_bytes(peak.allocated_bytes)} allocated at {peak.ms:,.3f} ms"
-    if is_known(peak.reserved_bytes):
-        text += f", {format_bytes(peak.reserved_bytes)} reserved then"
-    return f"{text}; {format_bytes(last.allocated_bytes)} at the end"
+def _list_pieces(pieces: Pieces) -> tuple[PieceRow, ...]:
+    parts = (
+        ("allocated", pieces.allocated_bytes),
+        ("pending", pieces.pending_bytes),
+        ("free, stuck", pieces.stuck_bytes),
+        ("free, releasable", pieces.releasable_bytes),
+        *((("free, private", pieces.private_bytes),) if pieces.private_bytes else ()),
+        ("largest free block", pieces.largest_free_bytes),
+    )
+    whole = max(pieces.reserved_bytes, 1)
+    return tuple(PieceRow(name, count, 100 * count / whole) for name, count in parts)
 
 
-def top_of(curve: MemoryCurve) -> int:
-    """Return the bytes that the highest row stands for."""
-    return max(max(point.allocated_bytes, _reserved(point)) for point in curve.points)
+def list_live(file: SnapshotFile) -> list[Block]:
+    """List what is allocated when the snapshot was taken, by stack."""
+    blocks: list[Block] = []
+    for device in file.devices:
+        if device.live:
+            title = f"alive at the end on GPU {device.device}, by stack"
+            blocks.append(_stacks_sheet(title, device.live, device.pieces.allocated_bytes, "live"))
+        else:
+            blocks.append(Paragraph(NA, f"nothing is allocated on GPU {device.device}"))
+    return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def draw_curve(curve: MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS) -> tuple[str, ...]:
-    """Draw a curve from its top row down; a column shows the most of its time, or what was before it."""
-    top = top_of(curve) or 1
-    drawn = [_draw_column(point, top, rows) for point in _sample(curve, span, columns)]
-    return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
+def list_peak(file: SnapshotFile) -> list[Block]:
+    """Say when most was allocated, and list what was alive then by stack."""
+    blocks: list[Block] = []
+    for device in file.devices:
+        label, peak = f"gpu {device.device}", device.peak
+        if not is_known(peak):
+            blocks.append(Paragraph(NA, f"GPU {device.device}: {peak.reason}"))
+            continue
+        blocks.append(Paragraph(label, say_peak(peak), Ink.STRONG))
+        if say_older(peak):
+            blocks.append(Paragraph("older", say_older(peak)))
+        title = f"alive at the peak of GPU {device.device}, by stack"
+        blocks.append(_stacks_sheet(title, peak.alive, peak.requested_bytes, "peak"))
+    return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def label_curve(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
-    """Draw a curve with what its first and its last row stand for before them."""
-    labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
-    return list(zip(labels, draw_curve(curve, span, columns), strict=True))
+def list_failed(file: SnapshotFile) -> list[Block]:
+    """List the requests that failed, and say where there were none."""
+    blocks: list[Block] = []
+    for device in file.devices:
+        if device.out_of_memory:
+            blocks.append(_failed_sheet(device))
+        else:
+            why = _NO_REQUEST if is_known(device.peak) else device.peak.reason
+            blocks.append(Paragraph(NA, f"GPU {device.device}: {why}"))
+    return blocks or [Paragraph(NA, NOTHING_HELD)]
 
 
-def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
-    """Draw where steps begin, each with its number as far as there is room."""
-    ruler = [" "] * columns
-    free = 0
-    for step in steps:
-        at = span.column_of(step.start_ms, columns)
-        text = f"|{step.name.rpartition('#')[2][:12]}"
-        if at >= free:
-            ruler[at : at + len(text)] = text[: columns - at]
-            free = at + len(text) + 1
-    return "".join(ruler).rstrip()
+def _failed_sheet(device: DeviceSnapshot) -> Sheet[OutOfMemory]:
+    return Sheet(
+        f"requests that failed on GPU {device.device}",
+        (
+            Column("at ms", 12, 3, lambda row: number(row.at_ms, 3)),
+            Column("asked for", 9, 0, lambda row: format_bytes(row.asked_bytes)),
+            Column("had left", 8, 2, lambda row: size(row.device_free_bytes)),
+            Column("where", 12, 1, lambda row: shorten_place(say_line(row.line)), right=False, grows=True),
+        ),
+        device.out_of_memory,
+        lambda row: "\n".join((say_oom(row), *_write_frames(row.frames))),
+        (("at ms", lambda row: as_number(row.at_ms)), ("asked for", lambda row: row.asked_bytes)),
+        source=lambda row: row.line if is_known(row.line) else "",
+        inside=lambda row: _open_stack(Paragraph("oom", say_oom(row), Ink.WARN), row.frames, row.line),
+        table="oom",
+    )
 
 
-def _reserved(point: CurvePoint) -> int:
-    return point.reserved_bytes if is_known(point.reserved_bytes) else 0
+def _stacks_sheet(title: str, stacks: tuple[StackBytes, ...], whole: int, table: str) -> Sheet[StackBytes]:
+    return Sheet(
+        title,
+        (
+            Column("bytes", 6, 0, lambda row: format_bytes(row.bytes)),
+            Column("share", 7, 2, lambda row: pct(100 * row.bytes / max(whole, 1))),
+            Column("asked for", 9, 4, lambda row: size(row.requested_bytes)),
+            Column("blocks", 8, 3, lambda row: f"{row.blocks:,}"),
+            Column("where", 12, 1, lambda row: shorten_place(say_line(row.line)), right=False, grows=True),
+        ),
+        stacks,
+        _write_stack,
+        (("bytes", lambda row: row.bytes), ("blocks", lambda row: row.blocks)),
+        source=lambda row: row.line if is_known(row.line) else "",
+        inside=lambda row: _open_stack(Paragraph("bytes", _say_bytes(row)), row.frames, row.line),
+        table=table,
+        below=_list_callers,
+    )
 
 
-def _sample(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[CurvePoint | None]:
-    highest: dict[int, CurvePoint] = {}
-    last: dict[int, CurvePoint] = {}
-    for point in curve.points:
-        at = span.column_of(point.ms, columns)
-        last[at] = point
-        if at not in highest or point.allocated_bytes > highest[at].allocated_bytes:
-            highest[at] = point
-    found: list[CurvePoint | None] = []
-    before = None
-    for at in range(columns):
-        found.append(highest.get(at, before))
-        before = last.get(at, before)
-    return found
+def _list_callers(row: StackBytes) -> list[str]:
+    """Write the stack of a row from the inside up to the line that it is known by, and some lines more."""
+    frames = [frame for frame in row.frames if not frame.startswith("??")]
+    known = frames.index(row.line) if is_known(row.line) and row.line in frames else 0
+    return _write_frames(frames[: max(_CALLERS, known + 1)])
 
 
-def _draw_column(point: CurvePoint | None, top: int, rows: int) -> str:
-    """Draw a column from the bottom up; zero is the lowest level, nothing is before the first reading."""
-    if point is None:
-        return " " * rows
-    steps = len(LEVELS)
-    least = 2 if point.allocated_bytes > 0 else 1
-    filled = max(least, round(point.allocated_bytes / top * rows * steps))
-    reserved = round(_reserved(point) / top * rows)
-    cells = []
-    for row in range(rows):
-        level = min(filled - row * steps, steps)
-        cells.append(LEVELS[level - 1] if level > 0 else RESERVED if row < reserved else " ")
-    return "".join(cells)
+def _say_bytes(row: StackBytes) -> str:
+    noun = "block" if row.blocks == 1 else "blocks"
+    return f"{format_bytes(row.bytes)} in {row.blocks:,} {noun}, {size(row.requested_bytes)} asked for"
+
+
+def _write_stack(row: StackBytes) -> str:
+    return "\n".join((f"{_say_bytes(row)}: {say_line(row.line)}", *_write_frames(row.frames)))
+
+
+def _write_frames(frames: Sequence[str]) -> list[str]:
+    return [f"  in {frame}" for frame in frames]
+
+
+def _open_stack(said: Paragraph, frames: tuple[str, ...], line: Known[str]) -> tuple[Block, ...]:
+    """List the frames of a stack; the cursor begins on the line that the stack is known by."""
+    if not frames:
+        return said, Paragraph(NA, _NO_STACK)
+    return said, Sheet(
+        "frames, innermost first",
+        (
+            Column("line", 20, 0, _name_place, right=False),
+            Column("function", 16, 1, _name_function, right=False, grows=True),
+            Column("file", _FILE_WIDTH, 2, _name_file, right=False),
+        ),
+        frames,
+        lambda frame: frame,
+        source=lambda frame: frame if is_known(find_frame(frame)) else "",
+        begin=frames.index(line) if is_known(line) and line in frames else 0,
+    )
+
+
+def _name_place(frame: str) -> str:
+    place = find_frame(frame)
+    return f"{os.path.basename(place.file)}:{place.line}" if is_known(place) else "-"
+
+
+def _name_function(frame: str) -> str:
+    place = find_frame(frame)
+    return place.function if is_known(place) else frame
+
+
+def _name_file(frame: str) -> str:
+    place = find_frame(frame)
+    return cut_front(place.file, _FILE_WIDTH) if is_known(place) else "-"
+
+
+def shorten_place(frame: str) -> str:
+    """Write a frame with the end of its path alone, which stays readable where there is little room."""
+    place = find_frame(frame)
+    if not is_known(place):
+        return frame
+    folder, name = os.path.split(place.file)
+    return f"{os.path.join(os.path.basename(folder), name)}:{place.line} {place.function}"

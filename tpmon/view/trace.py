@@ -1,19 +1,17 @@
-"""The columns and the words of traces and memory snapshots, as text and screen show them."""
+"""The columns and the words of traces, as text and screen show them."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known, known_or, map_known
-from tpmon.model.results.snapshot import MemoryMoment, OutOfMemory, Pieces, SnapshotLost
-from tpmon.model.results.timeline import CodePlace
+from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_or, map_known
 from tpmon.model.results.trace import (
     CardUse,
     Change,
@@ -33,18 +31,18 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.results.trace_tables import (
     AllocationRow,
+    CurvePoint,
     FrameRow,
+    MemoryCurve,
     ModuleRow,
-    OperatorGroupRow,
     PatternRow,
     ProductRow,
     RangeRow,
 )
-from tpmon.model.units import clean_text, count_of, format_bytes
-from tpmon.view.snapshot import name_place
-from tpmon.view.table import Figures, TableFigure, Where
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.view.layout import LEVELS
+from tpmon.view.table import NA, Figures, TableFigure, ms_of_us, number, pct, said, size, thousands
 
-NA = "n/a"
 CAUSES = {
     "data": "data",
     "sync_explicit": "explicit sync",
@@ -80,34 +78,9 @@ _COMMON = ("(anonymous namespace)::", "at::native::", "at::", "c10::", "std::")
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
 
-def number(value: Applicable[float], digits: int = 1) -> str:
-    """Write a number, or n/a where it is not known."""
-    return f"{value:,.{digits}f}" if is_known(value) else NA
-
-
-def ms_of_us(value: Applicable[float]) -> str:
-    """Write microseconds as milliseconds."""
-    return f"{value / 1000:,.3f}" if is_known(value) else NA
-
-
-def pct(value: Applicable[float]) -> str:
-    """Write a percentage."""
-    return f"{value:.1f} %" if is_known(value) else NA
-
-
-def size(value: Applicable[float]) -> str:
-    """Write bytes."""
-    return format_bytes(value) if is_known(value) else NA
-
-
-def thousands(value: int) -> str:
-    """Write a count."""
-    return f"{value:,}"
-
-
-def said(value: object) -> str:
-    """Write text, or n/a where it is not known."""
-    return str(value) if is_known(value) else NA
+def name_place(kind: str, device: int) -> str:
+    """Name the device of a curve or a peak; the CPU has no number."""
+    return f"{kind} {device}" if device >= 0 else kind
 
 
 def name_cause(cause: Known[str]) -> str:
@@ -234,6 +207,14 @@ _HUNDREDTHS = partial(number, digits=2)
 _THOUSANDTHS = partial(number, digits=3)
 
 
+class Grouping(Enum):
+    """Name what the calls of operators are put together by."""
+
+    NAMES = "name"
+    SHAPES = "shapes"
+    LINES = "lines"
+
+
 @dataclass(frozen=True, slots=True)
 class WordPart:
     """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
@@ -272,10 +253,6 @@ def _name_module(row: ModuleRow) -> str:
     return f"{row.name} in {row.inside}" if is_known(row.inside) else row.name
 
 
-def _name_frame(row: FrameRow) -> str:
-    return f"{row.name}  < {row.called_by}" if is_known(row.called_by) else row.name
-
-
 STEPS: Figures[StepRow] = (
     TableFigure("step", lambda row: row.name, keep=0, width=20, left=True),
     TableFigure("start ms", lambda row: row.start_ms, _THOUSANDTHS, 2, 12),
@@ -283,17 +260,16 @@ STEPS: Figures[StepRow] = (
     TableFigure("ms", lambda row: row.ms, _THOUSANDTHS, 1, 12),
 )
 CARDS: Figures[CardUse] = (
-    TableFigure("gpu", lambda row: row.device, left=True, where=Where.TEXT),
-    TableFigure("gpu", lambda row: row.device, keep=0, width=4, where=Where.SCREEN),
-    TableFigure("kernels", lambda row: row.utilization_pct, pct, 1, 7, text_head="kernels %"),
-    TableFigure("busy", lambda row: row.busy_pct, pct, 2, 7, text_head="busy %"),
+    TableFigure("gpu", lambda row: row.device, keep=0, width=4),
+    TableFigure("kernels", lambda row: row.utilization_pct, pct, 1, 7),
+    TableFigure("busy", lambda row: row.busy_pct, pct, 2, 7),
     TableFigure("est. SM eff.", lambda row: row.sm_efficiency_pct, pct, 3, 12),
     TableFigure("occ. reported", lambda row: row.occupancy_reported_pct, pct, 5, 13),
     TableFigure("recomputed", lambda row: row.occupancy_pct, pct, 4, 10),
     TableFigure("tensor cores", lambda row: row.tensor_core_pct, pct, 6, 12),
     TableFigure("unknown", lambda row: row.tensor_core_unknown_pct, pct, 8, 7),
-    TableFigure("count", lambda row: row.kernels, thousands, 9, 9, text_head="kernels"),
-    TableFigure("name", lambda row: row.name, said, 7, 20, left=True, grows=True, where=Where.SCREEN),
+    TableFigure("count", lambda row: row.kernels, thousands, 9, 9),
+    TableFigure("name", lambda row: row.name, said, 7, 20, left=True, grows=True),
 )
 GAPS: Figures[LargeGap] = (
     TableFigure("at ms", lambda row: row.start_ms, _THOUSANDTHS, 3, 12),
@@ -315,22 +291,13 @@ OPERATORS: Figures[OperatorRow] = (
     TableFigure("operator", lambda row: row.name, keep=0, width=16, left=True, grows=True),
 )
 """What stands beside the times of an operator."""
-GROUPS: Figures[OperatorGroupRow] = (
-    HOST_TIMES[0],
-    *DEVICE_TIMES,
-    TableFigure("calls", lambda row: row.calls, thousands),
-    TableFigure("operator", lambda row: f"{row.name}  {said(row.group)}", left=True),
-)
-"""The operators by what their calls have in common, as the text has them."""
 RANGES: Figures[RangeRow] = (
     TableFigure("host ms", lambda row: row.host_total_us, ms_of_us, 1, sorts=True),
     TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 3, sorts=True),
     TableFigure("mean ms", lambda row: row.host_mean_us, ms_of_us, 4),
     TableFigure("gpu ms", lambda row: row.device_total_us, ms_of_us, 2, sorts=True),
     TableFigure("count", lambda row: row.count, thousands, 5, sorts=True),
-    TableFigure(
-        "range", lambda row: row.name, width=16, left=True, grows=True, text_head="range (record_function)"
-    ),
+    TableFigure("range", lambda row: row.name, width=16, left=True, grows=True),
 )
 PRODUCTS: Figures[ProductRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, sorts=True),
@@ -342,30 +309,16 @@ PRODUCTS: Figures[ProductRow] = (
     TableFigure("type", lambda row: row.dtype, said, 0, left=True),
     TableFigure("product", lambda row: row.kind, width=12, left=True, grows=True),
 )
-MODULES: Figures[ModuleRow] = (
-    TableFigure("gpu fwd ms", lambda row: row.forward_total_us, ms_of_us),
-    TableFigure("bwd ms", lambda row: row.backward_total_us, ms_of_us),
-    TableFigure("fwd self ms", lambda row: row.forward_self_us, ms_of_us),
-    TableFigure("host ms", lambda row: row.host_total_us, ms_of_us),
-    TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us),
-    TableFigure("calls", lambda row: row.calls, thousands),
-    TableFigure("module", _name_module, left=True),
-)
-"""The modules, as the text has them; the screen leaves out what a trace without a device has not."""
 FRAMES: Figures[FrameRow] = (
     TableFigure("self ms", lambda row: row.self_us, ms_of_us, 1, sorts=True),
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 2, sorts=True),
     TableFigure("calls", lambda row: row.calls, thousands, 3, sorts=True),
-    TableFigure("Python function", _name_frame, left=True, where=Where.TEXT),
-    TableFigure("function", lambda row: row.name, width=30, left=True, grows=True, where=Where.SCREEN),
-    TableFigure("called by", lambda row: known_or(row.called_by, "-"), keep=4, left=True, where=Where.SCREEN),
+    TableFigure("function", lambda row: row.name, width=30, left=True, grows=True),
+    TableFigure("called by", lambda row: known_or(row.called_by, "-"), keep=4, left=True),
 )
 
 _KERNEL: Figures[KernelRow] = (
-    TableFigure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
-    TableFigure(
-        "kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN
-    ),
+    TableFigure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True),
 )
 KERNELS: Figures[KernelRow] = (
     TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11, sorts=True),
@@ -375,22 +328,18 @@ KERNELS: Figures[KernelRow] = (
     TableFigure("blocks/SM", lambda row: row.blocks_per_sm, number, 8, 9),
     TableFigure("occ.", lambda row: row.occupancy_reported_pct, _WHOLE, 9, 4),
     TableFigure("recomp.", lambda row: row.occupancy_pct, _WHOLE, 5, 7),
-    TableFigure("limited by", lambda row: row.limited_by, said, 11, 14, left=True, where=Where.SCREEN),
+    TableFigure("limited by", lambda row: row.limited_by, said, 11, 14, left=True),
     TableFigure("tensor", lambda row: row.tensor_cores, said, 6, 7, left=True),
-    TableFigure("operator", lambda row: row.operator, said, 10, 24, left=True, where=Where.SCREEN),
-    TableFigure("kernel", lambda row: row.name, left=True, where=Where.TEXT),
-    TableFigure(
-        "kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True, where=Where.SCREEN
-    ),
+    TableFigure("operator", lambda row: row.operator, said, 10, 24, left=True),
+    TableFigure("kernel", lambda row: row.name, shorten_kernel, 0, 16, left=True, grows=True),
 )
 RATES: Figures[KernelRow] = (
     TableFigure("GB/s", lambda row: row.gb_s, _WHOLE, 1, sorts=True),
     TableFigure("of peak", lambda row: row.gb_s_peak_pct, pct, 2),
     TableFigure("TFLOP/s", lambda row: row.tflop_s, _HUNDREDTHS, 3, sorts=True),
-    TableFigure("of its peak", lambda row: row.tflop_s_peak_pct, pct, 4, text_head="of peak "),
+    TableFigure("of its peak", lambda row: row.tflop_s_peak_pct, pct, 4),
     TableFigure("held by", lambda row: row.bound_by, said, 5, left=True),
-    TableFigure("occ. limit", lambda row: row.limited_by, said, left=True, where=Where.TEXT),
-    TableFigure("ms", lambda row: row.total_us, ms_of_us, 6, sorts=True, where=Where.SCREEN),
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 6, sorts=True),
     *_KERNEL,
 )
 COPIES: Figures[CopyRow] = (
@@ -401,57 +350,36 @@ COPIES: Figures[CopyRow] = (
     TableFigure("copy", lambda row: row.name, width=16, left=True, grows=True),
 )
 
-_GROWTH: TableFigure[MemoryPeak] = TableFigure("growth", lambda row: row.growth_bytes, say_growth, 5, 8)
-_UNUSED: TableFigure[MemoryPeak] = TableFigure("unused", lambda row: row.unused_pct, pct, 6, 7)
-_PEAKS: Figures[MemoryPeak] = (
-    TableFigure("of", lambda row: name_place(row.kind, row.device), width=8, left=True, text_head="memory"),
+PEAKS: Figures[MemoryPeak] = (
+    TableFigure("of", lambda row: name_place(row.kind, row.device), width=8, left=True),
     TableFigure("peak allocated", lambda row: row.allocated_bytes, size, 1, 14),
     TableFigure("peak reserved", lambda row: row.reserved_bytes, size, 2, 13),
-)
-_IN_ALL: Figures[MemoryPeak] = (
+    TableFigure("unused", lambda row: row.unused_pct, pct, 6, 7),
+    TableFigure("growth", lambda row: row.growth_bytes, say_growth, 5, 8),
     TableFigure("allocated in all", lambda row: row.allocations_bytes, size, 3, 16),
     TableFigure("freed in all", lambda row: row.frees_bytes, size, 4, 12),
+    TableFigure("events", lambda row: row.events, thousands, 7, 9),
 )
-_EVENTS: TableFigure[MemoryPeak] = TableFigure("events", lambda row: row.events, thousands, 7, 9)
-PEAKS_IN_TEXT: Figures[MemoryPeak] = (*_PEAKS, *_IN_ALL, _GROWTH, _UNUSED)
-PEAKS_ON_SCREEN: Figures[MemoryPeak] = (*_PEAKS, _UNUSED, _GROWTH, *_IN_ALL, _EVENTS)
 ALLOCATIONS: Figures[AllocationRow] = (
-    TableFigure("of", lambda row: name_place(row.kind, row.device), keep=1, left=True, text_head="memory of"),
-    TableFigure(
-        "alive at the peak", lambda row: row.at_peak_bytes, size, 2, 17, sorts=True, text_head="at peak"
-    ),
+    TableFigure("of", lambda row: name_place(row.kind, row.device), keep=1, left=True),
+    TableFigure("alive at the peak", lambda row: row.at_peak_bytes, size, 2, 17, sorts=True),
     TableFigure("kept", lambda row: row.kept_bytes, size, 3, 7, sorts=True),
     TableFigure("allocated", lambda row: row.allocated_bytes, size, 4, 9, sorts=True),
     TableFigure("times", lambda row: row.allocations, thousands, 5, 9, sorts=True),
-    TableFigure(
-        "operator", lambda row: row.operator, width=16, left=True, grows=True, text_head="by operator"
-    ),
+    TableFigure("operator", lambda row: row.operator, width=16, left=True, grows=True),
 )
 
-_COLLECTIVE: TableFigure[CollectiveRow] = TableFigure(
-    "collective", lambda row: row.name, width=16, left=True, grows=True
-)
-_TIME: TableFigure[CollectiveRow] = TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11)
-_MOVED: Figures[CollectiveRow] = (
+COLLECTIVES: Figures[CollectiveRow] = (
+    TableFigure("ms", lambda row: row.total_us, ms_of_us, 1, 11),
+    TableFigure("calls", lambda row: row.count, thousands, 2, 7),
     TableFigure("bytes", lambda row: row.bytes, size, 3, 7),
     TableFigure("bus GB/s", lambda row: row.bus_gb_s, number, 4, 8),
-)
-COLLECTIVES_IN_TEXT: Figures[CollectiveRow] = (
-    _COLLECTIVE,
-    TableFigure("calls", lambda row: row.count),
-    _TIME,
-    *_MOVED,
-)
-COLLECTIVES_ON_SCREEN: Figures[CollectiveRow] = (
-    _TIME,
-    TableFigure("calls", lambda row: row.count, thousands, 2, 7),
-    *_MOVED,
-    _COLLECTIVE,
+    TableFigure("collective", lambda row: row.name, width=16, left=True, grows=True),
 )
 
 
 def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
-    """Return the columns of the modules on a screen, which a trace without a device has fewer of."""
+    """Return the columns of the modules, which a trace without a device has fewer of."""
     where = "gpu " if on_device else ""
     forward: Figures[ModuleRow] = (
         TableFigure("gpu forward ms", lambda row: row.forward_total_us, ms_of_us, 1, sorts=True),
@@ -478,89 +406,123 @@ def list_rank_figures(ranks: Sequence[TraceRankRow], digits: int = 3) -> Figures
     ms = partial(number, digits=digits)
     return (
         TableFigure("rank", lambda row: names[row.path], left=is_named),
-        TableFigure("step", lambda row: row.step_ms, ms, 1, sorts=True, text_head="step ms"),
+        TableFigure("step", lambda row: row.step_ms, ms, 1, sorts=True),
         TableFigure("compute", lambda row: row.compute_ms, ms, 3),
         TableFigure("comms", lambda row: row.comm_ms, ms, 4),
         TableFigure("of it hidden", lambda row: row.overlap_ms, ms, 5),
         TableFigure("neither", lambda row: row.other_ms, ms, 7),
-        TableFigure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True, text_head="waits*"),
-        TableFigure("all moves", lambda row: row.transfer_ms, ms, 6, text_head="moves data*"),
-        TableFigure("file", _name_file, keep=8, width=12, left=True, grows=True, where=Where.SCREEN),
+        TableFigure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True),
+        TableFigure("all moves", lambda row: row.transfer_ms, ms, 6),
+        TableFigure("file", _name_file, keep=8, width=12, left=True, grows=True),
     )
 
 
-NOTHING_HELD = "the allocator held nothing, and no history was recorded"
-_FRAME = re.compile(r"^(.*):(\d+) (.*)$")
+ROWS = 4
+RESERVED = "░"
+LEGEND = f"{LEVELS[-1]} allocated, {RESERVED} reserved beyond it"
 
 
-def say_lost(lost: SnapshotLost) -> str:
-    """Say what could not be read; "" for nothing."""
-    parts = [
-        count_of(count, noun)
-        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
-        if count
-    ]
-    return f"could not be read: {', '.join(parts)}" if parts else ""
+@dataclass(frozen=True, slots=True)
+class ChartSpan:
+    """Hold the time that curves are drawn over, in ms from the start of the first mark."""
+
+    begin_ms: float
+    end_ms: float
+
+    def column_of(self, ms: float, columns: int) -> int:
+        """Return the column of a time; what is outside goes to the first or the last one."""
+        length = self.end_ms - self.begin_ms
+        at = int((ms - self.begin_ms) * columns / length) if length > 0 else 0
+        return max(0, min(at, columns - 1))
 
 
-def say_pieces(pieces: Pieces) -> str:
-    """Say how much is reserved, allocated and waiting."""
-    return (
-        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
-        f"{format_bytes(pieces.allocated_bytes)} allocated ({size(pieces.rounding_bytes)} of it by "
-        f"rounding up), {format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
-    )
+def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> ChartSpan:
+    """Return the time from the first step or point to the last one, so that a peak outside is drawn too."""
+    times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
+    marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
+    return ChartSpan(min([*times, *marks]), max([*times, *marks]))
 
 
-def say_free(pieces: Pieces) -> str:
-    """Say how much is free, and how it is cut up."""
-    kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
-    if not pieces.free_bytes:
-        return kept if pieces.private_bytes else "nothing of what is reserved is free"
-    cut_up = known_or(pieces.fragmentation_pct, 0.0)
-    return (
-        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
-        f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
-        f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
-        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
-        + (f"; {kept}" if pieces.private_bytes else "")
-    )
+def say_span(span: ChartSpan) -> str:
+    """Say from when to when curves are drawn."""
+    return f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
 
 
-def say_oom(one: OutOfMemory) -> str:
-    """Say what was asked for in vain, and where."""
-    when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
-    free = (
-        f", the device had {format_bytes(one.device_free_bytes)} left"
-        if is_known(one.device_free_bytes)
-        else ""
-    )
-    where = f", asked for in {one.line}" if is_known(one.line) else ""
-    return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
+def find_peak(curve: MemoryCurve) -> CurvePoint:
+    """Return the point where most is allocated, the first of several."""
+    return max(curve.points, key=lambda point: point.allocated_bytes)
 
 
-def say_peak(peak: MemoryMoment) -> str:
-    """Say how much the peak was, and when."""
-    when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
-    return f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end"
+def describe_curve(curve: MemoryCurve) -> str:
+    """Say when most was allocated, what was reserved then, and what is allocated at the end."""
+    peak, last = find_peak(curve), curve.points[-1]
+    text = f"most is {format_bytes(peak.allocated_bytes)} allocated at {peak.ms:,.3f} ms"
+    if is_known(peak.reserved_bytes):
+        text += f", {format_bytes(peak.reserved_bytes)} reserved then"
+    return f"{text}; {format_bytes(last.allocated_bytes)} at the end"
 
 
-def say_older(peak: MemoryMoment) -> str:
-    """Say what of the peak has no stack; "" for nothing."""
-    if not peak.older_bytes:
-        return ""
-    older = format_bytes(peak.older_bytes)
-    return f"{older} more were allocated before the history begins, and freed after the peak"
+def top_of(curve: MemoryCurve) -> int:
+    """Return the bytes that the highest row stands for."""
+    return max(max(point.allocated_bytes, _reserved(point)) for point in curve.points)
 
 
-def say_line(line: Known[str]) -> str:
-    """Write the line that a stack is known by, or why there is none."""
-    return line if is_known(line) else f"({line.reason})"
+def draw_curve(curve: MemoryCurve, span: ChartSpan, columns: int, rows: int = ROWS) -> tuple[str, ...]:
+    """Draw a curve from its top row down; a column shows the most of its time, or what was before it."""
+    top = top_of(curve) or 1
+    drawn = [_draw_column(point, top, rows) for point in _sample(curve, span, columns)]
+    return tuple("".join(column[row] for column in drawn) for row in range(rows - 1, -1, -1))
 
 
-def find_frame(frame: str) -> Known[CodePlace]:
-    """Return the line of code that a frame of a stack names."""
-    found = _FRAME.match(frame)
-    if found is None:
-        return Missing(f"no file is known of {frame}")
-    return CodePlace(found[3], found[1], int(found[2]))
+def label_curve(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[tuple[str, str]]:
+    """Draw a curve with what its first and its last row stand for before them."""
+    labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
+    return list(zip(labels, draw_curve(curve, span, columns), strict=True))
+
+
+def draw_steps(steps: Sequence[StepRow], span: ChartSpan, columns: int) -> str:
+    """Draw where steps begin, each with its number as far as there is room."""
+    ruler = [" "] * columns
+    free = 0
+    for step in steps:
+        at = span.column_of(step.start_ms, columns)
+        text = f"|{step.name.rpartition('#')[2][:12]}"
+        if at >= free:
+            ruler[at : at + len(text)] = text[: columns - at]
+            free = at + len(text) + 1
+    return "".join(ruler).rstrip()
+
+
+def _reserved(point: CurvePoint) -> int:
+    return point.reserved_bytes if is_known(point.reserved_bytes) else 0
+
+
+def _sample(curve: MemoryCurve, span: ChartSpan, columns: int) -> list[CurvePoint | None]:
+    highest: dict[int, CurvePoint] = {}
+    last: dict[int, CurvePoint] = {}
+    for point in curve.points:
+        at = span.column_of(point.ms, columns)
+        last[at] = point
+        if at not in highest or point.allocated_bytes > highest[at].allocated_bytes:
+            highest[at] = point
+    found: list[CurvePoint | None] = []
+    before = None
+    for at in range(columns):
+        found.append(highest.get(at, before))
+        before = last.get(at, before)
+    return found
+
+
+def _draw_column(point: CurvePoint | None, top: int, rows: int) -> str:
+    """Draw a column from the bottom up; zero is the lowest level, nothing is before the first reading."""
+    if point is None:
+        return " " * rows
+    steps = len(LEVELS)
+    least = 2 if point.allocated_bytes > 0 else 1
+    filled = max(least, round(point.allocated_bytes / top * rows * steps))
+    reserved = round(_reserved(point) / top * rows)
+    cells = []
+    for row in range(rows):
+        level = min(filled - row * steps, steps)
+        cells.append(LEVELS[level - 1] if level > 0 else RESERVED if row < reserved else " ")
+    return "".join(cells)

@@ -19,7 +19,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.report.dump import write_dump_tree
-from tpmon.report.text import WIDTH
+from tpmon.view.layout import WIDTH
 
 FEEDS = (StackFrame("feed", "/run/data.py", 7),)
 

@@ -22,7 +22,7 @@ from tpmon.model.text.job_words import state_facts
 from tpmon.model.verdict import Confidence, Finding, Kind
 from tpmon.report.once import write_once
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.state import Size
+from tpmon.view.layout import Size
 
 RANKS = (make_process(4211), make_process(4212, rank=1, local_rank=1))
 FIGURES = ("sm_pct", "sm_active_pct", "tensor_pct", "dram_pct", "power_w", "sm_clock_mhz", "throttle_known")

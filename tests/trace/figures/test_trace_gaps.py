@@ -11,8 +11,7 @@ from tests.traces import A100, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results.trace import GAP_CAUSES, TraceFile
 from tpmon.model.verdict import Kind
-from tpmon.report.trace import write_report
-from tpmon.report.trace_csv import write_csv
+from tpmon.report.trace import write_csv, write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.compare import compare_traces
 from tpmon.view.trace import KINDS

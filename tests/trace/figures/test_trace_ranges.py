@@ -5,12 +5,11 @@ from __future__ import annotations
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.trace_tables import RangeRow
-from tpmon.report.trace import write_file, write_tables
-from tpmon.report.trace_csv import write_csv
+from tpmon.report.trace import write_csv, write_report, write_tables
 from tpmon.trace.analysis import analyze
-from tpmon.ui.kit.sheet import Sheet
 from tpmon.ui.traces.state import Tab
 from tpmon.ui.traces.tabs import has_data, list_tab
+from tpmon.view.blocks import Sheet
 
 
 def build() -> TraceBuilder:
@@ -49,9 +48,9 @@ def test_without_a_device_there_is_no_work_in_a_range(tmp_path):
 
 def test_text_csv_and_screen_show_them(tmp_path):
     report = analyze([build().write(tmp_path / "a.json")])
-    for text in (write_file(report.files[0]), write_tables(report, "ranges", 10)):
-        at = next(number for number, line in enumerate(text) if "range (record_function)" in line)
-        assert text[at].split() == [
+    for text in (write_report(report), write_tables(report, "ranges", 10)):
+        at = text.index("ranges of the program (record_function)")
+        assert text[at + 1].split() == [
             "host",
             "ms",
             "host",
@@ -63,9 +62,8 @@ def test_text_csv_and_screen_show_them(tmp_path):
             "ms",
             "count",
             "range",
-            "(record_function)",
         ]
-        assert text[at + 1].split() == ["0.800", "0.600", "0.400", "0.180", "2", "my", "range"]
+        assert text[at + 2].split() == ["0.800", "0.600", "0.400", "0.180", "2", "my", "range"]
     csv = write_csv(report, "ranges")
     assert csv[0] == "path,rank,name,count,host_total_us,host_self_us,host_mean_us,device_total_us"
     assert [line.split(",")[2:] for line in csv[1:]] == [

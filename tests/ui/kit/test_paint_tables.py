@@ -22,15 +22,27 @@ from tests.frames import (
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Role
-from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad, pad_left, width_of, wrap, wrap_words
-from tpmon.ui.kit.ink import LEVELS, STYLES, spark, to_ascii
-from tpmon.ui.kit.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of
-from tpmon.ui.monitor.alerts import card_ink
+from tpmon.model.units import count_cells
+from tpmon.ui.kit.ink import STYLES, line_to_ascii
 from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
-from tpmon.ui.monitor.panes.gpus import order_cards, paint_gpus, summarize_cards, write_throttle
-from tpmon.ui.monitor.panes.ranks import order_ranks, paint_ranks, state_ink, write_state
-from tpmon.ui.monitor.panes.workers import paint_workers, select_workers, write_role
-from tpmon.ui.monitor.state import Ink, Pane, Size, SortBy
+from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
+from tpmon.ui.monitor.state import Pane, SortBy
+from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
+from tpmon.view.layout import (
+    LEVELS,
+    Ink,
+    Size,
+    cut,
+    cut_front,
+    fit_line,
+    pad,
+    pad_left,
+    spark,
+    wrap,
+    wrap_words,
+)
+from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
+from tpmon.view.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of
 
 
 def text_of(line):
@@ -45,10 +57,10 @@ def texts_of(lines):
 
 
 def test_wide_characters_take_two_cells():
-    assert width_of("\u8a13\u7df4") == 4
+    assert count_cells("\u8a13\u7df4") == 4
     assert cut("\u8a13\u7df4.py", 5) == "\u8a13\u7df4\u2026"
-    assert cut("\u8a13\u7df4.py", 4) == "\u8a13 \u2026"
-    assert width_of(pad("\u8a13", 5)) == width_of(pad_left("\u8a13", 5)) == 5
+    assert cut("\u8a13\u7df4.py", 4) == "\u8a13\u2026"
+    assert count_cells(pad("\u8a13", 5)) == count_cells(pad_left("\u8a13", 5)) == 5
     assert cut_front("/a/long/path.log", 9) == "\u2026path.log"
     assert cut("train", 0) == ""
 
@@ -81,8 +93,8 @@ def test_a_spark_shows_zero_gaps_and_full_scale():
 
 def test_ascii_keeps_the_cells():
     line = (("\u2500 \u00b7 \u8a13\u2026", Ink.PLAIN), ("plain", Ink.BAD))
-    assert to_ascii(line) == (("- | ??~", Ink.PLAIN), ("plain", Ink.BAD))
-    assert text_of(to_ascii(((LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
+    assert line_to_ascii(line) == (("- | ??~", Ink.PLAIN), ("plain", Ink.BAD))
+    assert text_of(line_to_ascii(((LEVELS, Ink.PLAIN),))) == "_.:-=+*#"
 
 
 # Tables

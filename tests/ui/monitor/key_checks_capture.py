@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.goldens import capture_views
 from tests.ui.monitor.driving import JOB, Checks
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.app import MESSAGE_SECONDS
 from tpmon.ui.monitor.controls import Notice
-from tpmon.ui.monitor.state import Overlay
 
 CHECKS = Checks()
 

@@ -11,9 +11,10 @@ from tests.frames import (
 from tests.ui.monitor.driving import JOB, Checks, paste
 from tpmon.errors import ExitCode
 from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.app import MESSAGE_SECONDS
-from tpmon.ui.monitor.state import Overlay, Pane, SortBy
+from tpmon.ui.monitor.state import Pane, SortBy
 
 CHECKS = Checks()
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.frames import make_view
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.ui.kit.keys import FILTER_LIMIT, Move, action_filter_type
+from tpmon.ui.kit.keys import FILTER_LIMIT, Move, Overlay, action_filter_type
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.state import Overlay, Pane, SortBy
+from tpmon.ui.monitor.state import Pane, SortBy
 
 ROWS = (11, 12, 13, 14)
 

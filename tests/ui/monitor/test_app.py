@@ -23,9 +23,10 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import Kind
 from tpmon.ui.kit.canvas import Canvas, ink_styles
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.controls import Notice, is_everyday, turns_bad
-from tpmon.ui.monitor.state import Ink, Overlay
+from tpmon.view.layout import Ink
 
 
 def test_with_readonly_no_key_stops_anything():

@@ -14,9 +14,10 @@ from tpmon.judge.dumps.hot import fold_state
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpState, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.spy import dump
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.state import Overlay, Size
+from tpmon.view.layout import Size
 
 MS = 10**6
 

@@ -14,12 +14,13 @@ from tests.goldens import capture_views
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureStage
-from tpmon.ui.kit.keys import ByDigit, Effect, Move
+from tpmon.ui.kit.keys import ByDigit, Effect, Move, Overlay
 from tpmon.ui.monitor import keys as monitor_keys
 from tpmon.ui.monitor.keys import KEYS, Demand, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.state import INTERVALS_S, Overlay, Pane, Size, ViewState
+from tpmon.ui.monitor.state import INTERVALS_S, Pane, ViewState
 from tpmon.ui.traces import keys as trace_keys
+from tpmon.view.layout import Size
 
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 

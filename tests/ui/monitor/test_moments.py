@@ -22,6 +22,7 @@ from tpmon.model.dump import Asker
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.units import count_cells
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age, say_moments
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
@@ -29,7 +30,8 @@ from tpmon.ui.monitor.panes.events import paint_events
 from tpmon.ui.monitor.panes.header import paint_facts, paint_header
 from tpmon.ui.monitor.panes.overlays import describe_process
 from tpmon.ui.monitor.panes.stacks import paint_hint
-from tpmon.ui.monitor.state import Overlay, Pane, Size
+from tpmon.ui.monitor.state import Pane
+from tpmon.view.layout import Size
 
 WEEKEND_S = 53 * 3600
 LATER_NS = NOW_NS + WEEKEND_S * 10**9

@@ -20,9 +20,11 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import page_of, paint_screen, rows_of
-from tpmon.ui.monitor.state import OTHER_THREADS, Overlay, Pane, Size, SortBy, StackRow, StacksView
+from tpmon.ui.monitor.state import OTHER_THREADS, Pane, SortBy, StackRow, StacksView
+from tpmon.view.layout import Size
 
 TEXTS = st.one_of(
     st.sampled_from(

@@ -12,13 +12,13 @@ from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import CodePlace, Stretch
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.monitor.state import Size
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
 from tpmon.ui.traces.state import WHOLE, SnapshotTab, Tab
 from tpmon.ui.traces.subject import TRACE_TABS
 from tpmon.ui.traces.tabs import action_along, action_closer, action_wider
+from tpmon.view.layout import Size
 
 
 async def walk_tabs(d: Driven) -> None:

@@ -12,14 +12,14 @@ from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import CodePlace
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.kit.sheet import Paragraph, Sheet
-from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace
 from tpmon.ui.traces.snapshots import SnapshotSubject
 from tpmon.ui.traces.state import SnapshotTab
 from tpmon.ui.traces.tabs import list_blocks
-from tpmon.view.trace import find_frame, say_free, say_lost, say_peak, say_pieces
+from tpmon.view.blocks import Paragraph, Sheet
+from tpmon.view.layout import Size
+from tpmon.view.snapshot import find_frame, say_free, say_lost, say_peak, say_pieces
 
 OWN = "/home/me/train.py"
 

@@ -12,15 +12,18 @@ from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import Change
-from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.kit.sheet import Paragraph, Sheet
-from tpmon.ui.monitor.state import Size
-from tpmon.ui.traces.comparison import answer_change, list_changes
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused
 from tpmon.ui.traces.layout import paint_trace
 from tpmon.ui.traces.state import WHOLE, Tab
 from tpmon.ui.traces.tabs import list_blocks
+from tpmon.view.blocks import Paragraph, Sheet
+from tpmon.view.layout import Ink, Size
+from tpmon.view.trace_blocks import list_changes
+
+
+def answer_change(comparison):
+    return replace(make_run("pair").subject, comparison=comparison).answer(0, Tab.AGAINST)
 
 
 def comparison_of(run: str):

@@ -9,16 +9,16 @@ import pytest
 from tests.goldens import trace_views
 from tests.goldens.pictures import write_text
 from tests.goldens.trace_views import make_run
-from tpmon.ui.kit.cells import line_width
 from tpmon.ui.kit.keys import Overlay
-from tpmon.ui.kit.sheet import choose_rows
-from tpmon.ui.kit.table import Table
-from tpmon.ui.monitor.state import Size
 from tpmon.ui.traces.keys import trace_keys_shown
 from tpmon.ui.traces.layout import paint_trace
-from tpmon.ui.traces.state import Grouping, Tab
+from tpmon.ui.traces.state import Tab
 from tpmon.ui.traces.subject import TraceSubject
 from tpmon.ui.traces.tabs import list_blocks
+from tpmon.view.blocks import choose_rows
+from tpmon.view.layout import Size, line_width
+from tpmon.view.table import Table
+from tpmon.view.trace import Grouping
 
 LISTED = list(trace_views.list_trace_pictures())
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from tests.goldens.trace_views import make_run
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
-from tpmon.ui.kit.sheet import (
+from tpmon.ui.traces.state import Tab
+from tpmon.ui.traces.tabs import list_blocks
+from tpmon.view.blocks import (
     MOST_ROWS,
     Paragraph,
     Sheet,
@@ -17,12 +19,11 @@ from tpmon.ui.kit.sheet import (
     cap,
     choose_rows,
     lay_blocks,
+    lay_sheet,
     list_facts,
     list_units,
-    plain_sheet,
 )
-from tpmon.ui.traces.state import Tab
-from tpmon.ui.traces.tabs import list_blocks
+from tpmon.view.table import TableFigure, ms_of_us, size
 from tpmon.view.trace import shorten_kernel
 
 
@@ -45,26 +46,54 @@ ROWS = (
 )
 
 
+FIGURES = (
+    TableFigure("calls", lambda row: row.calls, str, 1, sorts=True),
+    TableFigure("device ms", lambda row: row.device_us, ms_of_us, 2, sorts=True),
+    TableFigure("kept", lambda row: row.kept_bytes, size, 3, sorts=True),
+    TableFigure(
+        "source", lambda row: row.source, lambda source: source if source != NOT_APPLICABLE else "-", 4
+    ),
+    TableFigure("name", lambda row: row.name, width=16, left=True, grows=True),
+)
+
+
+def found_sheet(rows) -> Sheet:
+    return lay_sheet("found", FIGURES, tuple(rows))
+
+
 def text_of(sheet: Sheet, width: int = 100) -> list[str]:
     laid = lay_blocks([sheet], 0, width)
     return ["".join(text for text, _ink in line).rstrip() for line in laid.paint(laid.height)]
 
 
-def test_a_result_that_no_tab_knows_becomes_a_table_with_units_in_its_heads():
-    sheet = plain_sheet("found", ROWS)
+def test_a_table_drops_the_columns_that_are_needed_least():
+    sheet = found_sheet(ROWS)
     assert text_of(sheet)[:4] == [
         " found",
-        " calls  device ms  kept  share %  source          name",
-        ">   12      1.500  3.0M     12.5  train.py(3): f  aten::mm",
-        "     7        n/a    0B      0.0  -               aten::relu",
+        " calls  device ms  kept          source  name",
+        ">   12      1.500  3.0M  train.py(3): f  aten::mm",
+        "     7        n/a    0B               -  aten::relu",
     ]
-    assert [name for name, _order in sheet.orders] == ["calls", "device ms", "kept", "share %"]
-    assert (sheet.name(ROWS[0]), sheet.source(ROWS[0]), sheet.findable) == (
-        "aten::mm",
-        "train.py(3): f",
-        True,
-    )
     assert text_of(sheet, 30)[1].split() == ["calls", "name"], "the name stays longest"
+
+
+def test_every_table_of_an_analysis_stands_in_a_tab():
+    subject = make_run("ranks").subject
+    file = subject.report.files[0]
+    sheets = [
+        block for tab in subject.tabs for block in subject.list_blocks(0, tab) if isinstance(block, Sheet)
+    ]
+    shown = [sheet.rows for sheet in sheets]
+    values = [
+        getattr(part, field.name)
+        for part in (file, file.overview, file.memory, file.communication)
+        for field in fields(part)
+    ]
+    tables = [value for value in values if isinstance(value, tuple) and value]
+    apart = {"DeviceGaps", "PatternRow", "MemoryCurve", "OperatorGroupRow", "str"}
+    others = [rows for rows in tables if type(rows[0]).__name__ not in apart]
+    assert len(others) > 7
+    assert [rows for rows in others if rows not in shown] == []
 
 
 def test_the_details_say_why_a_value_is_missing():
@@ -80,7 +109,7 @@ def test_the_details_say_why_a_value_is_missing():
 
 
 def test_rows_are_filtered_by_any_cell_and_sorted_with_what_is_missing_last():
-    sheet = plain_sheet("found", ROWS)
+    sheet = found_sheet(ROWS)
     assert choose_rows(sheet, "RELU", 0, reverse=False).rows == (ROWS[1],)
     assert choose_rows(sheet, "!relu", 0, reverse=False).rows == (ROWS[0],)
     assert choose_rows(sheet, "train.py", 0, reverse=False).rows == (ROWS[0],)
@@ -120,14 +149,14 @@ def test_a_filter_leaves_no_empty_table_and_says_when_nothing_is_left():
 
 
 def test_a_very_long_table_is_cut_and_says_so():
-    sheet = cap(plain_sheet("found", [ROWS[0]] * (MOST_ROWS + 5)))
+    sheet = cap(found_sheet([ROWS[0]] * (MOST_ROWS + 5)))
     assert len(sheet.rows) == MOST_ROWS
     assert lay_blocks([sheet], 1 << 30, 80).paint(3)[-1][0][0] == " 5 more: --csv has them all"
 
 
 def test_only_what_is_shown_is_painted_and_the_head_stays():
     painted = []
-    sheet = plain_sheet("found", [replace(ROWS[0], calls=number) for number in range(500)])
+    sheet = found_sheet([replace(ROWS[0], calls=number) for number in range(500)])
     counted = replace(
         sheet,
         columns=(
@@ -142,7 +171,7 @@ def test_only_what_is_shown_is_painted_and_the_head_stays():
 
 
 def test_the_cursor_walks_paragraphs_and_rows():
-    units = list_units([Paragraph("a", "b"), plain_sheet("found", ROWS), Paragraph("c", "d")])
+    units = list_units([Paragraph("a", "b"), found_sheet(ROWS), Paragraph("c", "d")])
     assert [(unit.block, unit.row) for unit in units] == [(0, -1), (1, 0), (1, 1), (2, -1)]
 
 

@@ -21,8 +21,9 @@ from tpmon.ui.terminal_io import terminal
 from tpmon.ui.terminal_io.terminal import ScreenResult
 from tpmon.ui.traces import app as trace_app
 from tpmon.ui.traces.snapshots import SnapshotSubject
-from tpmon.ui.traces.state import WHOLE, Grouping
+from tpmon.ui.traces.state import WHOLE
 from tpmon.ui.traces.subject import TraceSubject
+from tpmon.view.trace import Grouping
 
 Start = Callable[..., int]
 
@@ -104,7 +105,7 @@ def test_text_is_what_it_was_where_it_is_asked_for(drawn, start, traces, tmp_pat
     assert start(snapshot, csv="live") == 0
     assert capfd.readouterr().out.startswith("path,device,bytes")
     assert start(snapshot, plain=True) == 0
-    assert "alive at the end, by stack" in capfd.readouterr().out
+    assert "alive at the end on GPU 0, by stack" in capfd.readouterr().out
     assert drawn == []
 
 
@@ -127,7 +128,6 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_drawn(drawn, star
 
 def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
     only = (
-        "tpmon.ui.traces.comparison",
         "tpmon.ui.traces.snapshots",
         "tpmon.trace.snapshot",
     )

@@ -13,9 +13,9 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tpmon.ui.kit.cells import Ink, Line, line_width
 from tpmon.ui.kit.ink import STYLES, encode_line, ink_starts, style_words
 from tpmon.ui.terminal_io.driver import ScreenDriver
+from tpmon.view.layout import Ink, Line, line_width
 
 _SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
 _HOME = "\x1b[1;1H"

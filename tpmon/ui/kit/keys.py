@@ -12,22 +12,9 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.units import clean_text
-from tpmon.ui.kit.cells import (
-    Ink,
-    KeyHelp,
-    Line,
-    Size,
-    Span,
-    cut,
-    fit_line,
-    pad,
-    pad_line,
-    width_of,
-    wrap_all,
-    wrap_words,
-)
-from tpmon.ui.kit.table import Item, justify
+from tpmon.model.units import clean_text, count_cells
+from tpmon.view.layout import Ink, Line, Size, Span, cut, fit_line, pad, pad_line, wrap_all, wrap_words
+from tpmon.view.table import Item, justify
 
 FILTER_LIMIT = 40
 
@@ -179,6 +166,23 @@ _SENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class KeyHelp:
+    """Hold one key that works now, for the footer, the help overlay and docs/keys.md.
+
+    ``footer`` is its one-word label; ``priority`` orders the footer, 1 first, 0 keeps it out.
+    """
+
+    keys: tuple[str, ...]
+    """As a person reads them: "q", "space", "PgUp"."""
+    help: str
+    section: str
+    footer: str
+    priority: int
+    brief: str = ""
+    """The help where there is little room; neighbours with the same words share a line."""
+
+
+@dataclass(frozen=True, slots=True)
 class Situation(Generic[View_contra]):
     """Hold a test of what the screen shows, and its words."""
 
@@ -313,7 +317,7 @@ def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list
     An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
     """
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
-    if not head and width_of(message) > width - 2:
+    if not head and count_cells(message) > width - 2:
         return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
     text = cut(message, width - 2)
     answer = [Item(0, text, Ink.STRONG)] if text else []
@@ -389,7 +393,7 @@ def _paint_section(section: str, entries: Entries, width: int) -> list[Line]:
     lines: list[Line] = [fit_line(((f" {section}", Ink.TITLE),), width)]
     indent = min(11, max(8, width // 4))
     for label, words in entries:
-        start = max(indent, width_of(label)) + 3
+        start = max(indent, count_cells(label)) + 3
         texts = wrap_words(words, max(8, width - start)) or [""]
         head = (f"  {pad(label, start - 2)}", Ink.STRONG)
         lines.append(fit_line((head, (texts[0], Ink.PLAIN)), width))

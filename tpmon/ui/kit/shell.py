@@ -1,13 +1,12 @@
 """What every screen of tpmon is: one canvas, keys in, lines out, copies, the editor, the end.
 
 The screens beside each other (``app.py`` of a job, ``trace_app.py`` of a trace) say what a key means
-and what is painted. Only these, ``driver.py``, ``canvas.py`` and ``messages.py`` import textual.
+and what is painted. Only these, ``driver.py`` and ``canvas.py`` import textual.
 """
 
 from __future__ import annotations
 
 import tpmon.ui.terminal_io.before_textual  # noqa: F401  # isort: skip
-
 import gc
 import threading
 import time
@@ -18,15 +17,15 @@ from typing import Any, Generic
 
 from textual import events
 from textual.app import App, ComposeResult
+from textual.message import Message
 
 from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
 from tpmon.ui.kit.canvas import Canvas
-from tpmon.ui.kit.cells import Size
 from tpmon.ui.kit.keys import ByDigit, Effect, Key, Move, Overlay, View, action_close, action_filter_type
 from tpmon.ui.terminal_io import clipboard, editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
-from tpmon.ui.terminal_io.messages import Planned, SessionTold
+from tpmon.ui.terminal_io.editor import EditorCall
 from tpmon.ui.terminal_io.terminal import (
     LEAVE_SECONDS,
     ScreenResult,
@@ -34,6 +33,7 @@ from tpmon.ui.terminal_io.terminal import (
     lend_terminal,
     report_crash,
 )
+from tpmon.view.layout import Size
 
 MESSAGE_SECONDS = 6.0
 LINE_CHARS = 4000
@@ -296,3 +296,32 @@ def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
         return ScreenResult(ExitCode.BUG, shell.text_left, report_crash(shell.crash))
     code = shell.return_code
     return ScreenResult(ExitCode.BUG if code is None else code, shell.text_left, "")
+
+
+class SessionTold(Message):
+    """Say one line that a thread has found: where a copy or a bundle went."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        """Keep the line, and how long it stands where no key is pressed."""
+        super().__init__()
+        self.text = text
+        self.seconds = seconds
+
+
+class Captured(Message):
+    """Say which trace was written."""
+
+    def __init__(self, path: str) -> None:
+        """Keep its path."""
+        super().__init__()
+        self.path = path
+
+
+class Planned(Message):
+    """Say how to open a line in an editor, or why it cannot be opened."""
+
+    def __init__(self, call: Known[EditorCall], *, late: bool = False) -> None:
+        """Keep the command; ``late`` when it took long to find."""
+        super().__init__()
+        self.call = call
+        self.late = late

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault, list_used
+from tpmon.model.gpu import GpuSample, GpuState, list_used
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
 from tpmon.model.text.job_words import name_verdict, say_confidence, say_job_stop, say_since_in_full
 from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
-from tpmon.ui.monitor.state import Ink, ViewState
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.cards import card_ink, list_held
+from tpmon.view.layout import Ink
 
 OLD_INTERVALS = 3
 """A reading older than three intervals missed two turns."""
@@ -34,8 +36,6 @@ SHM_RATIO = 0.5
 """A 64 MB mount failed at 75 %, when the next batch did not fit."""
 SHM_SMALL_BYTES = 1 << 30
 STEAL_PCT = 5.0
-UNCHANGED_S = 10.0
-"""A main thread that waits in one place this long waits for more than one batch."""
 
 
 def age_of(view: ViewState, age_s: float) -> float:
@@ -89,26 +89,6 @@ def is_shm_full(memory: MemorySample) -> bool:
         and 0 < shm.total_bytes < SHM_SMALL_BYTES
         and shm.used_bytes / shm.total_bytes >= SHM_RATIO
     )
-
-
-def card_ink(card: GpuSample) -> Ink:
-    """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
-    failed = any(map(is_card_fault, card.xids)) or _is_true(card.remapped_rows_failed)
-    if card.state is GpuState.LOST or failed:
-        return Ink.BAD
-    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or _is_true(card.remapped_rows_pending)
-    if card.state is GpuState.STALE or list_held(card) or told:
-        return Ink.WARN
-    return Ink.PLAIN
-
-
-def list_held(card: GpuSample) -> tuple[str, ...]:
-    """Return the reasons that hold the clocks down now, without those of a card that is well."""
-    return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
-
-
-def _is_true(value: object) -> bool:
-    return value is True
 
 
 def tell_most(frame: Frame) -> tuple[str, Ink]:

@@ -28,7 +28,8 @@ from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUp
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
-from tpmon.ui.kit.keys import Effect, Move
+from tpmon.ui.kit.keys import Effect, Move, Overlay
+from tpmon.ui.kit.shell import Captured, SessionTold
 from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
@@ -37,10 +38,9 @@ from tpmon.ui.monitor.keys import Demand, LiveKey, find_key, keys_shown, say_unu
 from tpmon.ui.monitor.panes import stack_rows
 from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
-from tpmon.ui.monitor.state import Overlay, ViewState
+from tpmon.ui.monitor.state import ViewState
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.driver import ScreenDriver
-from tpmon.ui.terminal_io.messages import Captured, SessionTold
 
 STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""

@@ -16,7 +16,6 @@ from typing import Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
-from tpmon.ui.kit.cells import KeyHelp
 from tpmon.ui.kit.keys import (
     MOVES,
     NOT_TYPING,
@@ -26,6 +25,7 @@ from tpmon.ui.kit.keys import (
     ByDigit,
     Effect,
     Key,
+    KeyHelp,
     Move,
     Overlay,
     Situation,

@@ -14,21 +14,26 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.text.job_words import JOIN, say_steps_fact
 from tpmon.model.verdict import Finding, pick_code
-from tpmon.ui.kit.cells import cut, fit_line, wrap, wrap_words
-from tpmon.ui.kit.ink import DOT, to_ascii
-from tpmon.ui.kit.keys import paint_footer, paint_help
-from tpmon.ui.kit.table import Item, justify, paint_rule
+from tpmon.ui.kit.ink import DOT, line_to_ascii
+from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer, paint_help
 from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes.cpu import paint_cpu
+from tpmon.ui.monitor.panes.cpu import paint_cpu, paint_cpu_in_full
 from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
-from tpmon.ui.monitor.panes.gpus import count_cards, paint_gpus, paint_gpus_in_full
 from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_header, paint_notes
-from tpmon.ui.monitor.panes.job import paint_cpu_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
-from tpmon.ui.monitor.panes.ranks import count_ranks, order_ranks, paint_ranks
 from tpmon.ui.monitor.panes.requests import paint_capture, paint_sample
 from tpmon.ui.monitor.panes.stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.monitor.panes.steps import paint_steps
+from tpmon.ui.monitor.panes.tables import (
+    count_cards,
+    count_ranks,
+    count_workers,
+    paint_gpus,
+    paint_gpus_in_full,
+    paint_ranks,
+    paint_workers,
+    select_workers,
+)
 from tpmon.ui.monitor.panes.verdict import (
     kind_ink,
     paint_headline,
@@ -37,8 +42,10 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_verdict_briefly,
     paint_verdict_in_full,
 )
-from tpmon.ui.monitor.panes.workers import count_workers, paint_workers, select_workers
-from tpmon.ui.monitor.state import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState
+from tpmon.ui.monitor.state import Pane, ViewState
+from tpmon.view.layout import Ink, Line, Size, cut, fit_line, wrap, wrap_words
+from tpmon.view.ranks import order_ranks
+from tpmon.view.table import Item, justify, paint_rule
 
 TINY_WIDTH = 30
 _STEP_LINES = 4
@@ -103,7 +110,7 @@ def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> l
     lines = paint(view, size, keys)
     lines = [fit_line(line, size.width) for line in lines[: size.height]]
     if view.ascii_only:
-        lines = [to_ascii(line) for line in lines]
+        lines = [line_to_ascii(line) for line in lines]
     return lines + [()] * (size.height - len(lines))
 
 

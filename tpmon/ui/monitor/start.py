@@ -17,14 +17,14 @@ from typing import Protocol
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.frame import Event
 from tpmon.model.results.doctor import Update
-from tpmon.ui.kit.cells import KeyHelp, Line, Size, fit_line
 from tpmon.ui.kit.ink import encode_line, ink_starts
+from tpmon.ui.kit.keys import KeyHelp, Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, keep_newest
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.panes import stack_rows
-from tpmon.ui.monitor.state import Overlay, ViewState
+from tpmon.ui.monitor.state import ViewState
 from tpmon.ui.terminal_io.terminal import (
     ENTER_SCREEN,
     ScreenResult,
@@ -34,6 +34,7 @@ from tpmon.ui.terminal_io.terminal import (
     require_terminal,
     write_now,
 )
+from tpmon.view.layout import Line, Size, fit_line
 
 
 def first_view(options: ScreenOptions, now_ns: int) -> ViewState:

@@ -18,10 +18,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.capture import CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest
-from tpmon.ui.kit.cells import Ink, KeyHelp, Line, Size, Span
 from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved
-
-__all__ = ["Ink", "KeyHelp", "Line", "Overlay", "Size", "Span"]  # beside what is made here
 
 
 class Pane(IntEnum):

@@ -20,10 +20,10 @@ from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.keys import TraceKey, find_trace_key, say_trace_unused, trace_keys_shown
-from tpmon.ui.traces.layout import page_of_trace, paint_trace
-from tpmon.ui.traces.state import WHOLE, Grouping, ScreenSubject, Tab, TraceControls, TraceView, begin_view
+from tpmon.ui.traces.layout import page_of_trace, paint_trace, room_for_time
+from tpmon.ui.traces.state import WHOLE, ScreenSubject, Tab, TraceControls, TraceView, begin_view
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
-from tpmon.ui.traces.timeline import count_cells
+from tpmon.view.trace import Grouping
 
 
 class TraceApp(Shell[TraceView]):
@@ -36,7 +36,7 @@ class TraceApp(Shell[TraceView]):
         self._timer: Timer | None = None
         self._drawn: tuple[object, ...] = ()
         self._grouped: tuple[int, Grouping] = (0, Grouping.NAMES)
-        timeline = controls.look(0, 0, WHOLE, count_cells(80))
+        timeline = controls.look(0, 0, WHOLE, room_for_time(80))
         self.view = replace(begin_view(subject, ascii_only=ascii_only), timeline=timeline)
 
     def on_mount(self) -> None:
@@ -46,7 +46,7 @@ class TraceApp(Shell[TraceView]):
     def show(self, view: TraceView) -> None:
         """Paint a view, with the timeline and the operators that it asks for."""
         size = self._extent()
-        asked = (view.file, view.lane, view.stretch, count_cells(size.width))
+        asked = (view.file, view.lane, view.stretch, room_for_time(size.width))
         if asked != self._drawn and size.width:
             self._drawn = asked
             view = replace(view, timeline=self._controls.look(*asked))

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Union
 
 from tpmon.model.known import Missing, is_known
-from tpmon.ui.kit.cells import KeyHelp
 from tpmon.ui.kit.keys import (
     MOVES,
     NOT_TYPING,
@@ -23,6 +22,7 @@ from tpmon.ui.kit.keys import (
     ByDigit,
     Effect,
     Key,
+    KeyHelp,
     Move,
     Overlay,
     Situation,
@@ -34,10 +34,10 @@ from tpmon.ui.kit.keys import (
     read_keys,
     say_why_not,
 )
-from tpmon.ui.kit.sheet import Sheet
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.state import WHOLE, AnyTab, SnapshotTab, Tab, TraceView
 from tpmon.ui.traces.tabs import find_orders, find_row, list_all
+from tpmon.view.blocks import Sheet
 
 When = Situation[TraceView]
 Deed = Union[Callable[[TraceView], TraceView], ByDigit[TraceView], Move, Effect]

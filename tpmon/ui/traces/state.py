@@ -14,10 +14,11 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
 from tpmon.model.results.trace_tables import OperatorGroupRow
-from tpmon.ui.kit.cells import Ink
 from tpmon.ui.kit.keys import Overlay, ScreenState
-from tpmon.ui.kit.sheet import Block
-from tpmon.ui.kit.table import Item
+from tpmon.view.blocks import Block
+from tpmon.view.layout import Ink
+from tpmon.view.table import Item
+from tpmon.view.trace import Grouping
 
 WHOLE = Stretch(0, 1 << 30)
 """All steps of a trace, however many there are."""
@@ -46,14 +47,6 @@ class SnapshotTab(Enum):
 
 
 AnyTab = Union[Tab, SnapshotTab]
-
-
-class Grouping(Enum):
-    """Name what the calls of operators are put together by."""
-
-    NAMES = "name"
-    SHAPES = "shapes"
-    LINES = "lines"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.results.trace import TraceComparison, TraceFile, TraceReport
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import EXIT_CODES
-from tpmon.ui.kit.cells import Ink, cut
-from tpmon.ui.kit.sheet import Block
-from tpmon.ui.kit.table import Item
 from tpmon.ui.traces.state import AnyTab, Head, Tab, TabAnswer
 from tpmon.ui.traces.tabs import has_data, list_tab
+from tpmon.view.blocks import Block
+from tpmon.view.layout import Ink, cut
+from tpmon.view.table import Item
 from tpmon.view.trace import name_rank, name_verdict
+from tpmon.view.trace_blocks import list_changes, name_result
 
 TRACE_TABS: tuple[Tab, ...] = tuple(tab for tab in Tab if tab is not Tab.AGAINST)
 _WORDS = (
@@ -57,8 +58,6 @@ class TraceSubject:
     def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
         """Return what a tab holds of a trace."""
         if tab is Tab.AGAINST and is_known(self.comparison):
-            from tpmon.ui.traces.comparison import list_changes  # noqa: PLC0415  # a trace alone does without it
-
             return list_changes(self.comparison)
         return list_tab(self.report.files[file], self.report.ranks, tab) if isinstance(tab, Tab) else []
 
@@ -97,9 +96,7 @@ class TraceSubject:
     def answer(self, file: int, tab: AnyTab) -> TabAnswer:
         """Return what holds the run; on the tab of the comparison whether the change helped."""
         if tab is Tab.AGAINST and is_known(self.comparison):
-            from tpmon.ui.traces.comparison import answer_change  # noqa: PLC0415
-
-            return answer_change(self.comparison)
+            return _answer_change(self.comparison)
         return _answer_run(self.report.files[file], tab)
 
 
@@ -117,3 +114,28 @@ def _answer_run(file: TraceFile, tab: AnyTab) -> TabAnswer:
     return TabAnswer(
         tuple(items), f"{sign}{verdict.kind.value.upper()}", ink, texts if tab is Tab.OVERVIEW else ()
     )
+
+
+def _answer_change(comparison: TraceComparison) -> TabAnswer:
+    """Say in one line whether the change helped, with its noise, or why that cannot be said."""
+    word, ink = name_result(comparison)
+    items = [Item(0, word, ink)]
+    if is_known(comparison.helped):
+        items.append(Item(1, f"{comparison.ratio:.2f}x{_say_noise(comparison)}", Ink.STRONG))
+    elif comparison.differences:
+        items.append(Item(1, clean_text(comparison.differences[0]), Ink.STRONG))
+    else:
+        items.append(Item(1, comparison.helped.reason, Ink.STRONG))
+    steps = f"{comparison.before_ms:,.3f} -> {comparison.after_ms:,.3f} ms"
+    if is_known(comparison.helped) and comparison.unchecked:
+        names = [name.partition(" (")[0] for name in comparison.unchecked]
+        items.append(Item(2, f"if {' and '.join(names)} are the same", Ink.STRONG))
+    items.append(Item(3, f"step {steps}", Ink.DIM))
+    brief = f"{items[1].text}, {steps}"
+    before = clean_text(os.path.basename(comparison.before))
+    return TabAnswer(tuple(items), word, ink, (brief, f"against {before}"))
+
+
+def _say_noise(comparison: TraceComparison) -> str:
+    low, high = comparison.ratio_low, comparison.ratio_high
+    return f" (95 %: {low:.2f} to {high:.2f})" if is_known(low) and is_known(high) else ""

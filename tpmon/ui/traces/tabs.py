@@ -1,11 +1,7 @@
-"""What each tab of a trace holds, filtered and sorted, and what keys do to it. Pure.
-
-What the analysis has and no tab knows stands below, as a plain table of its fields.
-"""
+"""What each tab of a trace holds, filtered and sorted, and what keys do to it. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,21 +19,20 @@ from tpmon.ui.kit.keys import (
     action_reverse,
     moved,
 )
-from tpmon.ui.kit.sheet import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units, plain_sheet
-from tpmon.ui.traces.overview import list_gaps, list_overview
-from tpmon.ui.traces.state import WHOLE, AnyTab, Grouping, Tab, TraceView
-from tpmon.ui.traces.tables import list_kernels, list_memory, list_operators, list_ranks
+from tpmon.ui.traces.state import WHOLE, AnyTab, Tab, TraceView
+from tpmon.view.blocks import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
+from tpmon.view.trace import Grouping
+from tpmon.view.trace_blocks import (
+    list_communication,
+    list_gaps,
+    list_groups,
+    list_kernels,
+    list_memory,
+    list_operators,
+    list_overview,
+    list_ranks,
+)
 
-_KNOWN: dict[str, frozenset[str]] = {
-    "": frozenset(("overview", "gaps", "host_us", "operators", "kernels", "copies", "memory"))
-    | {"communication", "conditions", "verdict", "lost", "patterns"}
-    | {"ranges", "products", "hot_kernel", "modules", "frames", "shapes", "lines"},
-    "overview": frozenset(("step_table", "breakdown_us", "overlapping_us", "gpus", "notes")),
-    "memory": frozenset(("peaks", "by_operator", "curves")),
-    "communication": frozenset(("collectives",)),
-    "verdict": frozenset(("advice", "shares")),
-}
-"""What has a table of its own: of a TraceFile, and of its parts."""
 _LISTS = {
     Tab.OVERVIEW: list_overview,
     Tab.GAPS: list_gaps,
@@ -46,19 +41,11 @@ _LISTS = {
     Tab.MEMORY: list_memory,
 }
 """What each tab holds of a trace by itself."""
-_WORDS = (
-    (Tab.MEMORY, ("memory", "alloc", "fragment", "curve")),
-    (Tab.KERNELS, ("kernel", "dtype", "matmul", "copies", "bandwidth")),
-    (Tab.RANKS, ("comm", "rank", "collective")),
-    (Tab.GAPS, ("gap", "idle", "sync")),
-)
-"""Where a result goes by its name; else to the operators."""
 
 
 def list_tab(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> list[Block]:
     """Return what a tab holds of a trace."""
-    blocks = _LISTS[tab](file) if tab in _LISTS else list_ranks(ranks, file)
-    return [*blocks, *_list_others(file, tab)]
+    return _LISTS[tab](file) if tab in _LISTS else [*list_ranks(ranks), *list_communication(file)]
 
 
 def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
@@ -68,54 +55,12 @@ def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
     if tab is Tab.GAPS:
         return bool(file.gaps) or is_known(file.host_us)
     if tab is Tab.OPS:
-        return bool(file.operators or file.ranges) or bool(_list_others(file, tab))
+        return bool(file.operators or file.ranges)
     if tab is Tab.KERNELS:
         return bool(file.kernels or file.copies)
     if tab is Tab.MEMORY:
         return bool(file.memory.peaks)
     return is_known(ranks) or is_known(file.communication)
-
-
-def _is_table(value: object) -> bool:
-    if isinstance(value, tuple):
-        return len(value) > 0 and dataclasses.is_dataclass(value[0])
-    return is_known(value) and dataclasses.is_dataclass(value)
-
-
-def _tab_of(name: str) -> Tab:
-    return next((tab for tab, words in _WORDS if any(word in name for word in words)), Tab.OPS)
-
-
-def is_other(holder: str, name: str, value: object) -> bool:
-    """Tell whether a field of a TraceFile, or of its part ``holder``, has no table of its own."""
-    return holder in _KNOWN and name not in _KNOWN[holder] and _is_table(value)
-
-
-def _list_others(file: TraceFile, tab: Tab) -> list[Block]:
-    """Make a plain table of each result that has none of its own."""
-    found: list[Block] = []
-    for name in _KNOWN:
-        holder = getattr(file, name) if name else file
-        if not is_known(holder):
-            continue
-        for field in dataclasses.fields(holder):
-            value = getattr(holder, field.name)
-            if is_other(name, field.name, value) and _tab_of(f"{name} {field.name}") is tab:
-                found += _plain_blocks(field.name.replace("_", " "), value)
-    return found
-
-
-def _plain_blocks(title: str, value: object) -> list[Block]:
-    if isinstance(value, tuple):
-        return [plain_sheet(title, value)]
-    inner = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]  # type: ignore[arg-type]
-    tables = [(name, one) for name, one in inner if _is_table(one)]
-    if not tables:
-        return [plain_sheet(title, (value,))]
-    return [
-        plain_sheet(f"{title}: {name.replace('_', ' ')}", one if isinstance(one, tuple) else (one,))
-        for name, one in tables
-    ]
 
 
 def list_all(view: TraceView) -> list[Block]:
@@ -125,8 +70,6 @@ def list_all(view: TraceView) -> list[Block]:
         return [] if found is None else list(found.sheet.inside(found.row))
     blocks = view.subject.list_blocks(view.file, view.tab)
     if view.tab is Tab.OPS and view.grouping is not Grouping.NAMES:
-        from tpmon.ui.traces.tables import list_groups  # noqa: PLC0415  # a snapshot does without it
-
         return [*list_groups(view.groups, view.grouping), *blocks[1:]]
     return blocks
 

@@ -23,17 +23,11 @@ from tests.frames import (
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.ui.kit.keys import paint_footer
+from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer
 from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes.header import (
-    describe_end,
-    name_ranks,
-    name_state,
-    paint_facts,
-    paint_header,
-    paint_notes,
-)
-from tpmon.ui.monitor.state import Ink, KeyHelp, Overlay
+from tpmon.ui.monitor.panes.header import describe_end, name_state, paint_facts, paint_header, paint_notes
+from tpmon.view.layout import Ink
+from tpmon.view.ranks import name_ranks
 
 SECOND = 10**9
 KEYS = (

@@ -15,6 +15,7 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused
 from tpmon.ui.monitor.layout import page_of, paint_screen
 from tpmon.ui.monitor.requests import (
@@ -25,7 +26,7 @@ from tpmon.ui.monitor.requests import (
     say_next_price,
     start_sample,
 )
-from tpmon.ui.monitor.state import Ink, Overlay, Size
+from tpmon.view.layout import Ink, Size
 
 TWO_RANKS = make_frame(
     processes=(

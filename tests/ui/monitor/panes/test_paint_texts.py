@@ -28,14 +28,14 @@ from tpmon.model.gpu import GpuProcess, MigInstance
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import EnvironmentSetting, Role
-from tpmon.ui.kit.keys import paint_help
+from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_help
 from tpmon.ui.monitor.layout import page_of, paint_screen
-from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, span_of, thin
+from tpmon.ui.monitor.panes.cpu import list_gauges, paint_cpu, paint_cpu_in_full, span_of, thin
 from tpmon.ui.monitor.panes.events import newest_log, paint_events, paint_events_in_full
-from tpmon.ui.monitor.panes.gpus import paint_gpus_in_full
-from tpmon.ui.monitor.panes.job import paint_cpu_in_full
 from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
-from tpmon.ui.monitor.state import Ink, KeyHelp, Overlay, Pane, Size
+from tpmon.ui.monitor.panes.tables import paint_gpus_in_full
+from tpmon.ui.monitor.state import Pane
+from tpmon.view.layout import Ink, Size
 
 DENIED = Missing("permission denied")
 

@@ -15,7 +15,7 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.ui.kit.keys import Move
+from tpmon.ui.kit.keys import Move, Overlay
 from tpmon.ui.monitor import requests as ask_dump
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
@@ -26,8 +26,9 @@ from tpmon.ui.monitor.panes.stack_rows import (
     frame_under_cursor,
     list_rows,
 )
-from tpmon.ui.monitor.state import OTHER_THREADS, Ink, Overlay, Size, StacksView
-from tpmon.view.dump import name_failed
+from tpmon.ui.monitor.state import OTHER_THREADS, StacksView
+from tpmon.view.layout import Ink, Size
+from tpmon.view.stacks import name_failed
 
 
 def stacks_view(update, **fields):

@@ -11,12 +11,12 @@ from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.model.frame import EventKind, pulse_of
 from tpmon.model.known import Missing, is_known
-from tpmon.ui.kit.cells import line_width
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.job import describe_job
-from tpmon.ui.monitor.panes.ranks import paint_ranks
 from tpmon.ui.monitor.panes.steps import paint_steps, split_bar
-from tpmon.ui.monitor.state import Ink, Size, ViewState
+from tpmon.ui.monitor.panes.tables import paint_ranks
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.job import describe_job
+from tpmon.view.layout import Ink, Size, line_width
 
 SECOND = 1_000_000_000
 
@@ -173,10 +173,10 @@ def test_a_rank_whose_own_part_is_long_is_marked() -> None:
 
 def test_all_figures_stand_in_the_pane_that_shows_all() -> None:
     view = view_of()
-    headings = dict(describe_job(view, view.frame))
+    headings = {group.heading: [fact.pair for fact in group.facts] for group in describe_job(view.frame)}
     assert dict(headings["steps, by the hooks"])["last step"] == "0.1 s ago"
     plain = make_view()
-    assert "steps, by the hooks" not in dict(describe_job(plain, plain.frame))
+    assert "steps, by the hooks" not in {group.heading for group in describe_job(plain.frame)}
 
 
 def test_a_screen_without_a_hook_is_what_it_was() -> None:

@@ -22,8 +22,9 @@ from tests.frames import (
 from tests.frames import make_view as make_any_view
 from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.units import count_cells
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
-from tpmon.ui.kit.cells import width_of
+from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.verdict import (
     fit_widths,
@@ -35,7 +36,8 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_verdict_in_full,
     share_lines,
 )
-from tpmon.ui.monitor.state import Ink, Overlay, Pane, Size
+from tpmon.ui.monitor.state import Pane
+from tpmon.view.layout import Ink, Size
 
 HUNG = make_finding(
     kind=Kind.HUNG,
@@ -250,7 +252,7 @@ def test_the_row_that_counts_the_rest_has_its_value_and_age_whole(width, shown, 
     last = rows_when(MANY, width, shown)[-1]
     assert last.endswith(f"{age}  +{11 - shown}{' more' if width >= 60 else ''}, v")
     assert f" {value} " in last
-    assert width_of(last) <= width
+    assert count_cells(last) <= width
 
 
 def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own():

@@ -12,20 +12,22 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, NotApplicable, is_known, known_or
 from tpmon.model.text.job_words import WAITING_FROM
-from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
-from tpmon.ui.kit.cells import fit_line, pad, width_of
-from tpmon.ui.kit.ink import spark
-from tpmon.ui.kit.table import Item, paint_rule, show
+from tpmon.model.units import count_cells, format_bytes, format_pct, format_rate, format_seconds
 from tpmon.ui.monitor.alerts import (
     STEAL_PCT,
+    age_of,
     is_memory_full,
+    is_old,
     is_oversubscribed,
     is_shm_full,
     is_throttled,
     memory_ratio,
 )
-from tpmon.ui.monitor.panes.workers import write_role
-from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+from tpmon.ui.monitor.state import Pane, ViewState
+from tpmon.view.job import describe_job
+from tpmon.view.layout import Ink, Line, Size, fit_line, pad, spark
+from tpmon.view.ranks import write_role
+from tpmon.view.table import Item, paint_pairs, paint_rule, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +292,10 @@ def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spa
         head += f"{spark(means, spark_width, gauge.top)} "
     elif width >= NARROW_WIDTH:
         head += " " * (spark_width + 1)
-    room = width - width_of(head)
+    room = width - count_cells(head)
     text = gauge.pieces[0]
     for piece in gauge.pieces[1:]:
-        if width_of(text) + 3 + width_of(piece) > room:
+        if count_cells(text) + 3 + count_cells(piece) > room:
             break
         text += f"   {piece}"
     return fit_line(((head, Ink.PLAIN if gauge.ink is Ink.PLAIN else gauge.ink), (text, gauge.ink)), width)
@@ -321,3 +323,22 @@ def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     lines = [paint_rule(title, details, size.width, focused=focused)]
     lines += [paint_gauge(g, groups, size.width, spark_width) for g in gauges if g in kept]
     return lines[: size.height]
+
+
+def paint_cpu_in_full(view: ViewState, width: int) -> list[Line]:
+    """Paint every figure of the job as a whole, with the reason of each that is missing."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    spark_width = min(120, max(0, width // 3))
+    groups = thin(view.pulses, spark_width)
+    lines = [paint_gauge(gauge, groups, width, spark_width) for gauge in list_gauges(frame, groups)]
+
+    def say_age(age_s: float, group: str) -> str:
+        old = is_old(view, age_of(view, age_s), group)
+        return f"{'! ' if old else ''}{format_seconds(age_of(view, age_s))}"
+
+    for group in describe_job(frame, say_age):
+        lines.append(((f" {group.heading}", Ink.STRONG),))
+        lines += paint_pairs([fact.pair for fact in group.facts], width)
+    return lines

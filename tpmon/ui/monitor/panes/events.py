@@ -6,10 +6,10 @@ from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.host import OutputSample
 from tpmon.model.known import is_known, known_or
 from tpmon.model.units import format_bytes, format_seconds
-from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad_line, wrap_words
-from tpmon.ui.kit.table import Item, explain, paint_rule
 from tpmon.ui.monitor.alerts import age_of, say_moments
-from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+from tpmon.ui.monitor.state import Pane, ViewState
+from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, pad_line, wrap_words
+from tpmon.view.table import Item, explain, paint_rule
 
 SPLIT_WIDTH = 150
 """From this width on events and log stand beside each other."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, NotApplicable, is_known, map_known
-from tpmon.model.process import RankRow
-from tpmon.model.units import format_bytes, format_pct, format_seconds
-from tpmon.ui.kit.cells import cut, fit_line, width_of, wrap, wrap_words
+from tpmon.model.units import count_cells, format_bytes, format_pct, format_seconds
 from tpmon.ui.kit.ink import DOT
-from tpmon.ui.kit.table import Item, justify, show
 from tpmon.ui.monitor.alerts import age_of, is_old, say_moment, say_moment_and_age
-from tpmon.ui.monitor.state import Ink, Line, ViewState
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.job import GROUPS
+from tpmon.view.layout import Ink, Line, cut, fit_line, wrap, wrap_words
+from tpmon.view.ranks import name_ranks
+from tpmon.view.table import Item, justify, show
 
-GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
 HOST_GROUPS = GROUPS[:4]
 """Groups that are read in one go and share one age on the first line while they are fresh."""
 AGE_WIDTH = 60
@@ -36,38 +34,6 @@ def name_state(view: ViewState) -> Item:
     if frame.target.state is TargetState.STOPPED:
         return Item(0, "STOPPED", Ink.WARN)
     return Item(0, f"LIVE {view.interval_s:g} s", Ink.GOOD)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    pieces: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1] = (pieces[-1][0], number)
-        else:
-            pieces.append((number, number))
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
-
-
-def name_ranks(frame: Frame) -> str:
-    """Say which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
-
-    "" for ranks that have no numbers, and for a run of one process.
-    """
-    rows: Sequence[RankRow] = frame.ranks
-    numbers = [row.rank for row in rows if is_known(row.rank)]
-    if not rows:
-        return "none seen"
-    if len(numbers) < len(rows):
-        unread = any(isinstance(row.rank, Missing) for row in rows)
-        return f"{len(rows)}, numbers not known" if unread else ""
-    world = frame.target.world_size
-    if not is_known(world):
-        return _ranges(numbers)
-    if world == len(rows) == 1:
-        return ""
-    away = world - len(set(numbers))
-    elsewhere = f", {away} not on this host" if away > 0 else ""
-    return f"{_ranges(numbers)} of {world}{elsewhere}"
 
 
 def _describe_ranks(frame: Frame) -> str:
@@ -188,5 +154,5 @@ def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
     if hidden and most > 0:
         more = f"  (+{hidden} more, 5)" if texts else f"  ({hidden} to read, 5)"
         last = texts.pop() if texts else f" ! {frame.notes[0]}"
-        texts.append(cut(last, max(0, width - width_of(more))) + more)
+        texts.append(cut(last, max(0, width - count_cells(more))) + more)
     return [fit_line(((text, Ink.WARN),), width) for text in texts]

@@ -10,13 +10,13 @@ from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
 from tpmon.model.units import format_bytes, format_moment, format_rate, format_seconds, say_bytes_s, say_pct
 from tpmon.model.waits import describe_wait
-from tpmon.ui.kit.cells import cut, fit_line, pad, wrap_words
-from tpmon.ui.kit.table import explain, paint_pairs
-from tpmon.ui.monitor.panes.gpus import describe_card
-from tpmon.ui.monitor.panes.ranks import join_ranks, waiting_pct, write_state
-from tpmon.ui.monitor.panes.workers import write_role
-from tpmon.ui.monitor.state import Ink, Line, ViewState
-from tpmon.view.hook import describe_settings, say_device
+from tpmon.ui.monitor.alerts import age_of
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.cards import describe_card
+from tpmon.view.job import describe_settings, say_device
+from tpmon.view.layout import Ink, Line, cut, fit_line, pad, wrap_words
+from tpmon.view.ranks import join_ranks, waiting_pct, write_role, write_state
+from tpmon.view.table import explain, paint_pairs
 
 HELP_WORDS = (
     ("thr", "threads", "threads"),
@@ -59,7 +59,7 @@ def paint_details(view: ViewState, width: int) -> list[Line]:
     for rank in join_ranks(frame) if row is not None else ():
         if rank.row is row and is_known(rank.card):
             lines.append(((cut(f" GPU {rank.card.index}  {rank.card.name}", width), Ink.STRONG),))
-            lines += paint_pairs(describe_card(view, rank.card), width)
+            lines += paint_pairs(describe_card(rank.card, age_of(view, rank.card.age_s)), width)
     return lines
 
 

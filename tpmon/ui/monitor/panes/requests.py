@@ -15,18 +15,15 @@ from tpmon.model.results.capture import (
     more_steps,
     next_kind,
 )
-from tpmon.model.sample import HotFunction, HotGroup, HotSample
-from tpmon.model.units import clean_text, format_bytes, format_seconds
-from tpmon.ui.kit.cells import fit_line, pad, width_of, wrap_all
-from tpmon.ui.kit.table import Column, Table, list_columns
+from tpmon.model.sample import HotGroup, HotSample
+from tpmon.model.units import clean_text, count_cells, format_bytes, format_seconds
 from tpmon.ui.monitor.panes.stacks import paint_errors
 from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
-from tpmon.ui.monitor.state import Ink, Line, ViewState
-from tpmon.view.sample import (
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.layout import Ink, Line, fit_line, pad, wrap_all
+from tpmon.view.stacks import (
     FUNCTIONS,
-    YOURS,
     count_without_turn,
-    name_function,
     pick_shown,
     say_cost,
     say_ended,
@@ -36,6 +33,7 @@ from tpmon.view.sample import (
     say_waiting,
     say_what,
 )
+from tpmon.view.table import Table, list_columns
 
 _TEXT_CHARS = 4_000
 _NONE = "no capture yet: t says what one of a few steps costs, and asks nothing of the run"
@@ -112,9 +110,9 @@ def _paint_row(label: str, value: str, keys: str, width: int) -> list[Line]:
     shown = clean_text(value, _VALUE)
     if not keys:
         return [fit_line((head, (shown, Ink.STRONG)), width)]
-    if _LABEL + 1 + _VALUE + width_of(keys) <= width:
+    if _LABEL + 1 + _VALUE + count_cells(keys) <= width:
         return [fit_line((head, (pad(shown, _VALUE), Ink.STRONG), (keys, Ink.PLAIN)), width)]
-    if _LABEL + width_of(shown) + 3 + width_of(keys) <= width:
+    if _LABEL + count_cells(shown) + 3 + count_cells(keys) <= width:
         return [fit_line((head, (f"{shown}  ", Ink.STRONG), (keys, Ink.PLAIN)), width)]
     return [fit_line((head, (shown, Ink.STRONG)), width), *_paint_below(keys, Ink.PLAIN, width)]
 
@@ -152,7 +150,7 @@ def _paint_memory(view: ViewState, width: int) -> list[Line]:
 def _laid(text: str, ink: Ink, width: int) -> list[Line]:
     """Keep a line as it is laid out where it fits, for tables; else wrap it, so that paths stay whole."""
     cleaned = clean_text(text, _TEXT_CHARS)
-    return [((f" {cleaned}", ink),)] if width_of(cleaned) < width else _wrapped(cleaned, ink, width)
+    return [((f" {cleaned}", ink),)] if count_cells(cleaned) < width else _wrapped(cleaned, ink, width)
 
 
 def _wrap_each(texts: Sequence[str], ink: Ink, width: int) -> list[Line]:
@@ -241,22 +239,7 @@ def _paint_group(group: HotGroup, width: int) -> list[Line]:
     shown, hidden = pick_shown(group)
     if not shown:
         return lines
-    table = Table(_list_columns(), width)
+    table = Table(list_columns(FUNCTIONS), width)
     lines.append(table.paint_head())
     lines += [table.paint_row(one, Ink.DIM if one.package else Ink.STRONG) for one in shown]
     return [*lines, ((f"   {hidden} more (tpmon sample --json has them)", Ink.DIM),)] if hidden else lines
-
-
-def _list_columns() -> list[Column[HotFunction]]:
-    return [
-        *list_columns(FUNCTIONS),
-        Column("code", 10, 4, lambda one: clean_text(one.package or YOURS), right=False),
-        Column(
-            "function",
-            16,
-            0,
-            lambda one: clean_text(name_function(one), _SAMPLE_CHARS),
-            right=False,
-            grows=True,
-        ),
-    ]

@@ -13,8 +13,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.doctor import GroupStack, TreeLine
-from tpmon.ui.kit.keys import Move, moved
-from tpmon.ui.monitor.state import OTHER_THREADS, WHOLE_GROUP, Overlay, Price, StackRow, StacksView, ViewState
+from tpmon.ui.kit.keys import Move, Overlay, moved
+from tpmon.ui.monitor.state import OTHER_THREADS, WHOLE_GROUP, Price, StackRow, StacksView, ViewState
 
 PRICE_SECONDS = 15.0
 """How long the price of a look stands on the screen, waiting for its second key press."""

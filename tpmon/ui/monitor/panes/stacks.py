@@ -17,10 +17,8 @@ from tpmon.model.text.dump_words import (
     say_last_write,
     say_other,
 )
-from tpmon.model.units import clean_text, format_seconds
-from tpmon.ui.kit.cells import cut, cut_front, fit_line, pad, width_of, wrap, wrap_all
+from tpmon.model.units import clean_text, count_cells, format_seconds
 from tpmon.ui.kit.ink import DOT
-from tpmon.ui.kit.table import Item, paint_rule
 from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age
 from tpmon.ui.monitor.panes.stack_rows import (
     RowMember,
@@ -34,8 +32,10 @@ from tpmon.ui.monitor.panes.stack_rows import (
 )
 from tpmon.ui.monitor.requests import has_ended, list_stoppable
 from tpmon.ui.monitor.requests import say_dump_price as say_price
-from tpmon.ui.monitor.state import OTHER_THREADS, Ink, Line, Size, StackRow, ViewState
-from tpmon.view.dump import Means, group_errors, locals_of, name_failed, suggest
+from tpmon.ui.monitor.state import OTHER_THREADS, StackRow, ViewState
+from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, pad, wrap, wrap_all
+from tpmon.view.stacks import Means, group_errors, locals_of, name_failed, suggest
+from tpmon.view.table import Item, paint_rule
 
 _TEXT_CHARS = 400
 _LEAST_LINES = 3
@@ -84,7 +84,7 @@ def paint_line(text: str, cursor: bool, width: int, ink: Ink) -> Line:
 def paint_user_line(line: str, path: str, cursor: bool, width: int) -> Line:
     """Paint a line of the user's code; under the cursor with the path that the editor opens."""
     if cursor:
-        room = width - width_of(line) - 2
+        room = width - count_cells(line) - 2
         line += f"  {cut_front(clean_text(path, _TEXT_CHARS), room)}" if room > 10 else ""
     return paint_line(line, cursor, width, Ink.STRONG)
 

@@ -11,22 +11,19 @@ from tpmon.model.frame import PULSE_SPAN_S, EventKind, Pulse
 from tpmon.model.hook import LoopPhase, StepPace, list_shares
 from tpmon.model.known import is_known, known_or
 from tpmon.model.text.job_words import (
-    RULE_WORDS,
     format_ms,
     is_stalled,
     say_rate,
     say_samples,
-    say_split,
     say_times,
     say_times_short,
 )
-from tpmon.model.units import format_pct, format_seconds
-from tpmon.ui.kit.cells import fit_line, width_of
-from tpmon.ui.kit.ink import RULE, spark
-from tpmon.ui.kit.table import explain
+from tpmon.model.units import count_cells, format_pct, format_seconds
 from tpmon.ui.monitor.panes.cpu import mean_of, thin
 from tpmon.ui.monitor.panes.verdict import flow
-from tpmon.ui.monitor.state import Ink, Line, Span, ViewState
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.layout import Ink, Line, Span, fit_line, spark
+from tpmon.view.table import RULE
 
 STALL_RATIO = 4.0
 """A second whose longest step takes so many times the median is marked as a stall."""
@@ -124,14 +121,14 @@ def _paint_split(pace: StepPace, width: int) -> list[Line]:
         return flow([(HOST, Ink.DIM), *spans], width, 2)[:2]
     gap = "   " if width >= WIDE_WIDTH else "  "
     head = f" {HOST}  "
-    room = width - width_of(head) - sum(width_of(text) + len(gap) for text, _ in spans)
+    room = width - count_cells(head) - sum(count_cells(text) + len(gap) for text, _ in spans)
     bar = split_bar(pace, min(BAR_WIDTH, room))
     line: list[Span] = [(head, Ink.DIM), (bar, Ink.PLAIN)]
     for at, span in enumerate(spans):
         line += [(gap if at or bar else "", Ink.PLAIN), span]
     rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
     whose = f"{gap}of the host's time of a step, {rank}"
-    if room - width_of(bar) >= width_of(whose):
+    if room - count_cells(bar) >= count_cells(whose):
         line.append((whose, Ink.DIM))
     return [fit_line(tuple(line), width)]
 
@@ -144,9 +141,9 @@ def _say_figures(pace: StepPace, rate: str, width: int) -> tuple[str, str]:
         return short, times  # they flow over several lines
     ways = [(samples, times)] if width >= WIDE_WIDTH else []
     ways += [(short, times), (short, say_times_short(pace))]
-    room = width - width_of(_HEAD) - _gap_of(width) - width_of(rate)
+    room = width - count_cells(_HEAD) - _gap_of(width) - count_cells(rate)
     return next(
-        (way for way in ways if sum(_gap_of(width) + width_of(text) for text in way) <= room), ways[-1]
+        (way for way in ways if sum(_gap_of(width) + count_cells(text) for text in way) <= room), ways[-1]
     )
 
 
@@ -177,12 +174,12 @@ def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
         return flow(spans, width, 2)[:3]
     gap = _gap_of(width)
     line: list[Span] = [(_HEAD, Ink.DIM)]
-    used = width_of(_HEAD)
+    used = count_cells(_HEAD)
     for text, ink in spans:
-        if used + gap + width_of(text) > width:
+        if used + gap + count_cells(text) > width:
             continue
         line += [(" " * (gap if len(line) > 1 else 1), Ink.PLAIN), (text, ink)]
-        used += gap + width_of(text)
+        used += gap + count_cells(text)
     room = min(MOST_SPARK, width - used - gap - 1)
     if room >= LEAST_SPARK:
         groups = thin(view.pulses, room)
@@ -199,19 +196,3 @@ def paint_steps(view: ViewState, width: int, most: int) -> list[Line]:
         return []
     pace = frame.steps
     return [*_paint_rates(view, pace, width), *_paint_split(pace, width)][:most]
-
-
-def describe_steps(pace: StepPace) -> list[tuple[str, str]]:
-    """Return every figure of the steps with its label, for the pane that shows all."""
-    rank = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
-    return [
-        ("steps", f"{pace.count:,} by {rank}, {say_rate(pace)}"),
-        ("  a step ends", RULE_WORDS[pace.rule]),
-        ("samples", say_samples(pace) or explain(pace.samples_hz, lambda rate: f"{rate:.0f}/s")),
-        ("step times", f"{say_times(pace) or '?'}  longest {explain(pace.longest_ms, format_ms)}"),
-        ("  of", f"{pace.timed} steps of the last minute"),
-        ("last step", f"{format_seconds(pace.step_age_s)} ago"),
-        ("host split", say_split(pace) or "? no training step lately"),
-        ("data and forward", explain(pace.own_ms, lambda ms: f"{format_ms(ms)} a step")),
-        ("evaluation", f"{pace.eval_count:,} batches, {format_pct(pace.eval_pct)} % of the time"),
-    ]

@@ -23,24 +23,28 @@ from tpmon.model.text.job_words import (
     say_value,
     shorten,
 )
-from tpmon.model.units import format_seconds
+from tpmon.model.units import count_cells, format_seconds
 from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, SinceIs, pick_code
-from tpmon.ui.kit.cells import (
+from tpmon.ui.kit.ink import DOT
+from tpmon.ui.monitor.alerts import age_of, say_moment
+from tpmon.ui.monitor.panes.cpu import mean_of, thin
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.layout import (
     CUT_MARK,
+    Ink,
+    Line,
+    Size,
+    Span,
     cut,
     fit_line,
     line_width,
     pad,
     pad_line,
-    width_of,
+    spark,
     wrap,
     wrap_all,
     wrap_indented,
 )
-from tpmon.ui.kit.ink import DOT, spark
-from tpmon.ui.monitor.alerts import age_of, say_moment
-from tpmon.ui.monitor.panes.cpu import mean_of, thin
-from tpmon.ui.monitor.state import Ink, Line, Size, Span, ViewState
 
 NARROW = 60
 """Below this width a row has no history, and of its source only the age."""
@@ -60,8 +64,8 @@ class Widths:
 
 def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
     """Give names and values what they need, up to a third of the row each."""
-    names = max((width_of(row.name) for row in rows), default=0)
-    values = max((width_of(say_value(row)) for row in rows), default=0)
+    names = max((count_cells(row.name) for row in rows), default=0)
+    values = max((count_cells(say_value(row)) for row in rows), default=0)
     if width < NARROW:
         room = width - AGE_WIDTH - 7
         value = max(0, min(values, 16, room - 8))
@@ -93,14 +97,14 @@ def say_age(view: ViewState, row: Evidence) -> str:
 
 def cut_value(row: Evidence, widths: Widths) -> str:
     """Write the value of a reading, cut where it does not fit what its own name leaves."""
-    return cut(say_value(row), max(widths.value, widths.name + widths.value - width_of(row.name)))
+    return cut(say_value(row), max(widths.value, widths.name + widths.value - count_cells(row.name)))
 
 
 def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
     """Write sign, name, value and history; a long name takes what a short value leaves, and the reverse."""
     room = widths.name + widths.value
     value = cut_value(row, widths)
-    text = f" {sign} {pad(row.name, room - width_of(value))}  {value}"
+    text = f" {sign} {pad(row.name, room - count_cells(value))}  {value}"
     return f"{text}  {_draw(view, row, widths.history)}" if widths.history else text
 
 
@@ -111,9 +115,9 @@ def paint_evidence(view: ViewState, row: Evidence, sign: str, widths: Widths, wi
     if width < NARROW:
         return fit_line(((f"{head}  ", Ink.PLAIN), (age, Ink.DIM)), width)
     head = head if width >= WIDE else head.rstrip()
-    source = cut(row.source, max(0, width - width_of(head) - len(age) - 5))
+    source = cut(row.source, max(0, width - count_cells(head) - len(age) - 5))
     told = f"{source}, {age}"
-    gap = 2 if width >= WIDE else max(2, width - 1 - width_of(head) - width_of(told))
+    gap = 2 if width >= WIDE else max(2, width - 1 - count_cells(head) - count_cells(told))
     return fit_line(((head + " " * gap, Ink.PLAIN), (told, Ink.DIM)), width)
 
 
@@ -133,13 +137,13 @@ def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
     for text, ink in items:
         if not text:
             continue
-        if lines and width_of(text) + gap <= left:
+        if lines and count_cells(text) + gap <= left:
             lines[-1] += [(" " * gap, Ink.PLAIN), (text, ink)]
-            left -= width_of(text) + gap
+            left -= count_cells(text) + gap
             continue
         for piece in wrap_all(text, max(1, width - 1)):
             lines.append([(" ", Ink.PLAIN), (piece, ink)])
-            left = width - 1 - width_of(piece)
+            left = width - 1 - count_cells(piece)
     return [tuple(line) for line in lines]
 
 
@@ -184,7 +188,7 @@ def paint_try(finding: Finding, width: int) -> list[Line]:
     lines: list[list[Span]] = [
         [(f" {' ' * len(TRY) if n else TRY}", Ink.TITLE), (text, Ink.STRONG)] for n, text in enumerate(texts)
     ]
-    if ceiling and width_of(texts[-1]) + 3 + width_of(ceiling) <= room:
+    if ceiling and count_cells(texts[-1]) + 3 + count_cells(ceiling) <= room:
         lines[-1].append((f"   {ceiling}", Ink.PLAIN))
     elif ceiling:
         lines += [[(f" {' ' * len(TRY)}{text}", Ink.PLAIN)] for text in wrap_all(ceiling, room)]
@@ -201,7 +205,7 @@ def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> lis
     if not lines or not hidden:
         return lines
     more = f"  +{hidden} more, v" if width >= NARROW else f"  +{hidden}, v"
-    last, room = rows[-1], width - width_of(more)
+    last, room = rows[-1], width - count_cells(more)
     fitted = fit_widths(rows, room)
     if room < NARROW <= width:  # without history, and below the values above it
         fitted = Widths(min(widths.name, room - AGE_WIDTH - 7 - widths.value), widths.value, 0)
@@ -220,7 +224,7 @@ def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> li
     head = f" {sign} {label}: "
     room = max(1, width - len(head))
     told = ", ".join(texts)
-    if width_of(told) > room:
+    if count_cells(told) > room:
         told = shorten(tuple(text.partition(" (")[0] for text in texts), room)
     return [fit_line(((head, Ink.DIM), (cut(told, room), Ink.PLAIN)), width)]
 
@@ -333,11 +337,11 @@ def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Li
     """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
     width = size.width
     word = name_kind(finding)
-    if width_of(word) > width - 1:
+    if count_cells(word) > width - 1:
         word = finding.kind.value.upper()
     lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding)),), width)]
     since = say_since(finding, frame.taken)
-    if width_of(since) >= width:
+    if count_cells(since) >= width:
         since = since.partition(" (")[0]
     told: list[Span] = [(name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
     lines += flow(told, width, 2)
@@ -396,7 +400,7 @@ def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Lin
         if CUT_MARK in head:
             texts = wrap_all(f"{row.name}: {say_value(row)}", max(8, width - 4))
             lines += [((f" {' ' if n else sign} {text}", Ink.PLAIN),) for n, text in enumerate(texts)]
-        elif width_of(head) + width_of(source) + 2 < width:
+        elif count_cells(head) + count_cells(source) + 2 < width:
             lines.append(((f"{head}  ", Ink.PLAIN), (source, Ink.DIM)))
             continue
         else:

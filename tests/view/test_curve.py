@@ -5,7 +5,7 @@ from __future__ import annotations
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.trace import StepRow
 from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
-from tpmon.view.snapshot import (
+from tpmon.view.trace import (
     ChartSpan,
     describe_curve,
     draw_curve,

@@ -1,9 +1,9 @@
-"""Paint the rank table: one row a rank, the one to look at first at the top."""
+"""Describe the processes of a job: the tables of ranks and of workers, in which order, what stands out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 
@@ -12,25 +12,16 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, name_several
 from tpmon.model.hook import StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
-from tpmon.model.process import ProcessSample, RankRow
-from tpmon.model.text.job_words import NO_RANK_LEFT, WAITING_FROM, format_ms, format_samples, format_step_rate
-from tpmon.model.units import format_bytes, format_pct, format_seconds
-from tpmon.ui.kit.cells import cut
-from tpmon.ui.kit.table import (
-    Cell,
-    Column,
-    Item,
-    Table,
-    paint_rule,
-    shared_reason,
-    show,
-    show_pair,
-    window_of,
-)
-from tpmon.ui.monitor.alerts import UNCHANGED_S, card_ink
-from tpmon.ui.monitor.panes.header import name_ranks
-from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+from tpmon.model.process import ProcessSample, RankRow, Role
+from tpmon.model.text.job_words import WAITING_FROM, format_ms, format_samples, format_step_rate
+from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.model.waits import describe_wait
+from tpmon.view.cards import card_ink
+from tpmon.view.layout import Ink
+from tpmon.view.table import Cell, Column, show, show_pair
 
+UNCHANGED_S = 10.0
+"""A main thread that waits in one place this long waits for more than one batch."""
 STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -193,7 +184,8 @@ def _unchanged(rank: RankView) -> Cell:
     return (text + "!", Ink.WARN) if _wait_class(rank) else text
 
 
-def _has_steps(ranks: Sequence[RankView]) -> bool:
+def has_steps(ranks: Sequence[RankView]) -> bool:
+    """Tell whether a hook tells of steps."""
     return any(not isinstance(rank.row.step, Missing) for rank in ranks)
 
 
@@ -213,9 +205,10 @@ def _of_pace(rank: RankView, read: str) -> Known[float]:
     return getattr(rank.pace, read) if is_known(rank.pace) else Missing("this rank has no hook")
 
 
-def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
+def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
+    """Return the columns of the table of ranks."""
     letters = width < 72
-    steps = _has_steps(ranks)
+    steps = has_steps(ranks)
     where = 15 if letters else 26 if width < 110 else 30 if steps else 33
     own = partial(_own, typical_ms=_typical_own_ms(ranks))
     columns: list[Column[RankView]] = [
@@ -260,55 +253,87 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
     return columns
 
 
-_USUAL_SOURCES = ("environment", "single process")
+def _ranges(numbers: Sequence[int]) -> str:
+    pieces: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1] = (pieces[-1][0], number)
+        else:
+            pieces.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
 
 
-def count_ranks(view: ViewState) -> int:
-    """Count the rows that the pane would like to show."""
-    return len(view.frame.ranks) if is_known(view.frame) else 0
+def name_ranks(frame: Frame) -> str:
+    """Say which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
+
+    "" for ranks that have no numbers, and for a run of one process.
+    """
+    rows: Sequence[RankRow] = frame.ranks
+    numbers = [row.rank for row in rows if is_known(row.rank)]
+    if not rows:
+        return "none seen"
+    if len(numbers) < len(rows):
+        unread = any(isinstance(row.rank, Missing) for row in rows)
+        return f"{len(rows)}, numbers not known" if unread else ""
+    world = frame.target.world_size
+    if not is_known(world):
+        return _ranges(numbers)
+    if world == len(rows) == 1:
+        return ""
+    away = world - len(set(numbers))
+    elsewhere = f", {away} not on this host" if away > 0 else ""
+    return f"{_ranges(numbers)} of {world}{elsewhere}"
 
 
-def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: its rule, the heads, and the rows around the cursor."""
-    frame = view.frame
-    if not is_known(frame):
-        return []
-    ranks = order_ranks(frame)
-    table = Table(_columns(frame, ranks, size.width), size.width)
-    cursor = view.cursor_pid if focused else Missing("elsewhere")
-    pids = [rank.row.pid for rank in ranks]
-    first, last = window_of(pids, cursor, size.height - 2)
-    details = [Item(0, "no rank left", Ink.BAD)] if _none_left(frame, ranks) else []
-    hidden = len(ranks) - (last - first)
-    if hidden > 0:
-        details.append(Item(0, f"{hidden} more", Ink.WARN))
-    step = ranks[0].row.step if ranks else Missing("")
-    if isinstance(step, Missing) and not _has_steps(ranks) and ranks:
-        details.append(Item(5, f"step ? {step.reason}", Ink.DIM))
-    unread = shared_reason([rank.row.where for rank in ranks])
-    if unread:
-        details.append(Item(3, f"where ? {unread}", Ink.DIM))
-    if frame.target.rank_source not in _USUAL_SOURCES:
-        details.append(Item(4, f"known from {frame.target.rank_source}", Ink.DIM))
-    named = name_ranks(frame)
-    title = f"{Pane.RANKS.value} ranks: {named}" if named else f"{Pane.RANKS.value} ranks"
-    lines = [paint_rule(title, details, size.width, focused=focused)]
-    if not ranks:
-        nothing = "no rank process is left" if _none_left(frame, ranks) else "no rank process seen yet"
-        return [*lines, ((cut(f" {nothing}", size.width), Ink.DIM),)][: size.height]
-    lines.append(table.paint_head())
-    for rank in ranks[first:last]:
-        ink = _row_ink(rank)
-        lines.append(table.paint_row(rank, ink, cursor=is_known(cursor) and cursor == rank.row.pid))
-    return lines[: size.height]
+def write_role(process: ProcessSample, *, short: bool = False) -> str:
+    """Write the part that a process plays: "rank 0 w1", "launcher", "wandb-core (helper)"."""
+    if process.role is Role.RANK:
+        return f"rank {process.rank}" if is_known(process.rank) else Role.RANK.value
+    if process.role is Role.WORKER:
+        number = f"w{process.worker}" if is_known(process.worker) else "worker"
+        rank = show(process.rank, str)
+        return f"r{rank} {number}" if short else f"rank {rank} {number}"
+    if process.role is Role.HELPER and process.label and not short:
+        return process.label
+    return str(process.role.value)
 
 
-def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
-    """Tell whether the job had ranks on this machine and none of them lives."""
-    if not ranks:
-        return frame.facts.startswith(NO_RANK_LEFT)
-    return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
+def list_worker_columns(width: int, marks: Mapping[str, str]) -> list[Column[ProcessSample]]:
+    """Return the columns of the table of workers; ``marks`` stand behind heads, as of those sorted by."""
+    short = width < 72
+    where = 12 if short else 18 if width < 110 else 33
+
+    letter: Column[ProcessSample] = Column("S", 1, 7, _letter_of, right=False)
+    state = letter if width < 100 else Column("state", 9, 7, _state_of, right=False)
+    columns: list[Column[ProcessSample]] = [
+        Column("PID" + marks.get("PID", ""), 7, 1, lambda p: str(p.pid)),
+        Column("role", 7 if short else 12, 3, lambda p: write_role(p, short=short), right=False),
+        Column("CPU %" + marks.get("CPU %", ""), 6, 0, lambda p: show(p.cpu_pct, format_pct)),
+        Column("thr", 4, 4, lambda p: str(p.threads)),
+        Column("run", 5, 5, lambda p: show(p.runnable, lambda v: f"{v:.1f}")),
+        Column("wait %", 6, 9, lambda p: write_waiting(waiting_pct(p), p.runnable)),
+        Column("RSS" + marks.get("RSS", ""), 6, 6, lambda p: format_bytes(p.rss_bytes)),
+        state,
+        Column("for", 6, 10, lambda p: show(p.waits_unchanged_s, format_seconds)),
+    ]
+    if width >= 120:
+        columns += [
+            Column("read/s", 7, 11, lambda p: show(p.asked_read_bytes_s, format_bytes)),
+            Column("disk/s", 7, 12, lambda p: show(p.device_read_bytes_s, format_bytes)),
+            Column("switch/s", 8, 14, lambda p: show(p.switches_s, format_rate)),
+            Column("majflt/s", 8, 15, lambda p: show(p.major_faults_s, format_rate)),
+            Column("PSS", 6, 16, lambda p: show(p.pss_bytes, format_bytes)),
+        ]
+    return [*columns, Column("waits for", where, 2, _waits, right=False, grows=True)]
 
 
-def _row_ink(rank: RankView) -> Ink:
-    return Ink.BAD if not is_known(rank.process) else Ink.PLAIN
+def _state_of(process: ProcessSample) -> Cell:
+    return (write_state(process), state_ink(process))
+
+
+def _letter_of(process: ProcessSample) -> Cell:
+    return (process.state, state_ink(process))
+
+
+def _waits(process: ProcessSample) -> str:
+    return show(process.waits_for, describe_wait)

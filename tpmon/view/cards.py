@@ -1,18 +1,23 @@
-"""Paint the cards: a table, and everything known of each where the pane is zoomed."""
+"""Describe the cards of a machine: their table, what holds each down, and everything known of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpmon.model.frame import Pulse
-from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance, name_recovery
+from tpmon.model.gpu import (
+    HARMLESS_XIDS,
+    NORMAL_REASONS,
+    GpuProcess,
+    GpuSample,
+    GpuState,
+    MigInstance,
+    is_card_fault,
+    name_recovery,
+)
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds, say_pct
-from tpmon.ui.kit.cells import cut
-from tpmon.ui.kit.ink import spark
-from tpmon.ui.kit.table import Cell, Column, Item, Table, explain, paint_pairs, paint_rule, show, show_pair
-from tpmon.ui.monitor.alerts import age_of, card_ink, is_old, list_held
-from tpmon.ui.monitor.state import Ink, Line, Pane, Size, ViewState
+from tpmon.view.layout import Ink, spark
+from tpmon.view.table import Cell, Column, explain, show, show_pair
 
 NEVER = Missing("no history")
 
@@ -20,10 +25,11 @@ NEVER = Missing("no history")
 def order_cards(cards: Sequence[GpuSample]) -> list[GpuSample]:
     """Return the cards, worst first: the job's before others, failed, held down, then by index."""
     urgency = {Ink.BAD: 0, Ink.WARN: 1}
-    return sorted(cards, key=lambda card: (_is_foreign(card), urgency.get(card_ink(card), 2), card.index))
+    return sorted(cards, key=lambda card: (is_foreign(card), urgency.get(card_ink(card), 2), card.index))
 
 
-def _is_foreign(card: GpuSample) -> bool:
+def is_foreign(card: GpuSample) -> bool:
+    """Tell whether nothing of the job is on a card."""
     return is_known(card.pids) and not card.pids
 
 
@@ -38,7 +44,8 @@ def write_throttle(card: GpuSample) -> str:
     return ", ".join(told)
 
 
-def _troubles(card: GpuSample) -> str:
+def say_troubles(card: GpuSample) -> str:
+    """Say what is wrong with a card and what holds it down, "-" for nothing."""
     told = []
     if card.state is not GpuState.OK:
         told.append(f"{card.state.value.upper()}: last answer {format_seconds(card.age_s)} ago")
@@ -48,6 +55,10 @@ def _troubles(card: GpuSample) -> str:
         told.append("row remapping failed")
     if is_known(card.remapped_rows_pending) and card.remapped_rows_pending:
         told.append("row remap pending")
+    if is_known(card.ecc_uncorrected) and card.ecc_uncorrected:
+        told.append(f"{card.ecc_uncorrected} uncorrected memory errors")
+    if is_known(card.recovery_action) and card.recovery_action:
+        told.append(f"asks to {name_recovery(card.recovery_action)}")
     throttle = write_throttle(card)
     if throttle:
         told.append(throttle)
@@ -72,7 +83,7 @@ def _over(used: Known[float], limit: Known[float]) -> str:
 
 def _why(card: GpuSample) -> Cell:
     ink = card_ink(card)
-    text = _troubles(card)
+    text = say_troubles(card)
     return (f"! {text}", ink) if ink is not Ink.PLAIN else text
 
 
@@ -83,7 +94,9 @@ def _memory_pct(card: GpuSample) -> str:
     return f"{100 * used / total:.0f}"
 
 
-def _columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
+def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
+    """Return the columns of the table of cards."""
+
     def history(card: GpuSample) -> str:
         return spark(histories.get(card.index, (NEVER,)), 12, 100.0)
 
@@ -108,7 +121,7 @@ def _columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[C
 
 def summarize_cards(cards: Sequence[GpuSample]) -> str:
     """Say the ranges of some cards in one line: "SM 94 to 97 %, 598 to 640 W, 58 to 63 C"."""
-    told = [f"! GPU {card.index} {_troubles(card)}" for card in cards if card_ink(card) is not Ink.PLAIN]
+    told = [f"! GPU {card.index} {say_troubles(card)}" for card in cards if card_ink(card) is not Ink.PLAIN]
     for before, read, after in _RANGES:
         values = [value for card in cards if is_known(value := read(card))]
         if values:
@@ -129,59 +142,24 @@ _RANGES: tuple[tuple[str, Callable[[GpuSample], Known[float]], str], ...] = (
 )
 
 
-def _histories(pulses: Sequence[Pulse], cards: Sequence[GpuSample]) -> dict[int, Sequence[Known[float]]]:
-    recent = pulses[-12:]
-    return {
-        card.index: [pulse.gpu_pct[place] if place < len(pulse.gpu_pct) else NEVER for pulse in recent]
-        for place, card in enumerate(cards)
-    }
+def card_ink(card: GpuSample) -> Ink:
+    """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
+    failed = any(map(is_card_fault, card.xids)) or _is_true(card.remapped_rows_failed)
+    if card.state is GpuState.LOST or failed:
+        return Ink.BAD
+    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or _is_true(card.remapped_rows_pending)
+    if card.state is GpuState.STALE or list_held(card) or told:
+        return Ink.WARN
+    return Ink.PLAIN
 
 
-def count_cards(view: ViewState) -> int:
-    """Count the rows that the pane would like to show; 0 where there are no readings."""
-    if not is_known(view.frame) or not is_known(view.frame.gpus):
-        return 0
-    return len(view.frame.gpus)
+def list_held(card: GpuSample) -> tuple[str, ...]:
+    """Return the reasons that hold the clocks down now, without those of a card that is well."""
+    return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
 
 
-def paint_gpus(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
-    """Paint the pane: one line that says why there are no cards, a summary, or the table."""
-    frame = view.frame
-    if not is_known(frame):
-        return []
-    title = f"{Pane.GPUS.value} GPUs"
-    if not is_known(frame.gpus):
-        reason = Item(0, f"? {frame.gpus.reason}", Ink.DIM)
-        return [paint_rule(title, [reason], size.width, focused=focused)]
-    cards = order_cards(frame.gpus)
-    if not cards:
-        return [paint_rule(title, [Item(0, "no card on this machine", Ink.DIM)], size.width, focused=focused)]
-    rows = max(0, size.height - 2)
-    shown, hidden = cards[:rows], cards[rows:]
-    names = dict.fromkeys(card.name for card in cards)
-    named = next(iter(names)) if len(names) == 1 else f"{len(names)} kinds"
-    details = [Item(3, f"{len(cards)} x {named}" if len(cards) > 1 else named)]
-    late = [card for card in cards if is_old(view, age_of(view, card.age_s))]
-    if late:
-        oldest = max(age_of(view, card.age_s) for card in late)
-        details.append(Item(1, f"! {len(late)} late, {format_seconds(oldest)} old", Ink.WARN))
-    if hidden:
-        worst = card_ink(hidden[0])
-        ink = worst if worst is not Ink.PLAIN else Ink.DIM
-        if shown:
-            details.append(Item(0, f"{len(hidden)} more: {summarize_cards(hidden)}", ink))
-        else:
-            count = "1 card" if len(hidden) == 1 else f"{len(hidden)} cards"
-            details = [Item(0, f"{count}: {summarize_cards(hidden)}", ink), *details]
-    lines = [paint_rule(title, details, size.width, focused=focused)]
-    if not shown:
-        return lines
-    table = Table(_columns(size.width, _histories(view.pulses, frame.gpus)), size.width)
-    lines.append(table.paint_head())
-    for card in shown:
-        foreign = _is_foreign(card) and card_ink(card) is Ink.PLAIN
-        lines.append(table.paint_row(card, Ink.DIM if foreign else Ink.PLAIN))
-    return lines[: size.height]
+def _is_true(value: object) -> bool:
+    return value is True
 
 
 def _watts(value: float) -> str:
@@ -213,10 +191,10 @@ def _rates(sent: Known[float], received: Known[float]) -> str:
     return f"sent {explain(sent, format_bytes)}/s, received {explain(received, format_bytes)}/s"
 
 
-def describe_card(view: ViewState, card: GpuSample) -> list[tuple[str, str]]:
+def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
     """Return everything known of one card as labels and values; a reason for what is missing."""
     return [
-        ("state", f"{card.state.value}, last answer {format_seconds(age_of(view, card.age_s))} ago"),
+        ("state", f"{card.state.value}, last answer {format_seconds(age_s)} ago"),
         ("SM busy (NVML)", _busy(card)),
         ("SM active (GPM)", explain(card.sm_active_pct, say_pct)),
         ("occupancy", explain(card.occupancy_pct, say_pct)),
@@ -295,24 +273,3 @@ def _processes(card: GpuSample) -> str:
 def _process(one: GpuProcess) -> str:
     other = "" if one.of_job else " (not this job)"
     return f"{one.pid}{other} {show(one.used_bytes, format_bytes)}"
-
-
-def paint_gpus_in_full(view: ViewState, width: int) -> list[Line]:
-    """Paint everything known of every card, below each other."""
-    frame = view.frame
-    if not is_known(frame):
-        return []
-    if not is_known(frame.gpus):
-        return paint_pairs([("GPUs", f"? {frame.gpus.reason}")], width)
-    driver = frame.driver
-    if is_known(driver):
-        told = f"{explain(driver.driver_version, str)}, CUDA {explain(driver.cuda_version, str)}"
-    else:
-        told = f"? {driver.reason}"
-    lines = paint_pairs([("driver", told)], width)
-    for card in order_cards(frame.gpus):
-        ink = card_ink(card)
-        heading = cut(f" GPU {card.index}  {card.name}  {card.uuid}", width)
-        lines.append(((heading, ink if ink is not Ink.PLAIN else Ink.STRONG),))
-        lines += paint_pairs(describe_card(view, card), width)
-    return lines

@@ -1,7 +1,7 @@
 """Lay paragraphs and tables below each other, and paint the part around the cursor.
 
 A table is columns and rows as the analysis gives them; nothing of a row is written before it is
-painted. ``plain_sheet`` makes one of any dataclass, so that no result of the analysis is without one.
+painted. ``list_facts`` writes all of any row.
 
 Only what is shown is painted, so that a table of two thousand rows costs what a screen of it does.
 """
@@ -11,19 +11,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, Generic, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
-from tpmon.model.units import clean_text, format_bytes
-from tpmon.ui.kit.cells import Ink, Line, fit_line, pad, width_of, wrap_all
-from tpmon.ui.kit.table import MEASURED_ROWS, Column, Table, fit_column, list_columns
-from tpmon.view.table import Figures
-from tpmon.view.trace import NA, ms_of_us
+from tpmon.model.units import clean_text, count_cells, format_bytes
+from tpmon.view.layout import Ink, Line, fit_line, pad, wrap_all
+from tpmon.view.table import (
+    NA,
+    Column,
+    Figures,
+    Row,
+    Table,
+    list_columns,
+)
 
-Row = TypeVar("Row")
 MOST_ROWS = 2000
-_NAME_WIDTH = 16
 _FACT_CHARS = 4000
 _WORDS = {
     "gb_s": ("memory rate", "GB/s"),
@@ -46,10 +49,10 @@ _WORDS = {
     "unused_pct": ("unused at peak", "%"),
     "growth_bytes": ("growth", "bytes"),
     "blocks_per_sm": ("blocks per SM", ""),
+    "gpus": ("GPUs", ""),
 }
 """Fields whose names are no words, each with its words and its unit."""
 _UNITS = (("_us", "us"), ("_ms", "ms"), ("_pct", "%"), ("_bytes", "bytes"), ("_gb_s", "GB/s"), ("_s", "s"))
-_NAMES = ("name", "operator", "module", "source", "function", "pattern", "part", "kind", "path", "stack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Paragraph:
     label: str
     text: str
     ink: Ink = Ink.PLAIN
+    pasted: str = ""
+    """The end of the text that is there to be pasted: a text report gives it a line of its own."""
     draw: Callable[[int], tuple[Line, ...]] = lambda _width: ()
     """Draw what stands below the text, in lines of this width."""
 
@@ -86,6 +91,10 @@ class Sheet(Generic[Row]):
     """Return what opens over the tab for a row, where that is more than its fields: its stack."""
     begin: int = 0
     """The row that the cursor begins on, where this opens over a tab."""
+    table: str = ""
+    """The name of its table in CSV."""
+    below: Callable[[Row], Sequence[str]] = lambda _row: ()
+    """Return what a text report writes below a row, which a screen opens over the tab."""
 
 
 Block = Union[Paragraph, Sheet[Any]]
@@ -165,15 +174,17 @@ def lay_sheet(
     title: str,
     figures: Figures[Row],
     rows: tuple[Row, ...],
-    name: Callable[[Row], str],
+    name: Callable[[Row], str] = attrgetter("name"),
     *,
     unknown: str = "",
     findable: bool = True,
     source: Callable[[Row], str] = lambda _row: "",
+    table: str = "",
 ) -> Sheet[Row]:
     """Make a table of rows; mostly their names are those of events in the trace."""
     columns = list_columns(figures, rows, unknown)
-    return Sheet(title, columns, rows, name, list_orders(figures), source=source, findable=findable)
+    orders = list_orders(figures)
+    return Sheet(title, columns, rows, name, orders, source=source, findable=findable, table=table)
 
 
 def as_number(value: object) -> float:
@@ -187,7 +198,7 @@ def as_number(value: object) -> float:
 def list_facts(row: object) -> list[tuple[str, str]]:
     """Write every field of a dataclass with its unit, and why one is missing."""
     return [
-        (_label(field.name), _explain(field.name, getattr(row, field.name)))
+        (name_field(field.name), _explain(field.name, getattr(row, field.name)))
         for field in dataclasses.fields(row)  # type: ignore[arg-type]  # rows are dataclasses
     ]
 
@@ -200,7 +211,8 @@ def _unit(name: str) -> str:
     return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
 
 
-def _label(name: str) -> str:
+def name_field(name: str) -> str:
+    """Name a field of a dataclass in words, without its unit."""
     if name in ("us", "ms"):
         return "time"
     if name in _WORDS:
@@ -234,58 +246,6 @@ def _write(name: str, value: object) -> str:
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{label} {text}" for label, text in list_facts(value))
     return NA if not is_known(value) else clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
-
-
-def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:
-    """Make a table of rows of one dataclass: numbers first, the name last and as wide as there is room."""
-    fields = dataclasses.fields(rows[0])
-    flat = [field for field in fields if not _is_nested(getattr(rows[0], field.name))]
-    texts = [field.name for field in flat if any(isinstance(getattr(row, field.name), str) for row in rows)]
-    name = next((one for one in _NAMES if one in texts), texts[0] if texts else fields[0].name)
-    shown = [field.name for field in flat if field.name != name]
-    columns = [_plain_column(field, place, rows) for place, field in enumerate(shown)]
-    columns.append(Column(_head(name), _NAME_WIDTH, 0, lambda row: _cell(name, row), right=False, grows=True))
-    source = next((one for one in texts if one in ("source", "place", "line")), "")
-    return Sheet(
-        title,
-        tuple(columns),
-        tuple(rows),
-        lambda row: _cell(name, row),
-        tuple((_head(one), _order_by(attrgetter(one))) for one in shown if one not in texts),
-        source=(lambda row: _cell(source, row)) if source else (lambda row: _cell(name, row)),
-        findable=name in ("name", "operator"),
-    )
-
-
-def _plain_column(name: str, place: int, rows: Sequence[Any]) -> Column[Any]:
-    is_text = any(isinstance(getattr(row, name), str) for row in rows[:MEASURED_ROWS])
-    most = 40 if is_text else 14
-    head, keep = _head(name), place + 1
-    return fit_column(head, keep, lambda row: _cell(name, row), rows, right=not is_text, most=most)
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, Missing))
-
-
-def _head(name: str) -> str:
-    unit = {"us": "ms", "bytes": ""}.get(_unit(name), _unit(name))
-    return f"{_label(name)} {unit}".rstrip()
-
-
-def _cell(name: str, row: Any) -> str:
-    """Write a field without its unit, which stands in the head."""
-    value = getattr(row, name)
-    unit = _unit(name)
-    if isinstance(value, (Missing, NotApplicable)):
-        return "-" if isinstance(value, NotApplicable) else NA
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return _write(name, value)
-    if unit == "us":
-        return ms_of_us(float(value))
-    if unit == "bytes":
-        return format_bytes(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 LABEL_WIDTH = 9
@@ -369,8 +329,8 @@ def lay_blocks(blocks: Sequence[Block], cursor: int, width: int) -> Laid:
 
 
 def _lay_paragraph(block: Paragraph, width: int, *, cursor: bool) -> Piece:
-    label_width = LABEL_WIDTH if width >= 60 else max(_NARROW_LABEL_WIDTH, width_of(block.label) + 1)
-    texts = wrap_all(block.text, max(8, width - label_width - 2)) or [""]
+    label_width = LABEL_WIDTH if width >= 60 else max(_NARROW_LABEL_WIDTH, count_cells(block.label) + 1)
+    texts = wrap_all(block.text + block.pasted, max(8, width - label_width - 2)) or [""]
     mark = ">" if cursor else " "
     drawn = block.draw(width)
 

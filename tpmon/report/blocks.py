@@ -1,0 +1,88 @@
+"""Write blocks and tables as text, and what was not read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpmon.model.known import Missing
+from tpmon.model.units import clean_text
+from tpmon.view.blocks import Block, Paragraph, Sheet, cap, name_field
+from tpmon.view.layout import WIDTH, lay_paragraph, text_of
+from tpmon.view.table import Column, Row, Table
+
+MOST_REASONS = 12
+MOST_NAMES = 10
+"""Of what was not read, for one reason."""
+LINE_CHARS = 400
+"""Of a line of what others have named."""
+
+
+def write_blocks(blocks: Sequence[Block], top: int) -> list[str]:
+    """Write paragraphs and tables below each other; of a table that CSV has at most ``top`` rows."""
+    lines: list[str] = []
+    for number, block in enumerate(blocks):
+        is_text = isinstance(block, Paragraph)
+        if number and not (is_text and isinstance(blocks[number - 1], Paragraph)):
+            lines.append("")
+        lines += _write_paragraph(block) if isinstance(block, Paragraph) else _write_sheet(block, top)
+    return [clean_text(line, LINE_CHARS) if line else "" for line in lines]
+
+
+def _write_paragraph(block: Paragraph) -> list[str]:
+    pasted = [f"  {block.pasted}"] if block.pasted else []
+    drawn = [text_of(line)[1:].rstrip() for line in block.draw(WIDTH)]
+    return [*lay_paragraph(block.label, block.text), *pasted, *drawn]
+
+
+def _write_sheet(sheet: Sheet[Any], top: int) -> list[str]:
+    shown = cap(sheet, top) if sheet.table else sheet
+    lines = [sheet.title, *write_rows(shown.columns, shown.rows, shown.below)]
+    return [*lines, f"  {shown.hidden:,} more (--top, --csv {sheet.table})"] if shown.hidden else lines
+
+
+def write_rows(
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    below: Callable[[Row], Sequence[str]] | None = None,
+    width: int = WIDTH,
+) -> list[str]:
+    """Write heads and rows; nothing without rows. ``below`` returns what stands below a row."""
+    if not rows:
+        return []
+    table = Table(columns, width)
+    lines = [text_of(table.paint_head()).rstrip()]
+    for row in rows:
+        lines.append(text_of(table.paint_row(row)).rstrip())
+        lines += [f"    {text}" for text in (below(row) if below is not None else ())]
+    return lines
+
+
+def write_unread(of: object, apart: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+    """Say once what was not read and why, the names of one reason together; nothing where all was read.
+
+    ``of`` is a dataclass, or a tuple of them; its fields in ``apart`` are left out.
+    """
+    found: dict[str, dict[str, None]] = {}
+    _find_unread(of, "", apart, found)
+    groups = []
+    for reason, names in list(found.items())[:MOST_REASONS]:
+        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+        groups.append(f"{', '.join([*list(names)[:MOST_NAMES], *more])} ({reason})")
+    if len(found) > MOST_REASONS:
+        groups.append(f"and for {len(found) - MOST_REASONS} more reasons")
+    return lay_paragraph("not read", "; ".join(groups), width) if groups else []
+
+
+def _find_unread(value: object, name: str, apart: Sequence[str], found: dict[str, dict[str, None]]) -> None:
+    if isinstance(value, Missing):
+        found.setdefault(value.reason, {})[name] = None
+    elif isinstance(value, tuple):
+        for one in value:
+            _find_unread(one, name, apart, found)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in apart:
+                words = f"{name} {name_field(field.name)}".strip()
+                _find_unread(getattr(value, field.name), words, (), found)

@@ -1,0 +1,569 @@
+"""Describe the analysis of traces in blocks: what the text report and the tabs of the screen show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.results.trace import (
+    CardUse,
+    Change,
+    DeviceGaps,
+    LargeGap,
+    Lost,
+    MemoryPeak,
+    RankTable,
+    StepRow,
+    TraceComparison,
+    TraceFile,
+    TraceRankRow,
+    TraceVerdict,
+)
+from tpmon.model.results.trace_tables import (
+    FrameRow,
+    MemoryCurve,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+)
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.view.blocks import Block, Paragraph, Sheet, bar, lay_sheet, list_orders
+from tpmon.view.layout import Ink, Line, fit_line, pad
+from tpmon.view.table import (
+    NA,
+    Cell,
+    Column,
+    TableFigure,
+    fit_column,
+    list_columns,
+    ms_of_us,
+    pct,
+    said,
+    size,
+    thousands,
+)
+from tpmon.view.trace import (
+    ALLOCATIONS,
+    CARDS,
+    COLLECTIVES,
+    COPIES,
+    DEVICE_TIMES,
+    FRAMES,
+    GAPS,
+    HOST_CAUSES,
+    HOST_TIMES,
+    KERNELS,
+    KINDS,
+    LEGEND,
+    OPERATORS,
+    PEAKS,
+    PRODUCTS,
+    RANGES,
+    RATES,
+    RESERVED,
+    STEPS,
+    ChartSpan,
+    Grouping,
+    WordPart,
+    describe_curve,
+    draw_steps,
+    label_curve,
+    list_causes,
+    list_module_figures,
+    list_parts,
+    list_rank_figures,
+    name_cause,
+    name_change,
+    name_place,
+    name_rank,
+    name_verdict,
+    say_communication,
+    say_file,
+    say_gap,
+    say_idle,
+    say_missing,
+    say_pattern,
+    say_span,
+    shorten_kernel,
+    span_curves,
+)
+
+_BAR = 20
+
+
+def parts_sheet(title: str, parts: Sequence[WordPart], *more: Column[WordPart]) -> Sheet[WordPart]:
+    """Make a table of parts with a bar for each."""
+    return Sheet(
+        title,
+        (
+            Column("", 22, 0, lambda part: part.name, right=False),
+            Column("ms", 12, 1, lambda part: ms_of_us(part.us)),
+            Column("share", 7, 2, lambda part: pct(part.share_pct)),
+            Column("", _BAR, 4, lambda part: bar(known_or(part.share_pct, 0.0), _BAR), right=False),
+            *more,
+        ),
+        tuple(parts),
+        lambda part: f"{part.name} {ms_of_us(part.us)} ms, {pct(part.share_pct)}",
+    )
+
+
+def list_overview(file: TraceFile) -> list[Block]:
+    """Say what holds the run, what its steps take and are made of, and how busy its devices were."""
+    overview = file.overview
+    blocks: list[Block] = [
+        *_say_verdict(file.verdict),
+        Paragraph("trace", say_file(file)),
+        *_say_lost(file.lost),
+    ]
+    if overview.steps:
+        blocks.append(
+            Paragraph(
+                "steps",
+                f"{overview.steps}, mean {overview.step_ms:,.3f} ms, p50 {overview.step_p50_ms:,.3f}, "
+                f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms",
+            )
+        )
+    else:
+        blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
+    blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
+    blocks += [block for pattern in file.patterns for block in list_pattern(pattern)]
+    parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
+    overlapping: Column[WordPart] = Column(
+        "ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us)
+    )
+    blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
+    if overview.gpus:
+        blocks.append(lay_sheet("devices", CARDS, overview.gpus, _say_card, findable=False, table="gpus"))
+    if overview.steps:
+        blocks.append(_steps_sheet(overview.step_table, overview.steps))
+    return blocks
+
+
+def _say_verdict(verdict: TraceVerdict) -> list[Block]:
+    said_of = [Paragraph("verdict", f"{name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
+    said_of += [Paragraph("try", advice) for advice in verdict.advice]
+    shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
+    return [*said_of, *([Paragraph("shares", shares)] if shares else [])]
+
+
+def list_pattern(pattern: PatternRow) -> list[Block]:
+    """Say what costs time, and what helps."""
+    said_of = Paragraph("pattern", say_pattern(pattern))
+    return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
+
+
+def _say_lost(lost: Lost) -> list[Block]:
+    parts = []
+    if lost.events or lost.bytes:
+        what = [f"{lost.events:,} events"] if lost.events else []
+        what += [format_bytes(lost.bytes)] if lost.bytes else []
+        parts.append(f"{', '.join(what)} could not be read")
+    if lost.values:
+        parts.append(f"{lost.values:,} events without some of their values")
+    if lost.broken_off:
+        parts.append(f"the file is not whole: {lost.reason}")
+    return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
+
+
+def _say_card(card: CardUse) -> str:
+    return f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
+
+
+def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
+    longest = max((step.ms for step in steps), default=0.0) or 1.0
+    return Sheet(
+        "steps",
+        (
+            *list_columns(STEPS, steps),
+            Column("", _BAR, 4, lambda step: bar(100 * step.ms / longest, _BAR), right=False),
+        ),
+        steps,
+        lambda step: f"{step.name}: {step.ms:,.3f} ms, the mark of the host {step.host_ms:,.3f} ms",
+        (("ms", lambda step: step.ms), ("host ms", lambda step: step.host_ms)),
+        hidden=max(0, in_all - len(steps)),
+        place_ms=lambda step: (step.start_ms, step.start_ms + step.ms),
+        table="steps",
+    )
+
+
+def list_gaps(file: TraceFile) -> list[Block]:
+    """Split the idle time of each device by cause, or the time of the host where there is no device."""
+    if file.gaps:
+        return [block for gaps in file.gaps for block in _device_gaps(gaps)]
+    if not is_known(file.host_us):
+        return [Paragraph(NA, "no device work in the trace, and nothing of the host either")]
+    said_why = "no device work in the trace, so no device was idle; this is what the host did with the window"
+    return [
+        Paragraph(NA, said_why),
+        parts_sheet("host, window of the steps", list_parts(HOST_CAUSES, file.host_us)),
+    ]
+
+
+def _device_gaps(gaps: DeviceGaps) -> list[Block]:
+    largest: Sheet[LargeGap] = Sheet(
+        f"largest gaps of GPU {gaps.device}",
+        list_columns(GAPS, gaps.largest),
+        gaps.largest,
+        lambda gap: (
+            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {name_cause(gap.cause)}, {say_gap(gap)}"
+        ),
+        (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
+        source=lambda gap: known_or(gap.source, "") or known_or(gap.operator, ""),
+        place_ms=lambda gap: (gap.start_ms, gap.start_ms + gap.us / 1000),
+        table="idle",
+        findable=True,
+    )
+    by_cause = parts_sheet("idle by cause, share of the window", list_causes(gaps))
+    return [Paragraph(f"GPU {gaps.device}", f"idle {say_idle(gaps)}"), by_cause, largest]
+
+
+_GROUPED = {
+    Grouping.SHAPES: ("by input shapes and types", "no shapes in the trace: record_shapes=True records them"),
+    Grouping.LINES: ("by line of the program", "no stacks in the trace: with_stack=True records them"),
+}
+
+
+def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> list[Block]:
+    """List the operators by what their calls have in common."""
+    title, without = _GROUPED[by]
+    if not is_known(rows) or not rows:
+        return [Paragraph(NA, rows.reason if isinstance(rows, Missing) else without)]
+    own = tuple(rows)
+    times = (*DEVICE_TIMES, *HOST_TIMES) if is_known(own[0].device_self_us) else HOST_TIMES
+    fitted = [replace(one, keep=keep, width=0) for one, keep in zip(times, (0, 4, 3, 5), strict=False)]
+    calls: TableFigure[OperatorGroupRow] = TableFigure(
+        "calls", lambda row: row.calls, thousands, 6, sorts=True
+    )
+    figures = (*fitted, calls)
+    sheet: Sheet[OperatorGroupRow] = Sheet(
+        f"operators {title}",
+        (
+            *list_columns(figures, own, "-"),
+            fit_column("operator", 2, lambda row: row.name, own, right=False, most=28),
+            Column(_HEADS[by], 20, 1, lambda row: said(row.group), right=False, grows=True),
+        ),
+        own,
+        lambda row: f"{row.name}  {said(row.group)}",
+        list_orders(figures),
+        source=(lambda row: said(row.group) if is_known(row.group) else row.name)
+        if by is Grouping.LINES
+        else lambda row: row.name,
+        findable=True,
+        table=by.value,
+    )
+    return [sheet]
+
+
+_HEADS = {Grouping.SHAPES: "input shapes and types", Grouping.LINES: "line"}
+
+
+def list_operator_tables(file: TraceFile) -> list[Block]:
+    """List what stands below the operators: ranges, products, modules and Python functions."""
+    blocks: list[Block] = []
+    if file.ranges:
+        title = "ranges of the program (record_function)"
+        blocks.append(lay_sheet(title, RANGES, file.ranges, unknown="-", table="ranges"))
+    if file.products:
+        title = "matrix products, convolutions, attention by number type"
+        blocks.append(
+            lay_sheet(title, PRODUCTS, file.products, _say_product, findable=False, table="products")
+        )
+    if is_known(file.modules) and file.modules:
+        modules = list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
+        sheet = lay_sheet(
+            "modules",
+            modules,
+            file.modules,
+            lambda row: row.name,
+            unknown="-",
+            findable=False,
+            table="modules",
+        )
+        blocks.append(sheet)
+    if is_known(file.frames) and file.frames:
+        blocks.append(
+            lay_sheet(
+                "Python functions",
+                FRAMES,
+                file.frames,
+                lambda row: row.name,
+                source=_find_caller,
+                table="frames",
+            )
+        )
+    return blocks
+
+
+def _say_product(row: ProductRow) -> str:
+    return f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms"
+
+
+def _find_caller(row: FrameRow) -> str:
+    return known_or(row.called_by, row.name)
+
+
+def list_kernel_tables(file: TraceFile) -> list[Block]:
+    """List what stands below the kernels: what they reach of their card, and the one to profile."""
+    blocks: list[Block] = []
+    hot = file.hot_kernel
+    if is_known(hot):
+        text = f"{hot.share_pct:.1f} % of the kernels' time: {hot.name}"
+        text, pasted = (f"{text}; profile it: ", hot.command) if is_known(hot.command) else (text, "")
+        blocks.append(Paragraph("hottest", text, pasted=pasted))
+    rated = tuple(row for row in file.kernels if is_known(row.gb_s) or is_known(row.tflop_s))
+    if rated:
+        title = "rates of the kernels, by the shapes of their operators"
+        blocks.append(lay_sheet(title, RATES, rated, table="rates"))
+    elif file.kernels:
+        blocks.append(Paragraph(NA, "no rates of kernels: their shapes are not known (record_shapes=True)"))
+    return blocks
+
+
+_LONG_STEP_MS = 1000.0
+"""Ranks of steps beyond this are told in tenths of a millisecond, so that every column fits 80 cells."""
+
+
+def list_operators(file: TraceFile) -> list[Block]:
+    """List the operators, those first that take the most time themselves."""
+    operators = file.operators
+    if not operators:
+        return [Paragraph(NA, "the trace has no operators of the host"), *list_operator_tables(file)]
+    times = (*DEVICE_TIMES, *HOST_TIMES) if is_known(operators[0].device_self_us) else HOST_TIMES
+    sheet = lay_sheet("operators", (*times, *OPERATORS), operators, table="operators")
+    return [sheet, *list_operator_tables(file)]
+
+
+def list_kernels(file: TraceFile) -> list[Block]:
+    """List kernels and copies, the longest first."""
+    blocks: list[Block] = []
+    if file.kernels:
+        blocks.append(lay_sheet("kernels", KERNELS, file.kernels, table="kernels"))
+    else:
+        blocks.append(Paragraph(NA, "the trace has no kernels: it was recorded on the CPU alone"))
+    if file.launched_before:
+        text = (
+            f"{file.launched_before:,} kernels and copies were launched before the trace begins: no operator"
+        )
+        blocks.append(Paragraph("note", text))
+    if file.copies:
+        blocks.append(lay_sheet("copies", COPIES, file.copies, table="copies"))
+    return [*blocks, *list_kernel_tables(file)]
+
+
+def list_ranks(table: Applicable[RankTable]) -> list[Block]:
+    """Put the ranks beside each other."""
+    if not is_known(table):
+        return [Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other")]
+    missing = [Paragraph("missing", say_missing(table), Ink.WARN)] if table.missing else []
+    return [Paragraph("ranks", table.summary, Ink.STRONG), *missing, _ranks_sheet(table.ranks)]
+
+
+def list_communication(file: TraceFile) -> list[Block]:
+    """List the communication of one trace."""
+    comms = file.communication
+    whose = name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
+    if not is_known(comms):
+        return [Paragraph(NA, f"no communication in the trace of {whose}")]
+    sheet = lay_sheet(
+        "collectives", COLLECTIVES, comms.collectives, lambda row: row.name, table="collectives"
+    )
+    return [Paragraph("comms", f"{whose}: {say_communication(comms)}"), sheet]
+
+
+def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
+    longest = max((row.step_ms for row in ranks), default=0.0)
+    return lay_sheet(
+        "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
+        list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1),
+        ranks,
+        lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
+        findable=False,
+        table="ranks",
+    )
+
+
+_MOST_CURVES = 16
+"""All of them are drawn at each key: a damaged file names hundreds of devices."""
+_LABEL_WIDTH = 9
+"""That of the strip of the time: the steps of both stand below each other."""
+
+
+def list_memory(file: TraceFile) -> list[Block]:
+    """List the peaks of memory, its curve over time, and what allocates."""
+    memory = file.memory
+    if not memory.peaks:
+        text = "no allocations in the trace: tpmon capture --memory, or profile_memory=True, records them"
+        return [Paragraph(NA, text)]
+    peaks = lay_sheet("memory", PEAKS, memory.peaks, _say_peak, findable=False, table="memory")
+    blocks: list[Block] = [peaks, *list_curves(file)]
+    if memory.by_operator:
+        title = "allocated by operator"
+        blocks.append(
+            lay_sheet(title, ALLOCATIONS, memory.by_operator, lambda row: row.operator, table="allocations")
+        )
+    return blocks
+
+
+def _say_peak(row: MemoryPeak) -> str:
+    return f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}"
+
+
+def list_curves(file: TraceFile) -> list[Block]:
+    """Draw the memory of each device over time."""
+    curves = file.memory.curves
+    if not curves:
+        return [Paragraph(NA, "the trace has no totals of memory: there is no curve over time")]
+    steps = file.overview.step_table if file.overview.steps else ()
+    span = span_curves(curves, steps)
+    blocks: list[Block] = [Paragraph("curves", f"{say_span(span)}: {LEGEND}")]
+    for curve in curves[:_MOST_CURVES]:
+        draw = partial(_paint_curve, curve, span, steps)
+        name = name_place(curve.kind, curve.device)
+        blocks.append(Paragraph(name, describe_curve(curve), draw=draw))
+    if len(curves) > _MOST_CURVES:
+        blocks.append(Paragraph("more", f"{len(curves) - _MOST_CURVES} more devices: --csv curve has them"))
+    return blocks
+
+
+def _paint_curve(
+    curve: MemoryCurve, span: ChartSpan, steps: tuple[StepRow, ...], width: int
+) -> tuple[Line, ...]:
+    columns = max(1, width - _LABEL_WIDTH - 1)
+    ruler = draw_steps(steps, span, columns)
+    lines: list[Line] = [((f" {pad('step', _LABEL_WIDTH - 1)}{ruler}", Ink.DIM),)] if ruler else []
+    for label, row in label_curve(curve, span, columns):
+        parts = (("".join(cells), dim) for dim, cells in groupby(row, lambda cell: cell == RESERVED))
+        spans = [(text, Ink.DIM if dim else Ink.GOOD) for text, dim in parts]
+        lines.append(fit_line(((f" {pad(label, _LABEL_WIDTH - 1)}", Ink.DIM), *spans), width))
+    return tuple(lines)
+
+
+_SHOWN_US = 0.5
+"""A change of less is 0.000 ms in the table: neither faster nor slower."""
+_TITLES = {
+    "phase": "of a step, exclusive",
+    "idle": "idle by cause, of a step",
+    "operator": "operators, host self of a step",
+    "kernel": "kernels of a step",
+}
+
+
+def name_result(comparison: TraceComparison) -> tuple[str, Ink]:
+    """Say in a word whether a change helped, with the ink of it."""
+    if not is_known(comparison.helped):
+        return "! NO ANSWER", Ink.WARN
+    if comparison.helped:
+        return ("IT HELPED?", Ink.STRONG) if comparison.unchecked else ("IT HELPED", Ink.GOOD)
+    low, high = comparison.ratio_low, comparison.ratio_high
+    if is_known(low) and is_known(high) and low <= 1 <= high:
+        return "NO DIFFERENCE", Ink.STRONG
+    if comparison.ratio < 1:
+        return "! SLOWER", Ink.WARN
+    return f"FASTER, SHORT OF {comparison.target:g}x", Ink.STRONG
+
+
+def list_changes(comparison: TraceComparison) -> list[Block]:
+    """Say whether the change helped, then list phases, causes of idle time, operators and kernels."""
+    _word, ink = name_result(comparison)
+    blocks: list[Block] = [Paragraph("result", clean_text(comparison.summary, 1000), ink)]
+    blocks += [Paragraph("differs", clean_text(one, 1000), Ink.WARN) for one in comparison.differences]
+    if comparison.unchecked and comparison.differences:  # else the summary says it
+        blocks.append(Paragraph("note", f"not checked: {', '.join(comparison.unchecked)}"))
+    files = f"{clean_text(comparison.before, 1000)} -> {clean_text(comparison.after, 1000)}"
+    blocks.append(Paragraph("against", files))
+    for part, title in _TITLES.items():
+        rows = tuple(change for change in comparison.changes if change.part == part)
+        if rows:
+            blocks.append(_changes_sheet(part, title, rows))
+        elif part == "idle":
+            blocks.append(
+                Paragraph(NA, "idle time by cause: not both traces have device work and host events")
+            )
+    return blocks
+
+
+def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Change]:
+    findable = part in ("operator", "kernel")
+    return Sheet(
+        title,
+        (
+            Column("before ms", 11, 3, lambda row: ms_of_us(row.before_us)),
+            Column("after ms", 11, 2, lambda row: ms_of_us(row.after_us)),
+            Column("change ms", 11, 1, _paint_change),
+            Column(part, 16, 0, _name_row, right=False, grows=True),
+        ),
+        rows,
+        _say_change,
+        (
+            ("change ms", lambda row: row.after_us - row.before_us),
+            ("before ms", lambda row: row.before_us),
+            ("after ms", lambda row: row.after_us),
+        ),
+        source=(lambda row: row.name) if findable else (lambda _row: ""),
+        findable=findable,
+        table="changes",
+    )
+
+
+def _name_row(row: Change) -> str:
+    return shorten_kernel(row.name) if row.part == "kernel" else name_change(row)
+
+
+def _paint_change(row: Change) -> Cell:
+    """Write a change in milliseconds, with the ink of what got faster or slower."""
+    change_us = row.after_us - row.before_us
+    text = f"{change_us / 1000:+,.3f}"
+    if abs(change_us) < _SHOWN_US:
+        return text, Ink.DIM
+    return text, Ink.WARN if change_us > 0 else Ink.GOOD
+
+
+def _say_change(row: Change) -> str:
+    change_us = row.after_us - row.before_us
+    return (
+        f"{name_change(row)}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
+        f"{change_us / 1000:+,.3f} ms"
+    )
+
+
+_WITHOUT = {
+    "patterns": "none seen",
+    "products": "none recorded",
+    "rates": "no shapes (record_shapes=True)",
+    "modules": "none recorded (with_stack=True and modules called)",
+    "frames": "none recorded (with_stack=True)",
+    "allocations": "none recorded (profile_memory=True)",
+    "shapes": "none recorded (record_shapes=True)",
+    "lines": "none recorded (with_stack=True)",
+    "ranges": "none recorded (torch.profiler.record_function)",
+    "curve": "none recorded (profile_memory=True)",
+}
+"""Tables that can be looked at alone, and why there may be none."""
+TABLES = tuple(_WITHOUT)
+
+
+def list_table(file: TraceFile, table: str) -> list[Block]:
+    """Return one table of ``TABLES`` of one file; where it has no row, the reason."""
+    blocks: list[Block] = []
+    if table == "patterns":
+        blocks = [block for pattern in file.patterns for block in list_pattern(pattern)]
+    elif table == "curve":
+        blocks = list_curves(file) if file.memory.curves else []
+    elif table in ("shapes", "lines"):
+        rows = file.shapes if table == "shapes" else file.lines
+        blocks = list_groups(rows, Grouping(table)) if is_known(rows) and rows else []
+    else:
+        found = [*list_operator_tables(file), *list_kernel_tables(file), *list_memory(file)]
+        blocks = [block for block in found if isinstance(block, Sheet) and block.table == table]
+    return blocks or [Paragraph(table, _WITHOUT[table])]
+
+
+def list_trace(file: TraceFile) -> list[Block]:
+    """Return all that a text report says of one trace, its file first."""
+    listed = (list_overview, list_gaps, list_operators, list_kernels, list_memory, list_communication)
+    first = Paragraph("trace", say_file(file))
+    return [first, *(block for blocks in listed for block in blocks(file) if block != first)]
