@@ -60,6 +60,7 @@ def start_nothing(event: str, _arguments: object) -> None:
     if event in STARTS:
         if threading.current_thread() is not threading.main_thread():
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+            raise SystemExit  # it ends this thread without a word
         leave_out()
 
 
