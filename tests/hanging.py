@@ -18,7 +18,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
-from tpmon.model.verdict import Finding
+from tpmon.model.verdict import Finding, Kind
 from tpmon.model.waits import RUNNING
 
 LOOKS_AT_S = (0.0, 3.0, 6.0)
@@ -133,6 +133,25 @@ def conclude(frames: Sequence[Frame], **watch: Any) -> Finding:
     """Return the last verdict."""
     finding = run(frames, max(0, len(frames) - JUDGED), **watch)[-1].frame.verdict
     assert is_known(finding)
+    return finding
+
+
+def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Applicable[str]]:
+    """Return the kind and the cause of the last verdict."""
+    finding = conclude(frames, **watch)
+    return finding.kind, finding.cause
+
+
+def hung(cause: str) -> tuple[Kind, str]:
+    return Kind.HUNG, cause
+
+
+def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Finding:
+    """Check that a job hangs, why, and what is said of it."""
+    finding = conclude(frames, **watch)
+    assert (finding.kind, finding.cause) == (Kind.HUNG, cause)
+    for text in words:
+        assert text in finding.summary
     return finding
 
 

@@ -20,7 +20,7 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import make_gpu, make_process
-from tests.hanging import add_run, conclude, sample, stand
+from tests.hanging import add_run, conclude, expect, said, sample, stand
 from tpmon.judge.hang.causes import Patience
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import WatchedTime
@@ -98,11 +98,6 @@ def moving(frames: tuple[StackFrame, ...], used_s: float, **fields: Any) -> list
     return looks(stand(one, log_age_s=None, **fields), *((one,) for one in seen))
 
 
-def said(frames: Sequence[Frame], **watch: Any) -> tuple[Kind, Any]:
-    finding = conclude(frames, **watch)
-    return finding.kind, finding.cause
-
-
 @pytest.mark.parametrize("frames", [JOIN, SESSION])
 def test_a_training_in_a_thread_is_no_hang_however_long_the_main_thread_waits_for_it(frames):
     assert said(moving(frames, 3.0, seconds=90))[0] is not Kind.HUNG
@@ -111,9 +106,7 @@ def test_a_training_in_a_thread_is_no_hang_however_long_the_main_thread_waits_fo
 
 def test_a_thread_that_moves_and_uses_little_gives_a_wait_five_minutes():
     assert said(moving(JOIN, 0.0, seconds=90))[0] is not Kind.HUNG
-    finding = conclude(moving(JOIN, 0.0, seconds=310))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert "meanwhile thread thread-7 (7) of it moves: fit fit.py:52" in finding.summary
+    expect("lock", moving(JOIN, 0.0, seconds=310), "meanwhile thread thread-7 (7) of it moves: fit fit.py:52")
 
 
 def test_a_thread_that_only_wakes_up_and_sleeps_does_not_work():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
 from tests.frames import NOW, NOW_NS, make_frame, make_process
-from tests.hanging import conclude, run, sample, stand
+from tests.hanging import conclude, expect, run, sample, stand
 from tests.judging import SECOND
 from tests.waits import wait_of
 from tpmon.judge.hang.causes import Patience
@@ -58,8 +58,7 @@ def test_old_connections_do_where_no_log_is_a_file():
     quiet = SocketSample(4, last_send_s=400.0, last_receive_s=350.0, retransmits=0, unsent_bytes=0)
     frames = stand(LOCKED, seconds=14, log_age_s=None, sockets=quiet)
     assert asked_at(blind(frames))[0] <= 3
-    finding = conclude(frames)
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    finding = expect("lock", frames)
     assert finding.since == NOW - timedelta(seconds=350)
     assert finding.since_source.startswith("last data on its connections")
     busy = replace(quiet, last_receive_s=2.0)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, SITE, make_native, make_rank, make_thread
 from tests.frames import NOW_NS, make_gpu
-from tests.hanging import conclude, sample, stand
+from tests.hanging import conclude, expect, said, sample, stand
 from tests.judging import SECOND
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.dump import DumpRound, ProcessToll
@@ -56,18 +56,12 @@ def sampled_at(frames: Any, stacks: dict[int, tuple[StackFrame, ...]]) -> Any:
     ]
 
 
-def said(frames: Any) -> tuple[Kind, Any]:
-    finding = conclude(frames)
-    return finding.kind, finding.cause
-
-
 def test_ranks_that_spin_in_a_collective_wait_for_the_one_that_is_not_in_it():
     ranks = [spins(0), spins(1), spins(2)]
     late = make_rank(3, frames=DECODE, **READS)
     pids = [one.pid for one in ranks]
     gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
-    finding = conclude(sampled(stand(*ranks, late, world_size=4, gpus=gpus), *pids))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    finding = expect("missing-rank", sampled(stand(*ranks, late, world_size=4, gpus=gpus), *pids))
     assert finding.summary.startswith("3 of 4 ranks wait in ")
     assert "rank 3 is in decode data.py:88" in finding.summary
 
@@ -77,9 +71,11 @@ def test_ranks_that_spin_at_different_lines_are_in_one_collective_or_in_several(
     pids = [one.pid for one in ranks]
     gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
     frames = stand(*ranks, world_size=3, gpus=gpus, seconds=60, log_age_s=None)
-    finding = conclude(sampled_at(frames, dict(zip(pids, (ITEM, ITEM, SYNCHRONIZE), strict=True))))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-wait")
-    assert "one collective, or in different ones: ranks 0-1 in train train.py:77" in finding.summary
+    finding = expect(
+        "gpu-wait",
+        sampled_at(frames, dict(zip(pids, (ITEM, ITEM, SYNCHRONIZE), strict=True))),
+        "one collective, or in different ones: ranks 0-1 in train train.py:77",
+    )
     assert not is_known(finding.rank)
 
 
@@ -108,8 +104,7 @@ def test_ranks_that_all_spin_wait_in_one_collective_and_none_of_them_is_the_culp
     ranks = [spins(rank) for rank in range(4)]
     pids = [one.pid for one in ranks]
     gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
-    finding = conclude(sampled(stand(*ranks, world_size=4, gpus=gpus), *pids))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-wait")
+    finding = expect("gpu-wait", sampled(stand(*ranks, world_size=4, gpus=gpus), *pids))
     assert finding.summary.startswith("all 4 ranks wait for their cards, none of which does anything")
     assert not is_known(finding.rank)
     assert [row.name for row in finding.evidence][:4] == [f"rank {n} ({4000 + 10 * n})" for n in range(4)]
@@ -182,10 +177,10 @@ def test_a_card_at_medium_power_gives_minutes_and_not_for_ever(watts, limit, sec
 def test_a_rank_whose_stack_nobody_could_read_is_named_with_what_the_kernel_says():
     others = [make_rank(rank) for rank in (0, 1)]
     traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)
-    finding = conclude(stand(*others, traced, world_size=3, seconds=330, log_age_s=None))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
-    assert (
-        "the stack of rank 2 was not read (another tracer holds it), by the kernel in: NFS" in finding.summary
+    expect(
+        "missing-rank",
+        stand(*others, traced, world_size=3, seconds=330, log_age_s=None),
+        "the stack of rank 2 was not read (another tracer holds it), by the kernel in: NFS",
     )
 
 
@@ -233,9 +228,7 @@ def test_threads_of_a_logger_do_not_hide_the_one_that_writes_a_checkpoint():
     writer = make_thread(9, name="writer", kind=ThreadKind.OTHER, frames=WRITES, **READS)
     rank = make_rank(0, *loggers, writer, frames=RESULT, waits_for="lock or queue (futex)")
     assert said(stand(rank, seconds=100, log_age_s=None))[0] is not Kind.HUNG
-    finding = conclude(stand(rank, seconds=310, log_age_s=None))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert "thread writer (9)" in finding.summary
+    expect("lock", stand(rank, seconds=310, log_age_s=None), "thread writer (9)")
 
 
 NCCL = make_native(9001, "pt_nccl_watchdg")
@@ -256,8 +249,7 @@ def test_ranks_that_spin_over_cards_that_cannot_be_read_are_not_told_to_compute(
         early = stand(*ranks, world_size=size, seconds=100, log_age_s=None)
         assert said(sampled(early, *pids))[0] is not Kind.HUNG
         late = stand(*ranks, world_size=size, seconds=310, log_age_s=None)
-        finding = conclude(sampled(late, *pids))
-        assert (finding.kind, finding.cause) == (Kind.HUNG, cause)
+        finding = expect(cause, sampled(late, *pids))
         assert not is_known(finding.rank)
     alone = stand(*blind(0), world_size=16, seconds=310, log_age_s=None)
     assert said(sampled(alone, 4000)) == (Kind.HUNG, "remote-rank")
@@ -336,7 +328,6 @@ def test_ranks_that_all_wait_for_idle_cards_wait_in_one_collective_too():
     ranks = [make_rank(rank, frames=SYNCHRONIZE) for rank in range(2)]
     idle = {**SPINS, "sm_pct": 0.0, "sm_active_pct": 0.0, "power_w": 70.0}
     gpus = tuple(make_gpu(i, pids=(one.pid,), **idle) for i, one in enumerate(ranks))
-    finding = conclude(stand(*ranks, world_size=2, gpus=gpus, log_age_s=None, seconds=320))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-wait")
+    finding = expect("gpu-wait", stand(*ranks, world_size=2, gpus=gpus, log_age_s=None, seconds=320))
     assert finding.summary.startswith("all 2 ranks wait for their cards")
     assert not is_known(finding.rank)

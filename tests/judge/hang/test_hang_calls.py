@@ -11,7 +11,7 @@ import pytest
 from tests.collectives import make_call, make_group, make_record
 from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
 from tests.frames import NOW, NOW_NS
-from tests.hanging import conclude, run, stand
+from tests.hanging import conclude, expect, run, stand
 from tests.judging import SECOND
 from tpmon.judge.hang.devices import LIMIT
 from tpmon.judge.watch.tracker import RankMemory
@@ -55,8 +55,7 @@ def rows(finding: Finding) -> dict[str, str]:
 
 
 def test_the_rank_that_never_called_and_the_end_by_the_timeout_are_evidence():
-    finding = conclude(with_records(pair(), *ONE_MISSING))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    finding = expect("missing-rank", with_records(pair(), *ONE_MISSING))
     said = rows(finding)
     assert said[NAME] == "rank 1 has not called it"
     assert said[LIMIT] == "NCCL aborts this job in about 9m00s"
@@ -102,8 +101,7 @@ def test_without_a_record_the_stacks_and_a_default_tell_the_end(native, words):
 def test_a_rank_elsewhere_is_not_accused_by_the_records_either():
     frames = stand(WAITS, make_rank(1, NCCL), world_size=4, log_age_s=400.0)
     records = [make_record(rank, make_group(3, 4)) for rank in (0, 1)]
-    finding = conclude(with_records(frames, *records), asked_s=30.0)
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
+    finding = expect("remote-rank", with_records(frames, *records), asked_s=30.0)
     assert rows(finding)[NAME] == "ranks 2-3 have no record of it here"
 
 
@@ -116,8 +114,7 @@ def test_a_record_tells_at_once_for_how_long_ranks_wait_for_one_elsewhere():
         for one in stand(*ranks, seconds=15, world_size=4, log_age_s=7200.0)
     ]
     assert conclude(frames).kind is not Kind.HUNG, "the log of a machine without rank 0 tells nothing"
-    finding = conclude(with_records(frames, *records))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
+    finding = expect("remote-rank", with_records(frames, *records))
     assert finding.since == NOW - timedelta(seconds=1560)
     assert finding.since_source.startswith("collective called by its record ")
 
@@ -152,8 +149,7 @@ def test_a_record_dates_a_wait_that_may_end_by_itself_too(waits_for):
 
 def test_calls_that_do_not_fit_are_told_where_all_ranks_wait():
     other = make_record(1, make_group(3, 4, [make_call(4, "broadcast")], **PAIR))
-    finding = conclude(with_records(pair(WAITS, make_rank(1, NCCL)), ONE_MISSING[0], other))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    finding = expect("no-progress", with_records(pair(WAITS, make_rank(1, NCCL)), ONE_MISSING[0], other))
     assert rows(finding)[NAME] == "rank 0 called all_reduce, rank 1 called broadcast"
 
 

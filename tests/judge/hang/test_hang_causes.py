@@ -24,7 +24,7 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import make_gpu, make_loader, make_process
-from tests.hanging import conclude, run, sample, stand
+from tests.hanging import conclude, expect, hung, run, said, sample, stand
 from tpmon.judge.watch.tracker import RankMemory, WatchedTime, observe
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -52,19 +52,9 @@ def thread(tid, frames, **fields):
     )
 
 
-def said(frames, **watch):
-    finding = conclude(frames, **watch)
-    return finding.kind, finding.cause
-
-
-def hung(cause):
-    return Kind.HUNG, cause
-
-
 def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_it_waits_for():
     others = [make_rank(rank) for rank in (0, 1, 2)]
-    finding = conclude(stand(*others, make_rank(3, frames=DECODE, **READS), log_age_s=1560.0))
-    assert (finding.kind, finding.cause) == hung("missing-rank")
+    finding = expect("missing-rank", stand(*others, make_rank(3, frames=DECODE, **READS), log_age_s=1560.0))
     assert finding.summary.startswith(
         "3 of 4 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait), "
         "blocked in a read of /data/7.bin on NFS (/data)"
@@ -78,10 +68,13 @@ def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_
 
 
 def test_no_rank_here_is_accused_where_all_wait_and_others_run_elsewhere():
-    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0), asked_s=30.0)
-    assert (finding.kind, finding.cause) == hung("remote-rank")
-    assert "of ranks 2-3" in finding.summary
-    assert "tpmon dump --job --json there" in finding.summary
+    finding = expect(
+        "remote-rank",
+        stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0),
+        "of ranks 2-3",
+        "tpmon dump --job --json there",
+        asked_s=30.0,
+    )
     assert "tpmon fold" in finding.try_
 
 
@@ -89,16 +82,13 @@ def test_a_rank_that_ended_here_is_missing():
     frames = stand(make_rank(0), make_rank(1), world_size=3)
     gone = stand(make_rank(0), make_rank(1), make_rank(2), world_size=3)[0]
     frames[0] = replace(gone, taken=frames[0].taken, taken_ns=frames[0].taken_ns)
-    finding = conclude(frames)
-    assert (finding.kind, finding.cause) == hung("missing-rank")
-    assert "rank 2 has ended" in finding.summary
+    expect("missing-rank", frames, "rank 2 has ended")
 
 
 def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
     three = stand(make_rank(0), make_rank(1), make_rank(2), world_size=3)
     two = stand(make_rank(0), make_rank(1), world_size=2)
-    smaller = conclude([replace(three[0], taken=two[0].taken, taken_ns=two[0].taken_ns), *two[1:]])
-    assert (smaller.kind, smaller.cause) == hung("no-progress")
+    expect("no-progress", [replace(three[0], taken=two[0].taken, taken_ns=two[0].taken_ns), *two[1:]])
     old = three[0].processes
     for here in (replace(three[0], processes=()), three[0]):
         anew = [replace(one, start_ticks=7, pid=one.pid + 500) for one in old]
@@ -110,9 +100,11 @@ def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
 def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
     above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
     frames = stand(make_rank(0), make_rank(2), world_size=3)
-    finding = conclude([replace(one, processes=(above, *one.processes)) for one in frames])
-    assert (finding.kind, finding.cause) == hung("missing-rank")
-    assert "rank 1 has ended" in finding.summary
+    expect(
+        "missing-rank",
+        [replace(one, processes=(above, *one.processes)) for one in frames],
+        "rank 1 has ended",
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,21 +128,19 @@ def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_
         )
         above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
         frames.append(replace(frame, processes=(above, *ranks) if launcher else ranks))
-    finding = conclude(frames, asked_s=30.0)
-    assert (finding.kind, finding.cause) == hung("missing-rank" if missing else "remote-rank")
-    assert missing in finding.summary
+    expect("missing-rank" if missing else "remote-rank", frames, missing, asked_s=30.0)
 
 
 def test_ranks_in_different_collectives_wait_for_each_other():
-    finding = conclude(stand(make_rank(0), make_rank(1, frames=BROADCAST), world_size=2))
-    assert (finding.kind, finding.cause) == hung("missing-rank")
-    assert "different collectives: rank 0 in all_reduce train.py:40, rank 1 in broadcast" in finding.summary
+    expect(
+        "missing-rank",
+        stand(make_rank(0), make_rank(1, frames=BROADCAST), world_size=2),
+        "different collectives: rank 0 in all_reduce train.py:40, rank 1 in broadcast",
+    )
 
 
 def test_all_ranks_in_one_collective_with_none_outside_is_no_progress():
-    finding = conclude(stand(make_rank(0), make_rank(1), world_size=2))
-    assert (finding.kind, finding.cause) == hung("no-progress")
-    assert "none is outside of it" in finding.summary
+    expect("no-progress", stand(make_rank(0), make_rank(1), world_size=2), "none is outside of it")
 
 
 def test_a_wait_for_gradients_in_c_is_a_wait_for_ranks():
@@ -165,17 +155,18 @@ def test_the_holder_of_a_lock_is_named_where_it_is_known():
         others=(OtherEnd(4000, 7, "thread-7"),),
     )  # fmt: skip
     flusher, other = thread(7, FLUSH, waits_for="sleep"), thread(8, FLUSH)
-    finding = conclude(stand(make_rank(0, other, flusher, frames=IN_LOCK, waits_on=target)))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert "waits for a lock that thread-7 (7) holds; that thread is in flush logs.py:19" in finding.summary
+    expect(
+        "lock",
+        stand(make_rank(0, other, flusher, frames=IN_LOCK, waits_on=target)),
+        "waits for a lock that thread-7 (7) holds; that thread is in flush logs.py:19",
+    )
 
 
 def test_another_thread_that_stands_may_hold_the_lock():
-    finding = conclude(stand(make_rank(0, thread(7, FLUSH), frames=IN_LOCK)))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert (
-        "waiting for a lock; perhaps held by thread thread-7 (7), which is in flush logs.py:19"
-        in finding.summary
+    expect(
+        "lock",
+        stand(make_rank(0, thread(7, FLUSH), frames=IN_LOCK)),
+        "waiting for a lock; perhaps held by thread thread-7 (7), which is in flush logs.py:19",
     )
     alone = conclude(stand(make_rank(0, frames=IN_LOCK)))
     assert "who holds it cannot be seen" in alone.summary
@@ -184,11 +175,10 @@ def test_another_thread_that_stands_may_hold_the_lock():
 def test_a_library_that_keeps_the_interpreter_is_a_lock_and_its_thread_the_holder():
     waits = {"waits_for": "lock with a time-out (futex)", "holds_gil": False}
     decoder = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
-    finding = conclude(stand(make_rank(0, decoder, frames=IN_LOCK, **waits)))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert (
-        "rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush"
-        in finding.summary
+    expect(
+        "lock",
+        stand(make_rank(0, decoder, frames=IN_LOCK, **waits)),
+        "rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush",
     )
     alone = conclude(stand(make_rank(0, frames=IN_LOCK, waits_for="sleep", holds_gil=True)))
     assert "rank 0 holds the interpreter's lock (GIL)" in alone.summary
@@ -196,11 +186,10 @@ def test_a_library_that_keeps_the_interpreter_is_a_lock_and_its_thread_the_holde
 
 def test_a_program_that_has_finished_waits_for_a_thread_that_does_not_end():
     writer = thread(7, FLUSH)
-    finding = conclude(stand(make_rank(0, writer, frames=EXIT)))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert (
-        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19"
-        in finding.summary
+    expect(
+        "lock",
+        stand(make_rank(0, writer, frames=EXIT)),
+        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19",
     )
 
 
@@ -214,11 +203,10 @@ def monitor(tid):
 
 
 def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
-    finding = conclude(stand(make_rank(0, monitor(5), thread(7, FLUSH), frames=EXIT)))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert (
-        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19"
-        in finding.summary
+    finding = expect(
+        "lock",
+        stand(make_rank(0, monitor(5), thread(7, FLUSH), frames=EXIT)),
+        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19",
     )
     assert "perhaps Python waits for it" in finding.summary, "nothing tells for which of them"
     assert "daemon" not in finding.summary
@@ -236,9 +224,7 @@ def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
 def test_where_only_daemons_are_left_what_keeps_a_program_was_not_seen():
     left = make_rank(0, monitor(5), frames=EXIT)
     assert said(stand(left, seconds=60, log_age_s=None))[0] is not Kind.HUNG
-    finding = conclude(stand(left, seconds=90, log_age_s=None))
-    assert (finding.kind, finding.cause) == hung("lock")
-    assert "waits for threads that were not seen" in finding.summary
+    expect("lock", stand(left, seconds=90, log_age_s=None), "waits for threads that were not seen")
 
 
 def test_a_thread_that_still_works_after_the_end_is_no_hang():
@@ -248,11 +234,11 @@ def test_a_thread_that_still_works_after_the_end_is_no_hang():
 
 
 def test_a_worker_that_reads_for_ever_is_named_and_not_its_rank():
-    finding = conclude(
-        stand(make_rank(0, **BATCH), make_worker(0, 0), make_worker(0, 1, frames=WORKER_READS, **READS))
+    expect(
+        "blocked-io",
+        stand(make_rank(0, **BATCH), make_worker(0, 0), make_worker(0, 1, frames=WORKER_READS, **READS)),
+        "rank 0 waits for a batch; worker 1 of rank 0 (4002) is in decode data.py:88",
     )
-    assert (finding.kind, finding.cause) == hung("blocked-io")
-    assert "rank 0 waits for a batch; worker 1 of rank 0 (4002) is in decode data.py:88" in finding.summary
 
 
 def test_a_worker_in_a_lock_that_it_inherited():
@@ -262,9 +248,7 @@ def test_a_worker_in_a_lock_that_it_inherited():
 
 def test_a_batch_is_lost_when_everybody_waits_for_work():
     job = (make_rank(0, **BATCH), make_worker(0, 0), make_worker(0, 1))
-    finding = conclude(stand(*job))
-    assert (finding.kind, finding.cause) == hung("lost-batch")
-    assert "all its 2 workers wait for work" in finding.summary
+    expect("lost-batch", stand(*job), "all its 2 workers wait for work")
 
 
 def test_a_batch_that_is_ready_is_not_lost():
@@ -281,9 +265,11 @@ def test_a_program_that_failed_long_ago_is_no_worker_whose_batch_is_awaited(name
 
 def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
     dead = (DeadChild(4444, 4000, "python", "SIGKILL"),)
-    finding = conclude(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=dead))
-    assert (finding.kind, finding.cause) == hung("dead-worker")
-    assert "a process that is dead (4444: SIGKILL)" in finding.summary
+    expect(
+        "dead-worker",
+        stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=dead),
+        "a process that is dead (4444: SIGKILL)",
+    )
     of_another = (replace(dead[0], parent=1),)
     assert said(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=of_another)) != hung(
         "dead-worker"
@@ -304,9 +290,11 @@ def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
 def test_a_loader_with_threads_of_its_own_has_no_dead_worker(frames):
     waits = make_rank(0, frames=(MAIN, TRAIN, *frames))
     assert said(stand(waits, seconds=35, log_age_s=None))[0] is not Kind.HUNG
-    late = conclude(stand(waits, seconds=90, log_age_s=None))
-    assert (late.kind, late.cause) == hung("no-progress")
-    assert "the loader is not torch's, what fills its queue is not known" in late.summary
+    expect(
+        "no-progress",
+        stand(waits, seconds=90, log_age_s=None),
+        "the loader is not torch's, what fills its queue is not known",
+    )
     assert said(stand(make_rank(0, **BATCH), seconds=90, log_age_s=None)) == hung("dead-worker")
 
 
@@ -320,9 +308,11 @@ def test_a_read_leads_to_the_process_at_its_other_end():
         others=(OtherEnd(4001, NOT_APPLICABLE, "worker 0 of rank 0"),),
     )  # fmt: skip
     worker = make_worker(0, 0, frames=WORKER_READS, **READS)
-    finding = conclude(stand(make_rank(0, frames=IN_LOCK, waits_for="unix socket", waits_on=target), worker))
-    assert (finding.kind, finding.cause) == hung("blocked-io")
-    assert "worker 0 of rank 0 (4001) is in decode data.py:88" in finding.summary
+    expect(
+        "blocked-io",
+        stand(make_rank(0, frames=IN_LOCK, waits_for="unix socket", waits_on=target), worker),
+        "worker 0 of rank 0 (4001) is in decode data.py:88",
+    )
 
 
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
@@ -335,9 +325,7 @@ def card(busy_pct, **fields):
 def test_a_card_that_is_busy_and_does_nothing_is_no_excuse_for_a_wait():
     waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
     hollow = card(100.0, sm_active_pct=1.0, power_w=90.0)
-    finding = conclude(sample(stand(waits, **hollow), 4000, ITEM))
-    assert (finding.kind, finding.cause) == hung("gpu-wait")
-    assert "card 0 is busy and does next to nothing" in finding.summary
+    expect("gpu-wait", sample(stand(waits, **hollow), 4000, ITEM), "card 0 is busy and does next to nothing")
     assert said(sample(stand(waits, seconds=310, log_age_s=None, **card(0.0)), 4000, ITEM)) == hung("spin")
 
 
@@ -357,10 +345,12 @@ def test_a_rank_that_waits_for_a_card_at_work_is_not_hung():
 
 def test_a_kernel_that_does_not_end_is_told_after_half_an_hour():
     waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
-    finding = conclude(sample(stand(waits, seconds=1830, log_age_s=None, **card(99.0)), 4000, ITEM))
-    assert (finding.kind, finding.cause) == hung("gpu-wait")
-    assert "rank 0 waits for its card" in finding.summary
-    assert "card 0 works" in finding.summary
+    expect(
+        "gpu-wait",
+        sample(stand(waits, seconds=1830, log_age_s=None, **card(99.0)), 4000, ITEM),
+        "rank 0 waits for its card",
+        "card 0 works",
+    )
 
 
 def busy(seconds, log_age_s, frames=LOOP, **fields):
@@ -416,9 +406,7 @@ def polling(cpu_ns=10**9, faults=0, moved_bytes=0, seconds=30, **fields):
 
 
 def test_a_loop_that_asks_the_kernel_again_and_again_is_no_long_call():
-    finding = conclude(polling())
-    assert (finding.kind, finding.cause) == hung("spin")
-    assert "runs without end in wait_for_flag train.py:50" in finding.summary
+    finding = expect("spin", polling(), "runs without end in wait_for_flag train.py:50")
     assert "50 % of it in the kernel" in finding.evidence[0].text
 
 
@@ -505,5 +493,4 @@ def test_an_idle_thread_of_a_logger_beside_a_deadlock_gives_it_no_more_time():
         kind=ThreadKind.OTHER,
         frames=(StackFrame("run", site, 60), StackFrame("wait", f"{LIB}/threading.py", 655)),
     )
-    finding = conclude(stand(make_rank(0, idle, frames=IN_LOCK), log_age_s=None, seconds=60))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    expect("lock", stand(make_rank(0, idle, frames=IN_LOCK), log_age_s=None, seconds=60))

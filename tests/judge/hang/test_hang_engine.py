@@ -20,7 +20,7 @@ from tests.dumps import (
     make_thread,
     odd_pid,
 )
-from tests.hanging import conclude, stand
+from tests.hanging import conclude, expect, stand
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -91,9 +91,11 @@ def test_a_rank_whose_engine_is_blocked_is_the_one_that_the_others_wait_for():
 
 def test_an_engine_that_waits_for_ranks_itself_is_no_culprit():
     job = [engine(rank, REDUCES if rank == 1 else ()) for rank in range(4)]
-    finding = conclude(stand(*job, world_size=4, seconds=45, log_age_s=50.0))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
-    assert "all 4 ranks wait in a collective of backward" in finding.summary
+    expect(
+        "no-progress",
+        stand(*job, world_size=4, seconds=45, log_age_s=50.0),
+        "all 4 ranks wait in a collective of backward",
+    )
 
 
 @pytest.mark.parametrize(

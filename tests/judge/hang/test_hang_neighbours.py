@@ -21,7 +21,7 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import make_gpu, make_process
-from tests.hanging import add_run, conclude, sample, stand
+from tests.hanging import add_run, conclude, expect, said, sample, stand
 from tests.judge.hang.test_activity import ASKED, looks, read
 from tests.judge.hang.test_devices import SPINS
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessLook
@@ -37,11 +37,6 @@ NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
 RESULT = (*ITEM, StackFrame("result", f"{LIB}/concurrent/futures/_base.py", 451))
 WAITS = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 ACQUIRES = (*WORKER_READS[:4], StackFrame("__enter__", f"{LIB}/multiprocessing/synchronize.py", 95))
-
-
-def said(frames: list[Frame], **watch: Any) -> tuple[Kind, Any]:
-    finding = conclude(frames, **watch)
-    return finding.kind, finding.cause
 
 
 def beside_a_worker_that_moves(*others: ProcessLook, seconds: int = 40) -> Finding:
@@ -283,9 +278,7 @@ def test_a_pool_whose_process_was_seen_to_be_killed_has_lost_its_result_with_it(
     main = make_rank(0, frames=POOL, waits_for="lock or queue (futex)")
     frames = stand(main, idle, seconds=45, log_age_s=None)
     assert said(frames) == (Kind.HUNG, "lost-batch")
-    finding = conclude(ends_at(frames, 5, END))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "dead-worker")
-    assert "(4500: SIGKILL; OOM killer (kernel log))" in finding.summary
+    expect("dead-worker", ends_at(frames, 5, END), "(4500: SIGKILL; OOM killer (kernel log))")
 
 
 def test_a_dead_child_is_told_as_it_was_seen_to_end():
@@ -325,8 +318,7 @@ def test_a_process_of_a_pool_at_a_task_of_a_library_has_not_lost_its_result(loop
     reads = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
     child = _child(4500, "train.py", *loop, *below, **reads)
     main = make_rank(0, frames=RESULT, waits_for="lock or queue (futex)")
-    finding = conclude(stand(main, child, seconds=45, log_age_s=None))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "blocked-io")
+    finding = expect("blocked-io", stand(main, child, seconds=45, log_age_s=None))
     assert "the result was lost" not in finding.summary
 
 
@@ -338,8 +330,7 @@ def test_a_process_of_a_pool_at_a_task_of_a_library_has_not_lost_its_result(loop
 def test_nor_has_one_at_a_task_that_is_called_get_or_that_the_loop_calls_itself(stack):
     reads = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
     main = make_rank(0, frames=RESULT, waits_for="lock or queue (futex)")
-    finding = conclude(stand(main, _child(4500, "train.py", *stack, **reads), seconds=45, log_age_s=None))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "blocked-io")
+    expect("blocked-io", stand(main, _child(4500, "train.py", *stack, **reads), seconds=45, log_age_s=None))
 
 
 @pytest.mark.parametrize("loop", POOL_LOOPS, ids=["executor", "pool"])

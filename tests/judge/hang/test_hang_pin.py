@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.dumps import LIB, MAIN, SITE, TRAIN, fold, make_rank, make_thread, make_worker
-from tests.hanging import conclude, stand
+from tests.hanging import conclude, expect, stand
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
@@ -36,9 +36,11 @@ def job(frames, **fields):
 
 
 def test_a_stuck_pin_thread_has_the_batch():
-    finding = conclude(stand(*job(PINS), seconds=45, log_age_s=50.0))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
-    assert "thread pin (9200) of it is in pin_memory data.py:140" in finding.summary
+    expect(
+        "lock",
+        stand(*job(PINS), seconds=45, log_age_s=50.0),
+        "thread pin (9200) of it is in pin_memory data.py:140",
+    )
     summary = fold(*job(PINS)).summary
     assert "its thread pin is in pin_memory data.py:140" in summary
     assert "lost" not in summary
@@ -51,6 +53,5 @@ def test_a_pin_thread_that_works_is_no_hang():
 
 def test_a_pin_thread_at_its_queues_has_no_batch():
     for frames in (GETS, PUTS):
-        finding = conclude(stand(*job(frames), seconds=45, log_age_s=50.0))
-        assert (finding.kind, finding.cause) == (Kind.HUNG, "lost-batch")
+        expect("lost-batch", stand(*job(frames), seconds=45, log_age_s=50.0))
         assert "a batch was lost" in fold(*job(frames)).summary

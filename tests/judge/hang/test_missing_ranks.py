@@ -26,7 +26,7 @@ from tests.dumps import (
     rounds,
 )
 from tests.frames import make_gpu, make_process
-from tests.hanging import conclude, sample, stand
+from tests.hanging import conclude, expect, said, sample, stand
 from tests.judge.hang.test_devices import SPINS
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.host import NetworkSample, SocketSample
@@ -88,11 +88,6 @@ def waits(frames, **fields: Any):
         replace(one, processes=tuple(replace(p, local_rank=numbered[p.pid]) for p in one.processes))
         for one in frames
     ]
-
-
-def said(frames, **watch: Any):
-    finding = conclude(frames, **watch)
-    return finding.kind, finding.cause
 
 
 @pytest.mark.parametrize(
@@ -230,9 +225,11 @@ def pipeline():
 
 
 def test_ranks_in_transfers_and_collectives_accuse_none_of_them():
-    finding = conclude(stand(*pipeline(), world_size=8, seconds=45, log_age_s=50.0))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
-    assert "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce" in finding.summary
+    finding = expect(
+        "no-progress",
+        stand(*pipeline(), world_size=8, seconds=45, log_age_s=50.0),
+        "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce",
+    )
     assert not is_known(finding.rank)
 
 
@@ -281,8 +278,7 @@ def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_
 
 
 def test_all_ranks_in_one_collective_accuse_none_of_them():
-    finding = conclude(stand(*(make_rank(rank) for rank in range(8)), world_size=8))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    finding = expect("no-progress", stand(*(make_rank(rank) for rank in range(8)), world_size=8))
     assert not any(map(is_known, (finding.rank, finding.pid, finding.where)))
     assert "tpmon dump 4211 " in finding.try_, "of the job: none of them is named"
     assert len(named(finding)) == len(set(named(finding))) == 4
@@ -386,8 +382,7 @@ def unsized(*looks, **fields: Any):
 )
 def test_ranks_whose_number_nobody_says_may_wait_for_one_elsewhere(network, hung):
     assert (said(unsized(network=network))[0] is Kind.HUNG) is hung
-    finding = conclude(unsized(seconds=310, network=network))
-    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    finding = expect("no-progress", unsized(seconds=310, network=network))
     assert ("or one elsewhere is missing" in finding.summary) is not hung
     assert not is_known(finding.rank)
 
