@@ -127,8 +127,9 @@ class Shell(App[None], Generic[View]):
 
     def redraw(self) -> None:
         """Send every cell again: the terminal no longer shows what was sent."""
-        self.screen.refresh(layout=True)
-        self.repaint()
+        if self.screen_stack:  # a size may change while the screen ends
+            self.screen.refresh(layout=True)
+            self.repaint()
 
     # Keys in
 
