@@ -18,6 +18,8 @@ from tests.command_line import start_training
 if TYPE_CHECKING:
     from tests.hangs.beside import Beside
 
+ROOT = Path(__file__).parent
+
 # Many images set it; each of some hundred tpmons would then compile its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -70,9 +72,7 @@ def leave_out(*_: object) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take ``--fast``."""
-    parser.addoption(
-        "--fast", action="store_true", help="leave out tests that start a process; draw few examples"
-    )
+    parser.addoption("--fast", action="store_true", help="leave out tests that start a process; draw few examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,9 +90,22 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few" if few else "some"))
 
 
+ALONE = ("budget", "gpu", "programs", "pty")
+"""Folders whose tests want the machine for themselves."""
+
+
+@pytest.hookimpl(trylast=True)  # when those that nobody asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ask last about the programs that hang, which do so beside the tests of the screen and the units."""
-    items.sort(key=lambda item: "hung_programs" in getattr(item, "fixturenames", ()))
+    """Ask last about the programs that hang, and let them do so beside the tests that do not want to be alone."""
+
+    def place(item: pytest.Item) -> int:
+        asks = "hung_programs" in getattr(item, "fixturenames", ())
+        return 2 if asks else int(item.path.relative_to(ROOT).parts[0] not in ALONE)
+
+    items.sort(key=place)
+    if items and place(items[-1]) == 2 and importlib.util.find_spec("torch") is not None:
+        beside = next((item for item in items if place(item) == 1), items[-1])
+        beside.fixturenames.insert(0, "hung_programs")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
