@@ -40,9 +40,7 @@ def read_told(path: str | Path) -> Told:
         whole = json.load(file)
     events = [one for one in whole["traceEvents"] if one.get("ph") == "X"]
     host = [
-        one
-        for one in events
-        if one.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+        one for one in events if one.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
     ]
     # A range is entered and left within calls of Python, which end after that: the two nest each in itself.
     calls = [one for one in host if one.get("cat") == "python_function"]
@@ -54,12 +52,7 @@ def read_told(path: str | Path) -> Told:
         optimizer=sum(one["name"].startswith("Optimizer.step") for one in host),
         names=Counter(one["name"] for one in host),
         conditions=json.loads(told) if isinstance(told, str) else told,
-        wrong=(
-            *judge_order(marks),
-            *judge_nesting(others),
-            *judge_nesting(calls),
-            *judge_pairs(whole["traceEvents"]),
-        ),
+        wrong=(*judge_order(marks), *judge_nesting(others), *judge_nesting(calls), *judge_pairs(whole["traceEvents"])),
     )
 
 

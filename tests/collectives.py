@@ -78,9 +78,7 @@ def make_call(sequence: int, name: str = "all_reduce", ago_s: float = 60.0, **fi
     return replace(plain, **fields)
 
 
-def make_group(
-    done: int, called: int, calls: Sequence[CollectiveCall] | None = None, **fields: Any
-) -> GroupRecord:
+def make_group(done: int, called: int, calls: Sequence[CollectiveCall] | None = None, **fields: Any) -> GroupRecord:
     """Build what a rank recorded of the whole job's group; all calls are all_reduce unless given."""
     if calls is None:
         calls = [make_call(number) for number in range(max(1, done - 2), called + 1)]

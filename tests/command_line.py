@@ -60,9 +60,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 def start_training() -> subprocess.Popen[bytes]:
     """Start a Python process that has loaded torch and waits."""
-    training = subprocess.Popen(
-        [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    training = subprocess.Popen([sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert training.stdout is not None
     assert training.stdout.readline() == b"ready\n"
     return training

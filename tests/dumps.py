@@ -128,9 +128,7 @@ def make_worker(rank: int, worker: int, **fields: Any) -> ProcessLook:
     )
 
 
-def make_round(
-    *processes: ProcessLook, at_s: float = 0.0, host: str = HOST, errors: Iterable[DumpError] = ()
-):
+def make_round(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, errors: Iterable[DumpError] = ()):
     """Build one look, ``at_s`` seconds after the first."""
     return DumpRound(
         host=host,

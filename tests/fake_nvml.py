@@ -298,9 +298,7 @@ class FakeNvml:
 
 def rows_since(card: FakeCard, since: int) -> list[Any]:
     rows = [
-        SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=pct)
-        for pid, stamp, pct in card.busy_rows
-        if stamp > since
+        SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=pct) for pid, stamp, pct in card.busy_rows if stamp > since
     ]
     if not rows:
         raise pynvml.NVMLError(6)

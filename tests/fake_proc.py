@@ -113,9 +113,7 @@ class FakeProc:
         parent = self._parents.pop(pid)
         self._write_children(parent)
 
-    def add_torchrun(
-        self, pid: int, parent: int = 1, *, ranks: int = 2, workers: int = 2, first: int = 0
-    ) -> None:
+    def add_torchrun(self, pid: int, parent: int = 1, *, ranks: int = 2, workers: int = 2, first: int = 0) -> None:
         """Add a launcher with ranks pid+1... and their workers pid+10*(rank+1)...; world size 4 at most."""
         self.add(pid, parent, ("python", "/venv/bin/torchrun", "train.py"), name="pt_elastic", torch=True)
         for local in range(ranks):

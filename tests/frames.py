@@ -26,15 +26,7 @@ from tpmon.model.frame import (
     pulse_of,
 )
 from tpmon.model.gpu import Driver, GpuSample, GpuState
-from tpmon.model.host import (
-    CpuSample,
-    LoaderSample,
-    MemorySample,
-    OutputSample,
-    ShmSample,
-    SocketSample,
-    WorkerQueue,
-)
+from tpmon.model.host import CpuSample, LoaderSample, MemorySample, OutputSample, ShmSample, SocketSample, WorkerQueue
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
@@ -71,10 +63,7 @@ _PROCESS = ProcessSample(
     runnable=1.0,
     waiting=0.02,
     busy_threads=1,
-    thread_groups=(
-        ThreadGroup(ThreadKind.MAIN, 1, 0.98),
-        ThreadGroup(ThreadKind.POOL, 8, 0.02),
-    ),
+    thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.98), ThreadGroup(ThreadKind.POOL, 8, 0.02)),
     switches_s=52.0,
     rss_bytes=612 * MIB,
     pss_bytes=540 * MIB,
@@ -198,9 +187,7 @@ _GPU = GpuSample(
 
 def make_gpu(index: int = 0, **fields: Any) -> GpuSample:
     """Build one healthy H100 that this job keeps busy."""
-    return replace(
-        _GPU, **({"index": index, "uuid": f"GPU-5e0f{index:04x}-0000-0000-0000-000000000000"} | fields)
-    )
+    return replace(_GPU, **({"index": index, "uuid": f"GPU-5e0f{index:04x}-0000-0000-0000-000000000000"} | fields))
 
 
 _CPU = CpuSample(
@@ -276,11 +263,7 @@ def make_loader(pid: int = 4211, workers: int = 2, **fields: Any) -> LoaderSampl
     return replace(
         _LOADER,
         **(
-            {
-                "pid": pid,
-                "workers": workers,
-                "queues": tuple(WorkerQueue(i, 4221 + i, 40) for i in range(workers)),
-            }
+            {"pid": pid, "workers": workers, "queues": tuple(WorkerQueue(i, 4221 + i, 40) for i in range(workers))}
             | fields
         ),
     )
@@ -293,11 +276,7 @@ _OUTPUT = OutputSample(
     size_bytes=88_213,
     last_write=NOW - timedelta(seconds=2),
     last_write_age_s=2.0,
-    lines=(
-        "epoch 3 step 1210 loss 2.143",
-        "epoch 3 step 1220 loss 2.139",
-        "epoch 3 step 1230 loss 2.151",
-    ),
+    lines=("epoch 3 step 1210 loss 2.143", "epoch 3 step 1220 loss 2.139", "epoch 3 step 1230 loss 2.151"),
 )
 
 
@@ -331,9 +310,7 @@ def make_target(**fields: Any) -> Target:
     return replace(_TARGET, **fields)
 
 
-_AGES = Ages(
-    cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_HOOK
-)
+_AGES = Ages(cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_HOOK)
 
 
 def make_ages(**fields: Any) -> Ages:
@@ -454,9 +431,7 @@ def make_driver(**fields: Any) -> Driver:
 def make_pulses(frame: Frame, count: int = 60) -> tuple[Pulse, ...]:
     """Build a flat history of ``count`` seconds that ends at ``frame``."""
     last = pulse_of(frame)
-    return tuple(
-        replace(last, taken_ns=last.taken_ns - (count - 1 - i) * 1_000_000_000) for i in range(count)
-    )
+    return tuple(replace(last, taken_ns=last.taken_ns - (count - 1 - i) * 1_000_000_000) for i in range(count))
 
 
 def make_view(frame: Frame | Missing | None = None, **fields: Any) -> ViewState:

@@ -87,9 +87,7 @@ class Server:
                 handle, offset, size = struct.unpack_from("=QQI", body)
                 return struct.pack("=II", os.pwrite(handle, body[40 : 40 + size], offset), 0)
             case 17:  # STATFS
-                return struct.pack(
-                    "=QQQQQIIII24x", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0
-                )
+                return struct.pack("=QQQQQIIII24x", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0)
             case 18 | 29:  # RELEASE, RELEASEDIR
                 os.close(struct.unpack_from("=Q", body)[0])
                 return b""
@@ -97,9 +95,7 @@ class Server:
                 return b""
             case 26:  # INIT: version 7.31, large reads
                 major, minor = struct.unpack_from("=II", body)
-                return struct.pack(
-                    "=IIIIHHIIHHI28x", major, min(minor, 31), 1 << 17, 0, 16, 12, 1 << 17, 1, 32, 0, 0
-                )
+                return struct.pack("=IIIIHHIIHHI28x", major, min(minor, 31), 1 << 17, 0, 16, 12, 1 << 17, 1, 32, 0, 0)
             case 28:  # READDIR
                 return self._list(path, *struct.unpack_from("=QI", body, 8))
             case 35:  # CREATE

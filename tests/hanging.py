@@ -155,9 +155,7 @@ def expect(cause: str, frames: Sequence[Frame], *words: str, **watch: Any) -> Fi
     return finding
 
 
-def sample(
-    frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], every: int = 10
-) -> list[Frame]:
+def sample(frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], every: int = 10) -> list[Frame]:
     """Put slices of stack samples into Frames: every ten seconds one that saw ``stacks``."""
     return [
         replace(frame, stacks=(make_slice(frame, pid, stacks, float(every)),) if number % every == 3 else ())
@@ -165,9 +163,7 @@ def sample(
     ]
 
 
-def make_slice(
-    frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]], seconds: float
-) -> StackSlice:
+def make_slice(frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]], seconds: float) -> StackSlice:
     """Build a slice of a main thread's samples that ended with a Frame."""
     counts = tuple(StackCount(pid, "MainThread", frames, 20) for frames in stacks)
     return StackSlice(pid, 0, frame.taken, frame.taken_ns, seconds, 13.0, 20 * len(stacks), counts)

@@ -19,9 +19,7 @@ def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
     """Repeat ``frame`` once a second, ending with it as it is."""
     return [
         replace(
-            frame,
-            taken=frame.taken - timedelta(seconds=seconds - i),
-            taken_ns=frame.taken_ns - (seconds - i) * SECOND,
+            frame, taken=frame.taken - timedelta(seconds=seconds - i), taken_ns=frame.taken_ns - (seconds - i) * SECOND
         )
         for i in range(seconds + 1)
     ]
@@ -52,9 +50,7 @@ def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -
 
 
 def _phase_at(where: str, ratios: Mapping[Phase, float]) -> Phase:
-    return next(
-        (phase for phase in ratios if where.startswith((f"{phase.value} ", f"{phase.value}: "))), Phase.OTHER
-    )
+    return next((phase for phase in ratios if where.startswith((f"{phase.value} ", f"{phase.value}: "))), Phase.OTHER)
 
 
 def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSample:

@@ -16,10 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "loader_queues.py"
 def loader(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[dict[str, object]]]]:
     """Start the program, wait until its queues stand, and end it."""
     process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, str(PROGRAM), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process, json.loads(process.stdout.readline())

@@ -26,9 +26,7 @@ class Look:
     """Stand for a session: two Frames, ten minutes of pulses and what came of the looks."""
 
     def __init__(
-        self,
-        rounds: Known[Sequence[DumpRound]],
-        records: Applicable[CollectivesReading] = NOT_APPLICABLE,
+        self, rounds: Known[Sequence[DumpRound]], records: Applicable[CollectivesReading] = NOT_APPLICABLE
     ) -> None:
         self._rounds = rounds
         self._records = records

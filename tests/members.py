@@ -33,9 +33,7 @@ def made_up(pid: int, rank: int = 0, **fields: Any) -> Member:
 
 def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
     """Build the member that a child of this process is."""
-    return made_up(
-        pid, rank, role=role, identity=Identity(pid, read_stat(pid).start_ticks), parent=os.getpid()
-    )
+    return made_up(pid, rank, role=role, identity=Identity(pid, read_stat(pid).start_ticks), parent=os.getpid())
 
 
 def describe_changes(changes: Changes) -> tuple[str, ...]:

@@ -38,22 +38,7 @@ def _place(number: str, size: str = "2", port: str = "29500") -> dict[str, str]:
     return {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "MASTER_ADDR": "h", "MASTER_PORT": port}
 
 
-_NUMBERS = (
-    "-1",
-    "+3",
-    "\u0663",
-    "\u00b2",
-    "nan",
-    "inf",
-    "1e400",
-    "0x10",
-    "",
-    " 7 ",
-    "1_0",
-    "9" * 12,
-    "\n3",
-    BYTES,
-)
+_NUMBERS = ("-1", "+3", "\u0663", "\u00b2", "nan", "inf", "1e400", "0x10", "", " 7 ", "1_0", "9" * 12, "\n3", BYTES)
 _NAMES = [
     "RANK",
     "LOCAL_RANK",

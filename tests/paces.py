@@ -6,16 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpmon.model.frame import Frame
-from tpmon.model.hook import (
-    HookPatch,
-    HookSample,
-    HookState,
-    LoopPhase,
-    StepCounts,
-    StepPace,
-    StepRule,
-    join_paces,
-)
+from tpmon.model.hook import HookPatch, HookSample, HookState, LoopPhase, StepCounts, StepPace, StepRule, join_paces
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import RankRow
 
@@ -88,9 +79,7 @@ def split_of(data: float) -> dict[str, float]:
 def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
     if not is_known(pace):
         return replace(row, step=pace, step_age_s=pace)
-    return replace(
-        row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
-    )
+    return replace(row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms)
 
 
 def with_hooks(frame: Frame, *hooks: HookSample) -> Frame:

@@ -8,9 +8,7 @@ from tpmon.probe.doctor.rules import Own
 from tpmon.probe.proc.access import Caller, RuntimeKind
 
 ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
-STATUS = (
-    b"Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\nCapPrm:\t0000000000000000\nCapEff:\t%016x\nSeccomp:\t%d\n"
-)
+STATUS = b"Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\nCapPrm:\t0000000000000000\nCapEff:\t%016x\nSeccomp:\t%d\n"
 
 
 def own(

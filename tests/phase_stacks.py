@@ -98,10 +98,7 @@ FRAMES = {
     "pl_run": ("Trainer.fit", SITE + "lightning/pytorch/trainer/trainer.py"),
     "pl_eval": ("_EvaluationLoop.run", SITE + "lightning/pytorch/loops/evaluation_loop.py"),
     "pl_fetch": ("_PrefetchDataFetcher.__next__", SITE + "pytorch_lightning/loops/fetchers.py"),
-    "pl_step": (
-        "_AutomaticOptimization._training_step",
-        SITE + "lightning/pytorch/loops/optimization/automatic.py",
-    ),
+    "pl_step": ("_AutomaticOptimization._training_step", SITE + "lightning/pytorch/loops/optimization/automatic.py"),
     "pl_closure": ("Closure.closure", SITE + "lightning/pytorch/loops/optimization/automatic.py"),
     "pl_save": (
         "_CheckpointConnector.save_checkpoint",
@@ -134,10 +131,7 @@ FRAMES = {
     "node_loader": ("LoaderIterator.__next__", SITE + "torchdata/nodes/loader.py"),
     "node": ("BaseNode.next", SITE + "torchdata/nodes/base_node.py"),
     "node_prefetch": ("_SingleThreadedMapper.__next__", SITE + "torchdata/nodes/map.py"),
-    "fsdp2_wait": (
-        "FSDPParamGroup.wait_for_unshard",
-        SITE + "torch/distributed/_composable/fsdp/_fsdp_param_group.py",
-    ),
+    "fsdp2_wait": ("FSDPParamGroup.wait_for_unshard", SITE + "torch/distributed/_composable/fsdp/_fsdp_param_group.py"),
     "fsdp2_reduce": ("foreach_reduce", SITE + "torch/distributed/_composable/fsdp/_fsdp_collectives.py"),
     "fsdp2_hook": ("FSDPState._pre_forward", SITE + "torch/distributed/_composable/fsdp/_fsdp_state.py"),
     "offload": ("CpuOffload.pre_forward", SITE + "accelerate/hooks.py"),

@@ -28,12 +28,7 @@ from tpmon.model.process import Role
 def at(seconds: float, **fields: Any) -> Frame:
     """Build a Frame ``seconds`` after the first, with no event unless one is given."""
     return make_frame(
-        **{
-            "taken": NOW + timedelta(seconds=seconds),
-            "taken_ns": NOW_NS + int(seconds * 1e9),
-            "events": (),
-            **fields,
-        }
+        **{"taken": NOW + timedelta(seconds=seconds), "taken_ns": NOW_NS + int(seconds * 1e9), "events": (), **fields}
     )
 
 
@@ -43,15 +38,10 @@ def full_frame() -> Frame:
     workers = [make_worker(4300 + i, i, cpu_pct=float(i)) for i in range(12)]
     pool = Pool(pid=4300, role=Role.WORKER, library="libgomp.so.1", threads=33, runnable=14.2)
     return make_frame(
-        target=make_target(
-            world_size=8, local_ranks=2, local_workers=12, asked_pid=4301, script="a_long_name_" * 12
-        ),
+        target=make_target(world_size=8, local_ranks=2, local_workers=12, asked_pid=4301, script="a_long_name_" * 12),
         processes=(make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE), *ranks, *workers),
         ranks=(make_rank(4212, rank=1, gpu=1), make_rank(4211, rank=0, gpu=0, where="w" * 150)),
-        gpus=(
-            make_gpu(0),
-            make_gpu(1, state=GpuState.STALE, age_s=14.0, throttle=("power cap",), xids=(79,)),
-        ),
+        gpus=(make_gpu(0), make_gpu(1, state=GpuState.STALE, age_s=14.0, throttle=("power cap",), xids=(79,))),
         driver=make_driver(),
         cpu=make_cpu(pool=pool, oversubscription=7.1, run_delay_ratio=0.82),
         notes=("NCCL_DEBUG=INFO: NCCL logs while it runs " * 4,),

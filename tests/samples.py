@@ -53,9 +53,7 @@ def make_sampled_worker(rank: int, worker: int, *stacks: StackCount, **fields: A
     return make_sampled(rank, *stacks, pid=pid, **(named | fields))
 
 
-def make_reading(
-    *processes: SampledProcess, errors: Iterable[DumpError] = (), **fields: Any
-) -> SampleReading:
+def make_reading(*processes: SampledProcess, errors: Iterable[DumpError] = (), **fields: Any) -> SampleReading:
     """Build what was sampled of ``processes`` in ten seconds."""
     failed = tuple(errors)
     plain = SampleReading(

@@ -70,9 +70,7 @@ class Samples:
 class Source:
     """Hand out numbered Frames; a test may make one slow, failing or the last."""
 
-    def __init__(
-        self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
-    ) -> None:
+    def __init__(self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1) -> None:
         self.dumps = Dumps()
         self.records = Records()
         self.samples = Samples()

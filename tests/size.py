@@ -34,9 +34,7 @@ def measure_file(path: str, text: str) -> File | None:
     if name.suffix == ".py":
         lines, length, function = measure_python(text)
         return File(name, lines, length, function)
-    kind = (
-        "docs" if name.suffix == ".md" else "data" if name.suffix in DATA and name.parts[0] == "tpmon" else ""
-    )
+    kind = "docs" if name.suffix == ".md" else "data" if name.suffix in DATA and name.parts[0] == "tpmon" else ""
     if not kind:
         return None
     lines = text.splitlines()
@@ -58,11 +56,7 @@ def measure_python(text: str) -> tuple[Counter[str], int, str]:
             if node.end_lineno != node.lineno:
                 in_text.update(range(node.lineno + 1, node.end_lineno + 1))
             continue
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             kinds[node.lineno : node.end_lineno + 1] = ["docs"] * (node.end_lineno + 1 - node.lineno)
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -127,11 +121,7 @@ def list_rows(files: Sequence[File]) -> list[Row]:
     for room in ROOMS:
         of_room = [one for one in files if one.path.parts[0] == room]
         deep = sys.maxsize if room == "tpmon" else 2
-        packages = {
-            one.path.parts[:depth]
-            for one in of_room
-            for depth in range(1, min(len(one.path.parts), deep + 1))
-        }
+        packages = {one.path.parts[:depth] for one in of_room for depth in range(1, min(len(one.path.parts), deep + 1))}
         for package in sorted(packages):
             name = "  " * (len(package) - 1) + package[-1]
             rows.append(sum_up(name, [one for one in of_room if one.path.parts[: len(package)] == package]))
@@ -166,31 +156,21 @@ def compare(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
 
 def git(root: Path, *arguments: str, given: str = "") -> bytes:
     """Return what git prints in a checkout."""
-    return subprocess.run(
-        ["git", *arguments], cwd=root, input=given.encode(), capture_output=True, check=True
-    ).stdout
+    return subprocess.run(["git", *arguments], cwd=root, input=given.encode(), capture_output=True, check=True).stdout
 
 
 def read_tree(root: Path) -> list[File]:
     """Measure the files of a checkout, those that git does not know yet too."""
-    names = (
-        git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOMS)
-        .decode()
-        .split("\0")
-    )
+    names = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOMS).decode().split("\0")
     paths = sorted({name for name in names if name and os.path.isfile(root / name)})
-    return keep(
-        measure_file(path, (root / path).read_text("utf-8", "replace")) for path in paths if is_counted(path)
-    )
+    return keep(measure_file(path, (root / path).read_text("utf-8", "replace")) for path in paths if is_counted(path))
 
 
 def read_revision(root: Path, revision: str) -> list[File]:
     """Measure the files of a commit."""
     listed = git(root, "ls-tree", "-r", "-z", revision, "--", *ROOMS).decode().split("\0")
     blobs = {
-        path: head.split()[2]
-        for head, _, path in (one.partition("\t") for one in listed if one)
-        if is_counted(path)
+        path: head.split()[2] for head, _, path in (one.partition("\t") for one in listed if one) if is_counted(path)
     }
     stream = git(root, "cat-file", "--batch", given="\n".join(blobs.values()) + "\n")
     files, at = [], 0

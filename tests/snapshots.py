@@ -34,15 +34,7 @@ class SnapshotBuilder:
         start = at = 0x7F0000000000 + len(self.segments) * (1 << 32)
         made = []
         for size, requested, state, frames in blocks:
-            made.append(
-                {
-                    "address": at,
-                    "size": size,
-                    "requested_size": requested,
-                    "state": state,
-                    "frames": frames,
-                }
-            )
+            made.append({"address": at, "size": size, "requested_size": requested, "state": state, "frames": frames})
             at += size
         self.segments.append(
             {
@@ -61,9 +53,7 @@ class SnapshotBuilder:
         )
         return self
 
-    def event(
-        self, action: str, addr: int, size: int, frames: list[dict[str, Any]], **more: Any
-    ) -> SnapshotBuilder:
+    def event(self, action: str, addr: int, size: int, frames: list[dict[str, Any]], **more: Any) -> SnapshotBuilder:
         self._time_us += 1000
         self.events.append(
             {

@@ -7,14 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tests.frames import (
-    NOW,
-    make_cpu,
-    make_frame,
-    make_loader,
-    make_process,
-    make_worker,
-)
+from tests.frames import NOW, make_cpu, make_frame, make_loader, make_process, make_worker
 from tests.judging import SECOND, make_looks
 from tests.waits import wait_of
 from tpmon.judge.features.snapshot import Scene, see
@@ -27,14 +20,7 @@ WORKER_WAIT = "work from its rank (loader queue)"
 BATCH_WAIT = "a batch (loader queue)"
 RANK = 4211
 
-COMPUTES = {
-    "state": "R",
-    "waits_for": "running",
-    "runnable": 1.0,
-    "waiting": 0.05,
-    "cpu_pct": 95.0,
-    "busy_threads": 1,
-}
+COMPUTES = {"state": "R", "waits_for": "running", "runnable": 1.0, "waiting": 0.05, "cpu_pct": 95.0, "busy_threads": 1}
 IDLES = {"runnable": 0.02, "waiting": 0.0, "waits_for": WORKER_WAIT, "busy_threads": 0}
 SLEEPS = {"runnable": 0.05, "waiting": 0.0, "waits_for": "sleep", "busy_threads": 0}
 DISK = {
@@ -70,9 +56,7 @@ THRASHES = {
 }
 
 
-def make_workers(
-    kinds: Sequence[dict[str, Any]], rank_pid: int = RANK, first: int = 5000
-) -> list[ProcessSample]:
+def make_workers(kinds: Sequence[dict[str, Any]], rank_pid: int = RANK, first: int = 5000) -> list[ProcessSample]:
     """Build one worker for each of ``kinds``."""
     return [make_worker(first + i, i, rank_pid, **kind) for i, kind in enumerate(kinds)]
 
@@ -90,8 +74,7 @@ def make_second(
     """Build one second: a rank that waits ``wait`` of it, and workers that do as ``kinds`` say."""
     workers = make_workers(kinds, pid)
     queues = tuple(
-        WorkerQueue(i, one.pid, 0 if one.waits_for == wait_of(WORKER_WAIT) else 40)
-        for i, one in enumerate(workers)
+        WorkerQueue(i, one.pid, 0 if one.waits_for == wait_of(WORKER_WAIT) else 40) for i, one in enumerate(workers)
     )
     own = {"runnable": 1 - wait, "waits_for": BATCH_WAIT if wait >= 0.5 else "running"} | (rank or {})
     demand = known_or(own["runnable"], 0.0) + sum(known_or(one.runnable, 0.0) for one in workers)

@@ -1,7 +1,5 @@
 """The command line as a person calls it: exit codes, help, streams, signals, closed pipes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +36,7 @@ OWN_FLAGS = {
 
 
 @pytest.fixture(scope="module")
-def job() -> Iterator[int]:
+def job():
     """Give the PID of a process that lives as long as the tests of this file."""
     with start_training() as training:
         yield training.pid
@@ -83,7 +80,7 @@ def test_help_names_each_command_and_each_exit_code():
         ("demo", f"{WATCH} once plain demo.ranks demo.workers demo.bottleneck demo.seconds"),
     ],
 )
-def test_help_of_a_command_names_its_flags_and_no_other(command: str, keys: str):
+def test_help_of_a_command_names_its_flags_and_no_other(command, keys):
     done = call(command, "--help")
     assert done.returncode == 0
     flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
@@ -101,7 +98,7 @@ def test_help_of_demo_names_each_bottleneck():
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_version(flag: str):
+def test_version(flag):
     assert call(flag).stdout == f"tpmon {__version__}\n"
 
 
@@ -118,13 +115,7 @@ def test_help_is_also_a_word():
         (["atach", "1"], {}, 2, "atach is no command", "tpmon attach 1"),
         (["help", "diagnos"], {}, 2, "diagnos is no command", "tpmon diagnose --help"),
         (["hok", "export", "f"], {}, 2, "hok is no command", "tpmon hook export f"),
-        (
-            ["diagnose", "1", "--plain"],
-            {},
-            2,
-            "diagnose has no --plain",
-            "tpmon diagnose --help",
-        ),
+        (["diagnose", "1", "--plain"], {}, 2, "diagnose has no --plain", "tpmon diagnose --help"),
         (["dump", "1", "--rounds"], {}, 2, "argument --rounds: expected one", "tpmon dump --help"),
         (["48213"], {}, 2, "48213 is no command", "tpmon attach 48213"),
         (["attach"], {}, 2, "which job? PID is missing", "tpmon ps lists the training jobs"),
@@ -165,7 +156,7 @@ def test_a_process_that_is_not_there_is_3():
 
 
 @pytest.mark.long
-def test_a_file_that_does_not_answer_holds_no_command(tmp_path: Path):
+def test_a_file_that_does_not_answer_holds_no_command(tmp_path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)
     os.mkfifo(file)  # nobody ever writes to it: it opens as a file of a dead server does
@@ -176,7 +167,7 @@ def test_a_file_that_does_not_answer_holds_no_command(tmp_path: Path):
     assert said[1].startswith("Try: XDG_CONFIG_HOME=/run tpmon")
 
 
-def test_the_file_is_read_and_print_config_says_so(tmp_path: Path):
+def test_the_file_is_read_and_print_config_says_so(tmp_path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text("interval = 5\n")
@@ -216,10 +207,8 @@ def test_output_that_nobody_reads_or_takes():
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
-def test_a_bug_is_told_in_a_report_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    def fail(_: object) -> int:
+def test_a_bug_is_told_in_a_report_file(monkeypatch, tmp_path, capfd):
+    def fail(_):
         raise RuntimeError("an invariant does not hold")
 
     monkeypatch.setattr(cli, "_run", fail)
@@ -251,7 +240,7 @@ def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpm
 
 
 @pytest.mark.torch
-def test_one_reading_in_each_form(job: int):
+def test_one_reading_in_each_form(job):
     done = call("attach", str(job), "--json", "--once", "-i", "0.5")
     assert done.returncode == 0, done.stderr
     frame = decode(Frame, done.stdout)
@@ -270,14 +259,14 @@ def test_one_reading_in_each_form(job: int):
 
 
 @pytest.mark.torch
-def test_a_screen_without_a_terminal_is_refused(job: int):
+def test_a_screen_without_a_terminal_is_refused(job):
     done = call("attach", str(job))
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr.startswith("tpmon: stdin is not a terminal\nTry: use --once --json")
 
 
 @pytest.mark.torch
-def test_ps_lists_the_job(job: int):
+def test_ps_lists_the_job(job):
     jobs = decode(JobList, call("ps", "--json").stdout)
     assert job in [one.pid for one in jobs.jobs]
     rows = [line.split() for line in call().stdout.splitlines()]
@@ -285,11 +274,9 @@ def test_ps_lists_the_job(job: int):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("form", ["--json", "--plain"])
-def test_a_signal_ends_a_stream_with_its_code(job: int, number: int, code: int, form: str):
+def test_a_signal_ends_a_stream_with_its_code(job, number, code, form):
     with start("attach", str(job), form, "-i", "0.5") as running:
         assert running.stdout is not None
         assert running.stdout.readline()
@@ -300,7 +287,7 @@ def test_a_signal_ends_a_stream_with_its_code(job: int, number: int, code: int, 
 
 
 @pytest.mark.torch
-def test_nohup_keeps_a_stream_alive(job: int):
+def test_nohup_keeps_a_stream_alive(job):
     with start("attach", str(job), "--json", "-i", "0.5", preexec_fn=_ignore_hang_up) as running:
         assert running.stdout is not None
         running.stdout.readline()
@@ -317,7 +304,7 @@ def _ignore_hang_up() -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("form", ["--json", "--plain"])
-def test_a_reader_that_had_enough_is_no_error(job: int, form: str):
+def test_a_reader_that_had_enough_is_no_error(job, form):
     with start("attach", str(job), form, "-i", "0.5") as running:
         assert running.stdout is not None
         assert running.stdout.readline()
@@ -349,7 +336,7 @@ def test_streams_end_well_when_the_job_ends():
 
 @pytest.mark.torch
 @pytest.mark.parametrize("command", ["diagnose {} --until ended", "attach {} --check"])
-def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command: str):
+def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command):
     with start_training() as training:
         asked = f"exec {sys.executable} -m tpmon {command.format(training.pid)} >&-"
         with subprocess.Popen(["sh", "-c", asked], stderr=subprocess.PIPE, text=True) as running:
@@ -380,7 +367,7 @@ def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
     [("x" * 5000,), ("attach", "--" + "x" * 5000), ("dump", "1", "--rank", "9" * 5000), ("fold", "x" * 5000)],
     ids=["command", "flag", "value", "file"],
 )
-def test_a_refused_argument_is_not_repeated_whole(arguments: tuple[str, ...]) -> None:
+def test_a_refused_argument_is_not_repeated_whole(arguments):
     done = call(*arguments)
     assert done.returncode == ExitCode.USAGE
     what, try_this = done.stderr.splitlines()
@@ -389,13 +376,13 @@ def test_a_refused_argument_is_not_repeated_whole(arguments: tuple[str, ...]) ->
     assert try_this.startswith("Try: ")
 
 
-def test_a_refused_argument_breaks_no_line() -> None:
+def test_a_refused_argument_breaks_no_line():
     done = call("ps\n\x1b[31m")
     assert len(done.stderr.splitlines()) == 2
     assert "\x1b" not in done.stderr
 
 
-def test_absurd_numbers_of_a_trace_bring_no_warning(tmp_path: Path) -> None:
+def test_absurd_numbers_of_a_trace_bring_no_warning(tmp_path):
     trace = small_trace()
     trace.memory(500, -(2**63), 1)
     trace.events[3]["ts"] = trace.events[3]["dur"] = 1e308

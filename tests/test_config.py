@@ -1,10 +1,7 @@
 """Settings: which source wins, and how a value that cannot be used is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +10,7 @@ from tpmon.commands.attach import AttachOptions
 from tpmon.commands.command import read_options
 from tpmon.commands.demo import BOTTLENECKS
 from tpmon.commands.diagnose import DiagnoseOptions, parse_command
-from tpmon.config import (
-    SettingSource,
-    config_path,
-    describe_config,
-    locale_is_utf8,
-    read_file,
-    resolve,
-)
+from tpmon.config import SettingSource, config_path, describe_config, locale_is_utf8, read_file, resolve
 from tpmon.errors import UsageError
 from tpmon.model.sample import CountedFunction
 from tpmon.model.verdict import Kind as VerdictKind
@@ -68,12 +58,7 @@ def test_where_names_what_a_person_can_look_up():
         ({}, {}, {"interval": "2"}, f"{PATH}: interval: expected a number from 0.5 to 10, found '2'"),
         ({}, {}, {"interval": True}, f"{PATH}: interval: expected a number from 0.5 to 10, found True"),
         ({}, {}, {"once": 1}, f"{PATH}: once: expected true or false, found 1"),
-        (
-            {},
-            {},
-            {"demo": {"ranks": 0}},
-            f"{PATH}: demo.ranks: expected a whole number from 1 to 16, found 0",
-        ),
+        ({}, {}, {"demo": {"ranks": 0}}, f"{PATH}: demo.ranks: expected a whole number from 1 to 16, found 0"),
         ({}, {}, {"demo": {"bottleneck": ""}}, f"{PATH}: demo.bottleneck: expected a name, found ''"),
         ({"sample.format": "svg"}, {}, {}, "--format: 'svg' is no format"),
         ({"sample.only": "gpu"}, {}, {}, "--only: 'gpu' is nothing to count"),
@@ -130,12 +115,8 @@ def test_a_near_miss_is_answered_with_the_name():
     assert caught.value.try_this == "write demo.ranks"
 
 
-def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
-    texts = {
-        settings.ValueKind.SWITCH: "true",
-        settings.ValueKind.COUNT: "7",
-        settings.ValueKind.NUMBER: "7.0",
-    }
+def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path):
+    texts = {settings.ValueKind.SWITCH: "true", settings.ValueKind.COUNT: "7", settings.ValueKind.NUMBER: "7.0"}
     texts[settings.ValueKind.DURATION] = "7m"
     for setting in settings.SETTINGS:
         text = texts.get(setting.kind) or (setting.one_of[1] if setting.one_of else "hang")
@@ -190,11 +171,11 @@ def test_the_file_is_found_by_xdg():
     assert config_path({"XDG_CONFIG_HOME": "relative"}).endswith("/.config/tpmon/config.toml")
 
 
-def test_a_file_that_is_not_there_is_empty(tmp_path: Path):
+def test_a_file_that_is_not_there_is_empty(tmp_path):
     assert read_file(str(tmp_path / "config.toml")) == {}
 
 
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path):
+def test_a_file_that_cannot_be_used_is_named(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("interval = \n")
     with pytest.raises(UsageError) as caught:
@@ -214,7 +195,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path):
     ["a = " + "[" * 20_000, "x = '" + "a" * 300_000 + "'", "interval = " + "9" * 5000],
     ids=["nested", "long", "digits"],
 )
-def test_a_file_that_no_person_wrote_is_refused(tmp_path: Path, text: str):
+def test_a_file_that_no_person_wrote_is_refused(tmp_path, text):
     file = tmp_path / "config.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match="not TOML") as caught:
@@ -222,7 +203,7 @@ def test_a_file_that_no_person_wrote_is_refused(tmp_path: Path, text: str):
     assert len(caught.value.what) < 500
 
 
-def test_a_file_without_end_is_refused(tmp_path: Path):
+def test_a_file_without_end_is_refused(tmp_path):
     (tmp_path / "config.toml").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="longer than 256 KiB"):
         read_file(str(tmp_path / "config.toml"))
@@ -237,7 +218,7 @@ def test_tables_in_thousands_of_tables_are_no_setting():
     assert len(caught.value.what) < 500
 
 
-def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path: Path):
+def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path):
     environment = {"TPMON_INTERVAL": "2.5", "TPMON_COLOUR": "1"}
     choices = resolve({"once": True, "demo.ranks": "2"}, environment, PATH, {"plain": True})
     lines = describe_config(choices, environment, PATH)

@@ -1,7 +1,5 @@
 """The documents say what the program does: exit codes, settings, commands, targets, links."""
 
-from __future__ import annotations
-
 import lzma
 import re
 import shutil
@@ -58,12 +56,12 @@ def read_tracked() -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_the_guide_lists_every_exit_code_once() -> None:
+def test_the_guide_lists_every_exit_code_once():
     codes = re.findall(r"^\| (\d+) \|", section(GUIDE, "Exit codes"), re.MULTILINE)
     assert [int(code) for code in codes] == [*sorted(ExitCode), *sorted(set(EXIT_CODES.values()))]
 
 
-def test_the_guide_lists_every_setting_with_its_variable_key_and_default() -> None:
+def test_the_guide_lists_every_setting_with_its_variable_key_and_default():
     rows = re.findall(r"^\| (.*) \|$", section(GUIDE, "Settings"), re.MULTILINE)
     cells = {row.split(" | ")[2].strip("`"): row.split(" | ") for row in rows[1:]}
     assert set(cells) == {setting.key for setting in SETTINGS}
@@ -78,17 +76,17 @@ def test_the_guide_lists_every_setting_with_its_variable_key_and_default() -> No
             assert shown in default
 
 
-def test_the_guide_describes_every_bottleneck() -> None:
+def test_the_guide_describes_every_bottleneck():
     described = re.findall(r"^\| `([a-z][a-z-]+)` \|", section(GUIDE, "The demo training"), re.MULTILINE)
     assert described == [one.name for one in BOTTLENECKS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_each_picture_is_what_the_rules_and_the_painters_make_today(page: Path) -> None:
+def test_each_picture_is_what_the_rules_and_the_painters_make_today(page):
     assert write_page(page) == page.read_text(), "run: make docs"
 
 
-def test_a_block_that_shows_what_tpmon_prints_is_one_of_those_pictures() -> None:
+def test_a_block_that_shows_what_tpmon_prints_is_one_of_those_pictures():
     """docs/screens.md is written whole from the goldens; blocks without a language are diagrams and commands."""
     found = []
     for page in PAGES:
@@ -102,7 +100,7 @@ def test_a_block_that_shows_what_tpmon_prints_is_one_of_those_pictures() -> None
     assert BLOCK.search(README)
 
 
-def test_the_readme_begins_with_the_two_commands_and_the_menu_has_them() -> None:
+def test_the_readme_begins_with_the_two_commands_and_the_menu_has_them():
     first = SHELL_BLOCK.search(README)
     assert first is not None
     commands = [line.split("#")[0].split() for line in first.group(1).splitlines() if line.strip()]
@@ -111,7 +109,7 @@ def test_the_readme_begins_with_the_two_commands_and_the_menu_has_them() -> None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
+def test_every_make_target_that_a_document_names_exists(document):
     targets = set(TARGET.findall(MAKEFILE))
     named = re.findall(r"\bmake ([a-z][a-z-]+)", "\n".join(SHELL_BLOCK.findall(document.read_text())))
     named += re.findall(r"`make ([a-z][a-z-]+)", document.read_text())
@@ -119,12 +117,12 @@ def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_a_file(document: Path) -> None:
+def test_every_link_leads_to_a_file(document):
     for target in LINK.findall(document.read_text()):
         assert (document.parent / target).exists(), target
 
 
-def test_the_menu_shows_every_target_and_make_accepts_each() -> None:
+def test_the_menu_shows_every_target_and_make_accepts_each():
     shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     targets = TARGET.findall(MAKEFILE)
     assert {"setup", "demo", "test", "check"} <= set(targets)
@@ -133,7 +131,7 @@ def test_the_menu_shows_every_target_and_make_accepts_each() -> None:
         subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=True)
 
 
-def test_every_decision_has_a_number_of_its_own() -> None:
+def test_every_decision_has_a_number_of_its_own():
     titles = [path.read_text().splitlines()[0] for path in sorted((ROOT / "docs" / "adr").glob("*.md"))]
     numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "adr").glob("*.md"))]
     assert len(set(numbers)) == len(numbers)
@@ -141,7 +139,7 @@ def test_every_decision_has_a_number_of_its_own() -> None:
         assert re.match(rf"# (ADR )?0*{int(number)}\b", title), title
 
 
-def test_the_recipes_name_files_and_names_that_are_there() -> None:
+def test_the_recipes_name_files_and_names_that_are_there():
     recipes = (ROOT / "CONTRIBUTING.md").read_text().split("## Recipes")[1]
     named = re.findall(r"`((?:tpmon|tests|docs)/[^` ]+)`", recipes)
     assert len(named) > 40
@@ -150,33 +148,31 @@ def test_the_recipes_name_files_and_names_that_are_there() -> None:
         assert re.search(rf"^(class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
 
 
-def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+def test_the_changelog_begins_with_the_version_of_the_package():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## \[(.*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[0] == __version__
 
 
-def test_every_news_fragment_comes_into_the_next_release(tmp_path: Path) -> None:
+def test_every_news_fragment_comes_into_the_next_release(tmp_path):
     for name in ("pyproject.toml", "CHANGELOG.md"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     fragments = shutil.copytree(ROOT / "news", tmp_path / "news")
     (fragments / "+made.fixed.md").write_text("`tpmon ps` shows the user of a job.")
     said = [path.read_text().strip() for path in fragments.iterdir() if path.name != "README.md"]
-    subprocess.run(
-        [sys.executable, "-m", "towncrier", "build", "--keep", "--version", "9.0"], cwd=tmp_path, check=True
-    )
+    subprocess.run([sys.executable, "-m", "towncrier", "build", "--keep", "--version", "9.0"], cwd=tmp_path, check=True)
     changelog = (tmp_path / "CHANGELOG.md").read_text()
     assert changelog.index("## [9.0]") < changelog.index(f"## [{__version__}]")
     assert [text for text in said if text not in changelog] == []
 
 
-def test_what_is_verified_on_a_gpu_has_a_line_for_each_test_that_needs_one() -> None:
+def test_what_is_verified_on_a_gpu_has_a_line_for_each_test_that_needs_one():
     written = [path.read_text() for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))]
     tests = [name for text in written for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)]
     page = (ROOT / "docs" / "verified-on-gpu.md").read_text()
     assert sorted(re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)) == sorted(tests)
 
 
-def test_the_price_of_the_hook_is_all_of_its_last_table_and_names_each_miss() -> None:
+def test_the_price_of_the_hook_is_all_of_its_last_table_and_names_each_miss():
     run = (ROOT / "docs" / "measured" / "hook.md").read_text().rpartition("\n# `make bench-hook`")[2]
     said = section((ROOT / "docs" / "overhead.md").read_text(), "The hook: `make bench-hook`")
     measured = re.findall(
@@ -189,12 +185,12 @@ def test_the_price_of_the_hook_is_all_of_its_last_table_and_names_each_miss() ->
         assert ("**missed**" in row) is (float(added) > promise_us(name))
 
 
-def test_the_licence_is_the_one_that_the_package_names() -> None:
+def test_the_licence_is_the_one_that_the_package_names():
     assert 'license = { text = "Apache-2.0" }' in (ROOT / "pyproject.toml").read_text()
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
 
 
-def test_nothing_names_a_path_of_one_machine() -> None:
+def test_nothing_names_a_path_of_one_machine():
     found = re.compile("|".join(MACHINE_PATHS))
     for path in read_tracked():
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
@@ -203,7 +199,7 @@ def test_nothing_names_a_path_of_one_machine() -> None:
         assert hit is None, f"{path.relative_to(ROOT)}: {hit and hit.group()}"
 
 
-def test_every_document_that_a_module_names_exists() -> None:
+def test_every_document_that_a_module_names_exists():
     """A comment may send its reader to a page only if the reader has it; pages link to their neighbours."""
     for path in (ROOT / "tpmon").rglob("*.py"):
         for name in re.findall(r"[\w./-]+\.md\b", path.read_text(encoding="utf-8")):

@@ -1,7 +1,5 @@
 """What root opens for a look at another user's job: nothing that is not that user's, and nothing that blocks."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -9,7 +7,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,25 +83,18 @@ def make_device(path: Path) -> Path:
     return give(path)
 
 
-ODD = {
-    "a file of root's": make_file,
-    "a link": make_link,
-    "a FIFO": make_fifo,
-    "a device": make_device,
-}
+ODD = {"a file of root's": make_file, "a link": make_link, "a FIFO": make_fifo, "a device": make_device}
 
 
 @needs_root
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
-def test_what_is_not_a_plain_file_of_the_user_is_not_opened(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_what_is_not_a_plain_file_of_the_user_is_not_opened(tmp_path, make):
     with pytest.raises(OSError, match=r"no plain file|not a file of the user"):
         open_foreign(str(make(tmp_path / "x")), THEIRS)
 
 
 @needs_root
-def test_a_file_of_the_user_or_one_for_everybody_is_opened_within_its_bound(tmp_path: Path) -> None:
+def test_a_file_of_the_user_or_one_for_everybody_is_opened_within_its_bound(tmp_path):
     for path in (make_file(tmp_path / "a", theirs=True), make_file(tmp_path / "b", 0o644)):
         with os.fdopen(open_foreign(str(path), THEIRS, 6)) as file:
             assert file.read() == "secret"
@@ -114,7 +105,7 @@ def test_a_file_of_the_user_or_one_for_everybody_is_opened_within_its_bound(tmp_
 
 
 @needs_root
-def test_whose_a_process_is_it_cannot_hide() -> None:
+def test_whose_a_process_is_it_cannot_hide():
     undumpable = "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
     with process_of_nobody(undumpable) as pid:
         assert os.stat(f"/proc/{pid}/environ").st_uid == 0
@@ -122,7 +113,7 @@ def test_whose_a_process_is_it_cannot_hide() -> None:
 
 
 @needs_root
-def test_a_log_that_its_holder_may_not_read_is_not_shown(tmp_path: Path) -> None:
+def test_a_log_that_its_holder_may_not_read_is_not_shown(tmp_path):
     tmp_path.chmod(0o755)
     for folder in (*tmp_path.parents[:2],):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -134,7 +125,7 @@ def test_a_log_that_its_holder_may_not_read_is_not_shown(tmp_path: Path) -> None
 
 
 @needs_root
-def test_a_log_that_who_started_the_job_opened_for_it_is_shown(tmp_path: Path) -> None:
+def test_a_log_that_who_started_the_job_opened_for_it_is_shown(tmp_path):
     """As by sudo -u USER python train.py > train.log: the job may write into it, and root may read its own."""
     path = tmp_path / "train.log"
     with path.open("w") as log:
@@ -146,7 +137,7 @@ def test_a_log_that_who_started_the_job_opened_for_it_is_shown(tmp_path: Path) -
             assert sample.lines == ("epoch 3",)
 
 
-def test_a_zip_that_claims_a_huge_directory_is_not_believed(tmp_path: Path) -> None:
+def test_a_zip_that_claims_a_huge_directory_is_not_believed(tmp_path):
     claimed, path = 1 << 28, tmp_path / "hook.zip"
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, claimed, 0, 0)
     with path.open("wb") as file:
@@ -165,7 +156,7 @@ def test_a_zip_that_claims_a_huge_directory_is_not_believed(tmp_path: Path) -> N
 
 
 @needs_root
-def test_a_program_of_a_user_is_started_as_that_user(tmp_path: Path) -> None:
+def test_a_program_of_a_user_is_started_as_that_user(tmp_path):
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0")
     (tmp_path / "12" / "cwd").symlink_to("/home/me")
@@ -179,7 +170,7 @@ def test_a_program_of_a_user_is_started_as_that_user(tmp_path: Path) -> None:
     assert call_as_owner(os.getpid()) == "tpmon run -- COMMAND"
 
 
-def test_a_socket_of_another_process_hears_nothing(tmp_path: Path) -> None:
+def test_a_socket_of_another_process_hears_nothing(tmp_path):
     path = str(tmp_path / "door")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -191,18 +182,16 @@ def test_a_socket_of_another_process_hears_nothing(tmp_path: Path) -> None:
             assert link.recv(64) == b""
 
 
-def test_what_a_job_names_is_opened_without_waiting(tmp_path: Path) -> None:
+def test_what_a_job_names_is_opened_without_waiting(tmp_path):
     fifo = str(tmp_path / "x.py")
     os.mkfifo(fifo)
     assert read_file(fifo, flags=os.O_NONBLOCK) == b""
     assert not _is_refused(fifo)
     frame = StackFrame("f", fifo, 1)
-    assert plan_edit(frame, {"EDITOR": "true"}) == Missing(
-        f"cannot open {fifo}:1 here: no plain file, or a link"
-    )
+    assert plan_edit(frame, {"EDITOR": "true"}) == Missing(f"cannot open {fifo}:1 here: no plain file, or a link")
 
 
-def test_a_port_on_which_somebody_else_listens_too_is_nobodys() -> None:
+def test_a_port_on_which_somebody_else_listens_too_is_nobodys():
     with socket.create_server(("127.0.0.1", 0)) as mine:
         inode = os.fstat(mine.fileno()).st_ino
         others = (ListeningSocket(inode, 1, "::", 5), ListeningSocket(inode + 10**7, 1, "127.0.0.1", 5))
@@ -213,13 +202,10 @@ def test_a_port_on_which_somebody_else_listens_too_is_nobodys() -> None:
 
 @needs_root
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
-def test_a_record_that_the_user_swapped_is_not_read(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_a_record_that_the_user_swapped_is_not_read(tmp_path, make):
     make(tmp_path / "fr_0")
     make(tmp_path / "pipe_0.pipe")
-    environment = {
-        "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_",
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_",
-    }
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_"}
     with process_of_nobody("") as pid:
         began = read_record_file.__globals__["datetime"].fromtimestamp(0).astimezone()
         with pytest.raises(OSError, match=r"no plain file|not a file of the user"):
@@ -230,24 +216,19 @@ def test_a_record_that_the_user_swapped_is_not_read(tmp_path: Path, make: Callab
 
 @needs_root
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
-def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_a_trace_that_the_user_swapped_is_neither_read_nor_packed(tmp_path, make):
     place = CapturePlace("/x", str(tmp_path), THEIRS)
     make(tmp_path / NAME)
     make(tmp_path / "host-1-rank0-step3.pickle")
     before = sorted(os.listdir(tmp_path))
-    for look in (
-        lambda: verify_trace(place, "host-1", 0, 3, ()),
-        lambda: describe_snapshot(place, "host-1", 0, 3),
-    ):
+    for look in (lambda: verify_trace(place, "host-1", 0, 3, ()), lambda: describe_snapshot(place, "host-1", 0, 3)):
         with pytest.raises(OSError, match=r"no plain file|not a file of the user"):
             look()
     assert sorted(os.listdir(tmp_path)) == before
 
 
 @needs_root
-def test_what_root_packed_is_its_users(tmp_path: Path) -> None:
+def test_what_root_packed_is_its_users(tmp_path):
     TraceBuilder().step(0, 0, 900).write(tmp_path / NAME)
     give(tmp_path / NAME)
     file, _, _ = verify_trace(CapturePlace("/x", str(tmp_path), THEIRS), "host-1", 0, 3, ())
@@ -255,7 +236,7 @@ def test_what_root_packed_is_its_users(tmp_path: Path) -> None:
     assert (packed.st_uid, packed.st_gid, packed.st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
 
 
-def test_a_folder_of_a_capture_is_made_anew_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_of_a_capture_is_made_anew_or_not_at_all(tmp_path):
     me, new = os.getpid(), str(tmp_path / "new")
     make_anew(new, (me, me))  # two ranks, one folder
     assert stat.S_IMODE(os.stat(new).st_mode) == 0o700
@@ -276,7 +257,7 @@ def make_window(pid: int, folder: Path, out: Path) -> KinetoWindow:
 
 
 @needs_root
-def test_what_kineto_wrote_for_root_is_its_users(tmp_path: Path) -> None:
+def test_what_kineto_wrote_for_root_is_its_users(tmp_path):
     (tmp_path / "asks").mkdir()
     give(tmp_path / "asks")
     trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
@@ -301,10 +282,8 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path: Path) -> None:
         assert [one.suffix for one in (tmp_path / "out").iterdir()] == [".gz"]
 
 
-def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
+def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(tmp_path, monkeypatch):
+    def fail(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kineto_capture, "mark_steps", fail)
@@ -322,7 +301,7 @@ def test_ctrl_c_while_steps_are_marked_leaves_no_half_file(
 
 
 @needs_root
-def test_kineto_is_not_answered_in_a_folder_of_another(tmp_path: Path) -> None:
+def test_kineto_is_not_answered_in_a_folder_of_another(tmp_path):
     private = tmp_path / "private"
     private.mkdir(0o700)
     link = tmp_path / "link"

@@ -1,7 +1,5 @@
 """The estimate of ``make bench-harm`` finds what was put into made-up windows, and nothing where nothing was."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import islice
 from random import Random
@@ -34,7 +32,7 @@ def make_pairs(random: Random, count: int, tpmon: float, placebo: float = 1.0) -
     return [(measure(first), measure(second)) for first, second in islice(draw_pairs(random), count)]
 
 
-def test_each_factor_runs_once_in_a_pair_and_every_two_pairs_hold_all_four_combinations() -> None:
+def test_each_factor_runs_once_in_a_pair_and_every_two_pairs_hold_all_four_combinations():
     pairs = list(islice(draw_pairs(Random(1)), 400))
     for two in zip(pairs[::2], pairs[1::2], strict=True):
         assert {one for pair in two for one in pair} == {Window(t, p) for t in (0, 1) for p in (0, 1)}
@@ -44,7 +42,7 @@ def test_each_factor_runs_once_in_a_pair_and_every_two_pairs_hold_all_four_combi
 
 
 @pytest.mark.parametrize(("tpmon", "placebo"), [(1.0, 1.0), (0.97, 1.0), (1.0, 0.97), (0.97, 1.03)])
-def test_the_effect_of_each_is_found_beside_that_of_the_other(tpmon: float, placebo: float) -> None:
+def test_the_effect_of_each_is_found_beside_that_of_the_other(tpmon, placebo):
     pairs = make_pairs(Random(7), 400, tpmon, placebo)
     for logs, truth in ((list_tpmon(pairs), tpmon), (list_placebo(pairs), placebo)):
         found = estimate(logs, 7)
@@ -52,7 +50,7 @@ def test_the_effect_of_each_is_found_beside_that_of_the_other(tpmon: float, plac
         assert found.half < 0.006
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     held = 0
     for seed in range(100):
         found = estimate(list_tpmon(make_pairs(Random(seed), 100, 0.99)), seed)
@@ -60,13 +58,13 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 88 <= held <= 99
 
 
-def test_the_same_seed_draws_the_same_and_finds_the_same() -> None:
+def test_the_same_seed_draws_the_same_and_finds_the_same():
     one, other = (make_pairs(Random(3), 40, 1.0) for _ in range(2))
     assert one == other
     assert estimate(list_tpmon(one), 3) == estimate(list_tpmon(other), 3)
 
 
-def test_a_pair_with_a_window_that_the_hypervisor_took_from_does_not_count() -> None:
+def test_a_pair_with_a_window_that_the_hypervisor_took_from_does_not_count():
     on, off = Window(True, False), Window(False, True)
     assert is_counted((Measured(on, 100.0, 0.02), Measured(off, 90.0, 0.0)))
     assert not is_counted((Measured(on, 100.0, 0.0), Measured(off, 90.0, 0.03)))

@@ -1,7 +1,5 @@
 """docs/json.md names every key of the JSON contract, and none that is not there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -75,7 +73,7 @@ def test_there_is_a_section_for_each_dataclass_and_no_other():
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
-def test_the_table_has_every_key_and_says_what_may_be_unread(name: str):
+def test_the_table_has_every_key_and_says_what_may_be_unread(name):
     kind = KINDS[name]
     hints = get_type_hints(kind)
     expected = []
@@ -87,7 +85,7 @@ def test_the_table_has_every_key_and_says_what_may_be_unread(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
-def test_every_row_says_unit_meaning_and_source(name: str):
+def test_every_row_says_unit_meaning_and_source(name):
     for key, kind, unit, _, meaning, source in _rows(SECTIONS[name]):
         assert kind, key
         assert meaning, key
@@ -109,7 +107,7 @@ def test_a_frame_has_no_key_that_is_not_documented():
     raw = json.loads(encode(make_frame()))
     keys = {row[0].strip("`") for section in SECTIONS.values() for row in _rows(section)} | {"missing"}
 
-    def check(value: Any) -> None:
+    def check(value):
         if isinstance(value, dict):
             assert value.keys() <= keys
             for inner in value.values():

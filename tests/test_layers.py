@@ -1,7 +1,5 @@
 """The rooms stay apart: the import contracts, and their twins at run time in fresh processes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -58,31 +56,31 @@ def read_imports(statement: str) -> set[str]:
     return run_fresh(statement)[1]
 
 
-def test_import_contracts_hold() -> None:
+def test_import_contracts_hold():
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("room", ["errors", "model", "config", "commands.demo"])
-def test_the_lower_rooms_need_the_standard_library_only(room: str) -> None:
+def test_the_lower_rooms_need_the_standard_library_only(room):
     names = read_imports(WALK.format(room=room)) - {"tpmon"}
     assert names <= sys.stdlib_module_names
     assert not names & NEVER_IN_TEXT
 
 
 @pytest.mark.parametrize("room", ["probe", "report"])
-def test_rooms_below_the_screen_never_import_it(room: str) -> None:
+def test_rooms_below_the_screen_never_import_it(room):
     assert not read_imports(WALK.format(room=room)) & {"textual", "rich", "asyncio", "torch"}
 
 
-def test_the_screen_imports_neither_torch_nor_nvml() -> None:
+def test_the_screen_imports_neither_torch_nor_nvml():
     names = read_imports(WALK.format(room="ui"))
     assert "textual" in names
     assert not names & {"torch", "pynvml"}
 
 
-def test_the_screen_starts_without_tls_and_without_the_rules() -> None:
+def test_the_screen_starts_without_tls_and_without_the_rules():
     statement = "import tpmon.commands.screen, tpmon.ui.monitor.app, ssl; assert ssl.OPENSSL_VERSION"
     assert "_ssl" not in read_imports("import tpmon.commands.screen, tpmon.ui.monitor.app")
     assert "_ssl" in read_imports(statement), "whoever needs it later gets it"
@@ -90,12 +88,12 @@ def test_the_screen_starts_without_tls_and_without_the_rules() -> None:
     assert run_fresh(rules)[0].strip() == "[]"
 
 
-def test_the_first_picture_needs_neither_textual_nor_asyncio() -> None:
+def test_the_first_picture_needs_neither_textual_nor_asyncio():
     names = read_imports("import tpmon.commands.screen, tpmon.probe.collect.collector")
     assert not names & {"textual", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
 
 
-def test_a_session_imports_no_driver_library() -> None:
+def test_a_session_imports_no_driver_library():
     statement = "import tpmon.session, tpmon.probe.collect.collector, tpmon.report.once, tpmon.report.plain"
     assert not read_imports(statement) & NEVER_IN_TEXT
 
@@ -116,14 +114,14 @@ def test_a_session_imports_no_driver_library() -> None:
         ["ps", "--json"],
     ],
 )
-def test_help_and_lists_import_almost_nothing(arguments: list[str]) -> None:
+def test_help_and_lists_import_almost_nothing(arguments):
     output, names = run_fresh(CALL.format(arguments=arguments))
     assert output.strip()
     assert not names & (NEVER_IN_TEXT | {"psutil"})
 
 
 @pytest.mark.torch
-def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job: int) -> None:
+def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job):
     arguments = ["attach", str(job), "--json", "--once", "-i", "0.5"]
     output, names = run_fresh(CALL.format(arguments=arguments))
     assert json.loads(output)["target"]["pid"] == job
@@ -131,7 +129,7 @@ def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job: int
 
 
 @pytest.mark.torch
-def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job: int, tmp_path: Path) -> None:
+def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job, tmp_path):
     output, names = run_fresh(CALL.format(arguments=["dump", str(job), "--json"]))
     arguments = ["sample", str(job), "--seconds", "1", "--json"]
     sampled, others = run_fresh(CALL.format(arguments=arguments))
@@ -146,7 +144,7 @@ def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job: int, 
     assert not names & NEVER_IN_TEXT
 
 
-def test_the_doctor_imports_neither_screen_nor_driver() -> None:
+def test_the_doctor_imports_neither_screen_nor_driver():
     output, names = run_fresh(CALL.format(arguments=["doctor", "--json", "--no-stacks"]))
     assert json.loads(output)["schema"] == "tpmon.doctor/1"
     assert not names & NEVER_IN_TEXT
@@ -168,7 +166,7 @@ _SMALL = ("select", "SelectSelector", "*")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tpmon").rglob("*.py")), ids=lambda path: path.stem)
-def test_nothing_waits_in_a_way_that_fails_with_many_open_files(path: Path) -> None:
+def test_nothing_waits_in_a_way_that_fails_with_many_open_files(path):
     """tpmon keeps more than 1,024 descriptors open; select(2) reads beyond its set for those."""
     assert find_selects(path.read_text(encoding="utf-8")) == []
 
@@ -182,5 +180,5 @@ def test_nothing_waits_in_a_way_that_fails_with_many_open_files(path: Path) -> N
         ("import select\nselect.poll()\nself.select(1)", []),
     ],
 )
-def test_a_small_wait_would_be_found(source: str, found: list[str]) -> None:
+def test_a_small_wait_would_be_found(source, found):
     assert find_selects(source) == found

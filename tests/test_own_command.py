@@ -1,10 +1,7 @@
 """The commands that tpmon proposes name a tpmon that sudo finds, and an installer that is there."""
 
-from __future__ import annotations
-
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from tpmon.own_command import choose_install, find_program, install_command
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     """Return a folder of programs that sudo does not look into, with a tpmon in it."""
     folder = tmp_path / "my venv" / "bin"
     folder.mkdir(parents=True)
@@ -21,7 +18,7 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-def test_where_sudo_does_not_look_the_whole_path_is_said(place: Path):
+def test_where_sudo_does_not_look_the_whole_path_is_said(place):
     nowhere = str(place.parent)
     quoted = f"'{place}/tpmon'"
     assert find_program(str(place / "tpmon"), "/usr/bin/python3", secure=nowhere) == quoted
@@ -29,11 +26,11 @@ def test_where_sudo_does_not_look_the_whole_path_is_said(place: Path):
     assert find_program("pytest", "/usr/bin/python3", secure=nowhere) == "/usr/bin/python3 -m tpmon"
 
 
-def test_where_sudo_finds_it_the_name_is_enough(place: Path):
+def test_where_sudo_finds_it_the_name_is_enough(place):
     assert find_program("/elsewhere/tpmon", "/usr/bin/python3", secure=f"/sbin:{place}") == "tpmon"
 
 
-def test_a_relative_call_is_said_whole(place: Path, monkeypatch):
+def test_a_relative_call_is_said_whole(place, monkeypatch):
     monkeypatch.chdir(place)
     assert find_program("./tpmon", "/usr/bin/python3", secure="/") == f"'{place}/tpmon'"
 
@@ -61,7 +58,7 @@ def test_the_installer_is_one_that_is_there(prefix, has_pip, made_by_uv, command
     assert said.partition("  # ")[0] == command
 
 
-def test_an_environment_that_uv_made_is_known_by_its_file(tmp_path: Path, monkeypatch):
+def test_an_environment_that_uv_made_is_known_by_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(own_command, "find_spec", lambda _name: None)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/bin/python")

@@ -1,24 +1,19 @@
 """The loop of a session: its rhythm, its end, its errors, its history."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from tests.sessions import Sink, Source
 from tests.waiting import wait_until
-from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import Judgement, judge
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.doctor import Update
 from tpmon.model.verdict import Kind
 from tpmon.session import Session
 
@@ -28,7 +23,7 @@ def run():
     """Start Sessions in their daemon thread and stop them all."""
     started = []
 
-    def start(source: Source, *sinks, interval_s: float = 0.02) -> tuple[Session, list[BaseException]]:
+    def start(source, *sinks, interval_s=0.02):
         errors: list[BaseException] = []
         session = Session(source, sinks, interval_s)
         session.start(errors.append)
@@ -69,7 +64,7 @@ class Leaping(Source):
 def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_one(monkeypatch):
     judged: list[int] = []
 
-    def look_on(frames: Sequence[Frame], standing: Standing) -> Judgement:
+    def look_on(frames, standing):
         judged.append(len(frames))
         return Judgement(frames[-1], standing)
 
@@ -92,7 +87,7 @@ def test_frames_keep_the_rhythm_of_the_interval():
 @pytest.mark.parametrize(("first_at", "frames"), [(1, 2), (2, 2), (3, 3), (9, 4)])
 def test_one_reading_waits_a_little_for_its_first_stack(first_at, frames):
     class Late(Source):
-        def collect(self) -> Frame:
+        def collect(self):
             frame = super().collect()
             age = 0.5 if len(self.times) >= first_at else Missing("no stack was sampled yet")
             return replace(frame, stacks=(), ages_s=replace(frame.ages_s, stacks=age))
@@ -104,7 +99,7 @@ def test_one_reading_waits_a_little_for_its_first_stack(first_at, frames):
 
 def test_no_reading_waits_for_stacks_that_cannot_come():
     class Off(Source):
-        def collect(self) -> Frame:
+        def collect(self):
             frame, off = super().collect(), Missing("stacks are off (--no-stacks)")
             return replace(frame, stacks=off, ages_s=replace(frame.ages_s, stacks=off))
 
@@ -133,8 +128,7 @@ def test_the_end_of_the_job_ends_the_loop_after_that_frame():
 def test_the_source_hears_whether_the_verdict_stands(monkeypatch):
     source = Source()
     monkeypatch.setattr(
-        "tpmon.judge.judge.judge",
-        lambda seen, standing: Judgement(seen[-1], standing, settled=len(seen) > 2),
+        "tpmon.judge.judge.judge", lambda seen, standing: Judgement(seen[-1], standing, settled=len(seen) > 2)
     )
     Session(source, (), 0.005).run(frames=2)
     assert source.settled is False
@@ -147,12 +141,10 @@ def test_looks_that_the_judge_asks_for_begin_when_a_look_at_one_process_has_ende
     source = Source()
     monkeypatch.setattr(
         "tpmon.judge.judge.judge",
-        lambda seen, standing: Judgement(
-            seen[-1], standing, look=watch if len(seen) == 1 else NOT_APPLICABLE
-        ),
+        lambda seen, standing: Judgement(seen[-1], standing, look=watch if len(seen) == 1 else NOT_APPLICABLE),
     )
 
-    def run(first: DumpRequest) -> list[DumpRequest]:
+    def run(first):
         source.dumps.asked.clear()
         state = DumpState(first, (), 0, 1, running=True, refused="", earlier=NOT_APPLICABLE)
         source.dumps.state = state
@@ -264,7 +256,7 @@ def test_a_source_that_raises_reaches_on_error_and_is_closed(run):
 def test_a_sink_that_raises_ends_the_loop_and_closes_the_source():
     source = Source()
 
-    def broken(_update: Update) -> None:
+    def broken(_update):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
@@ -275,7 +267,7 @@ def test_a_sink_that_raises_ends_the_loop_and_closes_the_source():
 
 def test_the_history_of_the_loop_is_bounded_in_time():
     class Sparse(Source):
-        def collect(self) -> Frame:
+        def collect(self):
             return replace(super().collect(), taken_ns=len(self.times) * 100_000_000_000)
 
     sink = Sink()

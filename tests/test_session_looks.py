@@ -1,7 +1,5 @@
 """When a session looks by itself at a job that may hang, and when it may not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Dumps, records and samples that grow between two readings reach the sinks of a session."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.collectives import make_group, make_record

@@ -1,7 +1,5 @@
 """What ``make size`` counts, on a small project."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def test_each_line_is_of_one_kind():
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     for path, text in {
         "tpmon/__init__.py": "",
         "tpmon/judge/rules/loader.py": MODULE,
@@ -62,7 +60,7 @@ def cells_of(printed: str) -> list[list[str]]:
     return [line.split() for line in printed.splitlines() if line.strip()]
 
 
-def test_a_package_counts_all_below_it(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_package_counts_all_below_it(project, capsys):
     assert main([], project) == 0
     head, tpmon, judge, rules, tests, docs = cells_of(capsys.readouterr().out)
     assert head[:7] == ["files", "lines", "code", "docs", "comment", "blank", "data"]
@@ -70,26 +68,11 @@ def test_a_package_counts_all_below_it(project: Path, capsys: pytest.CaptureFixt
     assert tpmon == ["tpmon", "3", *whole]
     assert judge == ["judge", "2", *whole]
     assert rules == ["rules", "2", *whole]
-    assert tests == [
-        "tests",
-        "1",
-        "1",
-        "1",
-        "-",
-        "-",
-        "-",
-        "-",
-        "1",
-        "test_it.py",
-        "1",
-        "test_it",
-        "1",
-        "tests",
-    ]
+    assert tests == ["tests", "1", "1", "1", "-", "-", "-", "-", "1", "test_it.py", "1", "test_it", "1", "tests"]
     assert docs == ["docs", "1", "3", "-", "2", "-", "1", "-", "3", "page.md", "-", "1", "docs"]
 
 
-def test_the_last_tag_or_a_named_commit_stands_beside_it(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_last_tag_or_a_named_commit_stands_beside_it(project, capsys):
     git(project, "add", ".")
     git(project, "commit", "--quiet", "--message", "first")
     git(project, "tag", "v1")
@@ -102,6 +85,6 @@ def test_the_last_tag_or_a_named_commit_stands_beside_it(project: Path, capsys: 
         assert "\ntpmon: files 3 -> 4, lines 21 -> 42 (+100.0%)\n" in printed
 
 
-def test_a_commit_that_is_not_there_is_named(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_commit_that_is_not_there_is_named(project, capsys):
     assert main(["nowhere"], project) == 2
     assert "nowhere" in capsys.readouterr().err

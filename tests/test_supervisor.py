@@ -1,7 +1,5 @@
 """The shell waits for a small process that cannot be held by what the working one reads."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -17,9 +15,7 @@ from tests.waiting import wait_until
 from tpmon.supervisor import LEAVE_SCREEN
 
 ROOT = Path(__file__).parents[1]
-BEGIN = (
-    "import os, signal, sys, time; from tpmon.supervisor import supervise, supervisors, work; supervise()\n"
-)
+BEGIN = "import os, signal, sys, time; from tpmon.supervisor import supervise, supervisors, work; supervise()\n"
 
 
 def start(code: str, **options: object) -> subprocess.Popen[str]:
@@ -102,7 +98,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
     assert process.returncode == 5
 
 
-def test_who_kills_the_command_ends_the_work_in_order(tmp_path: Path):
+def test_who_kills_the_command_ends_the_work_in_order(tmp_path):
     code = f"""
 def leave(number, _frame):
     open({str(tmp_path / "ended")!r}, "w").close()
@@ -119,7 +115,7 @@ work(lambda: time.sleep(60))
     assert (tmp_path / "ended").exists()
 
 
-def test_work_that_cannot_end_is_left_with_its_pipes(tmp_path: Path):
+def test_work_that_cannot_end_is_left_with_its_pipes(tmp_path):
     """It ends, and sleeps on: as one that waits for a child of its own that the kernel keeps."""
     code = """
 def begin(number, _frame):

@@ -20,13 +20,7 @@ V100 = {
     "warpSize": 32,
     "numSms": 80,
 }
-A100 = {
-    **V100,
-    "name": "NVIDIA A100-SXM4-80GB",
-    "computeMajor": 8,
-    "sharedMemPerMultiprocessor": 167936,
-    "numSms": 108,
-}
+A100 = {**V100, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "sharedMemPerMultiprocessor": 167936, "numSms": 108}
 BASE_US = 4356516282533.0
 
 
@@ -56,9 +50,7 @@ class TraceBuilder:
     def loader(self, start: float, length: float, single: bool = True) -> TraceBuilder:
         kind = "Single" if single else "Multi"
         name = f"enumerate(DataLoader)#_{kind}ProcessDataLoaderIter.__next__"
-        return self.add(
-            "user_annotation", name if single else name.replace("Process", "Processing"), start, length
-        )
+        return self.add("user_annotation", name if single else name.replace("Process", "Processing"), start, length)
 
     def kernel(
         self, start: float, length: float, launch: float | None = None, name: str = "k", **more: Any

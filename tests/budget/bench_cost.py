@@ -97,9 +97,7 @@ def main() -> None:
             f"importing textual alone {statistics.median(imports):.2f} s CPU (medians of 7, in turn)"
         )
         print(f"tree: {options.processes} processes, {options.threads} threads, {options.waking} waking")
-        print(
-            f"{'one core = 100 %':<34} {'CPU %':>6} {'child':>6} {'RSS MB':>7} {'child':>7} {'fds':>6} {'KB/s':>7}"
-        )
+        print(f"{'one core = 100 %':<34} {'CPU %':>6} {'child':>6} {'RSS MB':>7} {'child':>7} {'fds':>6} {'KB/s':>7}")
         for name, width, height, env in (
             ("tpmon 200x50, 8 cards", 200, 50, cards),
             ("tpmon 200x50, no card", 200, 50, NO_CARDS),

@@ -150,9 +150,7 @@ def count_frames(path: Path, is_hooked: bool) -> str:
         raise RuntimeError("tpmon wrote no Frame")
     steps = json.loads(lines[-1]).get("steps", {}).get("count")
     if isinstance(steps, int) is not is_hooked:
-        raise RuntimeError(
-            f"the steps of the hook are {steps}, and the run is {'' if is_hooked else 'not '}hooked"
-        )
+        raise RuntimeError(f"the steps of the hook are {steps}, and the run is {'' if is_hooked else 'not '}hooked")
     return f"{len(lines)} Frames written"
 
 
@@ -226,25 +224,18 @@ def print_mode(mode: str, options: argparse.Namespace) -> None:
     print(f"  {said}; the promise is {'kept' if kept else 'not shown'}")
     print("| mode | pairs (left out) | steps/s without | with | tpmon, ratio | placebo, ratio |")
     print("|---|---|---|---|---|---|")
-    print(
-        f"| {mode} | {len(pairs)} ({left_out}) | {rates[0]:.1f} | {rates[1]:.1f} | {tpmon} | {nothing} |",
-        flush=True,
-    )
+    print(f"| {mode} | {len(pairs)} ({left_out}) | {rates[0]:.1f} | {rates[1]:.1f} | {tpmon} | {nothing} |", flush=True)
 
 
 def main() -> None:
     """Print a table for each mode."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, help="one of them; all three without it")
     parser.add_argument("--pairs", type=int, default=220, help="at most; 220 take 12 minutes")
     parser.add_argument("--window", type=float, default=1.5, help="seconds")
     parser.add_argument("--left-out", type=float, default=0.25, help="seconds after the signals")
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before the first window")
-    parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="of the order and the bootstrap"
-    )
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the order and the bootstrap")
     options = parser.parse_args()
     print(say_neighbours(), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training ends, too

@@ -162,12 +162,7 @@ def measure_import(rounds: int = 11) -> float:
     times = []
     for _ in range(rounds):
         done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
         )
         times.append(int(done.stdout) / 1e6)
     return statistics.median(times[1:])
@@ -245,10 +240,7 @@ def build_loop(name: str) -> tuple[Callable[[], None], int, Sweeper | None]:
     if "workers" in name or "loader" in name:
         data = TensorDataset(x[0].repeat(steps * 8, *[1] * (x.dim() - 1)))
         loader = DataLoader(
-            data,
-            batch_size=8,
-            num_workers=4 if "workers" in name else 0,
-            persistent_workers="workers" in name,
+            data, batch_size=8, num_workers=4 if "workers" in name else 0, persistent_workers="workers" in name
         )
 
         def block() -> None:
@@ -285,11 +277,7 @@ def measure_loop(name: str, rounds: int) -> dict[str, float]:
                 block()
                 costs[hooked].append((used_ns() - begin) / steps / 1000)
     compare = compare_neighbours if name in PAIRED else compare_cheapest
-    return {
-        **compare(costs[False], costs[True]),
-        "counted": HOOK.steps.steps,
-        "problem": tpmon.hook.problem() != "",
-    }
+    return {**compare(costs[False], costs[True]), "counted": HOOK.steps.steps, "problem": tpmon.hook.problem() != ""}
 
 
 def compare_cheapest(bare: list[float], hooked: list[float]) -> dict[str, float]:

@@ -94,29 +94,16 @@ def make_step(number: int) -> list[dict[str, Any]]:
     for op in range(OPS):
         at = 100 + op * 120.5
         link = number * OPS + op + 1
-        shapes = {
-            "Input Dims": [[32, 512, 768], [768, 768], [op % 7]],
-            "Input type": ["float", "float", "Int"],
-        }
+        shapes = {"Input Dims": [[32, 512, 768], [768, 768], [op % 7]], "Input type": ["float", "float", "Int"]}
         more = {"External id": link, "Record function id": 0, "Ev Idx": link, **shapes}
         add("cpu_op", f"aten::op{op % 40}", at, 100, **more)
         add("cpu_op", "aten::empty", at + 5, 12.25, **more)
         add("cpu_op", f"aten::op{op % 40}_inner", at + 20, 70, **more)
-        add(
-            "cuda_runtime",
-            "cudaLaunchKernel",
-            at + 40,
-            8.5,
-            cbid=211,
-            correlation=link,
-            **{"External id": link},
-        )
+        add("cuda_runtime", "cudaLaunchKernel", at + 40, 8.5, cbid=211, correlation=link, **{"External id": link})
         kernel = {"queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": link}
         kernel |= {"registers per thread": 64, "shared memory": 1024 * (op % 60), "blocks per SM": 4.27}
         kernel |= {"warps per SM": 17.09, "grid": [564, 1, 1], "block": [128, 1, 1]}
-        name = (
-            f"void at::native::vectorized_elementwise_kernel<{op % 50}, at::native::AddFunctor<float>>(int)"
-        )
+        name = f"void at::native::vectorized_elementwise_kernel<{op % 50}, at::native::AddFunctor<float>>(int)"
         add("kernel", name, at + 55, 90, **kernel, **{"est. achieved occupancy %": 50, "External id": link})
         for phase, place in (("s", {"pid": HOST, "tid": HOST}), ("f", {"pid": 0, "tid": 7})):
             flow = {"ph": phase, "id": link, **place, "ts": round(start + at + 40, 3), "cat": "ac2g"}
@@ -192,9 +179,7 @@ def measure(
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def compare(
-    path: Path, label: str, promise: tuple[float, int | None], runs: int, beside: str
-) -> Iterator[str]:
+def compare(path: Path, label: str, promise: tuple[float, int | None], runs: int, beside: str) -> Iterator[str]:
     """Measure every tool on one file, a row each; of several runs of tpmon the median counts."""
     tools = {"tpmon trace": [sys.executable, "-m", "tpmon", "trace", str(path)]}
     if beside:
@@ -255,9 +240,7 @@ def describe(beside: str) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--big", action="store_true", help="also 1 GB")
-    parser.add_argument(
-        "--only", type=int, choices=sorted(PROMISES), help="of these sizes this one alone, MB"
-    )
+    parser.add_argument("--only", type=int, choices=sorted(PROMISES), help="of these sizes this one alone, MB")
     parser.add_argument("--stacks", action="store_true", help="also a real trace with stacks (needs torch)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trace", default="", help="tile this trace instead")

@@ -159,9 +159,7 @@ class Screen:
         bytes_before, start = self.received, time.monotonic()
         self.drain(seconds)
         spent = time.monotonic() - start
-        kids_after = sum(
-            cpu_seconds(kid) - kids_before[kid] for kid in kids if os.path.exists(f"/proc/{kid}")
-        )
+        kids_after = sum(cpu_seconds(kid) - kids_before[kid] for kid in kids if os.path.exists(f"/proc/{kid}"))
         return Cost(
             cpu_pct=100 * (cpu_seconds(pid) - before) / spent,
             children_cpu_pct=100 * kids_after / spent,

@@ -7,16 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.dumps import (
-    ALL_REDUCE,
-    IN_LOCK,
-    MAIN,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import ALL_REDUCE, IN_LOCK, MAIN, make_native, make_rank, make_round, make_thread, make_worker
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.judge.dumps.hot import build_tree
 from tpmon.model.codec import decode, encode
@@ -48,14 +39,10 @@ _DEEP = tuple(StackFrame(f"call_{n}", f"/run/deep_{n}.py", n) for n in range(30)
 def make_full_rank(rank: int) -> ProcessLook:
     """Build a rank with three more Python threads and two native ones."""
     others = [
-        make_thread(
-            90_000 + 10 * rank + n, name=f"Thread-{n}", kind=ThreadKind.OTHER, frames=(MAIN, *list(_DEEP))
-        )
+        make_thread(90_000 + 10 * rank + n, name=f"Thread-{n}", kind=ThreadKind.OTHER, frames=(MAIN, *list(_DEEP)))
         for n in range(3)
     ]
-    native = [
-        make_native(900_000 + 10 * rank + n, name) for n, name in enumerate(("pt_nccl_watchdg", "pt_gloo"))
-    ]
+    native = [make_native(900_000 + 10 * rank + n, name) for n, name in enumerate(("pt_nccl_watchdg", "pt_gloo"))]
     return make_rank(rank, *others, *native, frames=make_deep(rank))
 
 
@@ -95,8 +82,7 @@ def test_three_looks_with_workers_fold_within_the_budget(ranks):
 
 def test_the_dumps_of_64_hosts_fold_within_the_budget(ranks):
     hosts = [
-        fold_rounds([make_round(*ranks[8 * host : 8 * host + 8], host=f"node-{host}")], ORIGIN)
-        for host in range(64)
+        fold_rounds([make_round(*ranks[8 * host : 8 * host + 8], host=f"node-{host}")], ORIGIN) for host in range(64)
     ]
     read = [decode(Dump, encode(one)) for one in hosts]
     assert is_found(fold_dumps(read))

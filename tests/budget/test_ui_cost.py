@@ -44,11 +44,7 @@ def test_ui_cost(tmp_path: Path):
         seconds = time.monotonic() - started
         cpu_pct = (run_ns(terminal.pid, session) - ns_before) / seconds / 1e7
         bytes_s = (len(terminal.raw) - bytes_before) / seconds
-        rss_mib = (
-            int(Path(f"/proc/{terminal.pid}/statm").read_text().split()[1])
-            * os.sysconf("SC_PAGE_SIZE")
-            / 2**20
-        )
+        rss_mib = int(Path(f"/proc/{terminal.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
         print(f"UI {cpu_pct:.2f} % of a core, {bytes_s / 1000:.1f} KB/s, RSS {rss_mib:.0f} MiB")
         assert cpu_pct <= 1.5 * CPU_PCT
         assert bytes_s <= BYTES_S

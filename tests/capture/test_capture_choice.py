@@ -1,11 +1,8 @@
 """What can be chosen of a capture: the keys' way through it, what a run offers, and why the rest cannot be."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -44,13 +41,13 @@ WELL = [write_nsys_command("nsys", ["python", "x.py"])]
 ENDS_RUN = [["nsys", "profile", "-c", "cudaProfilerApi", "python", "x.py"]]
 
 
-def test_a_choice_begins_as_the_command_does() -> None:
+def test_a_choice_begins_as_the_command_does():
     assert CaptureChoice() == CaptureChoice(TRACE, STEPS, every=False)
     assert STEPS in STEP_CHOICES
     assert STEP_CHOICES[-1] == MOST_STEPS
 
 
-def test_steps_go_through_the_list_and_stop_at_both_ends() -> None:
+def test_steps_go_through_the_list_and_stop_at_both_ends():
     up = [CaptureChoice(steps=1)]
     while (more := more_steps(up[-1], ALL)) != up[-1]:
         up.append(more)
@@ -61,7 +58,7 @@ def test_steps_go_through_the_list_and_stop_at_both_ends() -> None:
     assert down == up[::-1]
 
 
-def test_kinds_go_round_and_pass_by_what_cannot_be() -> None:
+def test_kinds_go_round_and_pass_by_what_cannot_be():
     kinds = [CaptureChoice()]
     for _ in range(3):
         kinds.append(next_kind(kinds[-1], ALL))
@@ -71,14 +68,14 @@ def test_kinds_go_round_and_pass_by_what_cannot_be() -> None:
     assert next_kind(CaptureChoice(steps=2), neither) == CaptureChoice(steps=2)
 
 
-def test_all_ranks_can_be_chosen_where_nothing_speaks_against_it() -> None:
+def test_all_ranks_can_be_chosen_where_nothing_speaks_against_it():
     every = other_ranks(CaptureChoice(), ALL)
     assert every.every
     assert not other_ranks(every, ALL).every
     assert other_ranks(CaptureChoice(), replace(ALL, every="one rank")) == CaptureChoice()
 
 
-def test_what_cannot_be_gives_way_to_what_can() -> None:
+def test_what_cannot_be_gives_way_to_what_can():
     wanted = CaptureChoice(SNAPSHOT, 20, every=True)
     assert can_be(wanted, ALL) == wanted
     assert can_be(wanted, NO_SNAPSHOT) == replace(wanted, kind=TRACE)
@@ -87,7 +84,7 @@ def test_what_cannot_be_gives_way_to_what_can() -> None:
     assert can_be(CaptureChoice(), nothing) == CaptureChoice(), "its own reason is said then"
 
 
-def test_a_refusal_takes_back_what_was_chosen_beyond_the_choice_before() -> None:
+def test_a_refusal_takes_back_what_was_chosen_beyond_the_choice_before():
     good = CaptureChoice()
     assert refuse(replace(good, kind=SNAPSHOT, every=True), good, "why", ALL) == replace(
         ALL, refused=((SNAPSHOT, "why"),)
@@ -101,7 +98,7 @@ def hook(rank: int, lacks: str = "", steps: int = 100) -> RankHook:
     return RankHook(4200 + rank, rank, lacks, pace)
 
 
-def test_on_a_cpu_without_nsys_a_trace_alone_can_be() -> None:
+def test_on_a_cpu_without_nsys_a_trace_alone_can_be():
     offers = judge_offers(hook(0), [hook(0), hook(1)], [["bash"]], uses_cuda=False)
     assert (offers.who, offers.ranks, offers.every) == ("rank 0", 2, "")
     assert offers.kinds() == (TRACE,)
@@ -116,16 +113,10 @@ def test_on_a_cpu_without_nsys_a_trace_alone_can_be() -> None:
         ([["bash"]], (TRACE, SNAPSHOT), "nsys is not in front"),
         (WELL, (SNAPSHOT, NSYS), ""),
         (ENDS_RUN, (SNAPSHOT,), "--capture-range-end=stop-shutdown of nsys can end the run with the window"),
-        (
-            [["nsys", "profile", "--trace=osrt", "python"]],
-            (TRACE, SNAPSHOT),
-            "nsys in front of this run does not",
-        ),
+        ([["nsys", "profile", "--trace=osrt", "python"]], (TRACE, SNAPSHOT), "nsys in front of this run does not"),
     ],
 )
-def test_on_a_gpu_the_nsys_in_front_decides(
-    above: list[list[str]], kinds: tuple[CaptureKind, ...], reason: str
-) -> None:
+def test_on_a_gpu_the_nsys_in_front_decides(above, kinds, reason):
     offers = judge_offers(hook(0), [hook(0)], above, uses_cuda=True)
     assert offers.kinds() == kinds
     reasons = dict(offers.refused)
@@ -133,8 +124,8 @@ def test_on_a_gpu_the_nsys_in_front_decides(
     assert reasons.get(TRACE, HOLDS_SLOT) == HOLDS_SLOT
 
 
-def test_all_ranks_need_hooks_that_count_alike() -> None:
-    def every(*hooks: RankHook) -> str:
+def test_all_ranks_need_hooks_that_count_alike():
+    def every(*hooks):
         return judge_offers(hooks[0], hooks, [], uses_cuda=False).every
 
     assert every(hook(0), hook(1, steps=101)) == ""
@@ -143,7 +134,7 @@ def test_all_ranks_need_hooks_that_count_alike() -> None:
     assert every(hook(0), hook(1, steps=900)) == COUNT_APART
 
 
-def test_without_a_hook_nothing_but_a_trace_of_kineto_can_be() -> None:
+def test_without_a_hook_nothing_but_a_trace_of_kineto_can_be():
     bare = replace(hook(0, "process 4200 has no hook"), rank=NOT_APPLICABLE)
     offers = judge_offers(bare, [bare], WELL, uses_cuda=True)
     assert offers.who == "process 4200"
@@ -151,7 +142,7 @@ def test_without_a_hook_nothing_but_a_trace_of_kineto_can_be() -> None:
     assert reasons[SNAPSHOT] == reasons[NSYS] == "process 4200 has no hook"
 
 
-def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal() -> None:
+def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal():
     assert advise_on_slot(7, "", WELL) == "tpmon capture 7 --cuda-profiler has nsys record"
     for lacks, above, why in (
         ("", ENDS_RUN, "--capture-range-end=stop-shutdown of nsys can end the run"),
@@ -164,7 +155,7 @@ def test_the_advice_where_nsys_has_the_slot_leads_to_no_second_refusal() -> None
         assert why in advice
 
 
-def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_trace_says_that_advice(monkeypatch):
     asked = parse_asked(CaptureOptions())
     for above, tried in ((WELL, "--cuda-profiler has nsys record"), (ENDS_RUN, "start the run again")):
         monkeypatch.setattr(discovery, "read_ancestors", lambda _pid, above=above: above)
@@ -176,9 +167,7 @@ def test_a_refused_trace_says_that_advice(monkeypatch: pytest.MonkeyPatch) -> No
         assert tried in refused.value.try_this
 
 
-def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(monkeypatch):
     asked = parse_asked(CaptureOptions())
     monkeypatch.setattr(discovery, "read_ancestors", lambda _pid: [])
     monkeypatch.setattr(discovery, "uses_cuda", lambda _pid: True)
@@ -192,7 +181,7 @@ def test_a_trace_of_a_run_that_another_tool_has_is_refused_whatever_records_it(
     capture_command._check_slot(member(os.getpid()), asked.kind)
 
 
-def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> None:
+def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path):
     with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
         parent = file.read().rstrip(b"\0").decode().split("\0")
     assert read_ancestors(os.getpid())[0] == parent
@@ -221,17 +210,15 @@ def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> 
         ("/venv/nvidia/cusolver/lib/libcusolver.so.11", False),
     ],
 )
-def test_cuda_11_is_told_by_the_runtime_that_is_loaded(tmp_path: Path, library: str, is_of_11: bool) -> None:
+def test_cuda_11_is_told_by_the_runtime_that_is_loaded(tmp_path, library, is_of_11):
     maps = tmp_path / "7" / "maps"
     maps.parent.mkdir()
-    maps.write_text(
-        f"7f00-7f01 r--p 00000000 08:01 42 /usr/lib/libc.so.6\n7f02-7f03 r--p 0 08:01 43 {library}\n"
-    )
+    maps.write_text(f"7f00-7f01 r--p 00000000 08:01 42 /usr/lib/libc.so.6\n7f02-7f03 r--p 0 08:01 43 {library}\n")
     assert runs_cuda_11(7, str(tmp_path)) is is_of_11
     assert not runs_cuda_11(8, str(tmp_path))
 
 
-def test_of_several_ranks_one_line_names_the_folder_that_a_screen_shows() -> None:
+def test_of_several_ranks_one_line_names_the_folder_that_a_screen_shows():
     one = capture_views.result()
     first = one.files[0]
     second = replace(first, rank=1, host_path=first.host_path.replace("rank0", "rank1"))

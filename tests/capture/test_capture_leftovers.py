@@ -1,7 +1,5 @@
 """What a tpmon that was killed left of a capture goes with the next one, and nothing else does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,14 +29,14 @@ def leave(folder: Path, name: str = "") -> Path:
     return part
 
 
-def test_what_was_left_goes(tmp_path: Path) -> None:
+def test_what_was_left_goes(tmp_path):
     part = leave(tmp_path)
     assert sweep(f"{tmp_path}/") == [str(part)]
     assert os.listdir(tmp_path) == []
     assert sweep(str(tmp_path / "not there")) == []
 
 
-def test_what_a_tpmon_holds_stays_until_it_is_killed(tmp_path: Path) -> None:
+def test_what_a_tpmon_holds_stays_until_it_is_killed(tmp_path):
     part = leave(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(part)],
@@ -55,16 +53,14 @@ def test_what_a_tpmon_holds_stays_until_it_is_killed(tmp_path: Path) -> None:
     assert sweep(str(tmp_path)) == [str(part)]
 
 
-@pytest.mark.parametrize(
-    "name", ["kineto-elsewhere-5.part", "kineto-5.part", "mine.part", name_part(5) + "x"]
-)
-def test_other_names_stay(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["kineto-elsewhere-5.part", "kineto-5.part", "mine.part", name_part(5) + "x"])
+def test_other_names_stay(tmp_path, name):
     leave(tmp_path, name)
     assert sweep(str(tmp_path)) == []
     assert len(os.listdir(tmp_path / name)) == 2
 
 
-def test_what_kineto_did_not_write_stays_with_its_folder(tmp_path: Path) -> None:
+def test_what_kineto_did_not_write_stays_with_its_folder(tmp_path):
     part = leave(tmp_path)
     (part / "notes").touch()
     (part / "trace").mkdir()
@@ -73,24 +69,24 @@ def test_what_kineto_did_not_write_stays_with_its_folder(tmp_path: Path) -> None
     assert sorted(os.listdir(part)) == ["notes", "trace", "trace_8.json"]
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_its_place_is_not_followed(tmp_path):
     other = leave(tmp_path / "elsewhere", "other")
     os.symlink(other, tmp_path / name_part(5))
     assert sweep(str(tmp_path)) == []
     assert len(os.listdir(other)) == 2
 
 
-def test_another_users_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_stays(tmp_path, monkeypatch):
     part = leave(tmp_path)
     monkeypatch.setattr(leftovers.os, "geteuid", lambda: os.stat(part).st_uid + 1)
     assert sweep(str(tmp_path)) == []
     assert len(os.listdir(part)) == 2
 
 
-def test_a_file_system_without_locks_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_keeps_them(tmp_path, monkeypatch):
     part = leave(tmp_path)
 
-    def fail(folder: int, how: int) -> None:
+    def fail(folder, how):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(leftovers.fcntl, "flock", fail)
@@ -99,7 +95,7 @@ def test_a_file_system_without_locks_keeps_them(tmp_path: Path, monkeypatch: pyt
     assert part.exists()
 
 
-def test_new_folders_beside_a_new_one_are_swept_and_go_when_they_are_empty(tmp_path: Path) -> None:
+def test_new_folders_beside_a_new_one_are_swept_and_go_when_they_are_empty(tmp_path):
     first, second = leave(tmp_path / "tpmon-capture-a-1"), leave(tmp_path / "tpmon-capture-a-2")
     (second.parent / "kept.json.gz").touch()
     other = leave(tmp_path / "mine")

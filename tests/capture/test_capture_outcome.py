@@ -1,7 +1,5 @@
 """How a capture ended: whole, or with part of what was asked for, and why."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10
 FILE = CapturedFile("/a", "/a", 0, 100, 5, 900, 0, 1000, CaptureKind.TRACE)
 
 
-def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
+def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there():
     missed = replace(RANK, rank=1, state=CaptureState.MISSED, first_step=Missing("x"))
     assert judge_end(ASKED, [RANK], [FILE]) is CaptureState.DONE
     assert judge_end(ASKED, [RANK, missed], [FILE]) is CaptureState.PARTIAL
@@ -27,7 +25,7 @@ def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
     assert judge_end(ASKED, [RANK], []) is CaptureState.FAILED
 
 
-def test_a_trace_without_a_kernel_is_partial_where_a_gpu_worked_and_says_why() -> None:
+def test_a_trace_without_a_kernel_is_partial_where_a_gpu_worked_and_says_why():
     assert judge_end(ASKED, [RANK], [FILE], {RANK.pid}) is CaptureState.PARTIAL
     assert judge_end(replace(ASKED, timed=True), [RANK], [FILE], {RANK.pid}) is CaptureState.PARTIAL
     assert judge_end(ASKED, [RANK], [replace(FILE, kernels=3)], {RANK.pid}) is CaptureState.DONE
@@ -54,8 +52,6 @@ def test_a_trace_without_a_kernel_is_partial_where_a_gpu_worked_and_says_why() -
         ({"mode": "training", "gpu": "H100"}, 5, False),
     ],
 )
-def test_a_step_of_training_on_a_gpu_has_kernels_and_cuda_alone_says_nothing(
-    told: dict[str, str], steps: int, used: bool
-) -> None:
+def test_a_step_of_training_on_a_gpu_has_kernels_and_cuda_alone_says_nothing(told, steps, used):
     conditions = parse_conditions(json.dumps({"tpmon": told}).encode(), b"")
     assert bool(find_use(replace(RANK, steps=steps), conditions)) is used

@@ -1,7 +1,5 @@
 """What a capture may cost and where it begins, told before anything is recorded."""
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref
@@ -64,21 +62,21 @@ def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DAT
     return words
 
 
-def test_a_window_is_as_long_as_asked_where_it_fits() -> None:
+def test_a_window_is_as_long_as_asked_where_it_fits():
     price = size_window(ASKED, [(242, 67_000, 10.0), (300, 60_000, 12.0)])
     assert (price.steps, price.events, price.bytes) == (5, 1500, 335_000)
     assert price.pause_ms == 60.0
     assert "5 steps: each rank pauses for about 60 ms" in say_price(price, ASKED, 2)
 
 
-def test_a_window_is_cut_to_what_a_run_can_bear() -> None:
+def test_a_window_is_cut_to_what_a_run_can_bear():
     price = size_window(ASKED, [(MOST_EVENTS // 2, 1000, 400.0)])
     assert price.steps == 2
     assert "fewer than asked" in say_price(price, ASKED, 1)
     assert size_window(ASKED, [(MOST_EVENTS + 1, 1000, 400.0)]).steps == 0
 
 
-def test_a_window_by_time_is_cut_too() -> None:
+def test_a_window_by_time_is_cut_too():
     asked = replace(ASKED, timed=True, seconds=10.0)
     probes = [(MOST_EVENTS // 10, 1000, 5.0)]
     assert fit_seconds(asked, size_window(asked, probes), probes) == pytest.approx(2.0)
@@ -86,16 +84,9 @@ def test_a_window_by_time_is_cut_too() -> None:
 
 @pytest.mark.parametrize(
     ("steps_ms", "steps"),
-    [
-        ([100.0], 200),
-        ([100.0, 50.0], 400),
-        ([0.2], 1000),
-        ([30_000.0], 1),
-        ([Missing("why")], 1000),
-        ([0.0], 1000),
-    ],
+    [([100.0], 200), ([100.0, 50.0], 400), ([0.2], 1000), ([30_000.0], 1), ([Missing("why")], 1000), ([0.0], 1000)],
 )
-def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms: list[float | Missing], steps: int) -> None:
+def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms, steps):
     asked = replace(ASKED, steps=1000, seconds=10.0, by_seconds=True)
     assert fit_steps(asked, steps_ms).steps == steps
     assert fit_steps(ASKED, steps_ms) == ASKED
@@ -105,17 +96,9 @@ def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms: list[float | 
 
 @pytest.mark.parametrize(
     ("steps_ms", "seconds"),
-    [
-        ([100.0], 60.0),
-        ([30_000.0], 225.0),
-        ([8_000.0, 9_000.0], 67.5),
-        ([150_000.0], 600.0),
-        ([Missing("why")], 60.0),
-    ],
+    [([100.0], 60.0), ([30_000.0], 225.0), ([8_000.0, 9_000.0], 67.5), ([150_000.0], 600.0), ([Missing("why")], 60.0)],
 )
-def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(
-    steps_ms: list[float | Missing], seconds: float
-) -> None:
+def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(steps_ms, seconds):
     asked = replace(ASKED, named_seconds=False)
     assert stretch_seconds(asked, steps_ms).seconds == seconds
     assert stretch_seconds(ASKED, steps_ms) == ASKED
@@ -123,11 +106,8 @@ def test_seconds_that_nobody_named_are_as_many_as_the_steps_need(
     assert stretch_seconds(timed, steps_ms) == timed
 
 
-def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
-    asked = [
-        parse_asked(CaptureOptions(**given))
-        for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
-    ]
+def test_seconds_alone_are_not_ended_by_a_number_of_steps():
+    asked = [parse_asked(CaptureOptions(**given)) for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})]
     assert [(one.steps, one.seconds, one.by_seconds, one.named_seconds) for one in asked] == [
         (5, 60.0, False, False),
         (capture_command.MOST_STEPS, 10.0, True, True),
@@ -135,18 +115,18 @@ def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
     ]
 
 
-def test_all_ranks_hear_of_the_step_before_they_come_to_it() -> None:
+def test_all_ranks_hear_of_the_step_before_they_come_to_it():
     assert choose_start([MeasuredPace(100, 10.0, False), MeasuredPace(101, 10.0, False)]) == 104
     assert choose_start([MeasuredPace(100, 0.1, False)]) == 102
     assert choose_start([MeasuredPace(9000, 4000.0, False)]) == 10_000
 
 
-def test_ranks_that_were_hooked_at_different_times_do_not_count_alike() -> None:
+def test_ranks_that_were_hooked_at_different_times_do_not_count_alike():
     assert count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(101, 1.0, False)])
     assert not count_alike([MeasuredPace(100, 1.0, False), MeasuredPace(140, 1.0, False)])
 
 
-def test_a_pace_is_told_by_what_ends_steps() -> None:
+def test_a_pace_is_told_by_what_ends_steps():
     pace = parse_pace([record(10, 0), record(30, 1000)])
     assert pace == MeasuredPace(30, 20.0, False)
     validates = parse_pace([record(10, 0), record(10, 100, 5)])
@@ -157,7 +137,7 @@ def test_a_pace_is_told_by_what_ends_steps() -> None:
     assert parse_pace([]) == parse_pace([record(0, 0)]) == Missing("no step ended yet")
 
 
-def test_kineto_counts_calls_of_optimizers_and_not_steps() -> None:
+def test_kineto_counts_calls_of_optimizers_and_not_steps():
     records = [record(steps, steps * 10.0) for steps in range(5)]
     assert mean_call(records) == Missing("no optimizer was called")
     for one in records:
@@ -166,13 +146,13 @@ def test_kineto_counts_calls_of_optimizers_and_not_steps() -> None:
     assert mean_call(records[:2]) == Missing("too few steps to tell")
 
 
-def test_the_mean_step_is_of_the_time_asked_for() -> None:
+def test_the_mean_step_is_of_the_time_asked_for():
     records = [record(at, at * 10) for at in range(10)]
     assert mean_step(records, 0, 10**12) == 10.0
     assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
 
 
-def test_a_validation_is_no_part_of_the_mean_step() -> None:
+def test_a_validation_is_no_part_of_the_mean_step():
     records = [record(at, at * 50) for at in range(5)]
     for at in range(1, 4):
         records.append(record(4, 200 + at * 40, at))
@@ -189,11 +169,9 @@ def test_a_validation_is_no_part_of_the_mean_step() -> None:
     assert mean_step(evals, 0, 10**12) == 30.0
 
 
-def test_a_request_carries_what_was_asked() -> None:
+def test_a_request_carries_what_was_asked():
     asked = replace(ASKED, stacks=True, memory=True)
-    made = make_request(
-        9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5
-    ).words
+    made = make_request(9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5).words
     assert made[wire_capture.ASK_OPTIONS] == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
     assert made[wire_capture.ASK_LONGEST_NS] == 2_000_000_000
     assert (made[wire_capture.ASK_START], made[wire_capture.ASK_STEPS]) == (7, 4)
@@ -211,13 +189,13 @@ def test_a_request_carries_what_was_asked() -> None:
         ("torchrun x.py", "cannot be added to a running process"),
     ],
 )
-def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words: str, refusal: str) -> None:
+def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words, refusal):
     told = judge_nsys([["bash"], words.split(" ")])
     assert (told == "") == (refusal == "")
     assert refusal in told
 
 
-def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> None:
+def test_conditions_are_read_from_either_end_and_believed_by_type_alone():
     text = b'{"tpmon": {"model": "Net", "parameters": "many", "batch_size": {"missing": "why"}, "training": true},'
     for head, tail in ((text, b""), (b"{", text)):
         told = parse_conditions(head, tail)
@@ -229,7 +207,7 @@ def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> Non
         assert parse_conditions(broken, b"") == Missing("the trace does not say it")
 
 
-def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
+def test_the_nearest_limit_of_memory_counts(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (groups / "a" / "b").mkdir(parents=True)
@@ -243,7 +221,7 @@ def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
     assert read_memory_left(str(proc), str(groups)) == 150_000
 
 
-def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_below(tmp_path) -> None:
+def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_below(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (groups / "memory" / "a").mkdir(parents=True)
@@ -257,7 +235,7 @@ def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_b
     assert read_memory_left(str(proc), str(groups)) == 170_000
 
 
-def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None:
+def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path):
     with child("say('up'); hear()") as one:
         stat = Path(f"/proc/{one.pid}/stat").read_text()
         start = int(stat[stat.rindex(")") + 2 :].split()[19])
@@ -267,10 +245,7 @@ def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None
     (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
     (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")
     (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
-    assert (
-        write_restart(12, str(tmp_path))
-        == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
-    )
+    assert write_restart(12, str(tmp_path)) == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
     assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
 
 
@@ -291,11 +266,11 @@ def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None
         (["python", "train.py", "/proc/self/fd/11"], False),
     ],
 )
-def test_a_command_is_started_again_where_it_names_its_program(words: list[str], again: bool) -> None:
+def test_a_command_is_started_again_where_it_names_its_program(words, again):
     assert can_start_again(words) == again
 
 
-def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch):
     monkeypatch.setattr(discovery, "is_armed", lambda _: True)
     told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), TWELVE)
     assert "tpmon.hook.step() at the end of each pass" in told.try_this
@@ -303,9 +278,7 @@ def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: 
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
-    monkeypatch: pytest.MonkeyPatch, asks: bool
-) -> None:
+def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(monkeypatch, asks):
     client = KinetoClient(TWELVE, "/tmp/x") if asks else Missing("no thread of kineto asks for profiles")
     monkeypatch.setattr(discovery, "is_armed", lambda _: False)
     monkeypatch.setattr(kineto_daemon, "find_client", lambda _: client)
@@ -319,7 +292,7 @@ def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
 
 
 @pytest.mark.parametrize("title", ["ray::train", "train: epoch 3", "trainer", "/no/such/python"])
-def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title: str) -> None:
+def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title):
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "cmdline").write_bytes(title.encode() + b"\0train.py\0")
     (tmp_path / "12" / "cwd").symlink_to("/home/me")
@@ -337,14 +310,14 @@ def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title: str)
         ("/home/me", b"x" * 5000),
     ],
 )
-def test_a_command_that_is_not_for_a_terminal_is_not_repeated(tmp_path, folder: str, word: bytes) -> None:
+def test_a_command_that_is_not_for_a_terminal_is_not_repeated(tmp_path, folder, word):
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0" + word + b"\0")
     (tmp_path / "12" / "cwd").symlink_to(folder)
     assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
 
 
-def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path) -> None:
+def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path):
     write_export(str(tmp_path / "hook.zip"))
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "root").symlink_to("/")
@@ -359,7 +332,7 @@ def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path)
     assert not is_armed(13, str(tmp_path))
 
 
-def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_path) -> None:
+def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_path):
     names = [
         "host-12-rank0-step5.json.part",
         "host-12-rank1-step5.json.part",
@@ -378,23 +351,18 @@ def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_p
     assert earlier.read_text() == "earlier"
 
 
-def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variables_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variables_alone(monkeypatch):
     class Module:
         """A module, by what torch's has."""
 
         training = True
 
-        def __init__(self, *parts: Module) -> None:
+        def __init__(self, *parts):
             self._modules = {str(at): part for at, part in enumerate(parts)}
             self._parameters = {"weight": SimpleNamespace(numel=lambda: 4, dtype="float32", device="cpu")}
 
-        def parameters(self) -> list[object]:
-            return [
-                *self._parameters.values(),
-                *(one for part in self._modules.values() for one in part.parameters()),
-            ]
+        def parameters(self):
+            return [*self._parameters.values(), *(one for part in self._modules.values() for one in part.parameters())]
 
     class Net(Module):
         """The model that is trained."""
@@ -408,10 +376,10 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
     class Optimizer:
         """An optimizer, by what torch's has."""
 
-        def __init__(self, parameters: list[object]) -> None:
+        def __init__(self, parameters):
             self.param_groups = [{"params": parameters}]
 
-    def loop() -> None:
+    def loop():
         config = locals()
         net, other, batch = Net(Module()), Module(Module(), Module(), Module()), Batch()
         optimizer = Optimizer(net.parameters())
@@ -435,9 +403,7 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
         assert net.training
 
     monkeypatch.setattr(models, "_FOUND", [])
-    monkeypatch.setitem(
-        sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(Module=Module), __version__="2")
-    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(Module=Module), __version__="2"))
     loop()
 
 
@@ -454,7 +420,7 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
         ({"rank": "x"}, "--rank"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_looked_at(given, refusal: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_looked_at(given, refusal):
     with pytest.raises(UsageError, match=refusal):
         parse_asked(CaptureOptions(**given))
     with pytest.raises(UsageError, match="readonly"):

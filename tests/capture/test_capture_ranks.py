@@ -1,7 +1,5 @@
 """How long the steps after a window are waited for, which its result compares with those before."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,9 +51,7 @@ def ended(loop: Any, before: Known[float]) -> EndedWindow:
     ],
     ids=["quick", "slow", "very slow", "too slow", "no pace before", "suddenly slow"],
 )
-def test_steps_after_are_waited_for_as_long_as_they_took_before(
-    monkeypatch: pytest.MonkeyPatch, step_s: float, before: Known[float], waited_s: float, after: Known[float]
-) -> None:
+def test_steps_after_are_waited_for_as_long_as_they_took_before(monkeypatch, step_s, before, waited_s, after):
     loop = Loop(monkeypatch, step_s)
     window, said = ended(loop, before), []
     await_steps_after([window], said.append, lambda: False)
@@ -65,9 +61,7 @@ def test_steps_after_are_waited_for_as_long_as_they_took_before(
     assert len(said) == (is_known(before) and before >= 800.0)
 
 
-def test_who_wants_no_more_of_it_and_a_loop_that_ended_wait_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_wants_no_more_of_it_and_a_loop_that_ended_wait_for_nothing(monkeypatch):
     loop = Loop(monkeypatch, 20.0)
     await_steps_after([ended(loop, 20_000.0)], lambda _: None, lambda: loop.now_s > BEGAN_S + 3)
     assert loop.now_s - BEGAN_S == pytest.approx(3, abs=0.1)

@@ -1,7 +1,5 @@
 """The talk about a capture: a yes is to the question that stands, a no is heard, a price left says nothing."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ from tpmon.model.results.capture import (
     CaptureKind,
     CaptureOffers,
     CaptureStage,
-    CaptureUpdate,
 )
 
 PLANNED, SIZING, PRICED, RECORDING = (
@@ -30,16 +27,16 @@ PLANNED, SIZING, PRICED, RECORDING = (
 
 
 @pytest.fixture
-def told() -> list[CaptureUpdate]:
+def told():
     return []
 
 
 @pytest.fixture
-def talk(told: list[CaptureUpdate]) -> CaptureDialog:
+def talk(told):
     return CaptureDialog(told.append)
 
 
-def test_each_question_takes_a_yes_of_its_own(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_each_question_takes_a_yes_of_its_own(talk, told):
     talk.tell("waits for the first step of the loop")
     talk.answer(CaptureAnswer(PLANNED, goes=True))
     assert not talk.agreed(PLANNED, ("5 steps", "12 ms"))
@@ -58,7 +55,7 @@ def test_each_question_takes_a_yes_of_its_own(talk: CaptureDialog, told: list[Ca
     assert (told[-1].plan, told[-1].price) == (("5 steps", "12 ms"), ("31 ms",))
 
 
-def test_a_dear_price_takes_a_second_yes(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_a_dear_price_takes_a_second_yes(talk, told):
     talk.agreed(PRICED, ("13 s",))
     talk.answer(CaptureAnswer(PRICED, goes=True))
     assert talk.agreed(PRICED, ("13 s",))
@@ -72,7 +69,7 @@ def test_a_dear_price_takes_a_second_yes(talk: CaptureDialog, told: list[Capture
     assert told[-1].stage is RECORDING
 
 
-def test_a_window_that_begins_anew_asks_anew(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_a_window_that_begins_anew_asks_anew(talk, told):
     for stage in (PLANNED, PRICED, PLANNED, PRICED):
         assert not talk.agreed(stage, ("x",))
         assert not talk.agreed(stage, ("x",))
@@ -82,9 +79,7 @@ def test_a_window_that_begins_anew_asks_anew(talk: CaptureDialog, told: list[Cap
 
 
 @pytest.mark.parametrize(("stage", "line"), [(PLANNED, ""), (PRICED, ""), (RECORDING, "capture cancelled")])
-def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
-    talk: CaptureDialog, told: list[CaptureUpdate], stage: CaptureStage, line: str
-) -> None:
+def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(talk, told, stage, line):
     for asked in (PLANNED, PRICED):
         talk.agreed(asked, ())
         if asked is stage:
@@ -101,7 +96,7 @@ def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
     assert (told[-1].stage, told[-1].line) == (CaptureStage.ENDED, line)
 
 
-def test_a_reason_that_there_is_no_capture_is_said(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_a_reason_that_there_is_no_capture_is_said(talk, told):
     talk.end("no capture: process 7 has no hook")
     assert told[-1].line == "no capture: process 7 has no hook"
     assert CaptureDialog(told.append, lambda: True).stopped()
@@ -114,9 +109,7 @@ OFFERS = CaptureOffers("rank 0", 2)
 
 
 @pytest.mark.parametrize("stage", [PLANNED, PRICED])
-def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(
-    talk: CaptureDialog, told: list[CaptureUpdate], stage: CaptureStage
-) -> None:
+def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(talk, told, stage):
     talk.offer(OFFERS)
     assert talk.begin() == CaptureChoice()
     assert not talk.agreed(PLANNED, ("5 steps",))
@@ -138,7 +131,7 @@ def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(
     assert talk.agreed(PLANNED, ())
 
 
-def test_too_late_to_choose_once_it_acts(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_too_late_to_choose_once_it_acts(talk, told):
     talk.agreed(PLANNED, ())
     talk.answer(CaptureAnswer(PLANNED, goes=True))
     assert talk.agreed(PLANNED, ())
@@ -148,9 +141,7 @@ def test_too_late_to_choose_once_it_acts(talk: CaptureDialog, told: list[Capture
     assert (told[-1].stage, talk.begin()) == (SIZING, CaptureChoice())
 
 
-def test_what_no_probe_sizes_is_recorded_after_one_yes(
-    talk: CaptureDialog, told: list[CaptureUpdate]
-) -> None:
+def test_what_no_probe_sizes_is_recorded_after_one_yes(talk, told):
     talk.choose(SNAPSHOT)
     talk.begin()
     assert not talk.agreed(PLANNED, ("history of 5 steps",))
@@ -159,15 +150,13 @@ def test_what_no_probe_sizes_is_recorded_after_one_yes(
     assert told[-1].stage is RECORDING
 
 
-def test_what_cannot_be_is_not_begun_with(talk: CaptureDialog, told: list[CaptureUpdate]) -> None:
+def test_what_cannot_be_is_not_begun_with(talk, told):
     talk.offer(CaptureOffers("rank 0", 1, ((CaptureKind.TRACE, "nsys has the slot"),)))
     assert talk.begin().kind is CaptureKind.SNAPSHOT
     assert told[-1].choice.kind is CaptureKind.SNAPSHOT
 
 
-def test_a_choice_that_fails_is_taken_back_with_its_reason(
-    talk: CaptureDialog, told: list[CaptureUpdate]
-) -> None:
+def test_a_choice_that_fails_is_taken_back_with_its_reason(talk, told):
     talk.offer(OFFERS)
     talk.begin()
     assert not talk.take_back("no step ends"), "there is no choice before the first"
@@ -176,10 +165,7 @@ def test_a_choice_that_fails_is_taken_back_with_its_reason(
     talk.choose(EVERY)
     talk.begin()
     assert talk.take_back("no step ends")
-    assert (told[-1].choice, told[-1].offers) == (
-        CaptureChoice(),
-        CaptureOffers("rank 0", 2, every="no step ends"),
-    )
+    assert (told[-1].choice, told[-1].offers) == (CaptureChoice(), CaptureOffers("rank 0", 2, every="no step ends"))
     talk.begin()
     talk.agreed(PLANNED, ("5 steps",))
     talk.choose(SNAPSHOT)
@@ -196,7 +182,7 @@ def asked(folder: Path, kind: CaptureKind = CaptureKind.TRACE, *, timed: bool = 
     return CaptureAsked(kind, 5, 10.0, False, False, False, NOT_APPLICABLE, str(folder), timed=timed)
 
 
-def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
+def test_a_plan_says_what_is_known_and_what_is_not(tmp_path):
     what, pace, room, unknown = say_plan(asked(tmp_path / "out"), os.getpid(), 3, 412.5)
     assert what == f"5 steps of rank 3, process {os.getpid()}, by torch.profiler from its step hook"
     assert pace == "a step takes 412.5 ms now: about 2.1 s are recorded"
@@ -221,7 +207,7 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert "the loop pauses" in more
 
 
-def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
+def test_a_plan_is_that_of_what_is_chosen(tmp_path):
     every = say_plan(asked(tmp_path), 7, 0, 12.0, 4)
     for timeout_s, limit in ((1800, "30m00s"), (0, "10 min, unless the program sets another one")):
         waited = say_plan(asked(tmp_path), 7, 0, 12.0, timeout_s=timeout_s)

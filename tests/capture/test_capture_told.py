@@ -1,14 +1,11 @@
 """What a capture says beside its events: the batch, the conditions, the clocks, the summary of a child."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
 import os
 import sys
 from collections import UserDict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -66,7 +63,7 @@ class Odd:
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def torch(monkeypatch):
     made = SimpleNamespace(Tensor=Tensor, __version__="2.13", __file__="/nowhere/torch/__init__.py")
     monkeypatch.setitem(sys.modules, "torch", made)
     return made
@@ -89,25 +86,21 @@ X, Y = Tensor("float32", 8, 512), Tensor("int64", 8)
         (Tensor("bool"), ["bool[]"]),
     ],
 )
-def test_a_batch_is_told_by_its_plain_tensors(torch, batch: object, told: list[str]) -> None:
+def test_a_batch_is_told_by_its_plain_tensors(torch, batch, told):
     assert describe_batch(batch) == told
 
 
-@pytest.mark.parametrize(
-    ("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)]
-)
-def test_a_file_is_looked_for_by_the_rank_that_names_it(told: int, at_first: int, rank: object) -> None:
+@pytest.mark.parametrize(("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)])
+def test_a_file_is_looked_for_by_the_rank_that_names_it(told, at_first, rank):
     """The pages may be older than the process group, by which the hook names the file in the end."""
     words = [0] * wire_capture.CAPTURE_WORDS
     words[wire_capture.CAP_RANK] = told
-    bus = SimpleNamespace(
-        process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list
-    )
+    bus = SimpleNamespace(process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list)
     outcome = CaptureOutcome(CaptureState.VERIFIED, "", tuple(words))
     assert describe_rank(bus, outcome, Missing("no"), 0.0).rank == rank
 
 
-def test_the_hook_says_which_rank_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hook_says_which_rank_names_the_file(monkeypatch):
     words = [0] * wire_capture.CAPTURE_WORDS
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
@@ -131,18 +124,14 @@ def settings_page(**words: int) -> memoryview:
     return page
 
 
-def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(torch) -> None:
+def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(torch):
     torch.nn = SimpleNamespace(Module=type("Module", (), {}))
     on = settings_page(SET_AUTOCAST=1, SET_AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16)
-    steps = SimpleNamespace(
-        rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on
-    )
+    steps = SimpleNamespace(rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on)
     told = read_conditions(steps)
     assert (told["autocast"], told["autocast_dtype"], told["inputs"]) == (True, "bfloat16", ["x"])
     assert told["mode"] == "training"
-    steps = SimpleNamespace(
-        rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0)
-    )
+    steps = SimpleNamespace(rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0))
     told = read_conditions(steps)
     assert told["mode"] == "evaluation"
     for one in (told["autocast"], told["autocast_dtype"]):
@@ -150,7 +139,7 @@ def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(
     assert "missing" in told["inputs"]
 
 
-def test_conditions_that_the_hook_wrote_come_back() -> None:
+def test_conditions_that_the_hook_wrote_come_back():
     told = {"model": "Net", "mode": "training", "inputs": ["float32[2, 8]"], "autocast_dtype": "bfloat16"}
     conditions = parse_conditions(json.dumps({"tpmon": json.dumps(told)}).encode(), b"")
     assert is_known(conditions)
@@ -163,9 +152,7 @@ def test_conditions_that_the_hook_wrote_come_back() -> None:
 
 @pytest.mark.parametrize("quoted", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(0, 1 << 18), (1 << 18, 0), (1 << 18, 9)])
-def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(
-    tmp_path: Path, quoted: bool, before: int, after: int
-) -> None:
+def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(tmp_path, quoted, before, after):
     told = {"model": "Nét", "clocks": "old"}
     block = json.dumps(json.dumps(told)) if quoted else json.dumps(told, ensure_ascii=False)
     path = tmp_path / "host-1-step3.pt.trace.json"
@@ -181,7 +168,7 @@ def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(
     assert (len(whole["a"]), len(whole["b"])) == (before, after)
 
 
-def test_what_is_no_block_is_left_as_it_is(tmp_path: Path) -> None:
+def test_what_is_no_block_is_left_as_it_is(tmp_path):
     for text in (b'{"tpmon": [1]', b'{"tpmon": 7}', b'{"tpmon": "x"}', b"{}", b'{"tpmon": {"a": "\xff"}}'):
         assert find_block(text) is None
     trace = TraceBuilder().step(0, 0, 900)
@@ -194,7 +181,7 @@ def test_what_is_no_block_is_left_as_it_is(tmp_path: Path) -> None:
         assert packed.read() == before
 
 
-def test_a_window_by_time_is_told_by_its_length(tmp_path: Path) -> None:
+def test_a_window_by_time_is_told_by_its_length(tmp_path):
     trace = TraceBuilder()
     trace.op("aten::mm", 0, 500).op("aten::mm", 1_010_100, 500)
     path = tmp_path / "x.json"
@@ -229,7 +216,7 @@ class Cards:
         return GpuReading(Missing("x"), gpus, Missing("x"), "", (), ())
 
 
-def test_the_clocks_are_those_of_the_cards_that_are_used() -> None:
+def test_the_clocks_are_those_of_the_cards_that_are_used():
     mine = make_gpu(1, pids=(7,), sm_clock_mhz=1755.0, sm_clock_max_mhz=1980.0, memory_clock_mhz=2619.0)
     watch = ClockWatch({7: 1}, Cards(make_gpu(0, pids=(8,)), mine))
     assert watch.read() == (GpuClocks(1, mine.name, 1755.0, 1980.0, 2619.0),)
@@ -250,16 +237,14 @@ def test_the_clocks_are_those_of_the_cards_that_are_used() -> None:
         ((), False),
     ],
 )
-def test_a_card_is_busy_for_whom_the_driver_says_or_who_is_alone_on_it(
-    listed: tuple[tuple[int, object], ...], busy: bool
-) -> None:
+def test_a_card_is_busy_for_whom_the_driver_says_or_who_is_alone_on_it(listed, busy):
     processes = tuple(GpuProcess(pid, 1, share, of_job=pid == 7) for pid, share in listed)
     watch = ClockWatch({7: 1}, Cards(make_gpu(pids=(7,), processes=processes)))
     watch.read(0.06)
     assert watch.busy == (frozenset((7,)) if busy else frozenset())
 
 
-def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) -> None:
+def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path):
     trace = TraceBuilder()
     for step in range(3):
         trace.step(step, step * 1000, 900).op("aten::mm", step * 1000 + 10, 500)
@@ -282,13 +267,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         "model": "Net",
         "mode": "training",
         "clocks": [
-            {
-                "index": 0,
-                "name": "H100",
-                "sm_mhz": 1755.0,
-                "sm_max_mhz": 1980.0,
-                "memory_mhz": {"missing": "x"},
-            }
+            {"index": 0, "name": "H100", "sm_mhz": 1755.0, "sm_max_mhz": 1980.0, "memory_mhz": {"missing": "x"}}
         ],
     }
     assert whole["traceEvents"] == trace.events
@@ -314,12 +293,12 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
-def test_nothing_half_packed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure) -> None:
+def test_nothing_half_packed_is_left(tmp_path, monkeypatch, failure):
     """Ctrl-C ends the packing as well as a full disk does: the file stays as the hook wrote it."""
     path = tmp_path / "trace.json"
     path.write_text("{}")
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise failure
 
     monkeypatch.setattr("tpmon.capture.files._copy_part", fail)

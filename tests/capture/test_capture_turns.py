@@ -1,11 +1,9 @@
 """One mailbox, one request: who comes second is told, and nobody waits for what was never read."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,9 +52,7 @@ class Hook:
         self.now = 1_000_000.0
         self.each: Callable[[], None] = lambda: None
         monkeypatch.setattr(window, "_EVERY_S", 0.1)
-        clock = SimpleNamespace(
-            sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)
-        )
+        clock = SimpleNamespace(sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9))
         for module in (window, dialog):
             monkeypatch.setattr(module, "time", clock)
 
@@ -130,16 +126,14 @@ class Hook:
 
 
 @pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+def hook(monkeypatch):
     made = Hook(monkeypatch)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize(("world", "cuda", "told"), [(8, 1, True), (8, 0, False), (1, 1, False)])
-def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_other_ranks(
-    hook: Hook, world: int, cuda: int, told: bool
-) -> None:
+def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_other_ranks(hook, world, cuda, told):
     words = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
     words[wire_settings.SET_NUMBER] = words[wire_settings.SET_NUMBER_AGAIN] = 1
     words[wire_settings.SET_CUDA], words[wire_settings.SET_TIMEOUT_S] = cuda, 600
@@ -151,20 +145,20 @@ def test_the_first_start_of_the_profiler_is_said_before_with_the_timeout_of_the_
     assert [line.endswith("the timeout of their group: 10m00s") for line in lines] == [True] * told
 
 
-def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(hook: Hook) -> None:
+def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(hook):
     hook.step(100)
     assert hook.lead(at=100) == [("missed", "the loop was past that step already")]
     assert (hook.asleep, hook.bus.read_asked_number()) == (0, 0)
 
 
-def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid(hook: Hook) -> None:
+def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid(hook):
     for number in range(1, 4):  # 100 ms a step, and between the last two a validation of 25 s
         hook.now += 1 if number < 3 else 26
         hook.steps = 10 * number
         hook.record(FORWARD_NS=number * 10**9, EVAL_FORWARD_NS=(number == 3) * 25 * 10**9)
     planned: list[CaptureStage] = []
 
-    def agreed(stage: CaptureStage, _said: Sequence[str]) -> bool:
+    def agreed(stage, _said):
         planned.append(stage)
         return False
 
@@ -183,9 +177,7 @@ def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid
         (CaptureKind.NSYS_RANGE, "nsys writes the report", "nsys range of 5 steps"),
     ],
 )
-def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
-    hook: Hook, kind: CaptureKind, price: str, last: str
-) -> None:
+def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(hook, kind, price, last):
     hook.step(100)
     hook.each = lambda: hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
     assert hook.lead(kind=kind) == [("refused", "enough")]
@@ -195,18 +187,18 @@ def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
 
 
 @pytest.mark.parametrize("slower", [False, True])
-def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook: Hook, slower: bool) -> None:
+def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook, slower):
     hook.step(100)
     said_first: list[bool] = []
     plans: list[str] = []
 
-    def go_on() -> None:
+    def go_on():
         number = hook.bus.read_asked_number()
         if number and not said_first:
             said_first.append(STAYS_SLOWER in hook.said)
             hook.tell(number, w.STATE_REFUSED, "enough")
 
-    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+    def agreed(_stage, said):
         plans.extend(said)
         return True
 
@@ -217,9 +209,7 @@ def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook:
     assert STAYS_SLOWER not in hook.said, "the allocator's history is none of CUPTI's"
 
 
-def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(hook, monkeypatch):
     hook.step(100)
     window = CaptureWindow([hook.bus], ASKED, "x", lambda _: None)
     words = [0] * w.CAPTURE_WORDS
@@ -229,14 +219,14 @@ def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
     assert told.step_after_ms == Missing("nothing was recorded")
 
 
-def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook: Hook) -> None:
+def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook):
     for _ in range(4):
         hook.now += 0.125
         hook.steps += 1
         hook.record(FORWARD_NS=int(hook.now * 1e9))
     plans: list[str] = []
 
-    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+    def agreed(_stage, said):
         plans.extend(said)
         return False
 
@@ -252,22 +242,20 @@ def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook: Hoo
         (True, "about 60.0 s are recorded, some 2 of 5 steps: 60 s hold no more", 60),
     ],
 )
-def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
-    hook: Hook, *, named: bool, pace: str, longest_s: int
-) -> None:
+def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(hook, *, named, pace, longest_s):
     for _ in range(4):
         hook.now += 30
         hook.steps += 1
         hook.record(FORWARD_NS=int(hook.now * 1e9))
     asked: list[int] = []
 
-    def go_on() -> None:
+    def go_on():
         request = hook.bus.read_asked()
         if request is not None:
             asked.append(request.words[w.ASK_LONGEST_NS] // 10**9)
             hook.tell(request.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
 
-    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+    def agreed(_stage, said):
         assert said[1] == f"a step takes 30000.0 ms now: {pace}"
         return True
 
@@ -277,7 +265,7 @@ def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
     assert ("some 2 of 5 steps: 60 s hold no more" in hook.said) is named
 
 
-def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Hook) -> None:
+def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook):
     hook.ask(1)
     hook.bus.post(make_cancel(2, 1))
     assert find_end(hook.bus, 1, None, cancel=2) is None
@@ -287,7 +275,7 @@ def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Ho
     assert end.state is CaptureState.CANCELLED
 
 
-def test_a_request_that_another_took_away_is_told_busy(hook: Hook) -> None:
+def test_a_request_that_another_took_away_is_told_busy(hook):
     hook.ask(1)
     hook.ask(2)
     assert find_end(hook.bus, 1, None) is None
@@ -302,7 +290,7 @@ def test_a_request_that_another_took_away_is_told_busy(hook: Hook) -> None:
     assert gone.state is CaptureState.FAILED
 
 
-def test_a_recording_goes_on_where_another_was_told_busy(hook: Hook) -> None:
+def test_a_recording_goes_on_where_another_was_told_busy(hook):
     hook.ask(1)
     hook.tell(1, w.STATE_RECORDING)
     hook.ask(2)
@@ -310,7 +298,7 @@ def test_a_recording_goes_on_where_another_was_told_busy(hook: Hook) -> None:
     assert find_end(hook.bus, 1, hook.bus.read_progress(1)) is None
 
 
-def test_whose_turn_it_is_is_told_by_what_was_answered(hook: Hook) -> None:
+def test_whose_turn_it_is_is_told_by_what_was_answered(hook):
     now = int(hook.now * 1e9)
     assert judge_turn(hook.bus, now) is LoopTurn.FREE
     hook.ask(1)
@@ -324,7 +312,7 @@ def test_whose_turn_it_is_is_told_by_what_was_answered(hook: Hook) -> None:
     assert judge_turn(hook.bus, now) is LoopTurn.FREE
 
 
-def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook: Hook) -> None:
+def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook):
     hook.step(100)
     hook.ask(1)
     ((state, _),) = hook.lead()
@@ -332,14 +320,14 @@ def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook: Hook) -> 
     assert hook.bus.read_asked_number() == 1
 
 
-def test_a_cancel_that_was_not_heard_is_waited_for(hook: Hook) -> None:
+def test_a_cancel_that_was_not_heard_is_waited_for(hook):
     hook.step(100)
     hook.ask(1)
     hook.tell(1, w.STATE_RECORDING)
     hook.bus.post(make_cancel(2, 1))
     read: list[int] = []
 
-    def hear() -> None:
+    def hear():
         number = hook.bus.read_asked_number()
         if not read or read[-1] != number:
             read.append(number)
@@ -356,12 +344,12 @@ def test_a_cancel_that_was_not_heard_is_waited_for(hook: Hook) -> None:
     assert hook.asleep > 20
 
 
-def test_a_cancel_that_another_request_took_away_is_written_again(hook: Hook) -> None:
+def test_a_cancel_that_another_request_took_away_is_written_again(hook):
     hook.step(100)
     over = threading.Event()
     mine: list[int] = []
 
-    def hear() -> None:
+    def hear():
         asked = hook.bus.read_asked()
         assert asked is not None
         number = asked.words[w.ASK_NUMBER]
@@ -391,11 +379,11 @@ def refuse_first(hook: Hook, kinds: list[int]) -> None:
         hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
 
 
-def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) -> None:
+def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook):
     hook.live(wire.LIVE_BACKWARD_ENDED, 5)
     kinds: list[int] = []
 
-    def go_on() -> None:
+    def go_on():
         if hook.asleep == 80:  # 8 s
             hook.step()
         refuse_first(hook, kinds)
@@ -406,11 +394,11 @@ def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) 
     assert "waits for the first step of the loop" in hook.said
 
 
-def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hook) -> None:
+def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook):
     """Of 32 parts of 2 s the first update comes after a minute."""
     kinds: list[int] = []
 
-    def go_on() -> None:
+    def go_on():
         parts = int(hook.asleep / 20)
         if hook.asleep % 20 == 0 and parts <= 32:
             hook.live(wire.LIVE_BACKWARD_ENDED, parts)
@@ -423,7 +411,7 @@ def test_batches_whose_gradients_add_up_are_waited_for_as_a_first_step(hook: Hoo
     assert (kinds, hook.steps) == ([0], 1)
 
 
-def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook: Hook) -> None:
+def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook):
     loop = FirstStep(hook.bus)
     for part in (1, 2, 3):
         hook.live(wire.LIVE_BACKWARD_ENDED, part)
@@ -435,13 +423,11 @@ def test_as_many_parts_of_a_first_step_are_waited_for_as_the_hook_waits_for(hook
         assert loop.ends_none() is none
 
 
-def test_backwards_of_one_batch_without_end_are_taken_by_time(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backwards_of_one_batch_without_end_are_taken_by_time(hook, monkeypatch):
     monkeypatch.setattr(Bus, "wake", lambda _: True)
     kinds: list[int] = []
 
-    def go_on() -> None:
+    def go_on():
         hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
         hook.record(BATCHES=1, BACKWARDS=hook.asleep)
         refuse_first(hook, kinds)
@@ -451,13 +437,11 @@ def test_backwards_of_one_batch_without_end_are_taken_by_time(
     assert kinds == [w.OPTION_TIMED]
 
 
-def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(hook, monkeypatch):
     monkeypatch.setattr(Bus, "wake", lambda _: True)
     options: list[int] = []
 
-    def go_on() -> None:
+    def go_on():
         if not options:
             hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
         asked = hook.bus.read_asked()
@@ -477,11 +461,11 @@ def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_s
     assert options == [w.OPTION_TIMED, 0]
 
 
-def test_a_loop_that_passed_the_signal_by_is_woken_again(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_passed_the_signal_by_is_woken_again(hook, monkeypatch):
     woken: list[int] = []
     monkeypatch.setattr(Bus, "wake", lambda _: not woken.append(hook.asleep))
 
-    def go_on() -> None:
+    def go_on():
         hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
         if len(woken) == 3:
             hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
@@ -491,15 +475,15 @@ def test_a_loop_that_passed_the_signal_by_is_woken_again(hook: Hook, monkeypatch
     assert woken[1] - woken[0] >= 5  # half a second of tenths
 
 
-def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
+def test_nobody_waits_for_a_first_step_for_ever(hook):
     assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
 
 
-def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook: Hook) -> None:
+def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook):
     hook.step(100)
     asked: list[tuple[CaptureStage, str]] = []
 
-    def never(stage: CaptureStage, said: Sequence[str]) -> bool:
+    def never(stage, said):
         asked.append((stage, said[0]))
         assert hook.bus.read_asked_number() == 0
         return False
@@ -510,12 +494,12 @@ def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook: Hook) -> No
     assert hook.lead(agreed=never) == [("cancelled", NO_ANSWER)]
 
 
-def test_a_price_is_held_until_a_yes_and_then_recorded(hook: Hook) -> None:
+def test_a_price_is_held_until_a_yes_and_then_recorded(hook):
     hook.step(100)
     kinds: list[int] = []
     held: list[str] = []
 
-    def go_on() -> None:
+    def go_on():
         request = hook.bus.read_asked()
         if request is not None and hook.bus.read_answer()[0] != request.words[w.ASK_NUMBER]:
             number, kind = request.words[w.ASK_NUMBER], request.words[w.ASK_KIND]
@@ -524,7 +508,7 @@ def test_a_price_is_held_until_a_yes_and_then_recorded(hook: Hook) -> None:
             hook.answer(number, w.ANSWER_TAKEN)
             hook.tell(number, w.STATE_VERIFIED)
 
-    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+    def agreed(stage, said):
         if stage is CaptureStage.PRICED:
             held.append(said[0])
             assert kinds == [w.KIND_PROBE]
@@ -564,9 +548,7 @@ class Order:
         """Give nothing back."""
 
 
-def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(tmp_path, monkeypatch):
     here = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
     client = SimpleNamespace(process=here, is_ours=True)
     monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
@@ -583,13 +565,11 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
 
 
-def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(hook, monkeypatch):
     late = Hook(monkeypatch)
     both = (hook, late)
 
-    def answer() -> None:
+    def answer():
         for one in both:
             asked = one.bus.read_asked()
             if asked is None or asked.words[w.ASK_NUMBER] == one.bus.read_answer()[0]:
@@ -627,13 +607,13 @@ class Bare:
 
 
 @pytest.fixture
-def bare() -> Iterator[Bare]:
+def bare():
     made = Bare()
     yield made
     made.pages.close()
 
 
-def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
+def test_a_request_is_its_askers_until_that_one_has_ended(bare):
     asker, other = open_bus(bare.me), open_bus(bare.me)
     request = bare.ask(asker, 7)
     assert request.words[w.ASK_OWNED] == 1
@@ -650,7 +630,7 @@ def test_a_request_is_its_askers_until_that_one_has_ended(bare: Bare) -> None:
     other.close()
 
 
-def test_a_request_dies_with_the_process_that_asked(bare: Bare) -> None:
+def test_a_request_dies_with_the_process_that_asked(bare):
     code = f"""
 from tests.capture.test_capture_turns import *
 bus = open_bus(Identity({bare.me.pid}, {bare.me.start_ticks}))
@@ -668,7 +648,7 @@ say("asked"); hear()
         assert bare.pages.is_left(request)
 
 
-def test_a_process_that_became_another_program_is_gone_though_it_kept_its_descriptors() -> None:
+def test_a_process_that_became_another_program_is_gone_though_it_kept_its_descriptors():
     code = """
 from tpmon.hook.bus.pages import Pages
 pages = Pages("0", "2", (0, 1, 0))
@@ -720,9 +700,9 @@ def price(hook: Hook, monkeypatch: pytest.MonkeyPatch, pause_ms: float) -> list[
     ],
 )
 def test_more_than_two_seconds_of_standstill_need_a_yes(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch, *, pause_ms: float, yes: bool, typed: str | None,
-    kinds: list[int],
-) -> None:  # fmt: skip
+    hook, monkeypatch, *, pause_ms, yes, typed,
+    kinds,
+) :  # fmt: skip
     found = price(hook, monkeypatch, pause_ms)
     monkeypatch.setattr(capture_command.sys, "stdin", SimpleNamespace(readline=lambda: typed))
     monkeypatch.setattr(capture_command.os, "isatty", lambda _: typed is not None)
@@ -736,9 +716,7 @@ def test_more_than_two_seconds_of_standstill_need_a_yes(
     assert found == kinds
 
 
-def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_tpmon_named_is_made_anew_once_somebody_agreed(hook, monkeypatch, tmp_path):
     found = price(hook, monkeypatch, 1.0)
     folder = tmp_path / "tpmon-capture-x"
     assert hook.lead(lambda: True, lambda *_: False, folder=str(folder), anew=True)[0][0] == "cancelled"

@@ -1,7 +1,5 @@
 """The one signal that tpmon sends: only where everything says that it is handled, and harmless where not."""
 
-from __future__ import annotations
-
 import _thread
 import ast
 import mmap
@@ -78,7 +76,7 @@ def finish(child: subprocess.Popen[str]) -> str:
     return child.communicate("\n", timeout=60)[0]
 
 
-def test_a_process_that_handles_it_is_woken() -> None:
+def test_a_process_that_handles_it_is_woken():
     with process(HANDLES) as child:
         bus = bus_of(child.pid)
         assert bus.wake()
@@ -87,7 +85,7 @@ def test_a_process_that_handles_it_is_woken() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["no handler", "another's page", "another start", "another's handler"])
-def test_nothing_is_sent_after_a_check_that_failed(wrong: str) -> None:
+def test_nothing_is_sent_after_a_check_that_failed(wrong):
     with process("pass" if wrong == "no handler" else HANDLES) as child:
         bus = bus_of(
             child.pid,
@@ -101,14 +99,12 @@ def test_nothing_is_sent_after_a_check_that_failed(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(way, monkeypatch):
     send = signal.pidfd_send_signal
     sent = []
     with process(LOSES.replace("WAY", WAYS[way].replace("AFTER", repr(AFTER)))) as child:
 
-        def lose_and_send(descriptor: int, number: int) -> None:
+        def lose_and_send(descriptor, number):
             os.kill(child.pid, signal.SIGWINCH)
             assert child.stdout is not None
             assert child.stdout.readline() == "lost\n"
@@ -124,7 +120,7 @@ def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(
         assert child.returncode == 0
 
 
-def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_back() -> None:
+def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_back():
     page = memoryview(bytearray(wire.TELEMETRY_BYTES))
     steps = SimpleNamespace(pages=SimpleNamespace(page=page), owner=threading.get_ident())
     mailbox = Mailbox()
@@ -149,9 +145,7 @@ def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_ba
     assert said == [True, False, True, False, True, False, False]
 
 
-def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(monkeypatch):
     """A prefetcher makes the pages; without the signal a recording has no bound in time or memory."""
     before = signal.getsignal(signal.SIGURG)
     mailbox, loop = Mailbox(), Loop(monkeypatch)
@@ -173,7 +167,7 @@ def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(
         loop.steps.drop_pages()
 
 
-def test_a_handler_of_a_library_is_left_in_place() -> None:
+def test_a_handler_of_a_library_is_left_in_place():
     """As of a Go runtime in the process: Python takes the signal for one that nobody handles."""
     program = """
 import ctypes, os, signal
@@ -191,13 +185,11 @@ mailbox.take_back()
 os.kill(os.getpid(), signal.SIGURG)
 print(calls == [signal.SIGURG] * 2, wire.parse_signal(page))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
-def test_no_other_signal_is_sent_from_where_trainings_are_asked() -> None:
+def test_no_other_signal_is_sent_from_where_trainings_are_asked():
     """Every call that sends a signal, in what captures and in the hook itself."""
     sends = {"kill", "killpg", "pidfd_send_signal", "pthread_kill", "raise_signal", "send_signal", "tgkill"}
     files = [*(ROOT / "tpmon" / "capture").rglob("*.py"), *(ROOT / "tpmon" / "hook").rglob("*.py")]
@@ -209,14 +201,12 @@ def test_no_other_signal_is_sent_from_where_trainings_are_asked() -> None:
     ]
     names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for _, call in calls]
     found = [
-        (path, ast.unparse(call.args[1]))
-        for (path, call), name in zip(calls, names, strict=True)
-        if name in sends
+        (path, ast.unparse(call.args[1])) for (path, call), name in zip(calls, names, strict=True) if name in sends
     ]
     assert sorted(found) == [("bus.py", "signal.SIGURG"), ("mailbox.py", "signal.SIGURG")]
 
 
-def test_a_process_that_ended_is_sent_nothing() -> None:
+def test_a_process_that_ended_is_sent_nothing():
     with process(HANDLES) as child:
         bus = bus_of(child.pid)
         finish(child)
@@ -225,7 +215,7 @@ def test_a_process_that_ended_is_sent_nothing() -> None:
         bus.close()
 
 
-def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon() -> None:
+def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon():
     with process("pass") as child:
         start = read_stat(child.pid).start_ticks
         finish(child)
@@ -235,7 +225,7 @@ def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon() -> None:
     assert caught.value.exit_code == ExitCode.NO_TARGET
 
 
-def test_a_signal_that_the_program_took_meanwhile_is_not_sent_within_either(monkeypatch) -> None:
+def test_a_signal_that_the_program_took_meanwhile_is_not_sent_within_either(monkeypatch):
     sent: list[int] = []
     monkeypatch.setattr(signal, "pthread_kill", lambda _, number: sent.append(number))
     mailbox = Mailbox()

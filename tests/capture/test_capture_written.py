@@ -1,11 +1,8 @@
 """What a finished capture prints and its JSON: steps before, during and after, the scp line; whose ranks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -43,12 +40,12 @@ STOOD, WENT = "the loop paused for 34 ms", "the loop went on meanwhile"
         ({"state": CaptureState.GONE, "reason": "the process ended"}, "rank 0", "gone: the process ended"),
     ],
 )
-def test_a_rank_says_its_steps_before_during_and_after(changes: dict[str, Any], who: str, said: str) -> None:
+def test_a_rank_says_its_steps_before_during_and_after(changes, who, said):
     told = replace(result(), ranks=(replace(RANK, **changes),))
     assert write_capture(told, (summary(),), "node7")[1] == f"  {who}: {said}"
 
 
-def test_the_json_has_the_same_step_times_and_reasons_for_those_that_are_not_known() -> None:
+def test_the_json_has_the_same_step_times_and_reasons_for_those_that_are_not_known():
     ranks: tuple[RankCapture, ...] = (RANK, replace(RANK, rank=NOT_APPLICABLE, step_after_ms=NOT_TOLD))
     first, second = json.loads(encode(replace(result(), ranks=ranks)))["ranks"]
     assert (first["step_before_ms"], first["step_during_ms"], first["step_after_ms"]) == (12.0, 13.1, 12.05)
@@ -57,7 +54,7 @@ def test_the_json_has_the_same_step_times_and_reasons_for_those_that_are_not_kno
     assert "rank" not in second
 
 
-def test_the_files_are_fetched_by_one_line_that_can_be_pasted() -> None:
+def test_the_files_are_fetched_by_one_line_that_can_be_pasted():
     lines = write_capture(result(), (summary(),), "node7")
     assert lines[-2] == f"fetch: scp node7:{PATH} ."
     (file,) = result().files
@@ -86,11 +83,7 @@ MEMBERS = (
 
 
 def ask(
-    meant: Applicable[int],
-    asked_pid: int,
-    *,
-    every: bool = False,
-    members: tuple[SimpleNamespace, ...] = MEMBERS,
+    meant: Applicable[int], asked_pid: int, *, every: bool = False, members: tuple[SimpleNamespace, ...] = MEMBERS
 ) -> list[int]:
     job = SimpleNamespace(root=SimpleNamespace(pid=100), asked_pid=asked_pid, members=members)
     return [one.identity.pid for one in choose_ranks(job, meant, every=every)]
@@ -109,14 +102,12 @@ def ask(
     ],
     ids=str,
 )
-def test_the_rank_that_is_named_or_meant_is_captured(
-    meant: Applicable[int], asked_pid: int, pids: list[int]
-) -> None:
+def test_the_rank_that_is_named_or_meant_is_captured(meant, asked_pid, pids):
     assert ask(meant, asked_pid) == pids
     assert ask(NOT_APPLICABLE, asked_pid, every=True) == [102, 103, 104]
 
 
-def test_a_rank_that_is_not_here_is_refused() -> None:
+def test_a_rank_that_is_not_here_is_refused():
     with pytest.raises(UsageError, match="--rank: rank 7 is not on this machine"):
         ask(7, 103)
     with pytest.raises(UsageError, match="the job of pid 100 has no rank on this machine"):

@@ -1,7 +1,5 @@
 """The hook says the conditions of its run when it is asked at the end of a step, and nothing else happens then."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -58,9 +56,7 @@ class Loop:
         return self.alive
 
 
-def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(monkeypatch):
     loop = Loop(monkeypatch)
     loop.steps.last_ns = 5
     told = ask_conditions(loop)
@@ -72,7 +68,7 @@ def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(
     assert is_known(ask_conditions(loop))
 
 
-def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch):
     many = [f"float32[{at}, 1024, 1024, 1024]" for at in range(60)]
     told = ask_conditions(Loop(monkeypatch, {**CONDITIONS, "inputs": many}))
     assert is_known(told)
@@ -82,7 +78,7 @@ def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPa
     assert huge == Missing("the hook wrote more than fits")
 
 
-def test_who_waits_for_another_request_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_another_request_is_not_disturbed(monkeypatch):
     loop = Loop(monkeypatch)
     words = [0] * wire_capture.REQUEST_WORDS
     words[wire_capture.ASK_NUMBER], words[wire_capture.ASK_KIND] = 9, wire_capture.KIND_CAPTURE
@@ -95,15 +91,12 @@ def test_who_waits_for_another_request_is_not_disturbed(monkeypatch: pytest.Monk
     assert loop.asked == 0
 
 
-def test_a_capture_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_under_way_goes_on(monkeypatch):
     loop = Loop(monkeypatch)
     heard = []
     loop.mailbox.capture = SimpleNamespace(
         under_way="a request",
-        at_boundary=lambda: (
-            heard.append(1),
-            loop.steps.reply(loop.steps.requests[0], wire_capture.ANSWER_BUSY),
-        ),
+        at_boundary=lambda: (heard.append(1), loop.steps.reply(loop.steps.requests[0], wire_capture.ANSWER_BUSY)),
     )
     told = ask_conditions(loop)
     assert not is_known(told)
@@ -112,9 +105,7 @@ def test_a_capture_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("alive", "why"), [(True, "no step ended"), (False, "the process ended")])
-def test_a_loop_that_ends_no_step_is_not_waited_for_and_blocks_nobody(
-    monkeypatch: pytest.MonkeyPatch, alive: bool, why: str
-) -> None:
+def test_a_loop_that_ends_no_step_is_not_waited_for_and_blocks_nobody(monkeypatch, alive, why):
     loop = Loop(monkeypatch)
     loop.ends_steps, loop.alive = False, alive
     told = ask_conditions(loop, limit_s=0.01)
@@ -125,7 +116,7 @@ def test_a_loop_that_ends_no_step_is_not_waited_for_and_blocks_nobody(
     assert is_known(ask_conditions(loop))
 
 
-def test_an_older_hook_does_not_know_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_hook_does_not_know_the_question(monkeypatch):
     loop = Loop(monkeypatch)
     monkeypatch.setattr(Mailbox, "_describe", lambda _: False)
     told = ask_conditions(loop)
@@ -134,7 +125,7 @@ def test_an_older_hook_does_not_know_the_question(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024])
-def test_bytes_that_are_no_whole_request_get_nothing_told(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_bytes_that_are_no_whole_request_get_nothing_told(monkeypatch, at):
     loop = Loop(monkeypatch)
     words = [0] * wire_capture.REQUEST_WORDS
     words[wire_capture.ASK_NUMBER], words[wire_capture.ASK_KIND] = 9, wire_capture.KIND_DESCRIBE
@@ -145,7 +136,7 @@ def test_bytes_that_are_no_whole_request_get_nothing_told(monkeypatch: pytest.Mo
     assert not any(loop.page[wire_capture.TOLD_OFFSET :][: wire_capture.TOLD_BYTES])
 
 
-def test_what_is_told_is_read_whole_or_not_and_by_who_asked() -> None:
+def test_what_is_told_is_read_whole_or_not_and_by_who_asked():
     page = memoryview(bytearray(wire.TELEMETRY_BYTES))
     assert wire_capture.parse_told(page, 7) == b""
     wire_capture.write_told(page, 7, json.dumps({"a": 1}).encode())
@@ -165,10 +156,8 @@ def test_what_is_told_is_read_whole_or_not_and_by_who_asked() -> None:
     ],
     ids=["off", "on", "an older torch"],
 )
-def test_a_precision_that_torch_refuses_to_tell_takes_no_other_setting_along(
-    monkeypatch: pytest.MonkeyPatch, getter: dict[str, Any], precision: object
-) -> None:
-    def older() -> str:
+def test_a_precision_that_torch_refuses_to_tell_takes_no_other_setting_along(monkeypatch, getter, precision):
+    def older():
         if getter:
             raise RuntimeError("PyTorch is checking whether allow_tf32 and fp32_precision are mixed")
         return "high"

@@ -1,14 +1,11 @@
 """kineto on demand: its messages, where it asks, who answers, and what becomes of what it writes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,7 +52,7 @@ def ask(bits: int = 3, *pids: int) -> bytes:
     return say(b"req", struct.pack(f"<iiq{len(pids)}i", bits, len(pids), 0, *pids))
 
 
-def test_what_libkineto_sends_is_understood_and_nothing_else() -> None:
+def test_what_libkineto_sends_is_understood_and_nothing_else():
     assert parse_ask(ask(3, 10, 1)) == KinetoAsk(registers=False, free=True)
     assert parse_ask(ask(1, 10, 1)) == KinetoAsk(registers=False, free=False)
     assert parse_ask(say(b"ctxt", struct.pack("<iiq", 0, 10, 0))) == KinetoAsk(registers=True, free=False)
@@ -63,7 +60,7 @@ def test_what_libkineto_sends_is_understood_and_nothing_else() -> None:
         assert parse_ask(odd) is None
 
 
-def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
+def test_an_answer_has_its_size_and_the_kind_of_the_question():
     free = KinetoAsk(registers=False, free=True)
     assert write_answer(free, None) == say(b"req", b"")
     assert write_answer(KinetoAsk(registers=True, free=False), None) == say(b"ctxt", struct.pack("<i", 1))
@@ -77,13 +74,13 @@ def test_an_answer_has_its_size_and_the_kind_of_the_question() -> None:
 
 
 @pytest.mark.parametrize("path", ["relative", "/a\nACTIVITIES_ITERATIONS=9", "/a=b", "/a#b", "/a ", ""])
-def test_no_path_says_more_than_a_path(path: str) -> None:
+def test_no_path_says_more_than_a_path(path):
     assert not is_sayable(path)
     with pytest.raises(ValueError, match="cannot be given"):
         write_answer(KinetoAsk(registers=False, free=True), Order(path, 1, False, False, False))
 
 
-def test_the_list_of_sockets_is_read_as_the_kernel_writes_it() -> None:
+def test_the_list_of_sockets_is_read_as_the_kernel_writes_it():
     text = (
         "Num       RefCount Protocol Flags    Type St Inode Path\n"
         "0000000000000000: 00000003 00000000 00000000 0001 03  1677\n"
@@ -97,7 +94,7 @@ def test_the_list_of_sockets_is_read_as_the_kernel_writes_it() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Give a folder that is short enough for sockets."""
     import tempfile
 
@@ -106,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def me() -> Identity:
+def me():
     return Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
 
 
@@ -151,15 +148,13 @@ def make_updates(updates: int) -> TraceBuilder:
 
 
 @pytest.fixture
-def libkineto(folder: Path) -> Iterator[Libkineto]:
+def libkineto(folder):
     one = Libkineto(folder)
     yield one
     one.socket.close()
 
 
-def test_a_client_is_known_by_its_socket_and_its_folder(
-    libkineto: Libkineto, folder: Path, me: Identity
-) -> None:
+def test_a_client_is_known_by_its_socket_and_its_folder(libkineto, folder, me):
     client = find_client(me)
     assert is_known(client)
     assert (client.folder, client.is_ours, client.daemon) == (str(folder), True, f"{folder}/dynolog")
@@ -170,9 +165,7 @@ def test_a_client_is_known_by_its_socket_and_its_folder(
     assert isinstance(find_client(Identity(1 << 22, 1)), Missing)
 
 
-def test_the_daemon_answers_all_and_orders_from_one_once(
-    libkineto: Libkineto, folder: Path, me: Identity
-) -> None:
+def test_the_daemon_answers_all_and_orders_from_one_once(libkineto, folder, me):
     daemon = Daemon(KinetoClient(me, str(folder)))
     try:
         daemon.orders[me.pid + 1] = ORDER
@@ -195,7 +188,7 @@ def test_the_daemon_answers_all_and_orders_from_one_once(
     assert not (folder / DAEMON).exists()
 
 
-def test_a_taken_place_is_said_by_whom_and_one_left_behind_is_taken(folder: Path, me: Identity) -> None:
+def test_a_taken_place_is_said_by_whom_and_one_left_behind_is_taken(folder, me):
     client = KinetoClient(me, str(folder))
     daemon = Daemon(client)
     with pytest.raises(TakenError, match=rf"process {os.getpid()} \(.+\) answers it already"):
@@ -216,16 +209,10 @@ def enough() -> int:
     return 1 << 40
 
 
-def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
-    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
-) -> None:
+def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(libkineto, folder, me, tmp_path):
     said: list[str] = []
     window = KinetoWindow(
-        KinetoClient(me, str(folder)),
-        asked(tmp_path / "out"),
-        said.append,
-        memory_left=enough,
-        stays_slower=True,
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), said.append, memory_left=enough, stays_slower=True
     )
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
@@ -238,9 +225,9 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
         assert is_known(window.price)
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
-        assert write_marked(
-            f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5
-        ) == MarkedSteps(5, UNCOUNTED, "")
+        assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == MarkedSteps(
+            5, UNCOUNTED, ""
+        )
     finally:
         window.close()
     assert os.listdir(tmp_path / "out") == []
@@ -255,9 +242,9 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
     ],
 )
 def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
-    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, *, left: list[object],
-    orders: list[str], why: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    libkineto, folder, me, tmp_path, *, left,
+    orders, why, monkeypatch,
+) :  # fmt: skip
     monkeypatch.setattr(kineto_window, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
     window = KinetoWindow(
         KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
@@ -276,20 +263,16 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
     assert (tmp_path / "out").exists() is bool(orders)
 
 
-def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stands(
-    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
-) -> None:
+def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stands(libkineto, folder, me, tmp_path):
     asked_at: list[tuple[CaptureStage, int]] = []
 
-    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+    def agreed(stage, said):
         assert said[0].startswith("5 updates")
         asked_at.append((stage, len(libkineto.orders)))
         return len(asked_at) in (3, 6)
 
     client = KinetoClient(me, str(folder))
-    window = KinetoWindow(
-        client, asked(tmp_path / "out"), lambda _line: None, memory_left=enough, agreed=agreed
-    )
+    window = KinetoWindow(client, asked(tmp_path / "out"), lambda _line: None, memory_left=enough, agreed=agreed)
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
     try:
@@ -300,11 +283,7 @@ def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stand
     assert asked_at == [(CaptureStage.PLANNED, 0)] * 3 + [(CaptureStage.PRICED, 1)] * 3
     gone = KinetoClient(Identity(me.pid, 1), str(folder))
     window = KinetoWindow(
-        gone,
-        asked(tmp_path / "never"),
-        lambda _line: None,
-        memory_left=enough,
-        agreed=lambda *_: False,
+        gone, asked(tmp_path / "never"), lambda _line: None, memory_left=enough, agreed=lambda *_: False
     )
     assert window.run().state is CaptureState.GONE
     window.close()
@@ -312,9 +291,7 @@ def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stand
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
-    folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
+def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(folder, me, tmp_path, monkeypatch, there):
     given: list[tuple[str, int, int]] = []
     out = tmp_path / "out"
     if there:
@@ -322,9 +299,7 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
     for module in (files, kineto_window):
         monkeypatch.setattr(module, "read_owner", lambda _pid: Owner(os.getuid() + 1, os.getgid()))
     monkeypatch.setattr(
-        kineto_window.os,
-        "fchown",
-        lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid)),
+        kineto_window.os, "fchown", lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid))
     )
     window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None, memory_left=enough)
     try:
@@ -333,7 +308,7 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
         assert given == [(path, os.getuid() + 1, os.getgid()) for path in paths]
         make = os.mkdir
 
-        def make_link(name: str, *rest: int, dir_fd: int | None = None) -> None:
+        def make_link(name, *rest, dir_fd=None):
             if dir_fd is None:
                 make(name, *rest)
                 return
@@ -350,9 +325,7 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
         window.close()
 
 
-def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(
-    folder: Path, me: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(folder, me, monkeypatch):
     monkeypatch.delattr(os, "chmod")
     before = os.umask(0o022)
     try:
@@ -364,9 +337,7 @@ def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(
         os.umask(before)
 
 
-def test_a_recording_that_the_program_takes_over_is_given_up(
-    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_that_the_program_takes_over_is_given_up(libkineto, folder, me, tmp_path, monkeypatch):
     monkeypatch.setattr(kineto_window, "_SETTLES_S", 0.0)
     window = KinetoWindow(
         KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None, memory_left=enough
@@ -380,9 +351,7 @@ def test_a_recording_that_the_program_takes_over_is_given_up(
         thread.join()
 
 
-def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_window(
-    folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_window(folder, me, tmp_path, monkeypatch):
     monkeypatch.setattr(kineto_window, "_ASKS_S", 0.0)
     for process, stopped, state in (
         (me, False, CaptureState.REFUSED),
@@ -401,12 +370,10 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
         finally:
             window.close()
     with pytest.raises(TakenError, match="cannot be given this folder"):
-        KinetoWindow(
-            KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough
-        )
+        KinetoWindow(KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough)
 
 
-def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) -> None:
+def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path):
     source = tmp_path / "trace.json"
     make_updates(4).write(source)
     assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == MarkedSteps(3, UNCOUNTED, "")
@@ -418,9 +385,6 @@ def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) 
     ]  # fmt: skip
     assert [one for one in written if one not in marks] == json.loads(source.read_text())["traceEvents"]
     assert os.stat(tmp_path / "out.json.gz").st_mode & 0o777 == 0o600
-    for name, trace in (
-        ("marked", make_updates(1).step(3, 0, 9)),
-        ("bare", TraceBuilder().op("aten::mm", 0, 9)),
-    ):
+    for name, trace in (("marked", make_updates(1).step(3, 0, 9)), ("bare", TraceBuilder().op("aten::mm", 0, 9))):
         trace.write(tmp_path / f"{name}.json")
         assert write_marked(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.gz"), 3).marks == 0

@@ -1,7 +1,5 @@
 """What ``tpmon run --kineto`` puts into the environment, and what it clears away."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -13,9 +11,7 @@ from tpmon.capture.kineto_daemon import LONGEST_FOLDER
 from tpmon.errors import UsageError
 
 
-def test_run_kineto_arms_a_run_and_says_its_price(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_run_kineto_arms_a_run_and_says_its_price(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(kineto_run.tempfile, "tempdir", "/tmp")
     armed = kineto_run.prepare({"A": "1"})
     place = Path(armed["KINETO_IPC_SOCKET_DIR"])
@@ -39,7 +35,7 @@ def test_run_kineto_arms_a_run_and_says_its_price(
         place.rmdir()
 
 
-def test_only_old_folders_in_which_nobody_asks_are_removed(tmp_path: Path) -> None:
+def test_only_old_folders_in_which_nobody_asks_are_removed(tmp_path):
     for name in ("tpmon-kineto-old", "tpmon-kineto-new", "other-old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "conf").write_text("")

@@ -1,15 +1,11 @@
 """What a file of kineto's says beside its events, by the bus of a hook beside it; and how such a capture ends."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -32,7 +28,7 @@ from tpmon.capture.kineto_window import Recorded
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_settings
 from tpmon.hook.capture import conditions as hook_conditions
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
 from tpmon.model.results.timeline import CountedSteps, MarkedSteps
@@ -60,7 +56,7 @@ def record(rule: int = wire.RULE_UPDATE, batch_size: int = 8) -> list[int]:
     return found
 
 
-def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot() -> None:
+def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot():
     words = settings(
         THREADS=4, INTEROP_THREADS=2, MATMUL_TF32=0, CUDNN_BENCHMARK=1, DETERMINISTIC=0, CUDA=1,
         AUTOCAST=1, AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16,
@@ -78,7 +74,7 @@ def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot() -> 
     assert told["anomaly_mode"] == {"missing": "its torch does not tell"}
 
 
-def test_what_the_hook_told_from_within_goes_before_its_bus_but_for_the_rank_and_the_clocks() -> None:
+def test_what_the_hook_told_from_within_goes_before_its_bus_but_for_the_rank_and_the_clocks():
     within = {
         "model": "Net", "wrapped_by": "", "parameters": 4225, "dtype": "torch.float32", "device": "cpu",
         "training": True, "inputs": ["float32[32, 64]"], "threads": 3, "matmul_precision": "high", "rank": 0,
@@ -95,7 +91,7 @@ def test_what_the_hook_told_from_within_goes_before_its_bus_but_for_the_rank_and
     assert told["cuda"] == {"missing": "its torch does not tell"}
 
 
-def test_before_the_hook_has_told_anything_all_of_it_is_missing() -> None:
+def test_before_the_hook_has_told_anything_all_of_it_is_missing():
     told = describe_from_bus(wire.Header(1, 2, 3), [], [], NOT_APPLICABLE, NO_GPU, within=OLDER)
     found = to_conditions(told)
     assert [name for name, value in told.items() if not isinstance(value, dict)] == []
@@ -114,7 +110,7 @@ def test_before_the_hook_has_told_anything_all_of_it_is_missing() -> None:
         ({"AUTOCAST": 1, "AUTOCAST_DTYPE": wire_settings.DTYPE_OTHER}, "autocast_dtype", "another type"),
     ],
 )
-def test_a_setting_is_told_as_far_as_it_is_known(words: dict[str, int], name: str, value: object) -> None:
+def test_a_setting_is_told_as_far_as_it_is_known(words, name, value):
     told = describe_from_bus(
         HEADER, settings(**words), record(wire.RULE_BATCH, 0), NOT_APPLICABLE, NO_GPU, within=OLDER
     )
@@ -124,20 +120,20 @@ def test_a_setting_is_told_as_far_as_it_is_known(words: dict[str, int], name: st
     assert found.batch_size == Missing("the DataLoader does not say it")
 
 
-def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_are_those_of_the_hook(monkeypatch):
     class Anything:
         __version__ = "2"
 
-        def __getattr__(self, name: str) -> Anything:
+        def __getattr__(self, name):
             return self
 
-        def __call__(self, *_: object) -> Anything:
+        def __call__(self, *_):
             return self
 
         def __iter__(self):
             return iter(())
 
-        def __int__(self) -> int:
+        def __int__(self):
             return 1
 
     torch = Anything()
@@ -163,7 +159,7 @@ def make_updates(updates: int) -> TraceBuilder:
     return trace
 
 
-def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: Path) -> None:
+def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path):
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
@@ -175,15 +171,13 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
         whole = json.load(file)
     assert whole["tpmon"] == told
     assert len(whole["traceEvents"]) == 3 + len(json.loads(source.read_text())["traceEvents"])
-    assert [(one.name, one.value) for one in read_conditions(read_trace(str(target))).told] == [
-        ("batch size", "8")
-    ]
+    assert [(one.name, one.value) for one in read_conditions(read_trace(str(target))).told] == [("batch size", "8")]
     assert write_marked(str(source), str(tmp_path / "bare.gz"), 3).marks == 3
     with gzip.open(tmp_path / "bare.gz") as file:
         assert "tpmon" not in json.load(file)
 
 
-def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: Path) -> None:
+def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path):
     path = tmp_path / "x.json"
     make_updates(3).step(0, 0, 100).write(path)
     summary = summarize(str(path))
@@ -199,9 +193,7 @@ def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: 
     assert judge_recorded(yielded, Kept(None, Missing("x"), ()), 1, "") is CaptureState.YIELDED
 
 
-def ended(
-    at_ms: float, steps: int, rule: int = wire.RULE_DATA_AFTER_UPDATE, later_ms: float = 0.0
-) -> list[int]:
+def ended(at_ms: float, steps: int, rule: int = wire.RULE_DATA_AFTER_UPDATE, later_ms: float = 0.0) -> list[int]:
     found = record(rule)
     found[wire.REC_STEPS] = steps
     found[wire.REC_ENDED_NS] = int(at_ms * 1e6)
@@ -209,7 +201,7 @@ def ended(
     return found
 
 
-def test_only_records_at_the_end_of_a_step_tell_when_it_ended() -> None:
+def test_only_records_at_the_end_of_a_step_tell_when_it_ended():
     told = list_ends([ended(10, 1), ended(10, 1, later_ms=900), ended(1000, 2, wire.RULE_UPDATE)])
     assert told.steps == (1, 2)
     assert told.ends_ns[1] - told.ends_ns[0] == 990_000_000
@@ -219,16 +211,13 @@ def test_only_records_at_the_end_of_a_step_tell_when_it_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "first", "name"),
-    [(3, 2841, "n-rank3-step2841-kineto-1"), (NOT_APPLICABLE, Missing("no"), "n-kineto-1")],
+    ("rank", "first", "name"), [(3, 2841, "n-rank3-step2841-kineto-1"), (NOT_APPLICABLE, Missing("no"), "n-kineto-1")]
 )
-def test_a_file_is_named_by_rank_and_step_as_far_as_they_are_known(
-    rank: Applicable[int], first: Known[int], name: str
-) -> None:
+def test_a_file_is_named_by_rank_and_step_as_far_as_they_are_known(rank, first, name):
     assert name_file("n", rank, first, "1") == f"{name}.pt.trace.json.gz"
 
 
-def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path) -> None:
+def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path):
     source, target = tmp_path / "trace.json", tmp_path / "numbered.json.gz"
     make_updates(3).write(source)  # updates end 100, 200 and 300 us after its base
     whole = json.loads(source.read_text())
@@ -257,9 +246,7 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
         ({"steps": 1000, "by_seconds": True}, Missing("no hook"), 5, "5 updates: kineto ends by their count"),
     ],
 )
-def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
-    asked: dict[str, Any], step_ms: Known[float], updates: int, said: str
-) -> None:
+def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(asked, step_ms, updates, said):
     fit, told = fit_updates(replace(ASKED, **asked), step_ms)
     assert (fit.steps, told[: len(said)]) == (updates, said)
     assert (told == "") is (said == "")
@@ -277,9 +264,9 @@ def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
     ],
 )
 def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_window(
-    monkeypatch: pytest.MonkeyPatch, *, calls: Sequence[int], evaluates: bool, asked: dict[str, Any],
-    alike: bool,
-) -> None:  # fmt: skip
+    monkeypatch, *, calls, evaluates, asked,
+    alike,
+) :  # fmt: skip
     records = [ended(step, step) for step in range(len(calls))]
     for one, count in zip(records, calls, strict=True):
         one[wire.REC_OPTIMIZER_CALLS] = count
@@ -300,19 +287,15 @@ def test_kineto_goes_first_where_an_update_is_a_step_and_nothing_else_ends_the_w
 
 @pytest.mark.parametrize("of_11", [True, False])
 @pytest.mark.parametrize("hooked", [True, False])
-def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(
-    monkeypatch: pytest.MonkeyPatch, of_11: bool, hooked: bool
-) -> None:
+def test_kineto_is_not_asked_where_cuda_11_may_have_graphs(monkeypatch, of_11, hooked):
     me, said = Identity(7, 1), []
     bus = SimpleNamespace(close=lambda: None) if hooked else None
     monkeypatch.setattr(kineto_capture, "find_client", lambda _: SimpleNamespace(process=me, is_ours=True))
     monkeypatch.setattr(kineto_capture, "_find_bus", lambda _: bus)
     monkeypatch.setattr(kineto_capture, "capture_by_kineto", lambda *_, **__: "recorded")
-    around = LoopAround(
-        lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7
-    )
+    around = LoopAround(lambda _: None, lambda _: 0, lambda _: False, runs_cuda_11=lambda pid: of_11 and pid == 7)
 
-    def ask() -> object:
+    def ask():
         return try_kineto(me, 0, ASKED, "x", said.append, stopped=lambda: False, around=around)
 
     if not of_11:

@@ -1,12 +1,9 @@
 """nsys in front of a run: the line that tpmon run --nsys writes, and what is told from a line that stands there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +27,7 @@ def judge(line: str) -> str:
     return judge_nsys([["bash"], line.split(" ")])
 
 
-def test_the_line_that_is_written_is_one_that_is_accepted() -> None:
+def test_the_line_that_is_written_is_one_that_is_accepted():
     words = write_nsys_command("/opt/nsys", ["torchrun", "--capture-range=none", "x.py"])
     assert words[-3:] == ["torchrun", "--capture-range=none", "x.py"]
     assert judge_nsys([words]) == ""
@@ -45,27 +42,19 @@ def test_the_line_that_is_written_is_one_that_is_accepted() -> None:
         "/bin/sh /usr/bin/nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat python x",
     ],
 )
-def test_options_are_read_in_each_way_that_they_are_written(line: str) -> None:
+def test_options_are_read_in_each_way_that_they_are_written(line):
     assert judge(line) == ""
 
 
-def test_helpers_of_nsys_between_it_and_the_run_hide_nothing() -> None:
+def test_helpers_of_nsys_between_it_and_the_run_hide_nothing():
     helper = ["/opt/nsight/nsys-launcher", "python", "x"]
-    nsys = [
-        "/opt/nsight/nsys",
-        "profile",
-        "-c",
-        "cudaProfilerApi",
-        "--capture-range-end=repeat",
-        "python",
-        "x",
-    ]
+    nsys = ["/opt/nsight/nsys", "profile", "-c", "cudaProfilerApi", "--capture-range-end=repeat", "python", "x"]
     assert judge_nsys([helper, nsys]) == ""
     assert "lacks --capture-range" in judge_nsys([helper])
     assert "cannot be added" in judge_nsys([["sh", "-c", "nsys profile python x"], ["sh"], []])
 
 
-def test_what_nsys_records_decides_who_has_the_gpu() -> None:
+def test_what_nsys_records_decides_who_has_the_gpu():
     assert traces_cuda([["bash"], ["nsys", "profile", "python", "x"]])
     assert traces_cuda([["nsys", "profile", "-t", "nvtx,cuda", "python", "x"]])
     assert not traces_cuda([["nsys", "profile", "--trace=osrt", "python", "x"]])
@@ -73,7 +62,7 @@ def test_what_nsys_records_decides_who_has_the_gpu() -> None:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Path:
+def fake(tmp_path):
     """Return a folder with a program of that name in it."""
     place = tmp_path / "bin" / "nsys"
     place.parent.mkdir()
@@ -82,9 +71,7 @@ def fake(tmp_path: Path) -> Path:
     return place.parent
 
 
-def test_run_nsys_starts_the_program_under_it_with_the_hook(
-    fake: Path, torch_like: Path, tmp_path: Path
-) -> None:
+def test_run_nsys_starts_the_program_under_it_with_the_hook(fake, torch_like, tmp_path):
     said = tmp_path / "said"
     env = {**environment(torch_like), "PATH": f"{fake}:{os.environ['PATH']}", "NSYS_SAID": str(said)}
     command = tpmon("run", "--nsys", "--", sys.executable, "-c", PROGRAM, "--lr", "3")
@@ -94,7 +81,7 @@ def test_run_nsys_starts_the_program_under_it_with_the_hook(
     assert "--capture-range=cudaProfilerApi --capture-range-end=repeat" in said.read_text()
 
 
-def test_without_nsys_or_a_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch, fake: Path) -> None:
+def test_without_nsys_or_a_program_nothing_is_started(monkeypatch, fake):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="nsys is not in PATH"):
         run.become(run.parse_request(["--nsys", "python"]))

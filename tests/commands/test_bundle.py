@@ -1,7 +1,5 @@
 """A bundle of a real process with torch is private, redacted, never written over anything, and keeps what it has."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -11,7 +9,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,21 +23,13 @@ from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon import evidence
-from tpmon.evidence import (
-    ROUNDS,
-    Bundler,
-    SharedLook,
-    default_name,
-    open_sink,
-    start_bundle,
-)
+from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, open_sink, start_bundle
 from tpmon.model.codec import decode
-from tpmon.model.dump import Dump, DumpRequest
+from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Checkup, list_checks
 from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
-from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies
 from tpmon.report.bundle import README, FolderSink
@@ -104,7 +94,7 @@ def training(folder: Path, *words: str, written: str = "", **environment: str) -
 
 
 @pytest.fixture(scope="module")
-def job_pid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def job_pid(tmp_path_factory):
     """Give the PID of a training that lives as long as the tests of this file."""
     if reason := may_sample():
         pytest.skip(reason)
@@ -113,7 +103,7 @@ def job_pid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-def job(job_pid: int) -> Job:
+def job(job_pid):
     return find_job(job_pid)
 
 
@@ -125,11 +115,9 @@ def mode_of(path: Path) -> int:
 
 
 @pytest.mark.torch
-def test_a_bundle_is_a_private_folder_without_secrets(job_pid: int, tmp_path):
+def test_a_bundle_is_a_private_folder_without_secrets(job_pid, tmp_path):
     before = set(tmp_path.iterdir())
-    done = call(
-        "bundle", str(job_pid), "--seconds", "3", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
+    done = call("bundle", str(job_pid), "--seconds", "3", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
     assert done.returncode == 0, done.stderr
     assert "none of which stops it" in done.stderr
     (folder,) = set(tmp_path.iterdir()) - before
@@ -185,7 +173,7 @@ def test_bundle_json_and_text_hide_the_same_secrets_of_every_kind(tmp_path):
 
 
 @pytest.mark.torch
-def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid: int, tmp_path):
+def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid, tmp_path):
     path = tmp_path / "ticket.tar.gz"
     arguments = ("bundle", str(job_pid), "--seconds", "2", "--no-stacks", "--tar", str(path))
     done = call(*arguments)
@@ -210,7 +198,7 @@ def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid: int, tmp_p
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_there_is_stays_when_a_signal_ends_it(job_pid: int, tmp_path, number: int, code: int):
+def test_what_there_is_stays_when_a_signal_ends_it(job_pid, tmp_path, number, code):
     folder = tmp_path / "out"
     with start("bundle", str(job_pid), "--seconds", "60", "--out", str(folder)) as running:
         assert wait_until((folder / "doctor.json").exists, SECONDS)
@@ -237,7 +225,7 @@ def test_a_job_that_ends_meanwhile_is_still_a_bundle(tmp_path):
 
 
 @pytest.mark.torch
-def test_a_folder_and_a_tar_file_exclude_each_other_and_a_place_must_take_it(job_pid: int, tmp_path):
+def test_a_folder_and_a_tar_file_exclude_each_other_and_a_place_must_take_it(job_pid, tmp_path):
     both = call("bundle", str(job_pid), "--out", str(tmp_path / "a"), "--tar", str(tmp_path / "b"))
     assert both.returncode == 2
     assert both.stderr.startswith("tpmon: --out and --tar exclude each other")
@@ -251,12 +239,12 @@ def test_a_folder_and_a_tar_file_exclude_each_other_and_a_place_must_take_it(job
 
 
 @pytest.mark.torch
-def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, tmp_path, monkeypatch):
-    def hang() -> list[str]:
+def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job, tmp_path, monkeypatch):
+    def hang():
         time.sleep(30)
         return []
 
-    def fail(_pids: Sequence[int]) -> list[str]:
+    def fail(_pids):
         raise ZeroDivisionError("by design")
 
     monkeypatch.setattr(evidence, "PART_S", 0.3)
@@ -278,9 +266,9 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, t
 
 
 @pytest.mark.torch
-def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
+def test_a_disk_that_is_full_costs_parts_and_is_said(job, tmp_path):
     class Full(FolderSink):
-        def add(self, name: str, data: bytes) -> None:
+        def add(self, name, data):
             if name != "versions.txt":
                 raise OSError(28, "No space left on device")
             super().add(name, data)
@@ -293,7 +281,7 @@ def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
 
 
 @pytest.mark.torch
-def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
+def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job, tmp_path):
     folder = tmp_path / "out"
     begun_s = time.monotonic()
     contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
@@ -303,7 +291,7 @@ def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
+def test_a_disk_without_any_room_is_an_error(job_pid, tmp_path):
     tpmon = f"exec {sys.executable} -m tpmon bundle {job_pid} --no-stacks --seconds 2 --out {tmp_path}/out"
     done = subprocess.run(["sh", "-c", f"ulimit -f 0; {tpmon}"], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
@@ -314,7 +302,7 @@ def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
 
 
 @pytest.mark.torch
-def test_of_the_processes_nothing_secret_is_told(job: Job):
+def test_of_the_processes_nothing_secret_is_told(job):
     text = "\n".join(describe_processes(job))
     assert SECRET not in text
     assert "--token ***" in text
@@ -326,7 +314,7 @@ def test_of_the_processes_nothing_secret_is_told(job: Job):
 
 
 @pytest.mark.torch
-def test_the_folder_is_named_after_host_job_and_time(job: Job, monkeypatch, tmp_path):
+def test_the_folder_is_named_after_host_job_and_time(job, monkeypatch, tmp_path):
     name = default_name(job, NOW)
     assert name.endswith(f"-{job.root.pid}-20260314T030741")
     assert "/" not in name
@@ -337,10 +325,8 @@ def test_the_folder_is_named_after_host_job_and_time(job: Job, monkeypatch, tmp_
 
 
 @pytest.mark.torch
-def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_path):
-    rounds = [
-        make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=5.0 * number) for number in range(3)
-    ]
+def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job, tmp_path):
+    rounds = [make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=5.0 * number) for number in range(3)]
     Bundler(job, FolderSink(str(tmp_path / "out")), Look(rounds, RECORDS)).run()
     dumps = {
         name: decode(Dump, (tmp_path / "out" / f"{name}.json").read_text())
@@ -358,15 +344,15 @@ def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_pat
 
 
 @pytest.mark.torch
-def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job, tmp_path):
+def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp_path):
     told: list[str] = []
     done = threading.Event()
 
-    def tell(text: str) -> None:
+    def tell(text):
         told.append(text)
         done.set()
 
-    def ask(request: DumpRequest) -> None:
+    def ask(request):
         look(update(request, running=False, rounds=3))
 
     look = SharedLook(lambda: (make_frame(),), lambda: (), ask, 0.1)
@@ -375,10 +361,7 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job
     start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
     assert done.wait(SECONDS)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
-    checks = {
-        one.name: one
-        for one in list_checks(decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text()))
-    }
+    checks = {one.name: one for one in list_checks(decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text()))}
     assert checks["stacks"].why == "not tried: --no-stacks"
     told.clear()
     done.clear()
@@ -393,7 +376,7 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job
     assert told[1] == f"no bundle: {path} is there already, and nothing is written over; {other}"
     done.clear()
 
-    def gone() -> Job:
+    def gone():
         raise ZeroDivisionError("by design")
 
     start_bundle(gone, lambda _: FolderSink(str(path)), look, tell)

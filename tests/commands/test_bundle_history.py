@@ -1,7 +1,5 @@
 """What a bundle holds of the time before: the Frames that fit, and the main figures of ten minutes."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import pytest
@@ -18,7 +16,7 @@ from tpmon.report.bundle import FolderSink
 
 
 @pytest.fixture
-def bundler(tmp_path) -> Bundler:
+def bundler(tmp_path):
     nobody = cast("Job", None)  # the looks ask no job
     return Bundler(nobody, FolderSink(str(tmp_path / "out")), Look(Missing("none")), stacks=False)
 

@@ -1,7 +1,5 @@
 """What all commands share: a place in the table, options that are settings or flags, and a job that is named."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest
@@ -23,20 +21,18 @@ def list_arguments() -> list[Argument]:
     return [field.metadata["argument"] for one in COMMANDS for field in fields(one._options)]
 
 
-def test_every_setting_can_be_typed_and_show_is_of_every_command() -> None:
+def test_every_setting_can_be_typed_and_show_is_of_every_command():
     typed = {one.setting.key for one in list_arguments() if one.setting is not None and one.is_typed}
     assert typed | {"show"} == {setting.key for setting in SETTINGS}
 
 
-def test_options_come_from_flags_settings_and_defaults() -> None:
-    options = read(
-        DumpOptions, {"TPMON_DUMP_ROUNDS": "3"}, {"readonly": True}, pid="7", block=True, ranks=["1"]
-    )
+def test_options_come_from_flags_settings_and_defaults():
+    options = read(DumpOptions, {"TPMON_DUMP_ROUNDS": "3"}, {"readonly": True}, pid="7", block=True, ranks=["1"])
     assert (options.pid, options.rounds, options.readonly, options.block) == (7, 3, True, True)
     assert (options.ranks, options.pids, options.native) == (("1",), (), False)
 
 
-def test_what_is_no_flag_of_a_command_comes_from_variable_and_file_all_the_same() -> None:
+def test_what_is_no_flag_of_a_command_comes_from_variable_and_file_all_the_same():
     assert read(AttachOptions, {"TPMON_DIAGNOSE_UNTIL": "hung"}, pid="7").until == "hung"
 
 
@@ -48,17 +44,17 @@ def test_what_is_no_flag_of_a_command_comes_from_variable_and_file_all_the_same(
         ({"pid": "x"}, {}, "a PID is a number"),
     ],
 )
-def test_a_job_is_named_once(flags, tables, what) -> None:
+def test_a_job_is_named_once(flags, tables, what):
     with pytest.raises(UsageError, match=f"^{what.replace('?', '.')}"):
         read(AttachOptions, {}, tables, **flags)
 
 
-def test_a_file_may_name_the_only_job_beside_any_process() -> None:
+def test_a_file_may_name_the_only_job_beside_any_process():
     assert read(AttachOptions, {}, {"job": True}).pid is None
     assert read(AttachOptions, {}, {"job": True}, pid="7").pid == 7
     assert read(DoctorOptions).pid is None, "of the doctor it is the machine"
 
 
-def test_a_flag_with_nothing_in_it_is_not_one_that_was_left_out() -> None:
+def test_a_flag_with_nothing_in_it_is_not_one_that_was_left_out():
     with pytest.raises(UsageError, match=r"^--csv takes a value, found ''$"):
         read(TraceOptions, files=["a.json"], csv="")

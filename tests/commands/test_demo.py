@@ -1,14 +1,11 @@
 """The starter of the demo: its options, its choice of Python, and how it says that a start failed."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +25,13 @@ def make_fake_python(path: Path, training: str) -> str:
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="demo-") as short:  # tmp_path is too long for sockets
         monkeypatch.setattr(tempfile, "tempdir", short)
         yield Path(short)
 
 
-def test_the_starter_and_the_training_know_the_same_bottlenecks() -> None:
+def test_the_starter_and_the_training_know_the_same_bottlenecks():
     tree = ast.parse((PACKAGE / "demo" / "train.py").read_text())
     named = next(
         ast.literal_eval(node.value)
@@ -52,9 +49,7 @@ def test_the_starter_and_the_training_know_the_same_bottlenecks() -> None:
         (DemoOptions(bottleneck="no-workers", workers=2), "bottleneck no-workers cannot run with 2 workers"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_before_anything_starts(
-    options: DemoOptions, what: str, directory: Path
-) -> None:
+def test_options_that_do_not_fit_are_refused_before_anything_starts(options, what, directory):
     with pytest.raises(UsageError) as refused:
         start_demo(options)
     assert refused.value.what == what
@@ -62,9 +57,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(
     assert not list(directory.iterdir())
 
 
-def test_the_python_that_is_named_comes_first_if_it_has_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_that_is_named_comes_first_if_it_has_torch(tmp_path, monkeypatch):
     named = make_fake_python(tmp_path / "named", "")
     monkeypatch.setenv("PYTHON", named)
     assert find_python() == named
@@ -72,7 +65,7 @@ def test_the_python_that_is_named_comes_first_if_it_has_torch(
     assert find_python() not in (named, "/bin/false")
 
 
-def test_without_torch_anywhere_the_looked_at_are_named(tmp_path: Path) -> None:
+def test_without_torch_anywhere_the_looked_at_are_named(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
     program = "from tpmon.commands.demo import find_python\ntry: find_python()\nexcept Exception as error: print(error)"
@@ -81,12 +74,9 @@ def test_without_torch_anywhere_the_looked_at_are_named(tmp_path: Path) -> None:
     assert done.stdout == f"no Python with torch for the demo (tried {bare})\n"
 
 
-def test_a_training_that_ends_at_once_is_told_with_its_last_words(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory, monkeypatch):
     monkeypatch.setenv(
-        "PYTHON",
-        make_fake_python(directory / "broken", "printf 'ImportError:\\033[31m no libtorch\\n'; exit 1"),
+        "PYTHON", make_fake_python(directory / "broken", "printf 'ImportError:\\033[31m no libtorch\\n'; exit 1")
     )
     with pytest.raises(NoTargetError) as failed:
         start_demo(DemoOptions())
@@ -96,9 +86,7 @@ def test_a_training_that_ends_at_once_is_told_with_its_last_words(
     assert os.stat(os.path.dirname(log)).st_mode & 0o777 == 0o700
 
 
-def test_the_demo_joins_no_run_whose_variables_the_shell_carries(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_joins_no_run_whose_variables_the_shell_carries(directory, monkeypatch):
     """A PyTorchJob pod and a Slurm step put them into every shell that is opened there."""
     places = {
         "MASTER_ADDR": "job-master-0",
@@ -126,7 +114,7 @@ def test_the_demo_joins_no_run_whose_variables_the_shell_carries(
     assert {"OMP_NUM_THREADS", "PATH", "TMPDIR"} <= names
 
 
-def test_a_python_that_cannot_run_is_no_traceback(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_cannot_run_is_no_traceback(directory, monkeypatch):
     monkeypatch.setenv("PYTHON", make_fake_python(directory / "gone", ""))
     (directory / "gone").write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')
     with pytest.raises(NoTargetError, match="could not be started"):
@@ -137,9 +125,7 @@ def test_a_python_that_cannot_run_is_no_traceback(directory: Path, monkeypatch: 
         time.sleep(0.01)
 
 
-def test_a_temporary_folder_too_long_for_sockets_is_not_used(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_too_long_for_sockets_is_not_used(directory, monkeypatch):
     long = directory / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

@@ -1,12 +1,10 @@
 """The verdict without a screen: when to stop, with which code, and what a command is told."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,28 +44,28 @@ def update(kind: Kind, **fields) -> Update:
     return Update(make_frame(verdict=make_finding(kind=kind), **fields), ())
 
 
-def test_the_words_of_until_are_kinds_or_ended() -> None:
+def test_the_words_of_until_are_kinds_or_ended():
     assert read(DiagnoseOptions, pid="1", diagnose__until="hung, idle,ended").until == "hung, idle,ended"
     for words in (",", " , ,", "hang", "not-enough-evidence", "hung,stuck"):
         with pytest.raises(UsageError, match="--until"):
             read(DiagnoseOptions, pid="1", diagnose__until=words)
 
 
-def test_a_command_is_split_and_must_be_there() -> None:
+def test_a_command_is_split_and_must_be_there():
     assert parse_command("echo 'two words'") == ("echo", "two words")
     for text in ("no-such-program-anywhere x", "'open", "   "):
         with pytest.raises(UsageError, match="--on-change"):
             parse_command(text)
 
 
-def test_a_watch_ends_at_what_it_waits_for() -> None:
+def test_a_watch_ends_at_what_it_waits_for():
     watch = DiagnoseWatch(None, frozenset(("hung",)), None)
     assert not watch.read(update(Kind.DATA_BOUND))
     assert not watch.read(update(Kind.NOT_ENOUGH_EVIDENCE))
     assert watch.read(update(Kind.HUNG))
 
 
-def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
+def test_a_watch_ends_with_the_job_and_with_its_time():
     ended = make_target(state=TargetState.ENDED, ended="exit 0")
     assert DiagnoseWatch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
     assert DiagnoseWatch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
@@ -75,7 +73,7 @@ def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
     assert DiagnoseWatch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
 
 
-def test_the_exit_code_is_that_of_the_kind() -> None:
+def test_the_exit_code_is_that_of_the_kind():
     for kind, code in EXIT_CODES.items():
         assert pick_exit_code(update(kind).frame) == code
     assert pick_exit_code(make_frame(verdict=Missing("not judged"))) == 11
@@ -86,7 +84,7 @@ def test_the_exit_code_is_that_of_the_kind() -> None:
     assert pick_exit_code(make_frame(verdict=failed)) == 10
 
 
-def test_a_command_is_told_each_verdict_once_as_json(tmp_path: Path) -> None:
+def test_a_command_is_told_each_verdict_once_as_json(tmp_path):
     told = tmp_path / "told"
     on_change = OnChange((sys.executable, "-c", TELL, str(told)))
     finding = make_finding(kind=Kind.DATA_BOUND, cause="no-workers")
@@ -99,7 +97,7 @@ def test_a_command_is_told_each_verdict_once_as_json(tmp_path: Path) -> None:
     assert kinds == ["data-bound", "hung"]
 
 
-def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+def test_a_command_that_does_not_end_is_ended(monkeypatch, capfd):
     monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
     on_change = OnChange((sys.executable, "-c", "import time; time.sleep(600)"))
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
@@ -107,9 +105,7 @@ def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, c
     assert "was ended" in capfd.readouterr().err
 
 
-def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(tmp_path, monkeypatch):
     monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.2)
     began = tmp_path / "began"
     on_change = OnChange(("sh", "-c", f"sleep 600 & echo $! > {began}.new; mv {began}.new {began}; wait"))
@@ -122,7 +118,7 @@ def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(
     on_change.finish()
 
 
-def test_a_command_that_reads_nothing_is_no_trouble(capfd) -> None:
+def test_a_command_that_reads_nothing_is_no_trouble(capfd):
     on_change = OnChange(("true",))
     for number in range(20):
         on_change.tell(make_finding(kind=Kind.HUNG, cause=f"cause {number}", summary="x" * 100_000))
@@ -131,24 +127,22 @@ def test_a_command_that_reads_nothing_is_no_trouble(capfd) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
+def test_a_command_that_fails_is_told_on_stderr(capfd):
     on_change = OnChange((sys.executable, "-c", "raise SystemExit(7)"))
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
     assert "status 7" in capfd.readouterr().err
 
 
-def test_what_a_command_prints_does_not_get_into_the_verdict(capfd) -> None:
+def test_what_a_command_prints_does_not_get_into_the_verdict(capfd):
     on_change = OnChange(("sh", "-c", "cat > /dev/null; echo done"))
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
     assert capfd.readouterr() == ("", "done\n")
 
 
-def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
-) -> None:
-    def refuse(pid: int, number: int) -> None:
+def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(tmp_path, monkeypatch, capfd):
+    def refuse(pid, number):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
@@ -171,10 +165,8 @@ def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(
     assert "cannot be ended: Operation not permitted" in capfd.readouterr().err
 
 
-def test_a_call_that_fails_in_an_odd_way_does_not_end_the_telling(
-    monkeypatch: pytest.MonkeyPatch, capfd
-) -> None:
-    def fail(line: str) -> None:
+def test_a_call_that_fails_in_an_odd_way_does_not_end_the_telling(monkeypatch, capfd):
+    def fail(line):
         raise ValueError("odd")
 
     on_change = OnChange(("true",))
@@ -201,16 +193,14 @@ class Stopped:
 
 
 @pytest.fixture
-def full() -> Iterator[int]:
+def full():
     with open("/dev/full", "wb", buffering=0) as file:
         yield file.fileno()
 
 
 @pytest.mark.usefixtures("small_environment")
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_full_disk_costs_neither_the_exit_code_nor_the_alert(
-    form: list[str], full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
-) -> None:
+def test_a_full_disk_costs_neither_the_exit_code_nor_the_alert(form, full, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
     monkeypatch.setattr(diagnose, "find_job", lambda *_: None)
     monkeypatch.setattr(diagnose, "open_session", lambda _job, _options, sink: Stopped(sink, Kind.HUNG))

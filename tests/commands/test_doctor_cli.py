@@ -1,7 +1,5 @@
 """``tpmon doctor`` as a person calls it: text, JSON, exit codes, refusals, nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -19,15 +17,7 @@ from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.model.codec import decode, encode
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.results.doctor import (
-    DOCTOR_SCHEMA,
-    Access,
-    Check,
-    Checkup,
-    JobCheckup,
-    is_obstacle,
-    list_obstacles,
-)
+from tpmon.model.results.doctor import DOCTOR_SCHEMA, Access, Check, Checkup, JobCheckup, is_obstacle, list_obstacles
 from tpmon.probe.doctor.checks import settle_machine
 from tpmon.probe.spy.failure import find_spies
 from tpmon.report.doctor import ALL_WELL, write_checkup

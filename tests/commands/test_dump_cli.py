@@ -1,7 +1,5 @@
 """``tpmon dump`` and ``tpmon fold`` as a person calls them: forms, refusals, exit codes, signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -73,13 +71,11 @@ def test_a_process_that_is_not_there_is_3():
 
 @pytest.mark.torch
 @pytest.mark.parametrize("form", STACK_FORMATS)
-def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
+def test_a_dump_in_each_form_and_its_fold(job, form, tmp_path):
     done = call("dump", str(job), "--format", form)
     assert (done.returncode, done.stderr) == (0, "")
     if form == "text":
-        assert done.stdout.startswith(
-            "dump     rank 0 is in <module> in <string>:1, blocked in a read of standard"
-        )
+        assert done.stdout.startswith("dump     rank 0 is in <module> in <string>:1, blocked in a read of standard")
         assert "stopped nothing" in done.stdout
     elif form == "collapsed":
         assert done.stdout == "rank 0 main;<module> (<string>:1) 1\n"
@@ -95,7 +91,7 @@ def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_tree_of_a_dump_and_of_its_fold(job: int, tmp_path):
+def test_a_tree_of_a_dump_and_of_its_fold(job, tmp_path):
     done = call("dump", str(job), "--tree")
     assert (done.returncode, done.stderr) == (0, "")
     tree = "\n\n1x - <module> <string>:1\n  = rank 0: state S\n"
@@ -107,7 +103,7 @@ def test_a_tree_of_a_dump_and_of_its_fold(job: int, tmp_path):
 
 
 @pytest.mark.torch
-def test_several_looks_tell_that_it_rests_and_block_says_its_price(job: int):
+def test_several_looks_tell_that_it_rests_and_block_says_its_price(job):
     done = call("dump", str(job), "--rounds", "3", "--every", "0.2", "--json", "--block")
     assert done.returncode == 0
     assert done.stderr.startswith("tpmon: --block: a process that cannot be read otherwise is stopped")
@@ -120,7 +116,7 @@ def test_several_looks_tell_that_it_rests_and_block_says_its_price(job: int):
 
 
 @pytest.mark.torch
-def test_a_part_of_a_job_that_is_not_there_is_said(job: int):
+def test_a_part_of_a_job_that_is_not_there_is_said(job):
     absent = call("dump", str(job), "--rank", "1,3-4")
     assert (absent.returncode, absent.stdout) == (2, "")
     assert absent.stderr == "tpmon: --rank: ranks 1,3-4 are not on this machine\nTry: here: 0\n"
@@ -130,7 +126,7 @@ def test_a_part_of_a_job_that_is_not_there_is_said(job: int):
 
 
 @pytest.mark.torch
-def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
+def test_native_frames_and_variables_come_after_their_price(job, tmp_path):
     done = call("dump", str(job), "--rank", "0", "--pid", str(job), "--native", "--locals", "--json")
     assert done.returncode == 0, done.stderr
     native, variables = done.stderr.splitlines()
@@ -153,7 +149,7 @@ def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_with_its_code_and_leaves_no_py_spy(job: int, number: int, code: int):
+def test_a_signal_ends_it_with_its_code_and_leaves_no_py_spy(job, number, code):
     with start("dump", str(job), "--rounds", "100", "--every", "0.1") as running:
         assert wait_until(lambda: job in find_spies())
         running.send_signal(number)

@@ -1,7 +1,5 @@
 """A Dump as text, as collapsed stacks and as speedscope's JSON; files of dumps read back."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -51,7 +49,7 @@ DENIED = DumpError(HOST, 4070, Role.RANK, 7, NOT_APPLICABLE, ErrorKind.DENIED, "
 
 
 @pytest.fixture
-def dump() -> Dump:
+def dump():
     """Return seven ranks in a collective, one in a read, one denied, with workers and native threads."""
     watchdog = make_native(77, "pt_nccl_watchdg")
     feeder = make_thread(78, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=IN_LOCK)
@@ -65,9 +63,7 @@ def dump() -> Dump:
 
 def test_the_odd_one_comes_first_and_the_others_as_ranges(dump):
     lines = text(dump).splitlines()
-    assert lines[0].startswith(
-        "dump     6 of 8 ranks wait in all_reduce train.py:40; rank 3 is in its wait for"
-    )
+    assert lines[0].startswith("dump     6 of 8 ranks wait in all_reduce train.py:40; rank 3 is in its wait for")
     heads = [line for line in lines if re.match(r"(\d+x )?(rank|worker)", line)]
     assert heads == [
         "worker 0 of rank 3: decode data.py:88",
@@ -164,9 +160,7 @@ def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
     assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == sum(len(g.threads) for g in dump.groups)
     assert "ranks 0-2,4-6 comm;[native pt_nccl_watchdg] 6" in lines
     assert "rank 7 main;[stack not read] 1" in lines
-    odd = fold_rounds(
-        [make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], DumpOrigin(1, "", 1)
-    )
+    odd = fold_rounds([make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], DumpOrigin(1, "", 1))
     assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
 
 
@@ -180,10 +174,7 @@ def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
     document = json.loads(write_speedscope(dump))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     count = len(document["shared"]["frames"])
-    assert [one["name"] for one in document["profiles"]][:2] == [
-        "worker 0 of rank 3 main",
-        "ranks 0-2,4-6 main",
-    ]
+    assert [one["name"] for one in document["profiles"]][:2] == ["worker 0 of rank 3 main", "ranks 0-2,4-6 main"]
     for profile in document["profiles"]:
         assert profile["type"] == "sampled"
         assert len(profile["samples"]) == len(profile["weights"])
@@ -276,9 +267,7 @@ def test_formats_and_exit_codes(dump):
         pick({"dump.format": "speedscope", "json": True}, {}, {})
     tables = {"json": True, "dump": {"format": "collapsed"}}
     assert pick({}, {"TPMON_JSON": "1"}, tables) == "json"
-    with pytest.raises(
-        UsageError, match="format collapsed, both of the configuration file, exclude each other"
-    ):
+    with pytest.raises(UsageError, match="format collapsed, both of the configuration file, exclude each other"):
         pick({}, {}, tables)
     assert pick_exit_code(dump) == 0
     nothing = replace(dump, groups=())

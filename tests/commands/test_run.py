@@ -3,8 +3,6 @@
 torch is played by the package of test_hook_install, so that every Python here can have it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,9 +34,7 @@ def tell():
     hook = sys.modules.get("tpmon.hook.installation")
     return [hook.HOOK.steps.steps, hook.HOOK.problem] if hook else []
 """
-PROGRAM = (
-    TELL + "print(json.dumps([tell(), sys.argv[1:], os.getpid(), [p for p in sys.path if 'boot' in p]]))\n"
-)
+PROGRAM = TELL + "print(json.dumps([tell(), sys.argv[1:], os.getpid(), [p for p in sys.path if 'boot' in p]]))\n"
 OTHERS = (
     TELL
     + """
@@ -80,36 +75,34 @@ def tpmon(*arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "tpmon-hook.zip"
     hook_file.write_export(str(path))
     return str(path)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
+def script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(PROGRAM)
     return str(path)
 
 
-def test_run_becomes_the_program_with_the_hook_in_it(python: str, torch_like: Path, script: str) -> None:
+def test_run_becomes_the_program_with_the_hook_in_it(python, torch_like, script):
     command = tpmon("run", "--", python, script, "--lr", "3")
     with subprocess.Popen(command, env=environment(torch_like), stdout=subprocess.PIPE, text=True) as process:
         told = json.loads(process.communicate(timeout=120)[0])
     assert told == [[9, ""], ["--lr", "3"], process.pid, []]
 
 
-def test_children_of_every_kind_have_it_too(torch_like: Path, tmp_path: Path) -> None:
+def test_children_of_every_kind_have_it_too(torch_like, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(OTHERS)
     told = json.loads(call(tpmon("run", sys.executable, str(script)), environment(torch_like)))
     assert told == {kind: [9, ""] for kind in ("own", "fork", "spawn", "forkserver", "subprocess")}
 
 
-def test_the_exported_file_does_the_same_without_tpmon(
-    python: str, torch_like: Path, script: str, exported: str, tmp_path: Path
-) -> None:
+def test_the_exported_file_does_the_same_without_tpmon(python, torch_like, script, exported, tmp_path):
     alone = tmp_path / "elsewhere" / "hook.zip"
     alone.parent.mkdir()
     shutil.copy(exported, alone)
@@ -122,7 +115,7 @@ def test_the_exported_file_does_the_same_without_tpmon(
     assert where.startswith(str(alone))
 
 
-def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, monkeypatch) -> None:
+def test_the_command_that_uses_the_file_can_be_pasted(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hook_file.run(["export", "sp ace.zip"]) == 0
     assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
@@ -132,12 +125,12 @@ def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, mon
     assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
 
 
-def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported: str) -> None:
+def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported):
     done = call([sys.executable, "-c", "import tpmon; print(tpmon.__file__)"], environment(ROOT, exported))
     assert done.strip() == str(ROOT / "tpmon" / "__init__.py")
 
 
-def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -148,7 +141,7 @@ def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_equal_hooks_make_equal_files_and_no_file_is_written_over(exported: str, tmp_path: Path) -> None:
+def test_equal_hooks_make_equal_files_and_no_file_is_written_over(exported, tmp_path):
     again = tmp_path / "again.zip"
     hook_file.write_export(str(again))
     assert again.read_bytes() == Path(exported).read_bytes()
@@ -161,7 +154,7 @@ def test_equal_hooks_make_equal_files_and_no_file_is_written_over(exported: str,
     assert compressed == {zipfile.ZIP_STORED}  # zlib is slow to import, and not everywhere
 
 
-def test_python_m_is_the_same_process_with_its_flags(python: str, torch_like: Path, script: str) -> None:
+def test_python_m_is_the_same_process_with_its_flags(python, torch_like, script):
     command = [python, "-W", "error", "-m", "tpmon.hook", script, "-m", "5"]
     env = environment(torch_like, str(ROOT))
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
@@ -171,7 +164,7 @@ def test_python_m_is_the_same_process_with_its_flags(python: str, torch_like: Pa
     assert shown == "['error']\n"
 
 
-def test_python_m_without_a_program_or_with_flags_that_keep_it_out_says_so(torch_like: Path) -> None:
+def test_python_m_without_a_program_or_with_flags_that_keep_it_out_says_so(torch_like):
     env = environment(torch_like, str(ROOT))
     for flags, word in (([], "usage:"), (["-E"], "keep the hook out"), (["-S"], "keep the hook out")):
         command = [sys.executable, *flags, "-m", "tpmon.hook"]
@@ -181,9 +174,7 @@ def test_python_m_without_a_program_or_with_flags_that_keep_it_out_says_so(torch
 
 
 @pytest.mark.parametrize("error", ["", "raise ValueError('theirs')"])
-def test_a_users_own_sitecustomize_runs_as_ever(
-    python: str, torch_like: Path, tmp_path: Path, error: str
-) -> None:
+def test_a_users_own_sitecustomize_runs_as_ever(python, torch_like, tmp_path, error):
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.theirs = __name__, __file__\n{error}\n")
     program = PROGRAM + "print(json.dumps(getattr(sys, 'theirs', None)))\n"
     command = [python, "-c", program]
@@ -195,7 +186,7 @@ def test_a_users_own_sitecustomize_runs_as_ever(
     assert with_hook.stderr == without.stderr
 
 
-def test_programs_without_torch_import_next_to_nothing_of_it(torch_like: Path) -> None:
+def test_programs_without_torch_import_next_to_nothing_of_it(torch_like):
     program = "import sys; print([name for name in sys.modules if 'tpmon' in name], len(sys.meta_path))"
     told = call(tpmon("run", sys.executable, "-S", "-c", program), environment(torch_like))
     bare = call([sys.executable, "-S", "-c", program], environment(torch_like))
@@ -204,7 +195,7 @@ def test_programs_without_torch_import_next_to_nothing_of_it(torch_like: Path) -
     assert told.startswith("['tpmon_awaits_torch']")
 
 
-def test_exit_codes_and_signals_are_the_programs(torch_like: Path) -> None:
+def test_exit_codes_and_signals_are_the_programs(torch_like):
     env = environment(torch_like)
     call(tpmon("run", "sh", "-c", "exit 37"), env, 37)
     call(tpmon("run", "sh", "-c", "kill -USR1 $$"), env, -signal.SIGUSR1)
@@ -213,7 +204,7 @@ def test_exit_codes_and_signals_are_the_programs(torch_like: Path) -> None:
     assert not int(shown.split()[1], 16) & 1 << signal.SIGPIPE - 1
 
 
-def test_stacks_are_allowed_in_every_process_with_torch_and_only_when_asked(torch_like: Path) -> None:
+def test_stacks_are_allowed_in_every_process_with_torch_and_only_when_asked(torch_like):
     program = """
 import ctypes, json
 calls = []
@@ -231,9 +222,7 @@ print(json.dumps(calls))
     assert json.loads(call(tpmon("run", *command), environment(torch_like))) == []
 
 
-def test_what_cannot_be_started_is_refused_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cannot_be_started_is_refused_before_anything_runs(monkeypatch, tmp_path):
     for arguments, word in (
         ([], "which program"),
         (["--"], "which program"),
@@ -262,7 +251,7 @@ def test_what_cannot_be_started_is_refused_before_anything_runs(
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
+def short():
     """Make a folder whose name leaves libkineto room for its socket."""
     with tempfile.TemporaryDirectory(prefix="tk", dir="/tmp") as folder:
         yield Path(folder)
@@ -275,9 +264,7 @@ def write_bare_script(folder: Path) -> str:
     return str(script)
 
 
-def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no_folder(
-    tmp_path: Path, short: Path
-) -> None:
+def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no_folder(tmp_path, short):
     script = write_bare_script(tmp_path)
     env = {**environment(ROOT), "TMPDIR": str(short)}
     command = [sys.executable, "-m", "tpmon", "run", "--kineto", "--", script]
@@ -289,9 +276,7 @@ def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no
     assert os.listdir(short) == []
 
 
-def test_with_attach_too_no_folder_is_left_where_nothing_was_started(
-    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_attach_too_no_folder_is_left_where_nothing_was_started(tmp_path, short, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     monkeypatch.setattr(terminal, "require_terminal", lambda: None)
     log = tmp_path / "run.log"
@@ -305,7 +290,7 @@ def test_with_attach_too_no_folder_is_left_where_nothing_was_started(
         assert log.exists() is made
 
 
-def test_the_program_gets_no_locale_that_python_chose_for_tpmon() -> None:
+def test_the_program_gets_no_locale_that_python_chose_for_tpmon():
     coerced = {"LANG": "C", "LC_CTYPE": "C.UTF-8"}
     assert run.drop_coerced(coerced, [b"LANG=C"]) == {"LANG": "C"}
     assert run.drop_coerced(coerced, [b"LANG=C", b"LC_CTYPE=C.UTF-8"]) == coerced
@@ -314,7 +299,7 @@ def test_the_program_gets_no_locale_that_python_chose_for_tpmon() -> None:
     assert run.drop_coerced(other, [b"LANG=C"]) == other
 
 
-def test_the_flags_of_python_stay_and_the_module_goes() -> None:
+def test_the_flags_of_python_stay_and_the_module_goes():
     for before, after in (
         (["-W", "error", "-m", "tpmon.hook"], ["-W", "error"]),
         (["-um", "tpmon.hook"], ["-u"]),
@@ -325,25 +310,21 @@ def test_the_flags_of_python_stay_and_the_module_goes() -> None:
         assert hook_main.leave_module_out(before) == after
 
 
-def test_options_end_where_the_program_begins() -> None:
-    request = run.parse_request(
-        ["--allow-stacks", "--attach", "--log=a.log", "torchrun", "--log", "b", "t.py"]
-    )
+def test_options_end_where_the_program_begins():
+    request = run.parse_request(["--allow-stacks", "--attach", "--log=a.log", "torchrun", "--log", "b", "t.py"])
     assert request.command == ["torchrun", "--log", "b", "t.py"]
     assert (request.allow_stacks, request.attach, request.log) == (True, True, "a.log")
     assert run.parse_request(["--", "--odd"]).command == ["--odd"]
 
 
-def test_both_ways_put_the_same_folder_before_what_was_there() -> None:
+def test_both_ways_put_the_same_folder_before_what_was_there():
     armed = run.arm({"PYTHONPATH": "/a:/b", "X": "1"}, allow_stacks=False)
     assert armed == {"PYTHONPATH": f"{run.BOOT}:/a:/b", "X": "1"}
-    assert run.arm({"PYTHONPATH": ""}, allow_stacks=False) == {
-        "PYTHONPATH": run.BOOT
-    }  # an empty part is the cwd
+    assert run.arm({"PYTHONPATH": ""}, allow_stacks=False) == {"PYTHONPATH": run.BOOT}  # an empty part is the cwd
     assert hook_main.find_boot() == run.BOOT
 
 
-def test_ends_are_said_by_their_names() -> None:
+def test_ends_are_said_by_their_names():
     assert run.describe_end(3) == "with exit code 3"
     assert run.describe_end(-11) == "by SIGSEGV"
 
@@ -357,9 +338,7 @@ def attach(*command: str, log: Path, watch=lambda _job: 0) -> int:
         return run.run(arguments)
 
 
-def test_with_attach_the_end_of_the_program_is_that_of_tpmon(
-    tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_with_attach_the_end_of_the_program_is_that_of_tpmon(tmp_path, capfd):
     log = tmp_path / "run.log"
     assert attach("sh", "-c", "echo out; echo err >&2; exit 5", log=log) == 5
     assert log.read_text() == "out\nerr\n"
@@ -371,9 +350,7 @@ def test_with_attach_the_end_of_the_program_is_that_of_tpmon(
     assert "sh ended by SIGSEGV" in capfd.readouterr().err
 
 
-def test_leaving_the_screen_leaves_the_program_running(
-    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaving_the_screen_leaves_the_program_running(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(target, "find_job", lambda pid: pid)
     watched: list[int] = []
     log = tmp_path / "run.log"
@@ -386,7 +363,7 @@ def test_leaving_the_screen_leaves_the_program_running(
         os.waitpid(watched[0], 0)
 
 
-def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(target, "find_job", lambda pid: pid)
     watched: list[int] = []
     code = attach("sleep", "100", log=tmp_path / "run.log", watch=lambda pid: watched.append(pid) or 143)
@@ -395,7 +372,7 @@ def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path: P
     assert code == 143
 
 
-def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path: Path) -> None:
+def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path):
     log = tmp_path / "run.log"
     with pytest.raises(UsageError, match="cannot run no-such-program"):
         attach("no-such-program", log=log)

@@ -1,14 +1,11 @@
 """``tpmon sample`` as a person calls it: price first, forms, ^C, refusals, exit codes, a job that ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,12 +37,7 @@ pytestmark = pytest.mark.usefixtures("small_environment")
         (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
         (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
         (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
-        (
-            ["sample", "1", "--rank", "9" * 5000],
-            {},
-            "--rank: a rank is a number",
-            "tpmon sample PID --rank 0",
-        ),
+        (["sample", "1", "--rank", "9" * 5000], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
         (["sample", "1", "--seconds", "9" * 4000], {}, "--seconds: expected a number from 1", "tpmon"),
         (["sample", "1", "--rate", "9" * 4000], {}, "--rate: expected a whole number from 5", "tpmon"),
         (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
@@ -66,7 +58,7 @@ def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint
 
 @pytest.mark.torch
 @pytest.mark.parametrize("form", STACK_FORMATS)
-def test_the_price_comes_first_and_then_each_form(job: int, form: str):
+def test_the_price_comes_first_and_then_each_form(job, form):
     done = call("sample", str(job), "--seconds", "1", "--format", form)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("tpmon: samples 1 process at 20 Hz for 1 s: about ")
@@ -87,7 +79,7 @@ def test_the_price_comes_first_and_then_each_form(job: int, form: str):
 
 
 @pytest.mark.torch
-def test_a_file_is_written_beside_the_table_and_never_over_another(job: int, tmp_path):
+def test_a_file_is_written_beside_the_table_and_never_over_another(job, tmp_path):
     path = tmp_path / "hot.json"
     arguments = ("sample", str(job), "--seconds", "1", "--format", "speedscope", "--out", str(path))
     done = call(*arguments)
@@ -104,7 +96,7 @@ def test_a_file_is_written_beside_the_table_and_never_over_another(job: int, tmp
 
 
 @pytest.mark.torch
-def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job: int):
+def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job):
     done = call("sample", str(job), "--rank", "7")
     assert done.returncode == 2
     assert done.stderr.startswith("tpmon: --rank: rank 7 is not on this machine\nTry: here: ")
@@ -115,7 +107,7 @@ def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job: int
 
 
 @pytest.mark.torch
-def test_an_interrupt_ends_it_early_and_prints_what_there_is(job: int):
+def test_an_interrupt_ends_it_early_and_prints_what_there_is(job):
     with start("sample", str(job), "--seconds", "600", "--json") as running:
         assert running.stderr is not None
         assert running.stderr.readline().startswith("tpmon: samples")
@@ -133,7 +125,7 @@ def test_an_interrupt_ends_it_early_and_prints_what_there_is(job: int):
 
 
 @pytest.mark.torch
-def test_terminate_ends_it_with_its_code_and_leaves_no_py_spy(job: int):
+def test_terminate_ends_it_with_its_code_and_leaves_no_py_spy(job):
     with start("sample", str(job), "--seconds", "600") as running:
         assert wait_until(lambda: job in find_spies())
         running.send_signal(signal.SIGTERM)
@@ -162,7 +154,7 @@ def test_a_job_that_ends_meanwhile_is_said_with_what_there_is():
 
 @needs_setpriv
 @pytest.mark.torch
-def test_denied_is_4_with_the_reason_and_the_fix(job: int, tmp_path: Path):
+def test_denied_is_4_with_the_reason_and_the_fix(job, tmp_path):
     spy = find_spy()
     assert is_known(spy)
     with run_as_nobody(spy) as command:
@@ -192,7 +184,7 @@ def test_denied_is_4_with_the_reason_and_the_fix(job: int, tmp_path: Path):
 
 
 @pytest.mark.torch
-def test_a_collector_samples_its_job_on_demand_and_not_where_stacks_are_off(job: int):
+def test_a_collector_samples_its_job_on_demand_and_not_where_stacks_are_off(job):
     found = find_job(job)
     collector = Collector(found, stacks=True)
     try:

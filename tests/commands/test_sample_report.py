@@ -1,7 +1,5 @@
 """Hot functions as text, as files of other tools, and live; the price; what is wrong with a call."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -42,9 +40,7 @@ from tpmon.view.stacks import say_group
 ORIGIN = DumpOrigin(4000, "train.py", 2)
 FEEDER = (StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),)
 READING = make_reading(
-    make_sampled(
-        0, count(4000, NEXT_BATCH, 15), count(4000, BACKWARD, 5), count(77, FEEDER, 20, "QueueFeeder")
-    ),
+    make_sampled(0, count(4000, NEXT_BATCH, 15), count(4000, BACKWARD, 5), count(77, FEEDER, 20, "QueueFeeder")),
     make_sampled(1, count(4010, NEXT_BATCH, 20)),
     make_sampled_worker(0, 0),
     make_sampled_worker(0, 1),
@@ -61,9 +57,7 @@ def text(reading=READING) -> str:
     return "\n".join(lines)
 
 
-def error(
-    kind: ErrorKind = ErrorKind.DENIED, pid: int = 4000, reason: str = "not permitted: x; sudo"
-) -> DumpError:
+def error(kind: ErrorKind = ErrorKind.DENIED, pid: int = 4000, reason: str = "not permitted: x; sudo") -> DumpError:
     return DumpError("node-01", pid, Role.RANK, 0, NOT_APPLICABLE, kind, reason)
 
 
@@ -123,8 +117,7 @@ def test_what_was_not_sampled_was_lost_or_was_late_is_said():
 def test_samples_that_do_not_count_are_told():
     said = text(
         make_reading(
-            make_sampled(0, count(4000, BACKWARD, 5), looks=20),
-            request=SampleRequest(counted=CountedFunction.GIL),
+            make_sampled(0, count(4000, BACKWARD, 5), looks=20), request=SampleRequest(counted=CountedFunction.GIL)
         )
     )
     assert "at 20 Hz; counted: samples where it held the GIL\n" in said
@@ -191,11 +184,7 @@ def test_speedscope_has_a_profile_for_each_part_in_seconds():
     document = json.loads(write_speedscope_samples(hot(), fold_stacks(READING)))
     profiles = document["profiles"]
     assert [one["name"] for one in profiles] == ["rank main", "worker main", "rank other threads"]
-    assert (profiles[0]["unit"], profiles[0]["endValue"], profiles[0]["weights"]) == (
-        "seconds",
-        2.0,
-        [1.75, 0.25],
-    )
+    assert (profiles[0]["unit"], profiles[0]["endValue"], profiles[0]["weights"]) == ("seconds", 2.0, [1.75, 0.25])
     names = [frame["name"] for frame in document["shared"]["frames"]]
     assert names[profiles[1]["samples"][0][-1]] == "decode (/run/data.py:88)"
 
@@ -286,28 +275,13 @@ def test_what_cannot_be_is_refused_before_anything_is_looked_at(flags, words):
         ([error(ErrorKind.GONE)], NoTargetError, ExitCode.NO_TARGET, "tpmon ps"),
         ([error(ErrorKind.LATE), error(ErrorKind.GONE)], UsageError, ExitCode.USAGE, "again: tpmon sample"),
         (
-            [
-                error(
-                    ErrorKind.UNKNOWN_PYTHON,
-                    reason=f"py-spy does not know its Python: x; {install_spy()}",
-                )
-            ],
+            [error(ErrorKind.UNKNOWN_PYTHON, reason=f"py-spy does not know its Python: x; {install_spy()}")],
             UsageError,
             ExitCode.USAGE,
             install_spy(),
         ),
-        (
-            [error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")],
-            UsageError,
-            ExitCode.USAGE,
-            "tpmon doctor 4000 says",
-        ),
-        (
-            [error(ErrorKind.TRACED, reason="pid 7 traces it")],
-            UsageError,
-            ExitCode.USAGE,
-            "again: tpmon sample 4000",
-        ),
+        ([error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")], UsageError, ExitCode.USAGE, "tpmon doctor 4000 says"),
+        ([error(ErrorKind.TRACED, reason="pid 7 traces it")], UsageError, ExitCode.USAGE, "again: tpmon sample 4000"),
     ],
 )
 def test_where_nothing_could_be_sampled_the_reason_has_its_exit_code(errors, kind, code, hint):

@@ -1,7 +1,5 @@
 """The files that a screen writes of its hot functions: private, whole, and never over another."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -65,7 +63,7 @@ def test_the_key_writes_what_the_session_sampled_last(here):
     told: list[object] = []
     done = threading.Event()
 
-    def take(result: object) -> None:
+    def take(result):
         told.append(result)
         if isinstance(result, Notice):
             done.set()

@@ -1,7 +1,5 @@
 """The wiring of the screen: orders reach the session, what comes reaches the screen, one bundle at a time."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from types import SimpleNamespace

@@ -59,11 +59,7 @@ def step() -> None:
     model(input_ids=example, labels=example).loss.backward()
 
 
-rounds = program.count_rounds(
-    step,
-    lambda: tokenize(bytes(2 * LENGTH), 1),
-    BATCH,
-)
+rounds = program.count_rounds(step, lambda: tokenize(bytes(2 * LENGTH), 1), BATCH)
 arguments = TrainingArguments(
     output_dir=str(program.folder),
     per_device_train_batch_size=BATCH,

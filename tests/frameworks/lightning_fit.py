@@ -92,7 +92,4 @@ trainer = lightning.Trainer(
 )
 images = Images(rounds, program.open_source(3 * SIDE * SIDE))
 workers = program.fault.workers
-trainer.fit(
-    model,
-    DataLoader(images, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0),
-)
+trainer.fit(model, DataLoader(images, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0))

@@ -22,14 +22,7 @@ from pathlib import Path
 from tests.frameworks.faults import Fault
 from tests.frameworks.table import FRAMEWORKS, ROWS, Row
 from tests.programs.causes import limits
-from tests.programs.causes.running import (
-    SCRATCH,
-    TRUTH,
-    CannotBeMadeError,
-    Running,
-    diagnose,
-    end_tree,
-)
+from tests.programs.causes.running import SCRATCH, TRUTH, CannotBeMadeError, Running, diagnose, end_tree
 from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.job import find_descendants
 

@@ -114,8 +114,7 @@ def offered_snapshot() -> CaptureUpdate:
         " /runs/a/tpmon-capture-node7-4200-20261125-034500: 41.2G free there"
     )
     unknown = (
-        f"{UNKNOWN}how long the loop pauses while that is written; what keeps the stacks makes each"
-        " allocation slower"
+        f"{UNKNOWN}how long the loop pauses while that is written; what keeps the stacks makes each allocation slower"
     )
     plan = (
         "the CUDA allocator's history over 20 steps of all 2 ranks here",

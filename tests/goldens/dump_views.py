@@ -7,16 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.collectives import make_call, make_group, make_record
-from tests.dumps import (
-    NFS,
-    SITE,
-    WORKER_READS,
-    make_native,
-    make_rank,
-    make_round,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import NFS, SITE, WORKER_READS, make_native, make_rank, make_round, make_thread, make_worker
 from tests.frames import NOW, NOW_NS
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.judge.dumps.hot import add_records, build_tree, show_stacks
@@ -54,10 +45,7 @@ FEEDER = (
 
 
 def make_update(
-    *rounds: DumpRound,
-    world_size: int = 64,
-    last_write: Applicable[datetime] = NOT_APPLICABLE,
-    **state: object,
+    *rounds: DumpRound, world_size: int = 64, last_write: Applicable[datetime] = NOT_APPLICABLE, **state: object
 ) -> DumpUpdate:
     """Build what the session hands to the screen for these looks, all of them read."""
     request = DumpRequest(Asker.KEY, rounds=max(1, len(rounds)))
@@ -129,9 +117,7 @@ def hung_recorded() -> DumpUpdate:
     group = make_group(18_203, 18_204, [make_call(18_204, ago_s=262.0)], ranks=tuple(range(64)))
     away = replace(group, last_called=18_203, calls=())
     taken = NOW - timedelta(seconds=12)
-    records = tuple(
-        make_record(rank, away if rank == ODD else group, host=NODE, taken=taken) for rank in RANKS
-    )
+    records = tuple(make_record(rank, away if rank == ODD else group, host=NODE, taken=taken) for rank in RANKS)
     return add_records(hung_once(), CollectivesReading(records, (), ()))
 
 
@@ -156,12 +142,10 @@ def denied() -> DumpUpdate:
     """A job of somebody else: no stack can be read, /proc tells the threads' states."""
     reason = point_to(f"not permitted: {YAMA}", "stacks")
     ranks = [
-        make_rank(rank, pid=4211 + rank, frames=Missing(reason), waits_for=Missing("no permission"))
-        for rank in (0, 1)
+        make_rank(rank, pid=4211 + rank, frames=Missing(reason), waits_for=Missing("no permission")) for rank in (0, 1)
     ]
     errors = [
-        DumpError(NODE, 4211 + rank, Role.RANK, rank, NOT_APPLICABLE, ErrorKind.DENIED, reason)
-        for rank in (0, 1)
+        DumpError(NODE, 4211 + rank, Role.RANK, rank, NOT_APPLICABLE, ErrorKind.DENIED, reason) for rank in (0, 1)
     ]
     return make_update(look_at(ranks, 1.0, errors), world_size=2)
 

@@ -130,8 +130,7 @@ def eight_gpus() -> Frame:
                 shm=ShmSample("/dev/shm", 31 * GIB, 1007 * GIB),
             ),
             loader=tuple(
-                make_loader(51_200 + n, 16, rank=8 + n, ready_batches=28.0 + n, pin_thread=True)
-                for n in range(8)
+                make_loader(51_200 + n, 16, rank=8 + n, ready_batches=28.0 + n, pin_thread=True) for n in range(8)
             ),
             output=(
                 make_output(

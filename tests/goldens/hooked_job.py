@@ -21,29 +21,15 @@ STALL_MS = 4_120.0
 
 
 SECONDS = 75
-SHARES = {
-    "data_pct": 58.2,
-    "forward_pct": 11.6,
-    "backward_pct": 24.1,
-    "optimizer_pct": 4.0,
-    "other_pct": 2.1,
-}
-TIMES = {
-    "p50_ms": 308.0,
-    "p95_ms": 402.0,
-    "p99_ms": STALL_MS,
-    "longest_ms": STALL_MS,
-    "slowest_ms": 331.0,
-}
+SHARES = {"data_pct": 58.2, "forward_pct": 11.6, "backward_pct": 24.1, "optimizer_pct": 4.0, "other_pct": 2.1}
+TIMES = {"p50_ms": 308.0, "p95_ms": 402.0, "p99_ms": STALL_MS, "longest_ms": STALL_MS, "slowest_ms": 331.0}
 RATE_HZ = 3.21
 
 
 def _read_hooks(at_s: int) -> tuple[HookSample, HookSample]:
     """Return what the two hooks tell in this second."""
     count = 12_480 - round(RATE_HZ * (SECONDS - 1 - at_s))
-    one = make_pace(
-        4211, rate_hz=RATE_HZ, samples_hz=102.7, count=count, own_ms=217.0, timed=186, **SHARES, **TIMES
-    )
+    one = make_pace(4211, rate_hz=RATE_HZ, samples_hz=102.7, count=count, own_ms=217.0, timed=186, **SHARES, **TIMES)
     other = replace(one, pid=4212, rank=1, own_ms=292.0, p50_ms=309.0)
     return make_hook(4211, pace=one), make_hook(4212, rank=1, pace=other)
 

@@ -54,9 +54,7 @@ LOG_AGE_S = 1574.0
 """Of the node that hangs: its log was written last before tpmon came."""
 HANGS_S = 35
 """How long tpmon sees it."""
-_NO_BYTES = dict.fromkeys(
-    ("pcie_tx_bytes_s", "pcie_rx_bytes_s", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), 0.0
-)
+_NO_BYTES = dict.fromkeys(("pcie_tx_bytes_s", "pcie_rx_bytes_s", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), 0.0)
 SPINS = {
     "sm_pct": 100.0,
     "sm_active_pct": 6.0,
@@ -77,13 +75,7 @@ def starved() -> Frame:
     """Return the two ranks while four workers compute transforms that take both CPUs."""
     plain = two_ranks()
     cpu = replace(
-        plain.cpu,
-        used_cores=1.96,
-        runnable=4.6,
-        waiting=1.5,
-        demand_ratio=2.3,
-        run_delay_ratio=0.36,
-        psi_some_pct=34.0,
+        plain.cpu, used_cores=1.96, runnable=4.6, waiting=1.5, demand_ratio=2.3, run_delay_ratio=0.36, psi_some_pct=34.0
     )
     return with_facts(
         replace(
@@ -136,9 +128,7 @@ def _hung() -> Played:
     stands = with_facts(
         replace(
             plain,
-            gpus=tuple(
-                replace(card, power_w=171.0 + card.index, **SPINS) for card in known_or(plain.gpus, ())
-            ),
+            gpus=tuple(replace(card, power_w=171.0 + card.index, **SPINS) for card in known_or(plain.gpus, ())),
             loader=tuple(replace(one, ready_batches=32.0) for one in plain.loader),
             ages_s=make_ages(gpu=0.4, stacks=3.0),
             stacks=(),
@@ -146,9 +136,7 @@ def _hung() -> Played:
     )
     slices = [
         make_slice(
-            51_192 + rank,
-            rank,
-            {dump_views.IN_SAVE if rank == dump_views.ODD else dump_views.IN_ALL_REDUCE: 38},
+            51_192 + rank, rank, {dump_views.IN_SAVE if rank == dump_views.ODD else dump_views.IN_ALL_REDUCE: 38}
         )
         for rank in dump_views.RANKS
     ]
@@ -202,10 +190,7 @@ def hung() -> Frame:
 
 def hung_events() -> tuple[Event, ...]:
     """What tpmon saw after it was attached to the hang."""
-    return (
-        make_event("attached to pid 51100: 8 ranks, 128 loader workers", 34, EventKind.ATTACH),
-        *_hung().events,
-    )
+    return (make_event("attached to pid 51100: 8 ranks, 128 loader workers", 34, EventKind.ATTACH), *_hung().events)
 
 
 def compute_bound() -> Frame:
@@ -231,9 +216,7 @@ def compute_bound() -> Frame:
 def undecided() -> Frame:
     """Two ranks of which no stack may be read, after a while."""
     refused = Missing("ptrace refused: yama ptrace_scope=1")
-    plain = replace(
-        two_ranks(), stacks=refused, main_threads=refused, loader=(), ages_s=make_ages(stacks=refused)
-    )
+    plain = replace(two_ranks(), stacks=refused, main_threads=refused, loader=(), ages_s=make_ages(stacks=refused))
     return play([replace(plain, events=())] * 45).frame
 
 
@@ -243,9 +226,7 @@ def starting() -> Frame:
     plain = two_ranks()
     cpu = replace(plain.cpu, used_cores=1.9, runnable=1.95, demand_ratio=0.98, run_delay_ratio=0.03)
     compilers = tuple(make_compiler(4400 + n, 4211 + n % 2) for n in range(6))
-    frame = replace(
-        plain, cpu=cpu, processes=plain.processes + compilers, ages_s=make_ages(stacks=0.8), output=()
-    )
+    frame = replace(plain, cpu=cpu, processes=plain.processes + compilers, ages_s=make_ages(stacks=0.8), output=())
     return play(hold(with_facts(frame), 40, [make_slice(4211 + n, n, compiles) for n in (0, 1)])).frame
 
 

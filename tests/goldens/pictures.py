@@ -54,20 +54,14 @@ def _list_stacks() -> Iterator[Picture]:
     hung = dump_views.hung_three_looks()
     for size in SIZES:
         yield Picture(f"stacks.{_write_size(size)}", "hung", size, over | {"dump": hung})
-        yield Picture(
-            f"stacks-running.{_write_size(size)}", "hung", size, over | {"dump": dump_views.hung_running()}
-        )
-        yield Picture(
-            f"stacks-denied.{_write_size(size)}", "other-user", size, over | {"dump": dump_views.denied()}
-        )
+        yield Picture(f"stacks-running.{_write_size(size)}", "hung", size, over | {"dump": dump_views.hung_running()})
+        yield Picture(f"stacks-denied.{_write_size(size)}", "other-user", size, over | {"dump": dump_views.denied()})
     all_ranks = dump_views.mark_of(hung, 8)
     opened = StacksView(StackRow(all_ranks, 2), frozenset({all_ranks, OTHER_THREADS}))
     yield _at_80("stacks-opened", "hung", **over, dump=hung, stacks=opened)
     yield Picture("stacks.40x50.ascii", "hung", Size(40, 50), over | {"dump": hung, "ascii_only": True})
     yield _at_80("stacks-tree", "hung", **over, dump=hung, stacks=StacksView(as_tree=True))
-    yield Picture(
-        "stacks-tree.40x50", "hung", Size(40, 50), over | {"dump": hung, "stacks": StacksView(as_tree=True)}
-    )
+    yield Picture("stacks-tree.40x50", "hung", Size(40, 50), over | {"dump": hung, "stacks": StacksView(as_tree=True)})
     yield _at_80("stacks-once", "hung", **over, dump=dump_views.hung_once())
     yield _at_80("stacks-recorded", "hung", **over, dump=dump_views.hung_recorded())
     yield _at_80("stacks-waiting", "hung", **over, dump=dump_views.hung_waiting())
@@ -108,9 +102,7 @@ def _list_captures() -> Iterator[Picture]:
     yield _at_80("capture-limit", "oversubscribed", **over, capture=capture_views.offered())
     snapshot, anew = capture_views.offered_snapshot(), capture_views.chosen_anew()
     for size in (Size(80, 24), Size(40, 50)):
-        yield Picture(
-            f"capture-snapshot.{_write_size(size)}", "two-ranks", size, over | {"capture": snapshot}
-        )
+        yield Picture(f"capture-snapshot.{_write_size(size)}", "two-ranks", size, over | {"capture": snapshot})
         yield Picture(f"capture-chosen.{_write_size(size)}", "two-ranks", size, over | {"capture": anew})
     yield _at_80("capture-running", "two-ranks", **over, capture=capture_views.recording())
     yield _at_80("capture-cancelled", "two-ranks", **over, capture=capture_views.cancelled())
@@ -200,16 +192,8 @@ _SHOWN = (
         "A recorded run: two ranks wait for their loader. The verdict with all its evidence, then the panes.",
     ),
     ("120x40", "hung.120x40", "A node of a hung job: seven ranks wait for the eighth."),
-    (
-        "80x24",
-        "data-bound.80x24",
-        "The two ranks again. `y` copies the text after Try, `v` shows the rest.",
-    ),
-    (
-        "40x50, a side pane",
-        "hung.40x50",
-        "The hung job in `tmux split-window -h -l 40 tpmon attach PID`.",
-    ),
+    ("80x24", "data-bound.80x24", "The two ranks again. `y` copies the text after Try, `v` shows the rest."),
+    ("40x50, a side pane", "hung.40x50", "The hung job in `tmux split-window -h -l 40 tpmon attach PID`."),
     ("20x5", "hung.20x5", "The state, the verdict and since when."),
     ("The verdict in full", "verdict.80x24", "`v`: all evidence, what was ruled out, what is unknown."),
     (
@@ -232,16 +216,8 @@ _SHOWN = (
         "capture-plan.80x24",
         "`t`: what is captured, how many steps, of which ranks, each with its key, and what is known of it.",
     ),
-    (
-        "The same in a side pane",
-        "capture-plan.40x50",
-        "A choice that is not possible has its reason.",
-    ),
-    (
-        "What a capture costs",
-        "capture-price.80x24",
-        "`t` again has one step profiled, and then the price stands here.",
-    ),
+    ("The same in a side pane", "capture-plan.40x50", "A choice that is not possible has its reason."),
+    ("What a capture costs", "capture-price.80x24", "`t` again has one step profiled, and then the price stands here."),
     (
         "The result of a capture",
         "capture.80x24",
@@ -255,20 +231,12 @@ _SHOWN = (
     ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
     ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes fewer lines."),
     ("Still starting", "starting.80x24", "No steady steps yet."),
-    (
-        "Not decided",
-        "undecided.80x24",
-        "What could be read does not decide; tpmon says so and claims nothing.",
-    ),
+    ("Not decided", "undecided.80x24", "What could be read does not decide; tpmon says so and claims nothing."),
     ("A quota of CPUs", "oversubscribed.120x40", "Two ranks with 16 threads each may use two CPUs."),
     ("The keys", "help-judged.80x24", "`?`: what works now."),
     ("The job has ended", "ended.80x24", "The last picture stays, with how the job ended."),
     ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),
-    (
-        "Details",
-        "details-missing.80x24",
-        "Enter: everything about one process, and why something is missing.",
-    ),
+    ("Details", "details-missing.80x24", "Enter: everything about one process, and why something is missing."),
     ("Without block characters", "data-bound.80x24.ascii", "`--ascii`."),
 )
 

@@ -51,7 +51,4 @@ def _place(frame: Frame, ago_s: int) -> Frame:
 
 def hold(frame: Frame, seconds: int, slices: Sequence[StackSlice] = ()) -> list[Frame]:
     """Repeat a Frame once a second, with these samples of stacks in every fourth."""
-    return [
-        replace(frame, stacks=tuple(slices) if at % SLICE_EVERY_S == 1 else (), events=())
-        for at in range(seconds)
-    ]
+    return [replace(frame, stacks=tuple(slices) if at % SLICE_EVERY_S == 1 else (), events=()) for at in range(seconds)]

@@ -42,9 +42,7 @@ def straggler() -> Frame:
     """Rank 1 of two has more to compute in its forward, and rank 0 waits for it in the all-reduce."""
     plain = two_ranks()
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.7), ThreadGroup(ThreadKind.COMM, 3, 0.02))
-    processes = tuple(
-        replace(one, thread_groups=groups) if one.pid in (4211, 4212) else one for one in plain.processes
-    )
+    processes = tuple(replace(one, thread_groups=groups) if one.pid in (4211, 4212) else one for one in plain.processes)
     cpu = replace(plain.cpu, budget_cores=4.0, budget_reason="affinity 0-3", host_cores=4)
     frame = replace(plain, processes=processes, cpu=cpu, ages_s=make_ages(stacks=0.9))
     slices = [make_slice(4211, 0, WAITS), make_slice(4212, 1, LATE)]
@@ -58,10 +56,7 @@ def memory_growth() -> Frame:
     def grow(frame: Frame, at: int) -> Frame:
         grown = at * 15_000_000
         memory = make_memory(
-            rss_bytes=6 * GIB + grown,
-            anon_bytes=5 * GIB + grown,
-            used_bytes=6 * GIB + grown,
-            anon_growth_bytes_s=15e6,
+            rss_bytes=6 * GIB + grown, anon_bytes=5 * GIB + grown, used_bytes=6 * GIB + grown, anon_growth_bytes_s=15e6
         )
         processes = tuple(
             replace(one, rss_bytes=2 * GIB + grown) if one.pid == 4211 else one for one in frame.processes

@@ -39,9 +39,7 @@ def sampled_job(share: int) -> SampleReading:
         behind_s=0.4,
     )
     workers = [
-        make_sampled_worker(
-            0, n, count(4001 + n, WORKER_READS, share - 20), count(4001 + n, WORKER_WAITS, 20)
-        )
+        make_sampled_worker(0, n, count(4001 + n, WORKER_READS, share - 20), count(4001 + n, WORKER_WAITS, 20))
         for n in range(2)
     ]
     return make_reading(rank, *workers, elapsed_s=share / 20, taken=NOW - timedelta(seconds=3))

@@ -240,9 +240,7 @@ def oversubscribed_readings() -> Frame:
             ),
             loader=(make_loader(4211, 1, ready_batches=2.0), make_loader(4212, 1, rank=1, ready_batches=2.0)),
             memory=make_memory(
-                used_bytes=int(15.4 * GIB),
-                anon_growth_bytes_s=3.1e6,
-                shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB),
+                used_bytes=int(15.4 * GIB), anon_growth_bytes_s=3.1e6, shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB)
             ),
             notes=list_taxes(settings),
             output=(make_output(4200, last_write_age_s=94.0, lines=("epoch 0 step 4 loss 6.921",)),),

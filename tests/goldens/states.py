@@ -13,25 +13,11 @@ from dataclasses import replace
 from tests.frames import make_pulses
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
 from tests.goldens.hooked_job import hooked, hooked_events, stall
-from tests.goldens.judged_jobs import (
-    compute_bound,
-    hung,
-    hung_events,
-    oversubscribed,
-    starting,
-    undecided,
-)
+from tests.goldens.judged_jobs import compute_bound, hung, hung_events, oversubscribed, starting, undecided
 from tests.goldens.playing import hold, play
 from tests.goldens.recorded_job import data_bound, data_bound_events, data_bound_history
 from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
-from tests.goldens.small_jobs import (
-    attach_event,
-    ended,
-    ended_events,
-    no_workers,
-    two_ranks,
-    two_ranks_events,
-)
+from tests.goldens.small_jobs import attach_event, ended, ended_events, no_workers, two_ranks, two_ranks_events
 from tests.goldens.unreadable_job import other_user
 from tpmon.model.frame import Event, Frame, Pulse
 from tpmon.model.known import Missing

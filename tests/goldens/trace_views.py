@@ -57,20 +57,13 @@ def build_gpu_run(rank: int, ranks: int, more_us: float = 0.0) -> TraceBuilder:
         trace.add("python_function", "dataset.py(41): __getitem__", at + 20, 2980)
         trace.op("aten::copy_", at + 3050, 200)
         trace.kernel(
-            at + 3150,
-            400,
-            at + 3060,
-            "Memcpy HtoD (Pageable -> Device)",
-            category="gpu_memcpy",
-            bytes=4 << 20,
+            at + 3150, 400, at + 3060, "Memcpy HtoD (Pageable -> Device)", category="gpu_memcpy", bytes=4 << 20
         )
         for layer in range(4):
             begin = at + 3600 + layer * 900
             trace.op("aten::linear", begin, 300)
             trace.op("aten::addmm", begin + 20, 250)
-            trace.kernel(
-                begin + 120, 600, begin + 60, "volta_sgemm_128x64_nn", **_LAUNCH, **{"blocks per SM": 0.8}
-            )
+            trace.kernel(begin + 120, 600, begin + 60, "volta_sgemm_128x64_nn", **_LAUNCH, **{"blocks per SM": 0.8})
             trace.op("aten::relu", begin + 310, 100)
             trace.kernel(begin + 740, 40, begin + 330, "vectorized_elementwise_kernel", **_LAUNCH)
         if ranks > 1:
@@ -170,9 +163,7 @@ def make_run(name: str) -> Run:
     if name == "ranks":
         rows = tuple(replace(row, path=Path(row.path).name) for row in table.ranks)  # type: ignore[union-attr]
         table = replace(table, ranks=rows)  # type: ignore[type-var]
-    timelines = tuple(
-        lay_timelines(one.trace, one.steps, one.activity, one.causes, one.figures) for one in kept
-    )
+    timelines = tuple(lay_timelines(one.trace, one.steps, one.activity, one.causes, one.figures) for one in kept)
     return Run(TraceSubject(replace(report, files=files, ranks=table)), tuple(kept), timelines)
 
 
@@ -241,9 +232,7 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     yield TracePicture("memory.80x24.ascii", "one", common, {"tab": Tab.MEMORY, "ascii_only": True})
     by_line = {"tab": Tab.OPS, "grouping": Grouping.LINES}
     yield TracePicture("ops-lines.80x24", "one", common, by_line)
-    yield TracePicture(
-        "ops-below.120x40", "marked", Size(120, 40), {"tab": Tab.OPS, "cursors": (0, 0, 3) + (0,) * 4}
-    )
+    yield TracePicture("ops-below.120x40", "marked", Size(120, 40), {"tab": Tab.OPS, "cursors": (0, 0, 3) + (0,) * 4})
     yield TracePicture("cpu.80x24", "cpu", common, {"tab": Tab.GAPS})
     yield TracePicture("cpu-kernels.80x24", "cpu", common, {"tab": Tab.KERNELS})
     yield TracePicture("step.80x24", "one", common, {"tab": Tab.GAPS, "stretch": Stretch(2, 1)})
@@ -261,12 +250,7 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     yield TracePicture("live.80x24", "snapshot", common, {"tab": SnapshotTab.LIVE})
     yield TracePicture("oom.80x24", "snapshot", common, {"tab": SnapshotTab.OOM})
     for size in (common, Size(120, 40), Size(40, 50)):
-        opened = {
-            "tab": SnapshotTab.PEAK,
-            "cursors": (0, 0, 1, 0),
-            "overlay": Overlay.STACK,
-            "scroll": 3,
-        }
+        opened = {"tab": SnapshotTab.PEAK, "cursors": (0, 0, 1, 0), "overlay": Overlay.STACK, "scroll": 3}
         yield TracePicture(f"stack.{size.width}x{size.height}", "snapshot", size, opened)
     yield TracePicture("snapshot-cards.80x24", "cards", common, {"tab": SnapshotTab.LIVE})
     yield TracePicture("snapshot-bare.80x24", "bare", common, {"tab": SnapshotTab.OOM})

@@ -44,9 +44,7 @@ class Loading:
 
     def __init__(self, count: int) -> None:
         fork = multiprocessing.get_context("fork")
-        self.loader = DataLoader(
-            Rows(count), batch_size=BATCH, num_workers=WORKERS, multiprocessing_context=fork
-        )
+        self.loader = DataLoader(Rows(count), batch_size=BATCH, num_workers=WORKERS, multiprocessing_context=fork)
         self.exits: Counter[int] = Counter()
 
     def read(self, seconds: float) -> Iterator[Tensor]:

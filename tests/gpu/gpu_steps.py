@@ -126,9 +126,7 @@ class Working(torch.optim.Optimizer):
 def write_step(told: TextIO, clock: Clock, at_s: float, host_ms: float, stamps: list[Any]) -> None:
     """Wait until the device has done a step, and write what it took."""
     clock.wait_for(stamps[-1])
-    spent = {
-        part: clock.measure_ms(*pair) for part, pair in zip(PARTS, itertools.pairwise(stamps), strict=True)
-    }
+    spent = {part: clock.measure_ms(*pair) for part, pair in zip(PARTS, itertools.pairwise(stamps), strict=True)}
     spent["step"] = clock.measure_ms(stamps[0], stamps[-1])
     told.write(json.dumps({"at_s": at_s, "host_ms": host_ms, "device_ms": spent}) + "\n")
     told.flush()

@@ -50,11 +50,7 @@ def measure(nvml: Any, rounds: int, pause_s: float) -> dict[str, dict[str, float
             reader.read()
         time.sleep(pause_s)
     return {
-        name: {
-            "calls": len(took),
-            "median_ms": round(statistics.median(took), 4),
-            "longest_ms": round(max(took), 4),
-        }
+        name: {"calls": len(took), "median_ms": round(statistics.median(took), 4), "longest_ms": round(max(took), 4)}
         for name, took in sorted(timed.took_ms.items())
     }
 

@@ -10,13 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PARTS: dict[int, tuple[str, ...]] = {
-    1: (
-        "test_machine_gpu.py",
-        "test_gpu_real.py",
-        "test_hook_gpu.py",
-        "test_capture_gpu.py",
-        "test_nsys_gpu.py",
-    ),
+    1: ("test_machine_gpu.py", "test_gpu_real.py", "test_hook_gpu.py", "test_capture_gpu.py", "test_nsys_gpu.py"),
     2: ("test_fork_gpu.py",),
     3: ("test_verdicts_gpu.py",),
     4: ("test_hangs_gpu.py", "test_slowdown_gpu.py"),

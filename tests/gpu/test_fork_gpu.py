@@ -22,17 +22,7 @@ TURNS = 2
 def train(device: str, *flags: str) -> dict[str, Any]:
     """Train to the end; what torch says of a worker that was killed is the reason of a failure."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(PROGRAM),
-            "--device",
-            device,
-            "--seconds",
-            SECONDS_OF_EPOCH,
-            *flags,
-        ],
+        [sys.executable, "-W", "ignore", str(PROGRAM), "--device", device, "--seconds", SECONDS_OF_EPOCH, *flags],
         env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

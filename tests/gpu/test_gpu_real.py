@@ -88,9 +88,7 @@ def test_a_process_with_a_context_is_found_on_its_card(probe: GpuProbe) -> None:
         # The power counter and GPM need two readings of a card in use.
         uuid = mine[0].uuid
         cards = read_until(
-            probe,
-            job,
-            lambda gpus: any(card.uuid == uuid and card.power_source == "energy counter" for card in gpus),
+            probe, job, lambda gpus: any(card.uuid == uuid and card.power_source == "energy counter" for card in gpus)
         )
         card = next(card for card in cards if card.uuid == uuid)
         assert is_known(card.power_w)

@@ -53,9 +53,7 @@ def count_rows(nsys: str, report: Path, query: str) -> int:
     return count
 
 
-def test_two_ranges_of_a_run_under_nsys_are_two_reports_and_the_run_goes_on(
-    nsys: str, tmp_path: Path
-) -> None:
+def test_two_ranges_of_a_run_under_nsys_are_two_reports_and_the_run_goes_on(nsys: str, tmp_path: Path) -> None:
     with step("layers", tmp_path, *TPMON, "run", "--nsys", "--") as run:
         for number in range(1, RANGES + 1):
             code, told, said = capture_range(run, tmp_path / f"out{number}")

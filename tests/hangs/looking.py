@@ -24,9 +24,7 @@ ENDED = "the program ended"
 WRONG_FOLD = "fold names another rank or line"
 
 
-def look(
-    row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[float] = NOT_APPLICABLE
-) -> Result:
+def look(row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[float] = NOT_APPLICABLE) -> Result:
     """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count.
 
     ``limit_s`` takes the place of these times.
@@ -50,9 +48,7 @@ def look(
         misses.append(LATE)
     if trees.hidden is not None:
         misses += find_fold_misses(trees.seen, trees.hidden, culprits)
-    earlier = dict.fromkeys(
-        str(one) for one in verdicts if one.accuses and not row.accepts(one.kind, one.cause)
-    )
+    earlier = dict.fromkeys(str(one) for one in verdicts if one.accuses and not row.accepts(one.kind, one.cause))
     last = verdicts[-1]
     return Result(
         row.name,
@@ -82,9 +78,7 @@ def watch_alive(row: AliveRow, seed: int, trees: Trees, seconds: float = ALIVE_S
 def find_fold_misses(seen: Running, hidden: Running, culprits: tuple[Culprit, ...]) -> list[str]:
     """Dump both trees, fold them as a user does, and return what is not right in the fold."""
     dumps = [
-        subprocess.run(
-            [*TPMON, "dump", str(one.pid), "--json"], stdout=subprocess.PIPE, cwd=ROOT, check=True
-        ).stdout
+        subprocess.run([*TPMON, "dump", str(one.pid), "--json"], stdout=subprocess.PIPE, cwd=ROOT, check=True).stdout
         for one in (seen, hidden)
     ]
     done = subprocess.run(

@@ -66,25 +66,16 @@ def tell(path: Path, result: Result) -> None:
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", help="names of programs, separated by commas; hung and alive are groups"
-    )
+    parser.add_argument("--only", default="", help="names of programs, separated by commas; hung and alive are groups")
     parser.add_argument("--runs", type=int, default=10, help="runs of each program, each with its own seed")
     parser.add_argument(
-        "--alive-runs",
-        type=int,
-        default=3,
-        help="runs of each slow program, which take three minutes and a CPU",
+        "--alive-runs", type=int, default=3, help="runs of each slow program, which take three minutes and a CPU"
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--old", type=float, default=0.0, help="seconds that it hangs before tpmon starts")
     parser.add_argument("--jobs", type=int, default=1, help="programs that start or are looked at at once")
-    parser.add_argument(
-        "--cores", type=int, default=count_cores(), help="programs that compute at once (the CPUs)"
-    )
-    parser.add_argument(
-        "--at-once", type=int, default=count_room(), help="programs that grow old at once (by memory)"
-    )
+    parser.add_argument("--cores", type=int, default=count_cores(), help="programs that compute at once (the CPUs)")
+    parser.add_argument("--at-once", type=int, default=count_room(), help="programs that grow old at once (by memory)")
     parser.add_argument("--results", type=Path, default=Path(".venv/hangs.jsonl"))
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     options = parser.parse_args()

@@ -96,10 +96,7 @@ def test_of_a_lock_the_thread_that_is_not_the_main_one_is_named_by_its_number_or
     for words in ("thread log-flusher-2", "thread metrics (4190)", "another thread", "thread Thread-1 (412)"):
         misses = find_misses(row("lock_order"), [loop, flusher], hung("lock", said + words))
         assert misses == (WRONG_THREAD,), words
-    row_of_other = [
-        {"name": "rank 1 (412)", "text": "add_up lock_order.py:33"},
-        {"name": "thread log-flusher"},
-    ]
+    row_of_other = [{"name": "rank 1 (412)", "text": "add_up lock_order.py:33"}, {"name": "thread log-flusher"}]
     told = hung("lock", "rank 1 is in lock_order.py:33", evidence=row_of_other)
     assert find_misses(row("lock_order"), [flusher], told) == (WRONG_LINE, WRONG_THREAD)
     assert find_misses(row("spin"), [replace(RANK, file="spin.py")], hung("spin", "rank 1, spin.py:27")) == ()

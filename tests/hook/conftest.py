@@ -1,16 +1,12 @@
 """Give the training loop that tests of the hook play."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from tests.hook_loop import Loop
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+def loop(monkeypatch):
     """Give a training loop that the hook counts, on a clock that the test holds."""
     loop = Loop(monkeypatch)
     yield loop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -52,8 +51,7 @@ class Optimizer:
         self.parameters = [Tensor(GIB, device), Tensor(GIB, device)]
         self.param_groups = [{"params": self.parameters}]
         self.state = {
-            one: {"step": Tensor(4, CPU), "exp_avg": Tensor(2 * GIB, state_on), "eps": 0.1}
-            for one in self.parameters
+            one: {"step": Tensor(4, CPU), "exp_avg": Tensor(2 * GIB, state_on), "eps": 0.1} for one in self.parameters
         }
 
     def grow(self) -> None:
@@ -66,7 +64,7 @@ class Optimizer:
 
 
 @pytest.fixture
-def torch(card: Allocator) -> Iterator[Any]:
+def torch(card):
     module = sys.modules["torch"]
     module.Tensor = Tensor
     module._C = types.SimpleNamespace(
@@ -75,9 +73,7 @@ def torch(card: Allocator) -> Iterator[Any]:
     return module
 
 
-def train(
-    loop: Loop, card: Allocator, optimizers: list[Any], resting: int, forward: int, **how: bool
-) -> None:
+def train(loop: Loop, card: Allocator, optimizers: list[Any], resting: int, forward: int, **how: bool) -> None:
     """Take steps that hold so many bytes between them and where a backward begins, gradients apart."""
     for _ in range(60):
         if loop.steps.watcher is not None and loop.steps.watcher._settings._readings > 3:
@@ -107,7 +103,7 @@ def sizes(loop: Loop) -> StateSizes:
 
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("zeroed", [True, False])
-def test_parameters_state_and_gradients_are_no_activations(loop: Loop, card: Allocator, zeroed: bool) -> None:
+def test_parameters_state_and_gradients_are_no_activations(loop, card, zeroed):
     optimizer = Optimizer()
     train(loop, card, [optimizer], 6 * GIB, 9 * GIB, zeroed=zeroed)
     held = 15 * GIB if zeroed else 17 * GIB
@@ -116,9 +112,7 @@ def test_parameters_state_and_gradients_are_no_activations(loop: Loop, card: All
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_little_that_lies_there_too_stays_in_and_frozen_parameters_do_not(
-    loop: Loop, card: Allocator
-) -> None:
+def test_a_little_that_lies_there_too_stays_in_and_frozen_parameters_do_not(loop, card):
     optimizer = Optimizer()
     train(loop, card, [optimizer], 8 * GIB, 9 * GIB)
     assert sizes(loop).activation_bytes == 11 * GIB, "2 of it the loss of the step before, perhaps"
@@ -128,14 +122,14 @@ def test_a_little_that_lies_there_too_stays_in_and_frozen_parameters_do_not(
 
 
 @pytest.mark.usefixtures("torch")
-def test_state_on_the_host_is_not_taken_off(loop: Loop, card: Allocator) -> None:
+def test_state_on_the_host_is_not_taken_off(loop, card):
     optimizer = Optimizer(state_on=CPU)
     train(loop, card, [optimizer], 2 * GIB, 9 * GIB)
     assert sizes(loop).activation_bytes == 9 * GIB
 
 
 @pytest.mark.usefixtures("torch")
-def test_it_is_never_below_nothing(loop: Loop, card: Allocator) -> None:
+def test_it_is_never_below_nothing(loop, card):
     optimizer = Optimizer()
     train(loop, card, [optimizer], GIB, GIB)
     assert loop.steps.watcher._settings.words[wire.SET_ACTIVATIONS] == 0
@@ -144,7 +138,7 @@ def test_it_is_never_below_nothing(loop: Loop, card: Allocator) -> None:
 
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("device", [CPU, 1])
-def test_parameters_that_are_elsewhere_leave_it_open(loop: Loop, card: Allocator, device: int) -> None:
+def test_parameters_that_are_elsewhere_leave_it_open(loop, card, device):
     optimizer = Optimizer()
     optimizer.parameters[1].device = device
     train(loop, card, [optimizer], 6 * GIB, 9 * GIB)
@@ -154,7 +148,7 @@ def test_parameters_that_are_elsewhere_leave_it_open(loop: Loop, card: Allocator
 
 
 @pytest.mark.usefixtures("torch")
-def test_several_optimizers_leave_it_open(loop: Loop, card: Allocator) -> None:
+def test_several_optimizers_leave_it_open(loop, card):
     pair = [Optimizer(), Optimizer()]
     train(loop, card, pair, 12 * GIB, 9 * GIB)
     told = sizes(loop).activation_bytes
@@ -162,9 +156,9 @@ def test_several_optimizers_leave_it_open(loop: Loop, card: Allocator) -> None:
     assert "one optimizer" in told.reason
 
 
-def test_tensors_of_the_programs_own_types_are_not_asked(loop: Loop, card: Allocator, torch: Any) -> None:
+def test_tensors_of_the_programs_own_types_are_not_asked(loop, card, torch):
     class Odd(Tensor):
-        def numel(self) -> int:
+        def numel(self):
             raise AssertionError("a type of the program")
 
     optimizer = Optimizer()
@@ -185,7 +179,7 @@ def test_tensors_of_the_programs_own_types_are_not_asked(loop: Loop, card: Alloc
         ({wire.SET_ACTIVATIONS: wire.UNKNOWN}, "no step of one optimizer"),
     ],
 )
-def test_where_there_is_no_estimate_the_reason_is_told(words: dict[int, int], why: str) -> None:
+def test_where_there_is_no_estimate_the_reason_is_told(words, why):
     every = [1] * wire.SETTINGS_WORDS
     every[wire.SET_FSDP_VERSION] = wire.UNKNOWN
     for word, value in words.items():
@@ -200,5 +194,5 @@ def test_where_there_is_no_estimate_the_reason_is_told(words: dict[int, int], wh
     assert why in told.reason
 
 
-def test_files_of_before_have_none() -> None:
+def test_files_of_before_have_none():
     assert StateSizes(1, 1, 1).activation_bytes is NOT_APPLICABLE

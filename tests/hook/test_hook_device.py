@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -101,7 +101,7 @@ class Event:
 
 
 @pytest.fixture
-def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
+def card(loop, monkeypatch):
     card = Card(loop)
     torch = types.ModuleType("torch")
     torch.__file__ = __file__  # an error of this card is one of torch
@@ -118,7 +118,7 @@ def read(loop: Loop) -> DeviceTimes:
     return times
 
 
-def test_a_step_is_measured_by_phases_and_read_once_the_card_is_done(loop: Loop, card: Card) -> None:
+def test_a_step_is_measured_by_phases_and_read_once_the_card_is_done(loop, card):
     loop.train(3, other_ms=1)
     assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
     loop.train(8, other_ms=1)
@@ -128,7 +128,7 @@ def test_a_step_is_measured_by_phases_and_read_once_the_card_is_done(loop: Loop,
     assert [times.forward_ns, times.backward_ns, times.optimizer_ns] == [3 * MS, 5 * MS, 1 * MS]
 
 
-def test_one_step_in_many_is_measured_with_the_same_events(loop: Loop, card: Card) -> None:
+def test_one_step_in_many_is_measured_with_the_same_events(loop, card):
     loop.train(100, other_ms=1)
     times = read(loop)
     assert 5 <= times.steps <= 11
@@ -150,7 +150,7 @@ def train_beside(loop: Loop, card: Card, of: Stream, number: int) -> None:
         loop.spend(1)
 
 
-def test_all_of_a_step_is_measured_on_the_stream_of_its_backward(loop: Loop, card: Card) -> None:
+def test_all_of_a_step_is_measured_on_the_stream_of_its_backward(loop, card):
     train_beside(loop, card, Stream("copies"), 100)
     times = read(loop)
     assert times.dropped == 1, "the first, which began on the other stream"
@@ -159,14 +159,14 @@ def test_all_of_a_step_is_measured_on_the_stream_of_its_backward(loop: Loop, car
     assert set(card.streams[first:]) == {card.stream}
 
 
-def test_a_step_that_goes_on_on_another_device_is_not_measured(loop: Loop, card: Card) -> None:
+def test_a_step_that_goes_on_on_another_device_is_not_measured(loop, card):
     train_beside(loop, card, Stream("copies", device=1), 100)
     assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
     assert loop.steps.watcher._timer.words[wire_settings.DEV_DROPPED] > 1
     assert loop.steps.problem == ""
 
 
-def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop: Loop, card: Card) -> None:
+def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop, card):
     loop.train(2, other_ms=1)
     card.capturing = True
     loop.train(50, other_ms=1)
@@ -192,12 +192,12 @@ class Graph:
 
 
 @pytest.fixture
-def graphs(loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Graph]]:
+def graphs(loop, card, monkeypatch):
     """Have the hook follow this class, and an event fail that is asked while another thread captures."""
     monkeypatch.setattr(Graph, "within", 0)
     ask = Event.query
 
-    def query(self: Event) -> bool:
+    def query(self):
         assert Graph.within in (0, threading.get_ident()), "breaks the capture of another thread"
         return ask(self)
 
@@ -219,9 +219,7 @@ def in_another_thread(call: Callable[[], None]) -> None:
     thread.join()
 
 
-def test_while_another_thread_captures_a_graph_no_event_is_asked(
-    loop: Loop, card: Card, graphs: type[Graph]
-) -> None:
+def test_while_another_thread_captures_a_graph_no_event_is_asked(loop, card, graphs):
     """In CUDA's global mode that would break the capture, though none is of this thread's stream."""
     loop.train(8, other_ms=1)
     before = read(loop).steps
@@ -237,7 +235,7 @@ def test_while_another_thread_captures_a_graph_no_event_is_asked(
     assert read(loop).steps > before
 
 
-def test_a_graph_that_is_gone_is_captured_no_more(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+def test_a_graph_that_is_gone_is_captured_no_more(loop, card, graphs):
     graph = graphs()
     graph.capture_begin()
     assert capture_begin.is_graph_captured()
@@ -245,7 +243,7 @@ def test_a_graph_that_is_gone_is_captured_no_more(loop: Loop, card: Card, graphs
     assert not capture_begin.is_graph_captured()
 
 
-def test_a_capture_that_torch_refuses_is_none(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+def test_a_capture_that_torch_refuses_is_none(loop, card, graphs):
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs().capture_begin("refused")
     assert not capture_begin.is_graph_captured()
@@ -257,9 +255,7 @@ def state(loop: Loop) -> tuple[int, str]:
     return told, text
 
 
-def test_a_graph_that_holds_a_whole_step_is_said_to_hide_the_steps_and_what_to_call(
-    loop: Loop, card: Card, graphs: type[Graph]
-) -> None:
+def test_a_graph_that_holds_a_whole_step_is_said_to_hide_the_steps_and_what_to_call(loop, card, graphs):
     loop.train(3)
     graph = graphs()
     graph.capture_begin()
@@ -277,9 +273,7 @@ def test_a_graph_that_holds_a_whole_step_is_said_to_hide_the_steps_and_what_to_c
 
 
 @pytest.mark.parametrize("part", ["forward", "of another thread", "said by the program"])
-def test_a_graph_that_hides_no_step_is_not_mentioned(
-    loop: Loop, card: Card, graphs: type[Graph], part: str
-) -> None:
+def test_a_graph_that_hides_no_step_is_not_mentioned(loop, card, graphs, part):
     loop.train(3)
     graph = graphs()
     if part == "of another thread":
@@ -293,7 +287,7 @@ def test_a_graph_that_hides_no_step_is_not_mentioned(
     assert state(loop) == (wire.STATE_RUNNING, "")
 
 
-def test_a_graph_beside_which_steps_go_on_is_forgotten(loop: Loop, card: Card, graphs: type[Graph]) -> None:
+def test_a_graph_beside_which_steps_go_on_is_forgotten(loop, card, graphs):
     """Of one network of two, say."""
     loop.train(3)
     graph = graphs()
@@ -305,7 +299,7 @@ def test_a_graph_beside_which_steps_go_on_is_forgotten(loop: Loop, card: Card, g
     assert state(loop) == (wire.STATE_RUNNING, "")
 
 
-def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loop, card: Card) -> None:
+def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop, card):
     card.late_ms = 10**9
     loop.train(6000, other_ms=10)
     assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
@@ -313,9 +307,7 @@ def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loo
     assert loop.steps.problem == ""
 
 
-def test_an_accumulation_of_more_parts_than_events_is_not_measured_and_says_so(
-    loop: Loop, card: Card
-) -> None:
+def test_an_accumulation_of_more_parts_than_events_is_not_measured_and_says_so(loop, card):
     for _ in range(20):
         for _ in range(40):
             loop.batch()
@@ -328,7 +320,7 @@ def test_an_accumulation_of_more_parts_than_events_is_not_measured_and_says_so(
     assert read(loop).dropped >= 1
 
 
-def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop: Loop, card: Card) -> None:
+def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop, card):
     loop.train(10, other_ms=1)
     card.broken = True
     loop.train(60, other_ms=1)
@@ -346,7 +338,7 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_watcher_that_is_broken_turns_the_hook_off_at_any_event(loop: Loop, event: str) -> None:
+def test_a_watcher_that_is_broken_turns_the_hook_off_at_any_event(loop, event):
     loop.train(2)
     loop.steps.data_begins()
     loop.steps.watch = object()
@@ -357,7 +349,7 @@ def test_a_watcher_that_is_broken_turns_the_hook_off_at_any_event(loop: Loop, ev
 
 
 @pytest.mark.parametrize("part", ["watcher", "settings", "page"])
-def test_a_broken_part_of_it_turns_the_hook_off_at_the_end_of_a_step(loop: Loop, part: str) -> None:
+def test_a_broken_part_of_it_turns_the_hook_off_at_the_end_of_a_step(loop, part):
     loop.train(3)
     if part == "watcher":
         loop.steps.watcher = 5
@@ -371,9 +363,7 @@ def test_a_broken_part_of_it_turns_the_hook_off_at_the_end_of_a_step(loop: Loop,
     assert loop.turned_off == 1
 
 
-def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(
-    loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(loop, card, monkeypatch):
     namespace: dict[str, object] = {}
     source = "def ring(number, frame):\n    raise TimeoutError('theirs')\n"
     exec(compile(source, "/home/user/train.py", "exec"), namespace)
@@ -389,7 +379,7 @@ def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(
     assert loop.steps.problem == ""
 
 
-def test_a_device_without_work_of_the_program_gets_no_event_and_so_no_context(loop: Loop, card: Card) -> None:
+def test_a_device_without_work_of_the_program_gets_no_event_and_so_no_context(loop, card):
     card.reserved = [0, 1 << 30]  # .to("cuda:1"), and no set_device
     loop.train(50, other_ms=1)
     assert card.recorded == 0
@@ -403,14 +393,12 @@ def test_a_device_without_work_of_the_program_gets_no_event_and_so_no_context(lo
     assert device.find_device(sys.modules["torch"]) == -1
 
 
-def test_an_allocator_that_does_not_say_what_it_holds_leaves_the_device_as_it_is(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allocator_that_does_not_say_what_it_holds_leaves_the_device_as_it_is(card, monkeypatch):
     """A pluggable one; an error that came out of a recording's end would leave torch's profiler on."""
     torch = sys.modules["torch"]
     monkeypatch.setattr(torch, "__file__", "/site-packages/torch/__init__.py", raising=False)
 
-    def refuse(_torch: object, _device: int) -> bool:
+    def refuse(_torch, _device):
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     monkeypatch.setattr(device, "holds_work", refuse)
@@ -421,9 +409,7 @@ def test_an_allocator_that_does_not_say_what_it_holds_leaves_the_device_as_it_is
     assert entered == [1]
 
 
-def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(
-    loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(loop, card, monkeypatch):
     """Its loader and its batches are others, and the device worked for both."""
     loop.train(1, other_ms=1)
     loop.stop()
@@ -451,11 +437,11 @@ def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(
     assert timer.words[wire_settings.DEV_DROPPED] == 0
 
 
-def test_what_waits_waits_for_each_device_in_use_and_goes_on_on_the_first(card: Card) -> None:
+def test_what_waits_waits_for_each_device_in_use_and_goes_on_on_the_first(card):
     entered, waited = [], []
 
     @contextmanager
-    def switch(number: int) -> Iterator[None]:
+    def switch(number):
         entered.append(number)
         yield
 
@@ -469,7 +455,7 @@ def test_what_waits_waits_for_each_device_in_use_and_goes_on_on_the_first(card: 
         assert waited == ([1] if reserved == [9, 9] else [])
 
 
-def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_nothing(card: Card) -> None:
+def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_nothing(card):
     """And never by torch.cuda.device_count(), which in some torches waits for NVML."""
     torch = sys.modules["torch"]
     counted: list[int] = []
@@ -481,12 +467,12 @@ def test_the_driver_is_asked_for_other_devices_only_where_the_current_one_holds_
     assert counted == [1]
 
 
-def test_a_driver_that_the_program_has_not_initialised_is_asked_for_nothing(loop: Loop, card: Card) -> None:
+def test_a_driver_that_the_program_has_not_initialised_is_asked_for_nothing(loop, card):
     """Also in a forked child, where torch says so, and any call would fail or begin the driver anew."""
     asked: list[str] = []
 
     class Driver:
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             if name.startswith("_cuda"):
                 asked.append(name)
             raise AttributeError(name)
@@ -504,13 +490,11 @@ def test_a_driver_that_the_program_has_not_initialised_is_asked_for_nothing(loop
     assert (asked, loop.steps.problem) == ([], "")
 
 
-def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_is(
-    loop: Loop, card: Card
-) -> None:
+def test_an_allocator_that_makes_a_context_where_it_is_asked_is_asked_where_one_is(loop, card):
     """cudaMallocAsync does; the program works on device 1, device 0 is the current one of four."""
     contexts = {1}
 
-    def ask(number: int) -> dict[str, dict[str, dict[str, int]]]:
+    def ask(number):
         contexts.add(number)
         return card.memory_stats(number)
 

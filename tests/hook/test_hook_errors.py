@@ -1,11 +1,9 @@
 """Whose error it is that comes up in the hook: its own, a signal handler's, or of code of the program it met."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
@@ -47,7 +45,7 @@ def ring_blindly(*_: object) -> None:
 
 
 @pytest.fixture
-def usr1() -> Iterator[None]:
+def usr1():
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
@@ -73,23 +71,23 @@ HANDLERS = {
 
 @pytest.mark.parametrize("name", HANDLERS)
 @pytest.mark.usefixtures("usr1")
-def test_an_error_of_a_signal_handler_is_known_as_one(name: str) -> None:
+def test_an_error_of_a_signal_handler_is_known_as_one(name):
     signal.signal(signal.SIGUSR1, HANDLERS[name])
     assert is_from_handler(catch(lambda: signal.raise_signal(signal.SIGUSR1)))
 
 
 @pytest.mark.usefixtures("usr1")
-def test_an_error_of_other_code_of_the_program_is_not_a_handlers() -> None:
+def test_an_error_of_other_code_of_the_program_is_not_a_handlers():
     signal.signal(signal.SIGUSR1, ring)
     signal.signal(signal.SIGALRM, Alarm())
     assert not is_from_handler(catch(lambda: Alarm().odd))
     assert not is_from_handler(catch(lambda: int("x")))
 
 
-def test_what_another_thread_has_this_one_raise_is_none_of_ours() -> None:
+def test_what_another_thread_has_this_one_raise_is_none_of_ours():
     """By PyThreadState_SetAsyncExc wandb ends a run; whatever frame it meets is innocent."""
 
-    def caught(raised: type[Exception]) -> Exception:
+    def caught(raised):
         space: dict[str, Callable[[type[Exception]], None]] = {}
         exec(compile("def count(raised):\n    raise raised()", TORCH + "autograd/graph.py", "exec"), space)
         with pytest.raises(raised) as told:
@@ -102,7 +100,7 @@ def test_what_another_thread_has_this_one_raise_is_none_of_ours() -> None:
     assert not is_ours(caught(Exception), TORCH)
 
 
-def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies() -> None:
+def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies():
     """It raises for the program that a worker of its DataLoader was killed."""
     space: dict[str, Callable[[], None]] = {}
     for name in ("utils/data/_utils/signal_handling.py", "autograd/graph.py"):
@@ -114,7 +112,7 @@ def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies() -> None:
 
 
 @pytest.mark.usefixtures("usr1")
-def test_only_a_handlers_error_leaves_a_reading_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_handlers_error_leaves_a_reading_of_settings(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", object())
     one = Settings()
     one._attempt(lambda: Alarm().odd)
@@ -123,7 +121,7 @@ def test_only_a_handlers_error_leaves_a_reading_of_settings(monkeypatch: pytest.
         one._attempt(lambda: signal.raise_signal(signal.SIGUSR1))
 
 
-def test_a_number_that_no_word_holds_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_no_word_holds_is_not_told(monkeypatch):
     one = Settings()
     monkeypatch.setattr(Settings, "_attempt", lambda *_: None)
     one.words[wire_settings.SET_BATCH_SIZE] = 1 << 64

@@ -1,7 +1,5 @@
 """Evaluation steps, loops without an optimizer, threads and errors, with a clock that the test holds."""
 
-from __future__ import annotations
-
 import _thread
 import operator
 import sys
@@ -11,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.hook_loop import MS, Batches, Loop
+from tests.hook_loop import MS, Batches
 from tpmon.hook import steps
 from tpmon.hook.bus import wire
 
 
-def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
+def test_evaluation_steps_and_their_time_are_told_apart(loop):
     loop.train(10)
     loop.stop()
     before = loop.phases_ms()
@@ -32,14 +30,14 @@ def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
     assert [late - early for early, late in zip(before, after, strict=True)] == [2 + 3, 3, 5, 1, 0]
 
 
-def test_backwards_alone_are_published_every_second(loop: Loop) -> None:
+def test_backwards_alone_are_published_every_second(loop):
     for _ in range(250):
         loop.backward(5, 5)
     records = loop.records()
     assert [record[wire.REC_BACKWARDS] for record in records] == [101, 202]
 
 
-def test_what_the_user_says_ends_a_step_and_nothing_else(loop: Loop) -> None:
+def test_what_the_user_says_ends_a_step_and_nothing_else(loop):
     loop.steps.step_called(0, True)
     for _ in range(5):
         loop.train(3)
@@ -53,7 +51,7 @@ def test_what_the_user_says_ends_a_step_and_nothing_else(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("samples", [32.0, "32", None, -1, 1 << 64, [3]])
-def test_samples_that_are_no_number_of_them_are_left_to_the_dataloader(loop: Loop, samples: object) -> None:
+def test_samples_that_are_no_number_of_them_are_left_to_the_dataloader(loop, samples):
     loop.batch()
     loop.steps.step_called(samples, True)
     loop.batch()
@@ -61,7 +59,7 @@ def test_samples_that_are_no_number_of_them_are_left_to_the_dataloader(loop: Loo
     assert (loop.steps.samples, loop.steps.problem) == (9, "")
 
 
-def test_a_batch_size_that_means_all_of_them_says_no_number(loop: Loop) -> None:
+def test_a_batch_size_that_means_all_of_them_says_no_number(loop):
     loop.iterator = Batches(sys.maxsize)
     loop.train(10)
     loop.stop()
@@ -69,7 +67,7 @@ def test_a_batch_size_that_means_all_of_them_says_no_number(loop: Loop) -> None:
     assert loop.steps.problem == ""
 
 
-def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
+def test_an_interrupted_fetch_does_not_stop_the_counting(loop):
     loop.train(2)
     assert loop.steps.data_begins()  # and an interrupt came before it ended
     loop.backward()
@@ -80,7 +78,7 @@ def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("with_data", [False, True])
-def test_an_interrupted_backward_does_not_stop_the_counting(loop: Loop, with_data: bool) -> None:
+def test_an_interrupted_backward_does_not_stop_the_counting(loop, with_data):
     for number in range(10):
         if with_data:
             loop.batch()
@@ -94,10 +92,10 @@ def test_an_interrupted_backward_does_not_stop_the_counting(loop: Loop, with_dat
     assert loop.steps.depth == 0
 
 
-def test_another_thread_counts_nothing_until_the_training_moves_there(loop: Loop) -> None:
+def test_another_thread_counts_nothing_until_the_training_moves_there(loop):
     loop.train(3)
 
-    def elsewhere() -> None:
+    def elsewhere():
         for _ in range(5):
             loop.train(1)
 
@@ -108,7 +106,7 @@ def test_another_thread_counts_nothing_until_the_training_moves_there(loop: Loop
     assert loop.steps.steps > 15
 
 
-def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop: Loop) -> None:
+def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop):
     run_in_thread(lambda: [loop.batch() for _ in range(4)])
     for _ in range(10):
         loop.backward()
@@ -117,10 +115,10 @@ def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop: Lo
     assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
 
 
-def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop: Loop) -> None:
+def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop):
     """On CUDA the engine runs them in a thread of its own, in which the training never goes on."""
 
-    def step_each(parameters: int) -> None:
+    def step_each(parameters):
         for _ in range(parameters):
             loop.steps.optimizer_stepped(None, (), {})
 
@@ -135,10 +133,10 @@ def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop: Loop) -
     assert one.owner == threading.get_ident()
 
 
-def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop: Loop) -> None:
+def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop):
     """With use_reentrant=True they run a backward of their own, in the thread of the engine."""
 
-    def again() -> None:
+    def again():
         assert not loop.steps.backward_begins()
 
     for _ in range(10):
@@ -152,9 +150,7 @@ def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop: L
     assert (one.steps, one.backwards, one.elsewhere, one.owner) == (10, 10, 0, threading.get_ident())
 
 
-def test_a_training_that_goes_on_in_another_thread_counts_also_where_a_backward_never_ended(
-    loop: Loop,
-) -> None:
+def test_a_training_that_goes_on_in_another_thread_counts_also_where_a_backward_never_ended(loop):
     loop.train(3)
     assert loop.steps.backward_begins()  # and its thread was lost with its end
     loop.spend(61_000)
@@ -188,9 +184,7 @@ def run_in_thread(target: object) -> None:
 
 
 @pytest.mark.parametrize("at", range(12))
-def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(loop, monkeypatch, at):
     loop.train(2)
     # A clock that fails at its nth call, in C: a frame of this file would be the user's.
     monkeypatch.setattr(steps, "monotonic_ns", iter(range(loop.now, loop.now + at * MS, MS)).__next__)
@@ -208,13 +202,11 @@ def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(
     assert loop.steps.steps == counted
 
 
-def test_an_error_of_the_users_signal_handler_is_the_users(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_users_signal_handler_is_the_users(loop, monkeypatch):
     """A handler may raise while our code runs; whoever set the alarm waits for its error."""
     loop.train(2)
 
-    def interrupted() -> int:
+    def interrupted():
         raise TimeoutError("alarm")
 
     monkeypatch.setattr(steps, "monotonic_ns", interrupted)
@@ -224,7 +216,7 @@ def test_an_error_of_the_users_signal_handler_is_the_users(
     assert not loop.turned_off
 
 
-def test_a_page_that_cannot_be_made_turns_the_hook_off(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_made_turns_the_hook_off(loop, monkeypatch):
     from tpmon.hook.bus import pages
 
     monkeypatch.setattr(pages.os, "memfd_create", operator.truediv)
@@ -234,7 +226,7 @@ def test_a_page_that_cannot_be_made_turns_the_hook_off(loop: Loop, monkeypatch: 
     assert loop.turned_off == 1
 
 
-def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(loop: Loop) -> None:
+def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(loop):
     loop.train(2)
     pages = loop.steps.pages
     assert pages is not None
@@ -247,12 +239,12 @@ def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(l
     assert loop.steps.problem == ""
 
 
-def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(loop: Loop) -> None:
+def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(loop):
     loop.train(2)
     pages = loop.steps.pages
     assert pages is not None
 
-    def short_steps(number: int, data_ms: float = 0.1) -> None:
+    def short_steps(number, data_ms=0.1):
         for _ in range(number):
             loop.batch(data_ms)
             loop.backward(0.1, 0.1)

@@ -1,7 +1,5 @@
 """Whose profiler it is that records: the settings tell one of the program, and never tpmon's own."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +29,7 @@ class Profile:
 
 
 @pytest.fixture
-def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
+def guard(monkeypatch):
     autograd = SimpleNamespace(_profiler_enabled=lambda: Profile.on > 0)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_autograd=autograd)))
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(profile=Profile))
@@ -47,7 +45,7 @@ def told(guard: Guard | None) -> int:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_profiler_of_the_program_is_told_before_and_after_a_capture(guard: Guard, captured: bool) -> None:
+def test_a_profiler_of_the_program_is_told_before_and_after_a_capture(guard, captured):
     if captured:
         guard.install()
     try:
@@ -59,7 +57,7 @@ def test_a_profiler_of_the_program_is_told_before_and_after_a_capture(guard: Gua
         guard.take_back()
 
 
-def test_ours_is_not_told_and_one_that_is_prepared_is(guard: Guard) -> None:
+def test_ours_is_not_told_and_one_that_is_prepared_is(guard):
     guard.install()
     try:
         ours = Profile()
@@ -77,12 +75,10 @@ def test_ours_is_not_told_and_one_that_is_prepared_is(guard: Guard) -> None:
         guard.take_back()
 
 
-def test_the_settings_ask_the_guard_of_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_ask_the_guard_of_the_capture(monkeypatch):
     """Without one, which only the first request makes, they ask torch alone."""
     guard = object()
-    steps: Any = SimpleNamespace(
-        watch=1, ddp=[], fsdp=[], page=memoryview(bytearray(4096)), mailbox=None, steps=1
-    )
+    steps: Any = SimpleNamespace(watch=1, ddp=[], fsdp=[], page=memoryview(bytearray(4096)), mailbox=None, steps=1)
     monkeypatch.setattr(Settings, "_attempt", lambda *_: None)
     watcher = Watcher(steps)
     for mailbox, expected in (

@@ -1,7 +1,5 @@
 """What the hook holds of a device is never freed in a forked child: its end there would abort the child."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
@@ -12,9 +10,7 @@ import pytest
 
 TREE = str(Path(__file__).parents[2])
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="no torch in this environment"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
 
 CARD = """
 import gc, json, mmap, multiprocessing, os, sys, threading, time
@@ -139,7 +135,7 @@ ONCE = ("workers of three epochs and a validation", "a child that collects and e
 @pytest.mark.parametrize(
     "child", [pytest.param(one, marks=() if one in ONCE else pytest.mark.long) for one in CHILDREN]
 )
-def test_no_object_of_a_device_ends_in_a_forked_child(child: str) -> None:
+def test_no_object_of_a_device_ends_in_a_forked_child(child):
     program = f"{CARD}\n{CHILDREN[child]}\n{END}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],

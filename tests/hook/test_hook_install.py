@@ -3,8 +3,6 @@
 torch is played by a package of its four patched modules, so that every version of Python can have it.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -99,12 +97,12 @@ def list_pythons() -> list[object]:
 
 
 @pytest.fixture(params=list_pythons())
-def python(request: pytest.FixtureRequest) -> str:
+def python(request):
     return request.param
 
 
 @pytest.fixture(scope="session")
-def torch_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def torch_like(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     for name, text in TORCH.items():
         path = folder / "torch" / name
@@ -135,7 +133,7 @@ PARTLY = "import torch.optim.optimizer\nimport tpmon.hook\n"
 
 
 @pytest.mark.parametrize("order", [BEFORE, AFTER, ASKED, PARTLY], ids=["before", "after", "asked", "partly"])
-def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Path, order: str) -> None:
+def test_the_hook_counts_whichever_is_imported_first(python, torch_like, order):
     report = run(python, torch_like, order + LOOP + "train(20)\n" + REPORT, "-W", "error")
     assert (report["steps"], report["batches"], report["patches"]) == (20, 20, 15)
     assert report["problem"] == ""
@@ -144,7 +142,7 @@ def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Pa
     assert len(report["pages"]) == (2 if report["version"] >= [3, 13] else 4)
 
 
-def test_it_opens_its_two_pages_and_no_other_descriptor(python: str, torch_like: Path) -> None:
+def test_it_opens_its_two_pages_and_no_other_descriptor(python, torch_like):
     program = f"""import ctypes, json, mmap, os, sys, torch
 def count():
     return len(os.listdir("/proc/self/fd"))
@@ -169,9 +167,7 @@ def backward_step():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_backwards_of_megatron_are_seen(
-    python: str, torch_like: Path, tmp_path: Path, late: bool
-) -> None:
+def test_the_backwards_of_megatron_are_seen(python, torch_like, tmp_path, late):
     """They call the engine itself: without this, micro-batches would be batches that nothing followed."""
     schedules = tmp_path / "megatron" / "core" / "pipeline_parallel" / "schedules.py"
     schedules.parent.mkdir(parents=True)
@@ -220,9 +216,7 @@ class DeepSpeedEngine:
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["torch's optimizer", "an optimizer of its own"])
-def test_the_updates_that_deepspeed_leaves_out_are_seen(
-    python: str, torch_like: Path, tmp_path: Path, seen: bool
-) -> None:
+def test_the_updates_that_deepspeed_leaves_out_are_seen(python, torch_like, tmp_path, seen):
     """Its scaler has no update(): without this, such a step would be a part of the next one."""
     engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
     engine.parent.mkdir(parents=True)
@@ -257,9 +251,7 @@ class DynamicGradScaler(ConstantGradScaler):
 
 
 @pytest.mark.parametrize("scaler", ["ConstantGradScaler", "DynamicGradScaler"])
-def test_the_updates_that_megatron_leaves_out_are_seen(
-    python: str, torch_like: Path, tmp_path: Path, scaler: str
-) -> None:
+def test_the_updates_that_megatron_leaves_out_are_seen(python, torch_like, tmp_path, scaler):
     """Its scaler is told before the update; of two optimizers of one step, each has one."""
     module = tmp_path / "megatron" / "core" / "optimizer" / "grad_scaler.py"
     module.parent.mkdir(parents=True)
@@ -287,12 +279,12 @@ print(json.dumps(told))
     assert run(python, torch_like, program) == [20, 4, 20, 16, "", False]
 
 
-def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
+def test_without_torch_nothing_is_made_and_nothing_breaks(python, torch_like):
     report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
     assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")
 
 
-def test_a_forked_child_counts_its_own_steps(python: str, torch_like: Path) -> None:
+def test_a_forked_child_counts_its_own_steps(python, torch_like):
     program = f"""{BEFORE}{LOOP}
 import os, sys
 train(5)
@@ -318,7 +310,7 @@ def _indent(text: str) -> str:
 
 
 @pytest.mark.parametrize("order", [BEFORE, AFTER])
-def test_uninstalling_puts_back_what_was_there(torch_like: Path, order: str) -> None:
+def test_uninstalling_puts_back_what_was_there(torch_like, order):
     program = f"""{order}{LOOP}
 import json
 tpmon.hook.uninstall()
@@ -375,7 +367,7 @@ calls = []
 """What torch offers where its dictionary of hooks is another's already."""
 
 
-def test_hooks_that_others_registered_first_stay(torch_like: Path) -> None:
+def test_hooks_that_others_registered_first_stay(torch_like):
     program = f"""import torch, json
 {REGISTER}optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)
 theirs = optimizer._global_optimizer_post_hooks
@@ -393,9 +385,7 @@ print(json.dumps({{"steps": steps, "calls": len(calls),
 
 
 @pytest.mark.parametrize("first", ["theirs", "ours"])
-def test_the_hook_turns_itself_off_under_an_optimizer_that_walks_through_hooks(
-    torch_like: Path, first: str
-) -> None:
+def test_the_hook_turns_itself_off_under_an_optimizer_that_walks_through_hooks(torch_like, first):
     """To remove one of several raises in the optimizer's step: ours stays there till it is uninstalled."""
     theirs = "optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)\n"
     program = f"""import torch, json
@@ -427,7 +417,7 @@ print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls"
 
 
 @pytest.mark.parametrize("since", ["2.0", "2.3"])
-def test_the_scaler_is_patched_once_wherever_it_lives(torch_like: Path, tmp_path: Path, since: str) -> None:
+def test_the_scaler_is_patched_once_wherever_it_lives(torch_like, tmp_path, since):
     """Before torch 2.3 it was in torch.cuda.amp; since then a class without an update() of its own is there."""
     site = tmp_path / "site"
     shutil.copytree(torch_like, site)
@@ -455,7 +445,7 @@ print(json.dumps([HOOK.steps.skipped, HOOK.patches.missing(), HOOK._arrival in s
     assert run(sys.executable, site, program) == [3, [], False]
 
 
-def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like: Path, tmp_path: Path) -> None:
+def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like, tmp_path):
     """It has an update() of its own, and comes long after torch."""
     shutil.copytree(torch_like, tmp_path, dirs_exist_ok=True)
     for name in ("distributed/__init__.py", "distributed/fsdp/__init__.py"):
@@ -495,9 +485,7 @@ print(json.dumps({{"told": told, "finders": sum(type(one).__name__ == "Arrival" 
 
 
 @pytest.mark.parametrize("signalled", [False, True])
-def test_a_capture_whose_code_is_gone_is_refused_and_steps_are_counted(
-    torch_like: Path, signalled: bool
-) -> None:
+def test_a_capture_whose_code_is_gone_is_refused_and_steps_are_counted(torch_like, signalled):
     """As after an upgrade of tpmon, or where its folder was only there at the start."""
     program = f"""{AFTER}{LOOP}
 import json, os, signal, sys, time
@@ -547,9 +535,7 @@ for one in files:
 
 
 @pytest.mark.parametrize("way", ["close", "fork", "end"])
-def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(
-    python: str, tmp_path: Path, way: str
-) -> None:
+def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(python, tmp_path, way):
     """As after closerange in a program that makes a daemon of itself: Python closes a map's number with it."""
     command = [python, "-W", "ignore", "-c", LOST, way, str(tmp_path / "f")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -568,7 +554,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("part", BREAKS)
-def test_the_loop_goes_on_when_a_part_of_the_hook_is_broken(torch_like: Path, part: str) -> None:
+def test_the_loop_goes_on_when_a_part_of_the_hook_is_broken(torch_like, part):
     program = f"{AFTER}{LOOP}from tpmon.hook.installation import HOOK\n{BREAKS[part]}train(10)\n{REPORT}"
     report = run(sys.executable, torch_like, program)
     assert "Error" in str(report["problem"])
@@ -576,42 +562,25 @@ def test_the_loop_goes_on_when_a_part_of_the_hook_is_broken(torch_like: Path, pa
     assert report["patches"] == (15 if part == "the patches" else 0)
 
 
-def test_the_tool_itself_is_not_hooked() -> None:
-    program = (
-        "import tpmon.probe.base.procread, tpmon.hook.bus.wire, sys; print('tpmon.hook.steps' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def test_the_tool_itself_is_not_hooked():
+    program = "import tpmon.probe.base.procread, tpmon.hook.bus.wire, sys; print('tpmon.hook.steps' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tpmon" / "hook").rglob("*.py")), ids=lambda path: path.stem)
-def test_the_hook_is_valid_python_3_8(path: Path) -> None:
+def test_the_hook_is_valid_python_3_8(path):
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
-def test_the_hook_imports_little_and_no_torch() -> None:
-    program = (
-        "import sys; before = set(sys.modules); import tpmon.hook; print(*sorted(set(sys.modules) - before))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def test_the_hook_imports_little_and_no_torch():
+    program = "import sys; before = set(sys.modules); import tpmon.hook; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     names = set(done.stdout.split())
-    assert not names & {
-        "torch",
-        "typing",
-        "dataclasses",
-        "ctypes",
-        "re",
-        "threading",
-        "logging",
-        "subprocess",
-    }
+    assert not names & {"torch", "typing", "dataclasses", "ctypes", "re", "threading", "logging", "subprocess"}
 
 
-def test_the_finder_leaves_modules_as_they_are(torch_like: Path) -> None:
+def test_the_finder_leaves_modules_as_they_are(torch_like):
     program = """
 import json, tpmon.hook, torch, importlib.util
 spec = torch.__spec__
@@ -621,10 +590,8 @@ print(json.dumps([type(spec.loader).__name__, "exec_module" in vars(spec.loader)
     assert run(sys.executable, torch_like, program) == ["SourceFileLoader", False, "torch/__init__.py", True]
 
 
-def test_a_torch_that_fails_to_import_fails_as_before_and_may_come_later(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(
-        "import os\nif not os.environ.get('DRIVER'): raise ImportError('no driver')\n"
-    )
+def test_a_torch_that_fails_to_import_fails_as_before_and_may_come_later(tmp_path):
+    (tmp_path / "torch.py").write_text("import os\nif not os.environ.get('DRIVER'): raise ImportError('no driver')\n")
     program = """
 import json, tpmon.hook
 errors = []
@@ -646,9 +613,7 @@ print(json.dumps([errors, tpmon.hook.problem(), waiting, len(arrived)]))
 
 
 @pytest.mark.parametrize("order", [BEFORE, AFTER])
-def test_backwards_are_counted_in_a_torch_whose_engine_has_no_entry_of_its_own(
-    torch_like: Path, tmp_path: Path, order: str
-) -> None:
+def test_backwards_are_counted_in_a_torch_whose_engine_has_no_entry_of_its_own(torch_like, tmp_path, order):
     """Before torch 2.2 ``torch.autograd`` imports ``graph`` first, and defines ``backward`` afterwards."""
     site = tmp_path / "site"
     shutil.copytree(torch_like, site)

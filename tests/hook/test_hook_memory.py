@@ -1,7 +1,5 @@
 """The CUDA allocator through the step that is watched, on an allocator that the test plays."""
 
-from __future__ import annotations
-
 import sys
 import types
 
@@ -46,7 +44,7 @@ class Allocator(Card):
 
 
 @pytest.fixture
-def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Allocator:
+def card(loop, monkeypatch):
     card = Allocator(loop)
     torch = types.ModuleType("torch")
     torch.__file__ = __file__
@@ -103,7 +101,7 @@ def phases(loop: Loop) -> PhaseMemory:
     return told
 
 
-def test_each_turn_of_the_watched_step_is_told(loop: Loop, card: Allocator) -> None:
+def test_each_turn_of_the_watched_step_is_told(loop, card):
     for _ in range(4):
         step(loop, card, 9 * GIB, 12 * GIB)
     told = phases(loop)
@@ -112,7 +110,7 @@ def test_each_turn_of_the_watched_step_is_told(loop: Loop, card: Allocator) -> N
     assert loop.steps.problem == ""
 
 
-def test_the_part_in_which_the_peak_rose_holds_it(loop: Loop, card: Allocator) -> None:
+def test_the_part_in_which_the_peak_rose_holds_it(loop, card):
     step(loop, card, 6 * GIB, 7 * GIB)  # nobody watches the first step
     for _ in range(3):
         step(loop, card, 9 * GIB, 12 * GIB)
@@ -123,7 +121,7 @@ def test_the_part_in_which_the_peak_rose_holds_it(loop: Loop, card: Allocator) -
     assert isinstance(told.other_peak_bytes, Missing)
 
 
-def test_an_update_and_what_is_between_steps_can_hold_it_too(loop: Loop, card: Allocator) -> None:
+def test_an_update_and_what_is_between_steps_can_hold_it_too(loop, card):
     step(loop, card, 6 * GIB, 7 * GIB)
     step(loop, card, 6 * GIB, 7 * GIB, update=20 * GIB)
     loop.batch()
@@ -141,7 +139,7 @@ def test_an_update_and_what_is_between_steps_can_hold_it_too(loop: Loop, card: A
     assert (told.peak_phase, told.other_peak_bytes) == ("other", 30 * GIB)
 
 
-def test_a_peak_of_a_step_that_nobody_watched_is_nobodys(loop: Loop, card: Allocator) -> None:
+def test_a_peak_of_a_step_that_nobody_watched_is_nobodys(loop, card):
     for size in (6, 9, 9):
         step(loop, card, size * GIB, 12 * GIB)
     step(loop, card, 9 * GIB, 40 * GIB)
@@ -155,7 +153,7 @@ def test_a_peak_of_a_step_that_nobody_watched_is_nobodys(loop: Loop, card: Alloc
     assert read(loop).peak_allocated_bytes == 40 * GIB
 
 
-def test_a_peak_that_the_program_resets_is_found_again(loop: Loop, card: Allocator) -> None:
+def test_a_peak_that_the_program_resets_is_found_again(loop, card):
     begin_watched(loop, card)
     use(loop, card, 9 * GIB, 12 * GIB)
     loop.update()
@@ -186,9 +184,7 @@ def test_a_peak_that_the_program_resets_is_found_again(loop: Loop, card: Allocat
     assert isinstance(told.other_peak_bytes, Missing)
 
 
-def test_it_is_asked_a_few_times_a_step_and_never_in_one_that_is_not_watched(
-    loop: Loop, card: Allocator
-) -> None:
+def test_it_is_asked_a_few_times_a_step_and_never_in_one_that_is_not_watched(loop, card):
     begin_watched(loop, card)
     use(loop, card, 9 * GIB, 12 * GIB)
     loop.update()
@@ -209,7 +205,7 @@ def test_it_is_asked_a_few_times_a_step_and_never_in_one_that_is_not_watched(
     assert phases(loop).after_update_bytes == RESTING + GIB
 
 
-def test_an_evaluation_within_the_watched_step_is_no_forward_of_it(loop: Loop, card: Allocator) -> None:
+def test_an_evaluation_within_the_watched_step_is_no_forward_of_it(loop, card):
     step(loop, card, 6 * GIB, 7 * GIB)
     loop.stop()
     other = Batches(64)
@@ -237,7 +233,7 @@ def test_an_evaluation_within_the_watched_step_is_no_forward_of_it(loop: Loop, c
     assert told.after_batch_bytes == RESTING, "of the batch that was trained on"
 
 
-def test_an_allocator_that_does_not_tell_leaves_all_else_told(loop: Loop, card: Allocator) -> None:
+def test_an_allocator_that_does_not_tell_leaves_all_else_told(loop, card):
     card.refuses = True
     for _ in range(8):
         step(loop, card, 6 * GIB, 7 * GIB)
@@ -248,7 +244,7 @@ def test_an_allocator_that_does_not_tell_leaves_all_else_told(loop: Loop, card: 
 
 
 @pytest.mark.parametrize("left", [0, wire.UNKNOWN])
-def test_a_page_of_an_older_hook_has_no_turns(left: int) -> None:
+def test_a_page_of_an_older_hook_has_no_turns(left):
     words = [1] * wire.SETTINGS_WORDS
     words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_NUMBER_AGAIN] = [left] * 18
     page = memoryview(bytearray(4096))

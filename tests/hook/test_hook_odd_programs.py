@@ -1,7 +1,5 @@
 """Programs that do odd but legal things to torch, on a real torch, each in a process of its own with the hook."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -15,9 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="no torch in this environment"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
 
 BEGIN = """
 import json, sys
@@ -59,7 +55,7 @@ def run(program: str, *flags: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_loop() -> None:
+def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_loop():
     told = run("""
         import os
         from tpmon.hook.bus import wire_settings as w
@@ -106,7 +102,7 @@ def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_lo
 
 
 @pytest.mark.long
-def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
+def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none():
     told = run("""
         import warnings
 
@@ -129,7 +125,7 @@ def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
 
 
 @pytest.mark.long
-def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_of_none() -> None:
+def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_of_none():
     told = run("""
         import warnings
 
@@ -156,7 +152,7 @@ def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_o
 
 @pytest.mark.long
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(whole: bool) -> None:
+def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(whole):
     """Muon's step is traced as it is, with torch's loop over the hooks in it."""
     told = run(f"""
         if not hasattr(torch.optim, "Muon"):
@@ -183,7 +179,7 @@ def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(who
     assert (told["compiled"], told["calls"]) == ((0, 1) if whole else (3, 4))
 
 
-def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer() -> None:
+def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer():
     told = run("""
         class Plain:
             def __init__(self, net):

@@ -1,7 +1,5 @@
 """The small helpers around torch.profiler: bounds, tables, files; on a real torch in a process of its own."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json
@@ -55,7 +53,7 @@ print(json.dumps(told))
 
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
-def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path: Path) -> None:
+def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path):
     (tmp_path / "file").write_text("no folder")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
@@ -80,7 +78,7 @@ def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 101}, {"wait": -1}, {"warmup": -1}])
-def test_a_profiler_without_bounds_is_refused(bad: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_without_bounds_is_refused(bad, monkeypatch):
     torch = types.ModuleType("torch")
     torch.profiler = types.ModuleType("torch.profiler")
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -104,7 +102,7 @@ class Failing:
         raise RuntimeError("no such thing")
 
 
-def test_a_trace_that_torch_did_not_write_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_trace_that_torch_did_not_write_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="torch wrote no trace"):
         export_trace(Silent(), str(tmp_path))
     with pytest.raises(RuntimeError, match="no such thing"):
@@ -112,7 +110,7 @@ def test_a_trace_that_torch_did_not_write_is_an_error_and_leaves_nothing(tmp_pat
     assert os.listdir(tmp_path) == []
 
 
-def test_a_loop_that_ended_before_its_profiler_began_has_no_tables_and_no_trace(tmp_path: Path) -> None:
+def test_a_loop_that_ended_before_its_profiler_began_has_no_tables_and_no_trace(tmp_path):
     nothing = types.SimpleNamespace(profiler=None)  # as torch.profiler has it then
     assert top_tables(nothing) == {}
     with pytest.raises(OSError, match="nothing was recorded"):

@@ -1,13 +1,11 @@
 """Which events are one step of a training, with a clock that the test holds."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
 import pytest
 
-from tests.hook_loop import MS, Loop
+from tests.hook_loop import MS
 from tpmon.hook.bus import wire
 
 AFTER_UPDATE, UPDATE, BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
@@ -18,21 +16,10 @@ TEN, TWENTY = ({"steps": steps, "eval_steps": 0} for steps in (10, 20))
 LOOPS = {
     "a plain loop counts each step when the next batch is asked for": [
         ("10(DBU4(~))", {"steps": 9}),
-        (
-            "S",
-            {
-                "steps": 10,
-                "rule": AFTER_UPDATE,
-                "phases_ms": [20, 30, 50, 10, 40],
-                "samples": 40,
-                "batch_size": 4,
-            },
-        ),
+        ("S", {"steps": 10, "rule": AFTER_UPDATE, "phases_ms": [20, 30, 50, 10, 40], "samples": 40, "batch_size": 4}),
         ("", {"eval_steps": 0}),
     ],
-    "an accumulation": [
-        ("6(4(DB)U)S", {"steps": 6, "batches": 24, "backwards": 24, "samples": 96, "eval_steps": 0})
-    ],
+    "an accumulation": [("6(4(DB)U)S", {"steps": 6, "batches": 24, "backwards": 24, "samples": 96, "eval_steps": 0})],
     **{
         f"an accumulation of {number}: at first it may be a loop whose optimizer is none of torch's": [
             (f"4({number}(DB)U)S", {"steps": 4, "updates": 4, "rule": AFTER_UPDATE})
@@ -96,9 +83,7 @@ LOOPS = {
     ],
     "two optimizers": [("10(D2(BU))S", {"steps": 10, "optimizer_calls": 20})],
     "six optimizers": [("10(D6(BU))S", {"steps": 10, "optimizer_calls": 60})],
-    "a step() that calls its parent class": [
-        ("10(BUu)", {"steps": 10, "updates": 10, "optimizer_calls": 20})
-    ],
+    "a step() that calls its parent class": [("10(BUu)", {"steps": 10, "updates": 10, "optimizer_calls": 20})],
     "without a dataloader the update ends a step; the hook came with the first backward": [
         ("10(BU)", {"steps": 10, "rule": UPDATE, "phases_ms": [0, 30 - 3, 50, 10, 0]})
     ],
@@ -119,9 +104,7 @@ LOOPS = {
     "an evaluation after half an accumulation keeps its time to itself": [
         ("3(DBU)DBS5(e6(~))S", {"eval_steps": 5, "evals_ms": [5, 30, 0], "phases_ms": [8, 12, 20, 3, 0]})
     ],
-    "gradients of the model within an evaluation": [
-        ("3(DBU)6(Db~)S", {"steps": 3, "eval_steps": 6, "backwards": 3})
-    ],
+    "gradients of the model within an evaluation": [("3(DBU)6(Db~)S", {"steps": 3, "eval_steps": 6, "backwards": 3})],
     "updates by gradients that a call returned: torch.autograd.grad fills no .grad": [
         ("3(DBU)10(DbUu)5(DUu)S", {"steps": 18, "updates": 18})
     ],
@@ -141,13 +124,13 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("parts", LOOPS.values(), ids=LOOPS)
-def test_what_a_loop_is_counted_as(loop: Loop, parts: list[tuple[str, dict[str, object]]]) -> None:
+def test_what_a_loop_is_counted_as(loop, parts):
     for score, counted in parts:
         loop.play(score)
         assert loop.tell(counted) == counted
 
 
-def test_every_step_has_its_record_and_the_phases_add_up_to_its_time(loop: Loop) -> None:
+def test_every_step_has_its_record_and_the_phases_add_up_to_its_time(loop):
     loop.train(5, other_ms=1.5)
     loop.stop()
     records = loop.records()
@@ -158,7 +141,7 @@ def test_every_step_has_its_record_and_the_phases_add_up_to_its_time(loop: Loop)
         assert spent == after[wire.REC_TIME_NS] - before[wire.REC_TIME_NS] == 12.5 * MS
 
 
-def test_short_steps_share_records_and_none_is_lost(loop: Loop) -> None:
+def test_short_steps_share_records_and_none_is_lost(loop):
     for _ in range(400):
         loop.batch(0.01)
         loop.backward(0.01, 0.02)
@@ -172,7 +155,7 @@ def test_short_steps_share_records_and_none_is_lost(loop: Loop) -> None:
     assert records[-1][wire.REC_STEPS] == 401
 
 
-def test_an_update_is_skipped_only_where_the_scaler_is_on(loop: Loop) -> None:
+def test_an_update_is_skipped_only_where_the_scaler_is_on(loop):
     for number in range(10):
         loop.batch()
         loop.backward()
@@ -183,7 +166,7 @@ def test_an_update_is_skipped_only_where_the_scaler_is_on(loop: Loop) -> None:
     assert loop.records()[-1][wire.REC_SKIPPED] == 5
 
 
-def test_an_optimizer_within_the_backward_is_one_step(loop: Loop) -> None:
+def test_an_optimizer_within_the_backward_is_one_step(loop):
     for with_data in (False, True):
         loop.steps.forget()
         for _ in range(10):
@@ -201,7 +184,7 @@ def test_an_optimizer_within_the_backward_is_one_step(loop: Loop) -> None:
         assert loop.phases_ms()[2] == 50
 
 
-def test_closures_and_nested_backwards_are_parts_of_their_step(loop: Loop) -> None:
+def test_closures_and_nested_backwards_are_parts_of_their_step(loop):
     for _ in range(5):
         loop.batch()
         for _ in range(4):

@@ -1,7 +1,5 @@
 """Throughput after a named cut, marks on the bus, and the permission to read stacks."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -28,7 +26,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(throughput, "monotonic_ns", clock)
     return clock
@@ -40,7 +38,7 @@ def run(meter: ThroughputMeter, clock: Clock, latencies_ms: list[float], samples
         meter.step(samples)
 
 
-def test_a_measurement_agrees_with_the_statistics_of_its_steps(clock: Clock) -> None:
+def test_a_measurement_agrees_with_the_statistics_of_its_steps(clock):
     latencies = [random.Random(1).lognormvariate(1, 1) for _ in range(1000)]
     meter = ThroughputMeter(warmup_steps=20)
     run(meter, clock, [500.0] * 20 + latencies)
@@ -52,12 +50,10 @@ def test_a_measurement_agrees_with_the_statistics_of_its_steps(clock: Clock) -> 
     assert result.mean_ms == pytest.approx(statistics.fmean(latencies), rel=1e-5)
     assert result.std_ms == pytest.approx(statistics.stdev(latencies), rel=1e-5)
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
-    assert [result.p50_ms, result.p95_ms, result.p99_ms] == pytest.approx(
-        [cuts[49], cuts[94], cuts[98]], rel=1e-4
-    )
+    assert [result.p50_ms, result.p95_ms, result.p99_ms] == pytest.approx([cuts[49], cuts[94], cuts[98]], rel=1e-4)
 
 
-def test_a_cut_by_name_leaves_out_all_before_it(clock: Clock) -> None:
+def test_a_cut_by_name_leaves_out_all_before_it(clock):
     meter = ThroughputMeter(warmup_steps=3)
     run(meter, clock, [900.0] * 10)
     meter.cut("compiled")
@@ -71,7 +67,7 @@ def test_a_cut_by_name_leaves_out_all_before_it(clock: Clock) -> None:
     )
 
 
-def test_nothing_measured_is_no_number(clock: Clock) -> None:
+def test_nothing_measured_is_no_number(clock):
     meter = ThroughputMeter(warmup_steps=5)
     run(meter, clock, [1.0] * 5)
     result = meter.result()
@@ -83,9 +79,7 @@ def test_nothing_measured_is_no_number(clock: Clock) -> None:
     assert (meter.result().p99_ms, math.isnan(meter.result().std_ms)) == (4.0, True)
 
 
-def test_memory_is_bounded_and_percentiles_are_of_the_newest(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_bounded_and_percentiles_are_of_the_newest(clock, monkeypatch):
     monkeypatch.setattr(throughput, "_KEPT", 100)
     meter = ThroughputMeter(warmup_steps=0)
     run(meter, clock, [1.0] * 950 + [3.0] * 100)
@@ -128,7 +122,7 @@ print(wire.parse_marks(HOOK.steps.pages.page)[0][:2])
 """
 
 
-def test_marks_are_on_the_bus_and_in_profiles() -> None:
+def test_marks_are_on_the_bus_and_in_profiles():
     done = subprocess.run([sys.executable, "-c", MARKS], cwd=ROOT, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[:2] == ["mark 0 2 True", "mark 1 2 True"]
@@ -138,18 +132,16 @@ def test_marks_are_on_the_bus_and_in_profiles() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sys/kernel/yama/ptrace_scope"), reason="no Yama here")
-def test_stacks_are_allowed_where_yama_is() -> None:
+def test_stacks_are_allowed_where_yama_is():
     assert allow_in_child() == "True"
 
 
 @pytest.mark.skipif(os.path.exists("/proc/sys/kernel/yama/ptrace_scope"), reason="Yama is here")
-def test_without_yama_there_is_nothing_to_allow() -> None:
+def test_without_yama_there_is_nothing_to_allow():
     assert allow_in_child() == "False"
 
 
 def allow_in_child() -> str:
     program = "import tpmon.hook; print(tpmon.hook.allow_stacks())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()

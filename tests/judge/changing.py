@@ -1,7 +1,5 @@
 """Change what must not matter in the Frames of a job: the user's names, numbers of processes, clocks, words."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
@@ -55,10 +53,7 @@ def change_fields(frames: Sequence[Frame], names: Collection[str], step: Step) -
 
 def _is_hint(name: str) -> bool:
     """Tell whether a name is one of the few that are taken as a hint where no library's frame tells more."""
-    return (
-        any(pattern.fullmatch(name) for _, pattern in read_frame_rules().names)
-        or TRAIN.search(name) is not None
-    )
+    return any(pattern.fullmatch(name) for _, pattern in read_frame_rules().names) or TRAIN.search(name) is not None
 
 
 def rename(frames: Sequence[Frame], word: str) -> list[Frame]:

@@ -1,7 +1,5 @@
 """List jobs as Frames, a second apart: one of each kind that the judge knows, for what must hold of all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,12 +38,7 @@ from tpmon.model.stacks import StackFrame
 
 Build = Callable[[], list[Frame]]
 BARRIER = (MAIN, TRAIN, StackFrame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 4100))
-QUEUE_GET = (
-    MAIN,
-    TRAIN,
-    StackFrame("get", f"{LIB}/queue.py", 171),
-    StackFrame("wait", f"{LIB}/threading.py", 320),
-)
+QUEUE_GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171), StackFrame("wait", f"{LIB}/threading.py", 320))
 AT_CHILD = (MAIN, TRAIN, StackFrame("wait", f"{LIB}/subprocess.py", 1264))
 JOIN = (MAIN, StackFrame("_shutdown", f"{LIB}/threading.py", 1590))
 EVENT_LOOP = (
@@ -93,16 +86,12 @@ def _place(frames: list[Frame]) -> list[Frame]:
 def _throttled() -> list[Frame]:
     plain = replace(eight_gpus(), ages_s=make_ages(gpu=0.4, stacks=1.2))
     cards = tuple(
-        replace(
-            card, throttle_shares=(ThrottleShare("SW thermal", 38.0, "counter"),), temperature_margin_c=1.0
-        )
+        replace(card, throttle_shares=(ThrottleShare("SW thermal", 38.0, "counter"),), temperature_margin_c=1.0)
         if card.index == 3
         else card
         for card in known_or(plain.gpus, ())
     )
-    return _place(
-        hold(replace(plain, gpus=cards), 24, [make_slice(51_200 + n, 8 + n, STEPS) for n in range(8)])
-    )
+    return _place(hold(replace(plain, gpus=cards), 24, [make_slice(51_200 + n, 8 + n, STEPS) for n in range(8)]))
 
 
 def _straggler() -> list[Frame]:
@@ -117,9 +106,7 @@ SCENES: dict[str, Build] = {
     "a rank elsewhere": _hang(make_rank(0), make_rank(1), world_size=4),
     "a rank in a lock": _hang(make_rank(0), make_rank(1, frames=IN_LOCK)),
     "a rank at a queue": _hang(make_rank(0), make_rank(1, frames=QUEUE_GET)),
-    "a rank reads a file": _hang(
-        make_rank(0), make_rank(1, frames=IN_LOCK, state="D", waits_for="NFS", waits_on=NFS)
-    ),
+    "a rank reads a file": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, state="D", waits_for="NFS", waits_on=NFS)),
     "a rank at a child": _hang(make_rank(0), make_rank(1, frames=AT_CHILD, waits_for="child process")),
     "a rank sleeps": _hang(make_rank(0), make_rank(1, frames=IN_LOCK, waits_for="sleep")),
     "a rank goes round": _hang(make_rank(0, frames=IN_LOCK, **RUNNING), seconds=130),
@@ -144,8 +131,7 @@ SCENES: dict[str, Build] = {
         dead=(DeadChild(4099, 4000, "pt_data_worker", "SIGKILL"),),
     ),
     "a child of its own is dead": _hang(
-        make_rank(0, frames=AT_CHILD, waits_for="child process"),
-        dead=(DeadChild(4099, 4000, "convert", "exit 1"),),
+        make_rank(0, frames=AT_CHILD, waits_for="child process"), dead=(DeadChild(4099, 4000, "convert", "exit 1"),)
     ),
     "a thread that does not end": _hang(
         make_rank(

@@ -1,7 +1,5 @@
 """Every remedy of the catalogue reaches a user: as what to try, or as one of the next, wherever it is listed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -87,16 +85,16 @@ def is_reached(name: str, *, live: bool) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
-def test_every_remedy_is_said_in_some_run(name: str) -> None:
+def test_every_remedy_is_said_in_some_run(name):
     assert is_reached(name, live=False) == (name not in ONLY_ON_THE_PAGE)
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - ONLY_ON_THE_PAGE))
-def test_what_no_reading_of_a_live_run_proves_is_said_behind_its_if(name: str) -> None:
+def test_what_no_reading_of_a_live_run_proves_is_said_behind_its_if(name):
     assert is_reached(name, live=True)
 
 
-def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it() -> None:
+def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it():
     row = (Kind.COMPUTE_BOUND, "gpu-compute")
     assert say_first(row, ()) == []
     assert say_first(row, (Need.EAGER_MODEL,)) == ["torch-compile"]
@@ -108,13 +106,13 @@ def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it() -> None:
     assert {"tf32", "bf16"}.isdisjoint(say(row, (Need.GPU_PRESENT, Need.FP16_CORES_ALONE)))
 
 
-def test_a_run_that_nothing_holds_back_is_told_only_what_was_seen_to_help_it() -> None:
+def test_a_run_that_nothing_holds_back_is_told_only_what_was_seen_to_help_it():
     row = (Kind.BALANCED, NOT_APPLICABLE)
     assert say(row, ()) == []
     assert say(row, (Need.SAVE_IN_STACK, Need.MEMORY_FREE)) == ["async-checkpoint"]
 
 
-def test_a_model_is_wrapped_once_and_what_was_seen_most_of_goes_first() -> None:
+def test_a_model_is_wrapped_once_and_what_was_seen_most_of_goes_first():
     row = (Kind.COMMS_BOUND, "transfer")
     ddp = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT, Need.GPU_MEMORY_FREE))
     assert not {name for name in ddp if "fsdp" in name or Need.FSDP_IN_STACK in CATALOGUE[name].needs}
@@ -122,7 +120,7 @@ def test_a_model_is_wrapped_once_and_what_was_seen_most_of_goes_first() -> None:
     assert "find-unused-off" in unused
 
 
-def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try() -> None:
+def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try():
     row = (Kind.COMMS_BOUND, "transfer")
     said = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT))
     assert said[:3] == ["check-network-path", "bf16-gradients", "exchange-less-often"]
@@ -133,8 +131,7 @@ def find_last(used_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
     """Judge a starved run whose use of memory changes each second; return the verdict and all events."""
     plain = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 8.0, "host_cores": 8})
     seconds = [
-        replace(plain, memory=replace(plain.memory, used_bytes=used_bytes[n % len(used_bytes)]))
-        for n in range(30)
+        replace(plain, memory=replace(plain.memory, used_bytes=used_bytes[n % len(used_bytes)])) for n in range(30)
     ]
     frames, standing, events = line_up(seconds), Standing(), []
     for count in range(1, len(frames) + 1):
@@ -145,7 +142,7 @@ def find_last(used_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
     return one.frame.verdict, events
 
 
-def test_remedies_that_come_and_go_are_no_event() -> None:
+def test_remedies_that_come_and_go_are_no_event():
     free, near = 2 << 30, 15 << 30
     calm, once = find_last((free,))
     tight, same = find_last((near,))
@@ -159,22 +156,18 @@ def test_remedies_that_come_and_go_are_no_event() -> None:
 MANY = make_finding(also_try=("if it is so: do this:\nfirst\nsecond", "do that: third"))
 
 
-def test_the_next_remedies_are_a_list_in_json_and_absent_where_there_are_none() -> None:
+def test_the_next_remedies_are_a_list_in_json_and_absent_where_there_are_none():
     assert to_plain(MANY)["also_try"] == ["if it is so: do this:\nfirst\nsecond", "do that: third"]
     assert decode(Finding, encode(MANY)) == MANY
     assert "also_try" not in to_plain(make_finding())
     assert decode(Finding, encode(make_finding())).also_try is NOT_APPLICABLE
 
 
-def test_the_whole_text_says_them_and_the_short_ones_do_not() -> None:
+def test_the_whole_text_says_them_and_the_short_ones_do_not():
     frame = make_frame(verdict=MANY)
     lines = write_verdict(frame)
     start = lines.index("also try if it is so: do this:")
-    assert lines[start + 1 : start + 4] == [
-        "           first",
-        "           second",
-        "         do that: third",
-    ]
+    assert lines[start + 1 : start + 4] == ["           first", "           second", "         do that: third"]
     assert "also try" not in "\n".join(write_verdict(frame, full=False)) + write_check(frame)
     assert "also try" not in "\n".join(write_verdict(make_frame(verdict=make_finding())))
 
@@ -184,16 +177,11 @@ def list_texts(lines: list[Line]) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [40, 120])
-def test_the_full_view_shows_them_and_the_first_lines_stay_as_they_were(width: int) -> None:
+def test_the_full_view_shows_them_and_the_first_lines_stay_as_they_were(width):
     view = make_any_view(make_frame(verdict=MANY))
     full = list_texts(paint_verdict_in_full(view, width))
     start = full.index(" also try")
-    assert full[start + 1 : start + 5] == [
-        "   if it is so: do this:",
-        "     first",
-        "     second",
-        "   do that: third",
-    ]
+    assert full[start + 1 : start + 5] == ["   if it is so: do this:", "     first", "     second", "   do that: third"]
     assert start < full.index(" ruled out")
     plain = make_any_view(make_frame(verdict=make_finding()))
     size = Size(width, 40)

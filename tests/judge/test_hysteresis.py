@@ -1,7 +1,5 @@
 """The verdict does not flicker: causes rise, fall, and change places slowly."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -46,9 +44,7 @@ def suspect(key: Key, weight: float = 0.5) -> Suspicion:
     return Suspicion(kind, cause, weight, 2.0, frozenset(("a", "b")), "summary", ())
 
 
-def run(
-    seconds: list[list[Suspicion]], standing: Standing | None = None
-) -> tuple[list[Key | None], Standing]:
+def run(seconds: list[list[Suspicion]], standing: Standing | None = None) -> tuple[list[Key | None], Standing]:
     """Judge one list of suspicions a second; return what was stated after each."""
     standing = standing or Standing()
     stated = []
@@ -63,58 +59,58 @@ def run(
     return stated, standing
 
 
-def test_a_cause_must_stay_before_it_is_stated() -> None:
+def test_a_cause_must_stay_before_it_is_stated():
     stated, _ = run([[suspect(DATA)]] * 10)
     assert stated.index(DATA) == RISE_S
     assert set(stated[: int(RISE_S)]) == {None}
 
 
-def test_a_glimpse_is_never_stated() -> None:
+def test_a_glimpse_is_never_stated():
     stated, standing = run(([[suspect(DATA)]] * 2 + [[]] * 8) * 5)
     assert set(stated) == {None}
     assert standing.tracks == ()
 
 
-def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen() -> None:
+def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen():
     stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 20)
     gone = stated[10:].index(None)
     assert gone == pytest.approx(FALL_S + LINGER_S, abs=1)
 
 
-def test_a_hang_that_is_over_is_not_held() -> None:
+def test_a_hang_that_is_over_is_not_held():
     stated, _ = run([[suspect(HUNG)]] * 10 + [[]] * 20)
     assert stated[10:].index(None) == pytest.approx(FALL_S, abs=1)
 
 
-def test_between_two_causes_there_is_no_empty_verdict() -> None:
+def test_between_two_causes_there_is_no_empty_verdict():
     stated, _ = run([[suspect(DATA)]] * 20 + [[]] * 10 + [[suspect(POOL)]] * 10)
     changes = [b for a, b in itertools.pairwise(stated) if a != b]
     assert changes == [DATA, POOL]
 
 
-def test_what_a_process_does_right_now_is_said_at_once() -> None:
+def test_what_a_process_does_right_now_is_said_at_once():
     assert run([[suspect(STARTING)]])[0] == [STARTING]
 
 
-def test_a_hang_outranks_everything() -> None:
+def test_a_hang_outranks_everything():
     stated, _ = run([[suspect(DATA, 1.0)]] * 10 + [[suspect(DATA, 1.0), suspect(HUNG, 0.1)]] * 6)
     assert stated[9] == DATA
     assert stated[-1] == HUNG
 
 
-def test_a_fault_outranks_good_health() -> None:
+def test_a_fault_outranks_good_health():
     stated, _ = run([[suspect(COMPUTE, 1.0), suspect(PYTHON, 0.15)]] * 10)
     assert stated[-1] == PYTHON
 
 
-def test_a_heavier_cause_takes_over_once_it_stays_ahead() -> None:
+def test_a_heavier_cause_takes_over_once_it_stays_ahead():
     both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
     stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
     change = stated[8:].index(PYTHON)
     assert RISE_S <= change <= RISE_S + SWITCH_S + 2
 
 
-def test_two_causes_of_nearly_the_same_weight_do_not_take_turns() -> None:
+def test_two_causes_of_nearly_the_same_weight_do_not_take_turns():
     draw = random.Random(7)
     seconds = [
         [suspect(DATA, 0.4 + draw.uniform(-0.04, 0.04)), suspect(PYTHON, 0.4 + draw.uniform(-0.04, 0.04))]
@@ -125,7 +121,7 @@ def test_two_causes_of_nearly_the_same_weight_do_not_take_turns() -> None:
     assert len(set(named)) == 1
 
 
-def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_gone() -> None:
+def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_gone():
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(COLLATE)]] * 10)
     assert stated[10:].index(COLLATE) == RISE_S
     stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(PYTHON)]] * 10)
@@ -133,21 +129,21 @@ def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
-def test_a_cause_at_its_threshold_beside_another_of_its_kind_does_not_flicker(weight: float) -> None:
+def test_a_cause_at_its_threshold_beside_another_of_its_kind_does_not_flicker(weight):
     draw = random.Random(13)
     other = suspect(COLLATE, weight)
     stated, _ = run([[suspect(DATA), other] if draw.random() < 0.5 else [other] for _ in range(300)])
     assert sum(a != b for a, b in itertools.pairwise(stated)) <= 4
 
 
-def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes() -> None:
+def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes():
     draw = random.Random(11)
     stated, _ = run([[suspect(DATA)] if draw.random() < 0.5 else [] for _ in range(300)])
     changes = sum(a != b for a, b in itertools.pairwise(stated))
     assert changes <= 4
 
 
-def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds() -> None:
+def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds():
     stated, _ = run([[suspect(DATA)]] * 30 + [[suspect(DATA)]] * 7 + [[suspect(POOL)]] * 13)
     assert stated[29] == DATA
     assert stated[49] == POOL
@@ -155,18 +151,18 @@ def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds() ->
     assert changes == [DATA, POOL]
 
 
-def test_a_pause_of_tpmon_itself_is_not_evidence() -> None:
+def test_a_pause_of_tpmon_itself_is_not_evidence():
     _, standing = run([[suspect(DATA)]])
     late = follow(standing, [suspect(DATA)], standing.judged_ns + 3600 * SECOND)
     assert late.tracks[0].score < 1
 
 
-def test_a_shadow_is_not_stated_beside_its_cause() -> None:
+def test_a_shadow_is_not_stated_beside_its_cause():
     stated, _ = run([[suspect(DATA, 0.9), suspect(POOL, 0.4)]] * 10)
     assert stated[-1] == POOL
 
 
-def test_a_rank_that_waits_for_data_explains_those_that_wait_for_it() -> None:
+def test_a_rank_that_waits_for_data_explains_those_that_wait_for_it():
     keys: list[Key] = [(Kind.COMMS_BOUND, "straggler"), (Kind.DATA_BOUND, "network-store")]
     assert find_explained(keys) == {keys[0]}
 
@@ -177,7 +173,7 @@ LATE: Key = (Kind.COMMS_BOUND, "straggler")
 TRANSFER: Key = (Kind.COMMS_BOUND, "transfer")
 
 
-def test_a_throttle_explains_a_wait_of_ranks_only_as_far_as_it_costs() -> None:
+def test_a_throttle_explains_a_wait_of_ranks_only_as_far_as_it_costs():
     assert find_explained([HOT, LATE], {HOT: 0.3, LATE: 0.5}) == {LATE}
     assert find_explained([HOT, LATE], {HOT: 0.1, LATE: 0.5}) == frozenset()
     # What all ranks send each other is not slow because one card is.
@@ -187,14 +183,14 @@ def test_a_throttle_explains_a_wait_of_ranks_only_as_far_as_it_costs() -> None:
     assert stated[-1] == LATE
 
 
-def test_a_throttle_that_costs_next_to_nothing_is_no_verdict() -> None:
+def test_a_throttle_that_costs_next_to_nothing_is_no_verdict():
     stated, _ = run([[suspect(LINK, 0.04), suspect(COMPUTE, 0.9)]] * 10)
     assert stated[-1] == COMPUTE
     stated, _ = run([[suspect(LINK, 0.06), suspect(COMPUTE, 0.9)]] * 10)
     assert stated[-1] == LINK
 
 
-def test_nothing_explains_itself_or_in_a_circle() -> None:
+def test_nothing_explains_itself_or_in_a_circle():
     rows: list[Key] = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
     for key in rows:
         assert find_explained([key]) == frozenset(), key
@@ -203,24 +199,24 @@ def test_nothing_explains_itself_or_in_a_circle() -> None:
             assert len(find_explained([one, other])) < 2, (one, other)
 
 
-def test_every_row_of_the_explanations_is_in_the_table() -> None:
+def test_every_row_of_the_explanations_is_in_the_table():
     causes = {row.kind: row.causes for row in TABLE}
     for key in [*EXPLAINS, *(shadow for shadows in EXPLAINS.values() for shadow in shadows)]:
         assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key
 
 
-def test_what_a_hung_job_waits_for_is_no_second_cause() -> None:
+def test_what_a_hung_job_waits_for_is_no_second_cause():
     waits = [(Kind.COMMS_BOUND, "unknown"), (Kind.DATA_BOUND, "too-few-workers"), PYTHON]
     assert find_explained([HUNG, POOL, *waits]) == set(waits)
 
 
-def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other() -> None:
+def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other():
     keys: list[Key] = [(Kind.COMMS_BOUND, "transfer"), (Kind.DATA_BOUND, "network-store")]
     assert find_explained(keys) == frozenset()
     assert find_explained([keys[0], (Kind.OVERSUBSCRIBED, "rank-pool")]) == {keys[0]}
 
 
-def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_word_against_it() -> None:
+def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_word_against_it():
     here, gone, other = suspect(STARTING), Cleared("starting (steps go on)"), Cleared("swap (0 B)")
     standing = note_rules(Standing(), [other, here])
     standing = replace(follow(standing, [here], 1), stated=STARTING)
@@ -239,40 +235,40 @@ def count_changes(stated: list[Key | None]) -> int:
     return sum(one != other for one, other in itertools.pairwise(stated))
 
 
-def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once() -> None:
+def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once():
     data, collate = [suspect(DATA)], [suspect(COLLATE)]
     stated, _ = run(take_turns(20, data, collate, turns=15))
     assert count_changes(stated) <= 3
     assert set(stated[30:]) == {DATA, COLLATE}
 
 
-def test_a_run_at_one_threshold_does_not_come_and_go() -> None:
+def test_a_run_at_one_threshold_does_not_come_and_go():
     stated, _ = run(take_turns(25, [suspect(DATA), suspect(COMPUTE)], [suspect(COMPUTE)], turns=12))
     assert count_changes(stated) <= 4
 
 
-def test_changes_a_minute_apart_are_no_flicker() -> None:
+def test_changes_a_minute_apart_are_no_flicker():
     data, python = [suspect(DATA)], [suspect(PYTHON)]
     stated, _ = run(take_turns(60, data, python, turns=6))
     for turn in range(6):
         assert stated[60 * turn + 15 : 60 * turn + 60] == [(DATA, PYTHON)[turn % 2]] * 45
 
 
-def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang() -> None:
+def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang():
     flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     stated, standing = run([*flicker, *[[suspect(POOL)]] * 15])
     assert stated[-1] == POOL
     assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
 
 
-def test_after_a_flicker_other_verdicts_change_as_ever() -> None:
+def test_after_a_flicker_other_verdicts_change_as_ever():
     _, standing = run(take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=4))
     stated, _ = run(take_turns(60, [suspect(PYTHON)], [suspect(POOL)], turns=6), standing)
     for turn in range(6):
         assert stated[60 * turn + 15 : 60 * turn + 60] == [(PYTHON, POOL)[turn % 2]] * 45
 
 
-def test_what_flickered_is_stated_again_once_it_lasts() -> None:
+def test_what_flickered_is_stated_again_once_it_lasts():
     flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     _, standing = run(flicker)
     lasting = COLLATE if standing.stated == DATA else DATA
@@ -284,14 +280,14 @@ def test_what_flickered_is_stated_again_once_it_lasts() -> None:
     assert DAMPED_S < 80
 
 
-def test_a_verdict_is_settled_once_it_has_stood_alone_for_a_minute() -> None:
+def test_a_verdict_is_settled_once_it_has_stood_alone_for_a_minute():
     _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
     assert not is_settled(standing, standing.judged_ns)
     _, standing = run([[suspect(DATA)]] * 3, standing)
     assert is_settled(standing, standing.judged_ns)
 
 
-def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too() -> None:
+def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too():
     _, standing = run([[suspect(DATA, 0.9), suspect(PYTHON, 0.2)]] * 70)
     assert (standing.stated, is_settled(standing, standing.judged_ns)) == (DATA, True)
 
@@ -301,7 +297,7 @@ def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too() -> N
     [[suspect(DATA, 0.9), suspect(COLLATE, 0.2)], [], [suspect(HUNG)]],
     ids=["another cause appears", "the cause is gone", "it hangs"],
 )
-def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second: list[Suspicion]) -> None:
+def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second):
     _, standing = run([[suspect(DATA, 0.9)]] * 70)
     assert is_settled(standing, standing.judged_ns)
     _, standing = run([next_second], standing)
@@ -309,13 +305,13 @@ def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second: l
 
 
 @pytest.mark.parametrize("key", [STARTING, HUNG])
-def test_what_a_process_does_right_now_is_never_settled(key: Key) -> None:
+def test_what_a_process_does_right_now_is_never_settled(key):
     stated, standing = run([[suspect(key)]] * 100)
     assert stated[-1] == key
     assert not is_settled(standing, standing.judged_ns)
 
 
-def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_without_it() -> None:
+def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_without_it():
     _, standing = run([[suspect(DATA)]] * 70)
     assert is_settled(standing, standing.judged_ns)
     dropped = drop(standing, {DATA}, standing.judged_ns)
@@ -323,7 +319,7 @@ def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_
     assert not is_settled(dropped, standing.judged_ns)
 
 
-def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected() -> None:
+def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected():
     _, standing = run([[]] * 50)
     assert not is_settled(standing, standing.judged_ns)
     _, standing = run([[]] * 20, standing)

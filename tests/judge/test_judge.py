@@ -1,7 +1,5 @@
 """The whole judge over Windows: what it says, what it may never say, and what it costs."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -56,10 +54,7 @@ def conclude(frames: Sequence[Frame]) -> Finding:
 def pool(seconds: int = 25) -> list[Frame]:
     """Build a rank with 16 threads on 2 CPUs."""
     process = make_process(
-        runnable=11.0,
-        waiting=9.3,
-        busy_threads=16,
-        environment=(EnvironmentSetting("OMP_NUM_THREADS", "16"),),
+        runnable=11.0, waiting=9.3, busy_threads=16, environment=(EnvironmentSetting("OMP_NUM_THREADS", "16"),)
     )
     cpu = make_cpu(
         **TWO_CPUS, used_cores=1.9, runnable=11.0, demand_ratio=5.5, pool_runnable=11.0, oversubscription=5.5,
@@ -81,7 +76,7 @@ SITUATIONS: dict[str, tuple[Callable[[], list[Frame]], tuple[Kind, str]]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_each_situation_is_named_within_fifteen_seconds(name: str) -> None:
+def test_each_situation_is_named_within_fifteen_seconds(name):
     build, expected = SITUATIONS[name]
     judged = run(build())
     keys = [(f.kind, f.cause) for f in (one.frame.verdict for one in judged) if is_known(f)]
@@ -92,7 +87,7 @@ def test_each_situation_is_named_within_fifteen_seconds(name: str) -> None:
     assert expected[1] in events[0]
 
 
-def test_at_first_it_says_that_it_looks() -> None:
+def test_at_first_it_says_that_it_looks():
     frame = run(starved(COMPUTES)[:2])[-1].frame
     finding = frame.verdict
     assert is_known(finding)
@@ -104,7 +99,7 @@ def test_at_first_it_says_that_it_looks() -> None:
     assert run([*starved(COMPUTES)[:2], ended])[-1].frame.notes == (), "nothing else holds what has ended"
 
 
-def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_are_said() -> None:
+def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_are_said():
     sleeping = make_frame(processes=(make_process(waits_for="sleep", runnable=0.02),), loader=(), stacks=())
     place = StackFrame("log_metrics", "/run/train.py", 6)
     stacks = (StackCount(4211, "MainThread", (StackFrame("<module>", "/run/train.py", 30), place), 40),)
@@ -121,7 +116,7 @@ def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_ar
     assert "tpmon dump 4211 --rounds 3" in finding.try_
 
 
-def test_a_verdict_is_never_older_than_its_evidence_and_never_from_the_future() -> None:
+def test_a_verdict_is_never_older_than_its_evidence_and_never_from_the_future():
     for name, (build, _) in SITUATIONS.items():
         frames = build()
         finding = conclude(frames)
@@ -130,7 +125,7 @@ def test_a_verdict_is_never_older_than_its_evidence_and_never_from_the_future() 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_the_rhythm_of_readings_changes_no_verdict(name: str, factor: float) -> None:
+def test_the_rhythm_of_readings_changes_no_verdict(name, factor):
     build, expected = SITUATIONS[name]
     frames = build()
     count = round(len(frames) / factor)
@@ -167,7 +162,7 @@ SOURCES = ["stacks", "main_threads", "network", "sockets", "waits", "io", "envir
 
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_without_a_source_no_verdict_is_surer(name: str, source: str) -> None:
+def test_without_a_source_no_verdict_is_surer(name, source):
     frames = SITUATIONS[name][0]()
     whole, blind = conclude(frames), conclude([_hide(one, source) for one in frames])
     if (whole.kind, whole.cause) == (blind.kind, blind.cause):
@@ -176,7 +171,7 @@ def test_without_a_source_no_verdict_is_surer(name: str, source: str) -> None:
         assert blind.confidence is not Confidence.HIGH, (blind.kind, blind.cause, blind.summary)
 
 
-def test_one_source_is_never_high() -> None:
+def test_one_source_is_never_high():
     from tests.judge.test_hysteresis import DATA, suspect
 
     alone = replace(suspect(DATA), origins=frozenset(("a",)), margin=100.0)
@@ -187,19 +182,12 @@ _NUMBERS = st.floats(0, 1e12, allow_nan=False)
 _SMALL = st.floats(0, 40)
 _READINGS = st.one_of(_SMALL, _NUMBERS, st.just(Missing("not read")))
 _WAITS = st.sampled_from(
-    [
-        "running",
-        "sleep",
-        "a batch (loader queue)",
-        "work from its rank (loader queue)",
-        "page from disk",
-        "NFS",
-    ]
+    ["running", "sleep", "a batch (loader queue)", "work from its rank (loader queue)", "page from disk", "NFS"]
 ) | st.just(Missing("not read"))
 
 
 @pytest.mark.parametrize(("workers", "limit_ms"), [(8, 3.0), (128, 12.0)])
-def test_a_verdict_costs_few_milliseconds(workers: int, limit_ms: float) -> None:
+def test_a_verdict_costs_few_milliseconds(workers, limit_ms):
     """Promised are 2 ms, and 6 ms for 129 processes, which are judged every third second (ADR 0016).
 
     They are held at 1.5 times that like every budget, and the large one, whose Window is larger than the
@@ -218,11 +206,11 @@ def test_a_verdict_costs_few_milliseconds(workers: int, limit_ms: float) -> None
     assert min(costs) <= limit_ms * slowness([measure_import() for _ in range(3)])
 
 
-def test_every_kind_has_an_exit_code() -> None:
+def test_every_kind_has_an_exit_code():
     assert set(EXIT_CODES.values()) == {0, 10, 11, 12}
 
 
-def test_a_large_job_is_judged_every_third_second() -> None:
+def test_a_large_job_is_judged_every_third_second():
     frames = starved(COMPUTES, workers=80, seconds=24)
     judged = run(frames)
     findings = [one.frame.verdict for one in judged]
@@ -232,7 +220,7 @@ def test_a_large_job_is_judged_every_third_second() -> None:
     assert judged[-1].standing.stated == (Kind.DATA_BOUND, "cpu-transform")
 
 
-def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_alone() -> None:
+def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_alone():
     judged = run(starved(COMPUTES, seconds=110))
     settled = [one.settled for one in judged]
     begun = settled.index(True)
@@ -244,24 +232,18 @@ def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_
     assert {is_known(one) and one.cause for one in findings} == {"cpu-transform"}
 
 
-def test_a_change_after_a_settled_verdict_is_told_as_soon_as_after_any_other() -> None:
-    frames = line_up(
-        [make_second(0.7, [COMPUTES] * 2, cpu=TWO_CPUS)] * 100 + [make_second(0.7, [SOCKET] * 2)] * 25
-    )
+def test_a_change_after_a_settled_verdict_is_told_as_soon_as_after_any_other():
+    frames = line_up([make_second(0.7, [COMPUTES] * 2, cpu=TWO_CPUS)] * 100 + [make_second(0.7, [SOCKET] * 2)] * 25)
     judged = run(frames)
     assert judged[99].settled
-    told = next(
-        n for n, one in enumerate(judged) if one.standing.stated == (Kind.DATA_BOUND, "network-store")
-    )
+    told = next(n for n, one in enumerate(judged) if one.standing.stated == (Kind.DATA_BOUND, "network-store"))
     assert told - 100 <= 20
     assert not judged[told].settled
 
 
-def test_the_end_of_a_large_job_is_judged_at_once() -> None:
+def test_the_end_of_a_large_job_is_judged_at_once():
     frames = starved(COMPUTES, workers=80, seconds=20)
-    ended = replace(
-        frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL)
-    )
+    ended = replace(frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL))
     last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
     before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
     assert after is not before
@@ -269,7 +251,7 @@ def test_the_end_of_a_large_job_is_judged_at_once() -> None:
     assert (after.kind, after.cause) == (Kind.IDLE, "finished")
 
 
-def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word_alone() -> None:
+def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word_alone():
     frames = starved(COMPUTES, seconds=20)
     log = (make_output(lines=("step 41", "RuntimeError: no batch", "")),)
     target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
@@ -286,7 +268,7 @@ def test_the_end_of_a_job_keeps_what_was_said_before_it_and_has_the_kernels_word
     assert "DATA-BOUND cpu-transform" in told
 
 
-def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks() -> None:
+def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks():
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     target = make_target(outcome=Outcome.UNKNOWN)
     frames = line_up([make_frame()] * 3 + [make_frame(processes=(launcher,), target=target)] * 30)
@@ -298,7 +280,7 @@ def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks() -> None:
     assert BEFORE_THE_END not in {row.name for row in finding.evidence}
 
 
-def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_reading_once() -> None:
+def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_reading_once():
     finding = conclude(starved(COMPUTES, seconds=25))
     assert (finding.pid, finding.rank) == (4211, 0)
     assert finding.card is NOT_APPLICABLE
@@ -307,7 +289,7 @@ def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_r
     assert [row.value for row in finding.evidence if not row.text and not is_known(row.value)] == []
 
 
-def test_a_title_that_ends_as_its_paste_begins_is_said_once() -> None:
+def test_a_title_that_ends_as_its_paste_begins_is_said_once():
     chosen = fill_remedy(CATALOGUE["persistent-workers"], frozenset((Need.RESPAWN_SEEN,)), RunFacts())
     said = "keep the workers between epochs: persistent_workers=True,  # argument of DataLoader"
     assert write_try(chosen).startswith(said)
@@ -315,7 +297,7 @@ def test_a_title_that_ends_as_its_paste_begins_is_said_once() -> None:
     assert write_try(other).startswith(f"{other.text}: tpmon dump 4211")
 
 
-def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule_says_now() -> None:
+def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule_says_now():
     resting = make_process(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),))
     compiler = make_process(4300, role=Role.COMPILE, rank=NOT_APPLICABLE, runnable=0.9)
     compiling = make_frame(processes=(resting, compiler), loader=())

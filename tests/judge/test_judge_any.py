@@ -1,7 +1,5 @@
 """The whole judge on any finite Window, with readings gone in any place: a verdict of the table, from what was read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,10 +73,7 @@ def torn_windows(draw: st.DrawFn) -> list[Frame]:
     if draw(st.booleans()):
         words = {"state": draw(st.sampled_from("RSDTtZI")), "waits_for": draw(WAITS)}
         ended = {"target": replace(frames[0].target, **ENDED)} if draw(st.booleans()) else {}
-        frames = [
-            replace(one, processes=tuple(replace(p, **words) for p in one.processes), **ended)
-            for one in frames
-        ]
+        frames = [replace(one, processes=tuple(replace(p, **words) for p in one.processes), **ended) for one in frames]
     for group, name in draw(st.lists(st.sampled_from(FIELDS), max_size=12, unique=True)):
         every = draw(st.sampled_from((1, 1, 2, 5)))
         frames = [blank(one, group, name) if at % every == 0 else one for at, one in enumerate(frames)]
@@ -100,7 +95,7 @@ def assert_from_readings(finding: Finding) -> None:
 
 
 @given(torn_windows())
-def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list[Frame]) -> None:
+def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames):
     frame = judge_each(frames)
     finding = verdict_of(frame)
     assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
@@ -112,7 +107,7 @@ def test_any_window_gives_a_verdict_of_the_table_from_what_was_read(frames: list
 
 
 @given(torn_windows())
-def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames: list[Frame]) -> None:
+def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames):
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
     scene = see(frames, read_phases(slices, frames[-1].taken_ns) if slices else {})
     for answer in (rule(scene) for rule in RULES):
@@ -131,7 +126,7 @@ def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames: list[Frame]) 
 
 @pytest.mark.parametrize("group", sorted(WORDS_OF))
 @given(frames=likely_windows(seconds=12))
-def test_what_was_not_read_at_all_is_cited_by_no_row(group: str, frames: list[Frame]) -> None:
+def test_what_was_not_read_at_all_is_cited_by_no_row(group, frames):
     finding = verdict_of(judge_each([blank(one, "", group) for one in frames]))
     assert_from_readings(finding)
     sources = [row.source.lower() for row in finding.evidence + finding.against]
@@ -139,12 +134,9 @@ def test_what_was_not_read_at_all_is_cited_by_no_row(group: str, frames: list[Fr
 
 
 @given(frames=likely_windows(seconds=12))
-def test_where_nothing_at_all_was_read_nobody_is_accused(frames: list[Frame]) -> None:
+def test_where_nothing_at_all_was_read_nobody_is_accused(frames):
     for group, name in FIELDS:
         frames = [blank(one, group, name) for one in frames]
-    frames = [
-        replace(one, loader=(), processes=tuple(replace(p, state="S") for p in one.processes))
-        for one in frames
-    ]
+    frames = [replace(one, loader=(), processes=tuple(replace(p, state="S") for p in one.processes)) for one in frames]
     finding = verdict_of(judge_each(frames))
     assert (finding.kind.value, finding.evidence) == ("not-enough-evidence", ())

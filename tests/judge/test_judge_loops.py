@@ -1,7 +1,5 @@
 """Loops that are not built around torch's DataLoader, or not to one plan: from their stacks to the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -44,23 +42,13 @@ POLLS = (MAIN, StackFrame("wait_for_trainer", "/run/train.py", 20), QUEUE_GET, I
 
 
 def conclude(
-    stacks: Mapping[Stack, int],
-    *,
-    runs: int = 5,
-    timed: int = 0,
-    sm_pct: float | None = 55.0,
-    others: float = 0.0,
+    stacks: Mapping[Stack, int], *, runs: int = 5, timed: int = 0, sm_pct: float | None = 55.0, others: float = 0.0
 ) -> Finding:
     """Judge a minute of a rank that is 30 hours old; ``runs`` of ten looks find its main thread running."""
     demand = runs / 10 + others
     threads = (ThreadGroup(ThreadKind.MAIN, 1, runs / 10), ThreadGroup(ThreadKind.OTHER, 3, others))
     rank = make_process(
-        PID,
-        started=NOW - timedelta(hours=30),
-        runnable=demand,
-        waiting=0.0,
-        busy_threads=1,
-        thread_groups=threads,
+        PID, started=NOW - timedelta(hours=30), runnable=demand, waiting=0.0, busy_threads=1, thread_groups=threads
     )
     looks = make_looks(PID, 10, timed_lock=timed, other=10 - runs - timed)
     frame = make_frame(
@@ -74,9 +62,7 @@ def conclude(
     frames = []
     standing = Standing()
     for number, one in enumerate(hold(frame, 60)):
-        taken = StackSlice(
-            PID, 0, one.taken, one.taken_ns, 3.0, 13.0, sum(each.samples for each in counts), counts
-        )
+        taken = StackSlice(PID, 0, one.taken, one.taken_ns, 3.0, 13.0, sum(each.samples for each in counts), counts)
         frames.append(replace(one, stacks=(taken,) if number % 3 == 0 else ()))
         judged = judge(frames, standing)
         standing = judged.standing
@@ -86,14 +72,14 @@ def conclude(
 
 
 @pytest.mark.parametrize("wait", [DALI, FFCV, RAY, NODES])
-def test_a_loader_with_threads_of_its_own_is_no_lack_of_workers(wait: Stack) -> None:
+def test_a_loader_with_threads_of_its_own_is_no_lack_of_workers(wait):
     found = conclude({wait: 20, **STEP})
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "own-loader")
     assert "what fills the queue that the main thread waits at (no loader worker does)" in found.unknown
     assert "num_workers" not in str(found.try_)
 
 
-def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buffer() -> None:
+def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buffer():
     """A buffer that the run fills has no DataLoader, and workers would not see what is put into it."""
     own = conclude({REPLAY: 20, **STEP}, runs=10, sm_pct=None)
     assert (own.kind, own.cause) == (Kind.DATA_BOUND, "no-workers")
@@ -104,24 +90,24 @@ def test_workers_are_advised_of_torch_s_loader_and_only_supposed_of_a_replay_buf
 
 
 @pytest.mark.parametrize("stack", [SWAP, OFFLOAD])
-def test_modules_that_are_moved_in_every_step_are_no_start(stack: Stack) -> None:
+def test_modules_that_are_moved_in_every_step_are_no_start(stack):
     found = conclude({stack: 24, **STEP})
     assert found.kind is not Kind.STARTING
     assert "assign=True" not in str(found.try_)
 
 
-def test_an_upload_is_no_load() -> None:
+def test_an_upload_is_no_load():
     assert conclude({UPLOAD: 40}, runs=1).kind is not Kind.STARTING
 
 
-def test_a_model_that_is_built_is_a_start_without_advice_for_checkpoints() -> None:
+def test_a_model_that_is_built_is_a_start_without_advice_for_checkpoints():
     found = conclude({SWAP: 40}, runs=10)
     assert (found.kind, found.cause) == (Kind.STARTING, "load")
     assert "is loading a checkpoint" not in found.summary
     assert not str(found.try_).startswith("load checkpoints")
 
 
-def test_a_main_thread_that_polls_a_queue_while_another_trains_does_not_fight_for_the_lock() -> None:
+def test_a_main_thread_that_polls_a_queue_while_another_trains_does_not_fight_for_the_lock():
     found = conclude({POLLS: 40}, runs=0, timed=10, sm_pct=60.0, others=0.97)
     assert found.kind is not Kind.PYTHON_BOUND
     fights = conclude(STEP, runs=0, timed=10, sm_pct=60.0, others=0.97)

@@ -1,7 +1,5 @@
 """A source that is taken away never makes a verdict surer: what is not known speaks for nothing, and may speak against."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -63,9 +61,7 @@ def assert_not_surer(whole: Finding, blind: Finding, name: str) -> None:
 
 
 @given(likely_windows(), st.permutations(FIELDS))
-def test_a_field_that_goes_missing_makes_no_verdict_surer(
-    frames: list[Frame], order: list[tuple[str, str]]
-) -> None:
+def test_a_field_that_goes_missing_makes_no_verdict_surer(frames, order):
     whole = conclude(frames)
     assume(whole.kind is not Kind.NOT_ENOUGH_EVIDENCE)
     for group, name in order[:4]:
@@ -85,10 +81,8 @@ def held(**cpu: object) -> list[Frame]:
     return sample_stacks(line_up([frame] * 16), [make_slice(4211, 0, counts)])
 
 
-@pytest.mark.parametrize(
-    "name", ["budget_cores", "used_cores", "runnable", "demand_ratio", "run_delay_ratio"]
-)
-def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name: str) -> None:
+@pytest.mark.parametrize("name", ["budget_cores", "used_cores", "runnable", "demand_ratio", "run_delay_ratio"])
+def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name):
     whole, blind = conclude(held()), conclude([blank(one, "cpu", name) for one in held()])
     assert (whole.kind, whole.confidence) == (Kind.BALANCED, Confidence.LOW)
     assert (blind.kind, blind.confidence) == (Kind.BALANCED, Confidence.LOW)
@@ -96,14 +90,14 @@ def test_a_healthy_run_is_no_surer_where_nobody_knows_who_has_its_cpus(name: str
     assert any("taken away" in words for words in blind.unknown)
 
 
-def test_a_figure_that_clears_everybody_asks_for_no_other() -> None:
+def test_a_figure_that_clears_everybody_asks_for_no_other():
     free = held(run_delay_ratio=0.02, used_cores=1.0)
     assert conclude(free).confidence is Confidence.HIGH
     blind = conclude([blank(one, "cpu", "used_cores") for one in free])
     assert (blind.confidence, blind.unknown[:1]) == (Confidence.HIGH, conclude(free).unknown[:1])
 
 
-def test_a_healthy_run_without_stacks_may_be_in_a_validation() -> None:
+def test_a_healthy_run_without_stacks_may_be_in_a_validation():
     free = held(run_delay_ratio=0.02, used_cores=1.0)
     blind = conclude([blank(one, "", "stacks") for one in free])
     assert (blind.kind, blind.confidence) == (Kind.BALANCED, Confidence.LOW)
@@ -111,13 +105,8 @@ def test_a_healthy_run_without_stacks_may_be_in_a_validation() -> None:
 
 
 @pytest.mark.parametrize("idle", [0, 5, 7])
-def test_a_host_that_waits_for_its_busy_card_makes_a_healthy_run_neither_surer_nor_less_sure(
-    idle: int,
-) -> None:
-    free = [
-        replace(one, main_threads=(make_looks(other=idle),))
-        for one in held(run_delay_ratio=0.02, used_cores=1.0)
-    ]
+def test_a_host_that_waits_for_its_busy_card_makes_a_healthy_run_neither_surer_nor_less_sure(idle):
+    free = [replace(one, main_threads=(make_looks(other=idle),)) for one in held(run_delay_ratio=0.02, used_cores=1.0)]
     assert conclude(free).confidence is Confidence.HIGH
     assert conclude([blank(one, "", "main_threads") for one in free]).confidence is Confidence.HIGH
 
@@ -127,7 +116,7 @@ def starving(**loader: object) -> list[Frame]:
     return line_up([make_second(0.7, [COMPUTES] * 2, cpu=cpu, loader=loader)] * 16)
 
 
-def test_a_queue_that_was_not_read_may_have_been_full() -> None:
+def test_a_queue_that_was_not_read_may_have_been_full():
     full, unread = conclude(starving(empty_ratio=0.0)), conclude(starving(empty_ratio=GONE))
     assert full.kind is unread.kind is Kind.DATA_BOUND
     assert [row.name for row in full.against] == ["queue empty"]
@@ -137,7 +126,7 @@ def test_a_queue_that_was_not_read_may_have_been_full() -> None:
     assert conclude(starving(empty_ratio=0.7)).confidence is Confidence.HIGH
 
 
-def test_a_hook_that_could_not_be_read_may_disagree_and_one_that_is_not_there_cannot() -> None:
+def test_a_hook_that_could_not_be_read_may_disagree_and_one_that_is_not_there_cannot():
     frames = starving(empty_ratio=0.7)
     gone = [blank(one, "", "hook", Missing("not permitted to read the hook's page")) for one in frames]
     assert conclude(frames).confidence is Confidence.HIGH
@@ -147,9 +136,7 @@ def test_a_hook_that_could_not_be_read_may_disagree_and_one_that_is_not_there_ca
 
 
 @given(st.integers(0, 4), st.floats(1, 20), st.floats(0, 100), st.booleans())
-def test_what_was_not_read_takes_a_level_at_most(
-    count: int, margin: float, span_s: float, seen: bool
-) -> None:
+def test_what_was_not_read_takes_a_level_at_most(count, margin, span_s, seen):
     names = frozenset(list(Origin)[:count])
     plain = Suspicion(Kind.DATA_BOUND, "pin", 0.5, margin, names, "it waits", (), seen=seen)
     doubted = Suspicion(Kind.DATA_BOUND, "pin", 0.5, margin, names, "it waits", (), unread=("x",), seen=seen)

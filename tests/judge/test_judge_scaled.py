@@ -4,8 +4,6 @@ Left out are the rules that compare with a rate or a time on purpose: reads and 
 memory), bytes over links (transfer, what a full card exchanges), what stands still or is young.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +50,7 @@ def _slower(sample: Any, k: float) -> Any:
     """Divide every rate of a sample, which ends in "_s", by k; ages and sums of time stay."""
     kept = ("pss_age_s", "waits_unchanged_s", "throttled_s", "age_s")
     names = [one for one in sample.__dataclass_fields__ if one.endswith("_s") and one not in kept]
-    return replace(
-        sample, **{name: map_known(lambda rate: rate / k, getattr(sample, name)) for name in names}
-    )
+    return replace(sample, **{name: map_known(lambda rate: rate / k, getattr(sample, name)) for name in names})
 
 
 def slow_down(frame: Frame, k: float) -> Frame:
@@ -75,7 +71,7 @@ def scene_of(frames: list[Frame]) -> Scene:
 
 
 @given(likely_windows(seconds=14, hooks=False), st.sampled_from((0.01, 0.3, 3.0, 100.0)))
-def test_a_run_k_times_as_slow_gets_the_same_answers(frames: list[Frame], k: float) -> None:
+def test_a_run_k_times_as_slow_gets_the_same_answers(frames, k):
     plain, slow = scene_of(frames), scene_of([slow_down(one, k) for one in frames])
     for rule in RULES:
         assert rule(plain) == rule(slow), getattr(rule, "__name__", rule)

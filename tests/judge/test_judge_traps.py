@@ -1,7 +1,5 @@
 """Real jobs that invite a wrong verdict: what was not read, what is on purpose, what belongs to another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -75,10 +73,7 @@ def leaking(calm_s, growing_s):
     base = make_frame(memory=make_memory(limit_bytes=8 * GIB, anon_growth_bytes_s=30e6))
     frames = hold(base, calm_s + growing_s)
     return [
-        replace(
-            frame,
-            memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown),
-        )
+        replace(frame, memory=replace(frame.memory, anon_bytes=GIB + grown, rss_bytes=GIB + grown))
         for i, frame in enumerate(frames)
         for grown in (int(30e6) * max(0, i - calm_s),)
     ]
@@ -110,11 +105,7 @@ def space(frames, interval_s):
 def test_slow_readings_come_to_the_same_verdict_and_may_be_sure_of_it(interval_s):
     second = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0}, rank={"runnable": 0.3})
     found = conclude(space([second] * max(5, round(30 / interval_s)), interval_s))
-    assert (found.kind, found.cause, found.confidence) == (
-        Kind.DATA_BOUND,
-        "cpu-transform",
-        Confidence.HIGH,
-    )
+    assert (found.kind, found.cause, found.confidence) == (Kind.DATA_BOUND, "cpu-transform", Confidence.HIGH)
 
 
 def test_a_new_process_with_an_old_pid_has_no_past():
@@ -159,9 +150,7 @@ def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_f
     assert isinstance(blocked_for(60.0), Unsure)
     assert isinstance(blocked_for(400.0), Suspicion)
     # To give back cards and memory takes a process that ended its time; one that was killed has none.
-    assert isinstance(
-        blocked_for(60.0, "killed or ended, but thread 4290 is still in nvidia_close (D)"), Unsure
-    )
+    assert isinstance(blocked_for(60.0, "killed or ended, but thread 4290 is still in nvidia_close (D)"), Unsure)
     assert isinstance(blocked_for(60.0, "killed, but thread 4290 is stuck in nvidia_close (D)"), Suspicion)
 
 
@@ -212,9 +201,7 @@ def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
     comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
     ranks = [replace(one, thread_groups=comms) for one in ranks]
     frame = make_frame(
-        processes=tuple(ranks),
-        loader=(),
-        main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9)),
+        processes=tuple(ranks), loader=(), main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9))
     )
     late = make_phases({Phase.FORWARD: 1.0}, 11)
     waiting = make_phases({Phase.COMMS: 0.9, Phase.FORWARD: 0.1}, 13)

@@ -1,10 +1,5 @@
 """A row of a table that does not fit is named with its file, its row and its key."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from tpmon.judge.advice.entry import Explanation, Remedy, Risk
@@ -24,7 +19,7 @@ REMEDY = {
 }
 
 
-def test_lines_of_prose_are_joined_and_lines_to_paste_are_not() -> None:
+def test_lines_of_prose_are_joined_and_lines_to_paste_are_not():
     remedy = make_row(Remedy, "x.toml: wait", {**REMEDY, "proof": "It\n  runs.", "risk": "NUMERICS"})
     assert (remedy.proof, remedy.paste) == ("It runs.", "first\n  second")
     assert (remedy.needs, remedy.risk) == ((Need.LOCK_WAIT, Need.STOPPED), Risk.NUMERICS)
@@ -44,18 +39,18 @@ def test_lines_of_prose_are_joined_and_lines_to_paste_are_not() -> None:
         ({"paste": 4}, "paste: 4 is no Verbatim"),
     ],
 )
-def test_a_row_that_does_not_fit_says_where_and_why(row: Mapping[str, Any], told: str) -> None:
+def test_a_row_that_does_not_fit_says_where_and_why(row, told):
     with pytest.raises(TableError) as raised:
         make_row(Remedy, "x.toml: wait", {**REMEDY, **row})
     assert str(raised.value).startswith(f"x.toml: wait: {told}")
 
 
-def test_a_row_says_which_keys_it_lacks() -> None:
+def test_a_row_says_which_keys_it_lacks():
     with pytest.raises(TableError, match=r"x\.toml: idle: means, confused_with: missing"):
         make_row(Explanation, "x.toml: idle", {"sees": "A stack."})
 
 
-def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once() -> None:
+def test_a_file_is_read_when_a_row_is_looked_for_in_it_and_a_row_is_made_once():
     done: list[str] = []
     table = LazyTable(
         [lambda: done.append("one") or {"a": EXPLAINED}, lambda: done.append("two") or {"b": {}}],

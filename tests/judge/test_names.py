@@ -1,10 +1,8 @@
 """What the user calls things, which numbers the kernel gives and what a clock shows decide nothing."""
 
-from __future__ import annotations
-
 import ast
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +23,9 @@ from tests.judge.changing import (
 from tests.judge.scenes import SCENES
 from tests.judge.test_state import follow
 from tpmon.judge.dumps import outlier
-from tpmon.judge.dumps.describe import StackDoing, describe_stack
+from tpmon.judge.dumps.describe import describe_stack
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
-from tpmon.model.process import Role, ThreadKind
-from tpmon.model.stacks import StackFrame
 
 JUDGE = Path(__file__).parents[2] / "tpmon" / "judge"
 TEXTS = frozenset(("text", "waits_for", "detail", "where", "doing", "summary"))
@@ -57,42 +53,38 @@ def assert_names_decide_nothing(name: str, words: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_the_names_of_files_functions_threads_and_processes_change_no_verdict(name: str) -> None:
+def test_the_names_of_files_functions_threads_and_processes_change_no_verdict(name):
     assert_names_decide_nothing(name, HOSTILE[:3])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
-def test_no_other_name_does(name: str) -> None:
+def test_no_other_name_does(name):
     assert_names_decide_nothing(name, HOSTILE[3:])
 
 
 @pytest.mark.parametrize(
-    "change",
-    [lambda frames: shift(frames, 86_400 * 365), reverse, babble],
-    ids=["clocks", "order", "words"],
+    "change", [lambda frames: shift(frames, 86_400 * 365), reverse, babble], ids=["clocks", "order", "words"]
 )
 @pytest.mark.parametrize("name", SCENES)
-def test_clocks_order_and_words_change_no_verdict(
-    name: str, change: Callable[[Sequence[Frame]], Sequence[Frame]]
-) -> None:
+def test_clocks_order_and_words_change_no_verdict(name, change):
     frames = SCENES[name]()
     assert decide(change(frames)) == decide(frames)
 
 
 @pytest.mark.parametrize("name", sorted(SCENES.keys() - ALIKE))
-def test_numbers_of_processes_and_ranks_move_with_the_culprit(name: str) -> None:
+def test_numbers_of_processes_and_ranks_move_with_the_culprit(name):
     frames = SCENES[name]()
     kind, cause, pid, rank, *rest = decide(frames)
     assert decide(renumber(frames)) == (kind, cause, pick_number(pid), rank, *rest)
     assert decide(permute(frames)) == (kind, cause, pid, swap_rank(rank), *rest)
 
 
-def test_the_words_of_a_stack_change_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_a_stack_change_no_verdict(monkeypatch):
     plain = {name: decide(build()) for name, build in SCENES.items()}
     words = random.Random(27)
 
-    def garble(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> StackDoing:
+    def garble(role, kind, frames):
         said = words.choice(("queue.get", "barrier", "threads to end", "waits for it", "data wait: x"))
         return replace(describe_stack(role, kind, frames), text=f"{said} {words.random()}")
 
@@ -117,11 +109,9 @@ def _find_decisions(source: str) -> list[str]:
     return found
 
 
-def test_judge_compares_no_words_of_waits_stacks_or_evidence() -> None:
+def test_judge_compares_no_words_of_waits_stacks_or_evidence():
     # What a place is called decides how its lines are added up, and describe makes the words.
-    told = {
-        path: _find_decisions(path.read_text()) for path in JUDGE.rglob("*.py") if path.name != "describe.py"
-    }
+    told = {path: _find_decisions(path.read_text()) for path in JUDGE.rglob("*.py") if path.name != "describe.py"}
     found = {
         (str(path.relative_to(JUDGE)), one)
         for path, those in told.items()

@@ -1,7 +1,5 @@
 """Causes come from the table of kinds, and figures with a history from their registry: none is written twice."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,22 +38,22 @@ def find_causes(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted((TPMON / "judge").rglob("*.py")), ids=lambda path: path.name)
-def test_a_rule_names_no_cause_that_the_table_has_not(path: Path) -> None:
+def test_a_rule_names_no_cause_that_the_table_has_not(path):
     assert find_causes(path.read_text()) <= CAUSES
 
 
-def test_what_a_module_names_as_a_cause_is_found() -> None:
+def test_what_a_module_names_as_a_cause_is_found():
     source = "Blame('a', seen); f(cause='b'); one.cause in ('c', 'd'); x = 'e'"
     assert find_causes(source) == {"a", "b", "c", "d"}
 
 
-def test_the_name_of_a_figure_stands_in_the_registry_alone() -> None:
+def test_the_name_of_a_figure_stands_in_the_registry_alone():
     names = FIGURES.keys() - {"runnable"}  # which is also a key of JSON
     for path in (*(TPMON / "judge").rglob("*.py"), *(TPMON / "ui").rglob("*.py")):
         assert names.isdisjoint(_constants(ast.parse(path.read_text()))), path
 
 
-def test_evidence_of_a_figure_has_its_unit() -> None:
+def test_evidence_of_a_figure_has_its_unit():
     shown = set()
     for build in SCENES.values():
         (*_, verdict) = follow(build())

@@ -1,7 +1,5 @@
 """Whether the ranks have just changed what they do, as far as each second's readings tell."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -64,7 +62,7 @@ def test_with_few_readings_or_none_of_the_looks_nothing_is_told():
 def test_of_many_ranks_the_few_looks_at_each_are_told_together():
     """At the pace of a settled verdict eight ranks have ten looks a second between them."""
 
-    def look(waits: int) -> dict[str, object]:
+    def look(waits):
         looks = tuple(make_looks(4211 + rank, 2, batch_wait=waits) for rank in range(8))
         return {"main_threads": looks}
 

@@ -1,7 +1,5 @@
 """The judge of a job is its Standing: nothing else remembers a job, and no other job changes its verdicts."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +26,7 @@ def follow(frames: Sequence[Frame]) -> Iterator[Known[Finding]]:
         yield judged.frame.verdict
 
 
-def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone() -> None:
+def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone():
     alone = {name: list(follow(SCENES[name]())) for name in NAMES}
     together = {name: follow(SCENES[name]()) for name in NAMES}
     told: dict[str, list[Known[Finding]]] = {name: [] for name in NAMES}
@@ -42,14 +40,14 @@ def test_jobs_that_are_judged_in_turns_get_the_verdicts_of_each_alone() -> None:
     assert told == alone
 
 
-def test_jobs_that_are_judged_in_threads_get_the_verdicts_of_each_alone() -> None:
+def test_jobs_that_are_judged_in_threads_get_the_verdicts_of_each_alone():
     alone = {name: list(follow(SCENES[name]())) for name in NAMES}
     with ThreadPoolExecutor(len(NAMES)) as pool:
         told = dict(zip(NAMES, pool.map(lambda name: list(follow(SCENES[name]())), NAMES), strict=True))
     assert told == alone
 
 
-def test_nothing_of_a_job_is_kept_when_its_standing_is_gone() -> None:
+def test_nothing_of_a_job_is_kept_when_its_standing_is_gone():
     frames = SCENES["late rank"]()
     mine = {id(one) for frame in frames for one in (frame.stacks if isinstance(frame.stacks, tuple) else ())}
     assert mine

@@ -1,7 +1,5 @@
 """What tpmon makes of frozen classes is what the standard library makes of them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import importlib
@@ -151,11 +149,7 @@ def test_a_class_is_the_same(name):
 
 def test_fields_stay_as_they_are():
     many = OURS["Many"](1)
-    for act in (
-        lambda: setattr(many, "first", 2),
-        lambda: delattr(many, "first"),
-        lambda: setattr(many, "no", 2),
-    ):
+    for act in (lambda: setattr(many, "first", 2), lambda: delattr(many, "first"), lambda: setattr(many, "no", 2)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             act()
     assert dataclasses.replace(many, first=2).both == "2b"
@@ -256,13 +250,7 @@ def test_every_class_of_tpmon_takes_the_fields_that_it_names():
     seen = 0
     for module in modules:
         for kind in vars(module).values():
-            if (
-                isinstance(kind, type)
-                and dataclasses.is_dataclass(kind)
-                and kind.__module__ == module.__name__
-            ):
-                assert list(signature(kind).parameters) == [
-                    one.name for one in dataclasses.fields(kind) if one.init
-                ]
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__:
+                assert list(signature(kind).parameters) == [one.name for one in dataclasses.fields(kind) if one.init]
                 seen += 1
     assert seen > 300

@@ -1,7 +1,5 @@
 """The words of tpmon: codec round trips, honest units, clean text, bounded windows."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -64,33 +62,33 @@ def build(hint: Any, chance: random.Random) -> Any:
 
 @pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
 @given(chance=st.randoms(use_true_random=True))
-def test_every_word_survives_json(kind: type, chance: random.Random) -> None:
+def test_every_word_survives_json(kind, chance):
     value = build(kind, chance)
     line = encode(value)
     assert "\n" not in line
     assert decode(kind, line) == value
 
 
-def test_every_word_is_frozen_and_slotted() -> None:
+def test_every_word_is_frozen_and_slotted():
     for kind in WORDS:
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
         assert "__slots__" in vars(kind), kind
 
 
-def test_missing_is_an_object_and_not_applicable_is_no_key() -> None:
+def test_missing_is_an_object_and_not_applicable_is_no_key():
     sample = make_cpu(used_cores=Missing("no permission"), pool=NOT_APPLICABLE)
     raw = to_plain(sample)
     assert raw["used_cores"] == {"missing": "no permission"}
     assert "pool" not in raw
 
 
-def test_a_trailing_underscore_is_no_part_of_a_key() -> None:
+def test_a_trailing_underscore_is_no_part_of_a_key():
     raw = to_plain(make_frame())
     assert "self" in raw
     assert "self_" not in raw
 
 
-def test_unknown_keys_of_a_newer_schema_are_ignored() -> None:
+def test_unknown_keys_of_a_newer_schema_are_ignored():
     raw = to_plain(make_frame()) | {"added_later": {"x": 1}}
     assert from_plain(frame.Frame, raw) == make_frame()
 
@@ -110,13 +108,13 @@ def test_unknown_keys_of_a_newer_schema_are_ignored() -> None:
         ({"hook": "armed"}, "Frame.hook: expected a list"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_by_its_path(change: dict[str, Any], path: str) -> None:
+def test_a_value_that_does_not_fit_is_named_by_its_path(change, path):
     raw = to_plain(make_frame()) | change
     with pytest.raises(CodecError, match=re.escape(path)):
         from_plain(frame.Frame, raw)
 
 
-def test_an_absent_key_is_named_unless_it_may_not_apply() -> None:
+def test_an_absent_key_is_named_unless_it_may_not_apply():
     raw = to_plain(make_frame())
     del raw["cpu"]["used_cores"]
     with pytest.raises(CodecError, match=re.escape("Frame.cpu.used_cores: the key is absent")):
@@ -124,22 +122,22 @@ def test_an_absent_key_is_named_unless_it_may_not_apply() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_json_has_no_nan(value: float) -> None:
+def test_json_has_no_nan(value):
     with pytest.raises(ValueError, match="JSON"):
         encode(make_cpu(used_cores=value))
 
 
-def test_text_that_is_no_json_is_a_codec_error() -> None:
+def test_text_that_is_no_json_is_a_codec_error():
     with pytest.raises(CodecError, match="not JSON"):
         decode(frame.Frame, '{"schema": ')
 
 
-def test_a_reading_has_no_truth_value() -> None:
+def test_a_reading_has_no_truth_value():
     with pytest.raises(TypeError):
         bool(Missing("not read"))
 
 
-def test_zero_is_known_and_missing_is_not() -> None:
+def test_zero_is_known_and_missing_is_not():
     assert is_known(0)
     assert not is_known(Missing("x"))
     assert not is_known(NOT_APPLICABLE)
@@ -154,12 +152,12 @@ def test_zero_is_known_and_missing_is_not() -> None:
     ("value", "text"),
     [(0, "0B"), (1023, "1023B"), (1024, "1.0K"), (1536, "1.5K"), (44_238_000_000, "41.2G"), (-2048, "-2.0K")],
 )
-def test_bytes(value: float, text: str) -> None:
+def test_bytes(value, text):
     assert units.format_bytes(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (433, "433"), (91_000, "91k"), (1_240_000, "1.2M")])
-def test_rates(value: float, text: str) -> None:
+def test_rates(value, text):
     assert units.format_rate(value) == text
 
 
@@ -175,18 +173,18 @@ def test_rates(value: float, text: str) -> None:
         (-42, "-42 s"),
     ],
 )
-def test_durations(value: float, text: str) -> None:
+def test_durations(value, text):
     assert units.format_seconds(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (7.26, "7.3"), (9.96, "10"), (41.2, "41")])
-def test_percentages(value: float, text: str) -> None:
+def test_percentages(value, text):
     assert units.format_pct(value) == text
 
 
 @given(st.floats(0, 1e15, allow_nan=False))
-def test_a_larger_number_of_bytes_never_reads_smaller(value: float) -> None:
-    def read(text: str) -> float:
+def test_a_larger_number_of_bytes_never_reads_smaller(value):
+    def read(text):
         return float(text[:-1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[text[-1]]
 
     assert read(units.format_bytes(value)) == pytest.approx(value, rel=0.06, abs=0.5)
@@ -197,7 +195,7 @@ BIDI_CONTROLS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 @given(ANY_TEXT, st.integers(2, 200))
-def test_clean_text_leaves_nothing_that_steers_a_terminal(text: str, limit: int) -> None:
+def test_clean_text_leaves_nothing_that_steers_a_terminal(text, limit):
     cleaned = units.clean_text(text, limit)
     assert len(cleaned) <= limit
     cleaned.encode()
@@ -208,17 +206,17 @@ def test_clean_text_leaves_nothing_that_steers_a_terminal(text: str, limit: int)
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=50))
-def test_clean_text_keeps_ordinary_text(text: str) -> None:
+def test_clean_text_keeps_ordinary_text(text):
     assert units.clean_text(text) == text
 
 
-def test_clean_text_says_that_it_cut() -> None:
+def test_clean_text_says_that_it_cut():
     assert units.clean_text("abcdef", 4) == "abc…"
     assert units.clean_text("\x1b]0;title\x07\x9b2J") == "?]0;title??2J"
 
 
 @given(st.lists(st.floats(0.5, 120.0), min_size=1, max_size=80))
-def test_a_window_is_bounded_in_time_and_keeps_the_newest(gaps_s: list[float]) -> None:
+def test_a_window_is_bounded_in_time_and_keeps_the_newest(gaps_s):
     kept = window.Window()
     taken_ns = 0
     blank = make_frame()
@@ -236,7 +234,7 @@ def test_a_window_is_bounded_in_time_and_keeps_the_newest(gaps_s: list[float]) -
     assert len(kept) == expected
 
 
-def test_a_window_reads_one_figure_of_its_history() -> None:
+def test_a_window_reads_one_figure_of_its_history():
     kept = window.Window()
     kept.append(make_frame(taken_ns=1, cpu=make_cpu(runnable=2.5)))
     kept.append(make_frame(taken_ns=2, cpu=make_cpu(runnable=Missing("gone"))))
@@ -245,12 +243,12 @@ def test_a_window_reads_one_figure_of_its_history() -> None:
         window.Window().last()
 
 
-def test_a_frame_is_one_line_of_json_with_its_schema_first() -> None:
+def test_a_frame_is_one_line_of_json_with_its_schema_first():
     line = encode(make_frame())
     assert json.loads(line)["schema"] == "tpmon.frame/1"
     assert line.startswith('{"schema":"tpmon.frame/1"')
 
 
 @pytest.mark.parametrize("char", ["\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800"])
-def test_clean_text_shows_what_unicode_does_not_print(char: str) -> None:
+def test_clean_text_shows_what_unicode_does_not_print(char):
     assert units.clean_text(f"a{char}b") == "a?b"

@@ -1,7 +1,5 @@
 """Keep full Frames for a minute and thin Pulses for ten, by the Frames' own clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -236,9 +236,7 @@ def forked() -> dict[str, object]:
                 net(torch.ones(2, 8)).sum().backward()
                 os._exit(0 if HOOK.mailbox.capture._recorder is None else 1)
             children.append(os.waitpid(pid, 0)[1])
-        for (x, _), _ in zip(
-            DataLoader(DATA, batch_size=2, num_workers=1 if at == 5 else 0), range(1), strict=False
-        ):
+        for (x, _), _ in zip(DataLoader(DATA, batch_size=2, num_workers=1 if at == 5 else 0), range(1), strict=False):
             net(x).sum().backward()
             optimizer.step()
     return {"children": children, "told": told()}
@@ -278,8 +276,7 @@ def broken() -> dict[str, object]:
 os.makedirs(FOLDER, exist_ok=True)
 train(5)
 REPORT = {
-    one.__name__: one()
-    for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, broken)
+    one.__name__: one() for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, broken)
 }
 REPORT["problem"] = tpmon.hook.problem()
 if "--leave" in sys.argv:

@@ -25,9 +25,7 @@ if not STEPS:
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-net = DistributedDataParallel(
-    torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-)
+net = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 torch.manual_seed(1 + dist.get_rank())
 data = TensorDataset(torch.randn(2000, 8))

@@ -77,9 +77,7 @@ class Watch:
             self._ended = True
             self._news.notify_all()
 
-    def wait_for(
-        self, holds: Callable[[Document], bool], *, after_ns: int = 0, seconds: float = 90.0
-    ) -> Document:
+    def wait_for(self, holds: Callable[[Document], bool], *, after_ns: int = 0, seconds: float = 90.0) -> Document:
         """Wait for a Frame of which something holds; returns the first, taken after ``after_ns``."""
         deadline = time.monotonic() + seconds
         looked = 0

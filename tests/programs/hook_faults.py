@@ -49,11 +49,7 @@ torch.set_num_threads(1)
 
 
 def is_trampoline(code: CodeType) -> bool:
-    return code.co_name in TRAMPOLINES and os.path.basename(code.co_filename) in (
-        "patches.py",
-        "guard.py",
-        "marks.py",
-    )
+    return code.co_name in TRAMPOLINES and os.path.basename(code.co_filename) in ("patches.py", "guard.py", "marks.py")
 
 
 def counts(frame: FrameType) -> bool:

@@ -186,9 +186,7 @@ def error_in_the_loop() -> None:
     for at, (x, _) in enumerate(DataLoader(DATA, batch_size=4)):
         try:
             if at == 3:
-                time.sleep(
-                    0.002
-                )  # it was computed on: one that is passed over at once belongs to the next step
+                time.sleep(0.002)  # it was computed on: one that is passed over at once belongs to the next step
                 raise ValueError("a bad batch")
             net(x).mean().backward()
             optimizer.step()

@@ -188,9 +188,7 @@ def compiled() -> dict[str, object]:
     torch._dynamo.config.recompile_limit = 2
     torch._dynamo.config.allow_unspec_int_on_nn_module = False
     varied = Varied(8, 1)
-    found["varied"] = train(
-        net=torch.compile(varied, backend="eager"), before=lambda at: setattr(varied, "step", at)
-    )
+    found["varied"] = train(net=torch.compile(varied, backend="eager"), before=lambda at: setattr(varied, "step", at))
     return found
 
 

@@ -45,10 +45,7 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
         return ("chaos_train.py", "--ready", str(folder / name), *options)
 
     return {
-        "torchrun": (
-            (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))),
-            2,
-        ),
+        "torchrun": ((*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))), 2),
         "node 0": ((*node, "--node-rank", "0", *train("node 0", "--workers", "1", *quiet)), 1),
         "node 1": ((*node, "--node-rank", "1", *train("node 1", "--workers", "1", *quiet)), 1),
         "spawned workers": ((sys.executable, *train("spawned workers", "--context", "spawn", *quiet)), 1),

@@ -40,9 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(10)
-    )
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(10))
     batches = iter(DataLoader(Images(options.fetch), batch_size=1, num_workers=1))
     model(next(batches))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

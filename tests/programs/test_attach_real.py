@@ -163,9 +163,7 @@ def test_each_job_is_listed_once(jobs: dict[str, Started]) -> None:
 def read_pidstat(pids: list[int]) -> dict[int, float]:
     """Return CPU % of each PID over the second that begins now."""
     command = ["pidstat", "-u", "-p", ",".join(map(str, pids)), "1", "1"]
-    text = subprocess.run(
-        command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=True).stdout
     lines = [line.split() for line in text.splitlines()]
     header = next(line for line in lines if "%CPU" in line)
     # counted from the right: the time at the left has one column or two
@@ -224,9 +222,7 @@ def test_what_starts_workers_is_a_helper_with_a_name(jobs: dict[str, Started]) -
     assert labels == {"resource tracker", "forkserver"}
 
 
-def test_ranks_without_an_environment_are_found_by_any_member_and_their_ends_are_told(
-    jobs: dict[str, Started],
-) -> None:
+def test_ranks_without_an_environment_are_found_by_any_member_and_their_ends_are_told(jobs: dict[str, Started]) -> None:
     """The last of this job."""
     started = jobs["spawned ranks"]
     found = [find_job(pid) for pid in (started.root, *started.ranks.values())]

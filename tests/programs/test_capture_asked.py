@@ -165,9 +165,7 @@ def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
         assert (len(own[0]), own[0]) == (2, own[1]), "the program's own numbers: the same steps"
 
 
-def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with training() as pid:
         screen = Screen(pid, {})
@@ -217,9 +215,7 @@ def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) ->
                 os.kill(one, signal.SIGKILL)
 
 
-def test_t_cancels_what_is_under_way_and_no_file_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_t_cancels_what_is_under_way_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with training() as pid:
         screen = Screen(pid, YES | {RECORDING: CaptureAnswer(RECORDING, goes=False)})
@@ -235,9 +231,7 @@ def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> Non
     with run_program(command, tmp_path / "ready", 1) as program:
         screen = Screen(program.pid, YES)
         end = screen.wait()
-        assert end.line.startswith(
-            f"no capture: process {program.pid} has no hook: no profile of it is possible"
-        )
+        assert end.line.startswith(f"no capture: process {program.pid} has no hook: no profile of it is possible")
         assert "tpmon run -- " in end.line
         assert (end.report, screen.stages()) == ((), [CaptureStage.ASKED, CaptureStage.ENDED])
 
@@ -258,9 +252,7 @@ def test_a_capture_begins_with_the_step_that_was_named(tmp_path: Path) -> None:
             assert rank[name] > 1.0, "a step reads a batch of some milliseconds"
 
 
-@pytest.mark.parametrize(
-    "after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"]
-)
+@pytest.mark.parametrize("after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"])
 def test_ctrl_c_takes_a_capture_back(tmp_path: Path, after: str) -> None:
     out = tmp_path / "out"
     with training() as pid:

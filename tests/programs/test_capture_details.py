@@ -31,11 +31,7 @@ WARNED = "Memory block of unknown size was allocated before the profiling starte
 def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     with subprocess.Popen(
-        [*COMMAND, "--until", str(stop)],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*COMMAND, "--until", str(stop)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
         try:
             assert job.stdout is not None

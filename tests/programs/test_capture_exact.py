@@ -44,8 +44,7 @@ def test_four_ranks_record_the_same_steps_every_time_and_learn_the_same(
             files = {file["rank"]: read_told(file["path"]) for file in told["files"]}
             assert sorted(files) == list(range(RANKS))
             own = {
-                rank: sorted(name for name in one.names if name.startswith("own step"))
-                for rank, one in files.items()
+                rank: sorted(name for name in one.names if name.startswith("own step")) for rank, one in files.items()
             }
             assert len(own[0]) == STEPS
             assert {rank: names for rank, names in own.items() if names != own[0]} == {}, trial
@@ -59,9 +58,7 @@ def test_four_ranks_record_the_same_steps_every_time_and_learn_the_same(
     steps = max(map(len, captured))
     (tmp_path / "plain").mkdir()
     plain = (*command[:-1], str(tmp_path / "plain"), str(steps))
-    subprocess.run(
-        plain, cwd=HERE, env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}, check=True, timeout=READY_S
-    )
+    subprocess.run(plain, cwd=HERE, env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}, check=True, timeout=READY_S)
     for rank, losses in enumerate(captured):
         assert len(set(losses)) > steps // 2
         assert losses == read_losses(tmp_path / "plain", rank)[: len(losses)], rank
@@ -124,17 +121,7 @@ def test_a_rank_that_hears_too_late_misses_the_window_and_the_others_keep_their_
     with run_program(command, tmp_path / "ready", 2) as program:
         out = tmp_path / "out"
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                LATE,
-                "capture",
-                str(program.pid),
-                "--json",
-                "--all-ranks",
-                "--out",
-                str(out),
-            ],
+            [sys.executable, "-c", LATE, "capture", str(program.pid), "--json", "--all-ranks", "--out", str(out)],
             capture_output=True,
             text=True,
             timeout=READY_S,

@@ -45,9 +45,7 @@ def count_whole_updates(path: str) -> int:
     """Count the updates that ended: Lightning trains within them, so that kineto stops at the start of one."""
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
-    return sum(
-        one["name"].startswith("Optimizer.step") and one["dur"] > 0 for one in events if one["ph"] == "X"
-    )
+    return sum(one["name"].startswith("Optimizer.step") and one["dur"] > 0 for one in events if one["ph"] == "X")
 
 
 def test_a_lightning_run_is_recorded_by_kineto(python: str, tmp_path: Path) -> None:

@@ -60,11 +60,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
     state = {name: {key: one["state"] for key, one in told.items() if isinstance(one, dict) and "state" in one}
              for name, told in report.items() if isinstance(told, dict)}  # fmt: skip
     exact = report["exact"]
-    assert state["exact"] == {
-        "unprobed": w.STATE_REFUSED,
-        "probe": w.STATE_VERIFIED,
-        "capture": w.STATE_VERIFIED,
-    }
+    assert state["exact"] == {"unprobed": w.STATE_REFUSED, "probe": w.STATE_VERIFIED, "capture": w.STATE_VERIFIED}
     conditions = exact["file"].pop("conditions")
     assert exact["file"] == {"marks": 3, "optimizer": 3, "mode": 0o600, "wrong": []}
     assert conditions["inputs"] == ["float32[2, 8]", "float32[2, 1]"]
@@ -178,9 +174,7 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
         told = w.parse_capture(bus.page)
         assert told is not None
         number = told[0][w.CAP_REQUEST]
-        assert wait_until(
-            lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES
-        )
+        assert wait_until(lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES)
         now = bus.read_progress(number)
         assert now is not None
         assert (now.state, now.reason) == (w.STATE_CANCELLED, w.NOBODY_WAITS)
@@ -192,9 +186,7 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with (
         training() as pid,

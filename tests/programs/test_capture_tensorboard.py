@@ -46,10 +46,7 @@ print(json.dumps({
 
 @pytest.mark.parametrize(
     ("start", "backend"),
-    [
-        (capturing.training, test_kineto_real.FROM_HOOK),
-        (test_kineto_real.training_pid, test_kineto_real.FROM_KINETO),
-    ],
+    [(capturing.training, test_kineto_real.FROM_HOOK), (test_kineto_real.training_pid, test_kineto_real.FROM_KINETO)],
     ids=["hook", "kineto"],
 )
 def test_tensorboard_reads_what_was_captured(

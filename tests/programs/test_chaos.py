@@ -222,9 +222,7 @@ def test_a_stopped_job_is_said_to_be_stopped(restless: Program) -> None:
         tpmon.wait_for(lambda frame: frame["target"]["state"] == "running", after_ns=stopped["taken_ns"])
 
 
-def test_a_job_of_another_user_is_read_by_root_and_by_that_user(
-    foreign: Program, nobody: Sequence[str]
-) -> None:
+def test_a_job_of_another_user_is_read_by_root_and_by_that_user(foreign: Program, nobody: Sequence[str]) -> None:
     (mine,) = ask_once([foreign.pid])
     (theirs,) = ask_once([foreign.pid], before=nobody)
     hidden, open_one = (find_worker(foreign.folder, 0, number) for number in (0, 1))

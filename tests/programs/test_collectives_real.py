@@ -110,10 +110,7 @@ def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):
         (found,) = recorded(program).findings
         assert found.cause is CollectiveCause.MISMATCH
         assert found.sequence == 4
-        assert {(one.ranks, one.words) for one in found.differences} == {
-            ((0,), "all_reduce"),
-            ((1,), "broadcast"),
-        }
+        assert {(one.ranks, one.words) for one in found.differences} == {((0,), "all_reduce"), ((1,), "broadcast")}
 
 
 @pytest.mark.long
@@ -122,9 +119,7 @@ def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, m
     with hung(tmp_path, "--way", "file") as program:
         view = recorded(program)
         check_missing(view, RecordSource.FILE)
-        lines = {
-            call.line.file for one in view.records for call in one.groups[0].calls if is_known(call.line)
-        }
+        lines = {call.line.file for one in view.records for call in one.groups[0].calls if is_known(call.line)}
         assert {path.rpartition("/")[2] for path in lines} == {"record_hang.py"}
         plain = load_plain((tmp_path / "record_0").read_bytes())
         assert isinstance(plain, dict)

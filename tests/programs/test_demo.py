@@ -25,7 +25,9 @@ pytestmark = [
 ]
 
 TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
-START = "from tpmon.commands.demo import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
+START = (
+    "from tpmon.commands.demo import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
+)
 
 
 def read_tree(pid: int) -> list[int]:

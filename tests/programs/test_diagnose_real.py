@@ -26,9 +26,7 @@ pytestmark = [
 
 
 @pytest.mark.long
-def test_a_watch_for_a_hang_ends_with_its_code_and_tells_a_command(
-    tmp_path: Path, sampling_works: None
-) -> None:
+def test_a_watch_for_a_hang_ends_with_its_code_and_tells_a_command(tmp_path: Path, sampling_works: None) -> None:
     told = tmp_path / "told.jsonl"
     row = next(one for one in ROWS if one.name == "lock_held")
     command = f'{sys.executable} -c "{TELL}" {told}'

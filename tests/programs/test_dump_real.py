@@ -98,9 +98,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         assert (odd.rank, odd.host) == (2, "host-1")
         assert is_known(verdict)
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
-        assert (
-            "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
-        )
+        assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
 
 
 @pytest.mark.long
@@ -126,10 +124,7 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
         found = dump(program.pid)
         assert found.errors == ()
         workers = {
-            thread.worker
-            for group in main_groups(found)
-            for thread in group.threads
-            if thread.role is Role.WORKER
+            thread.worker for group in main_groups(found) for thread in group.threads if thread.role is Role.WORKER
         }
         assert workers == {0, 1}
         for group in main_groups(found):

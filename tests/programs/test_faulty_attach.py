@@ -88,14 +88,7 @@ def test_a_card_that_falls_silent_does_so_in_the_stream(job: Child, tmp_path: Pa
 
 def test_no_verdict_is_healthy_over_a_silent_card(tmp_path: Path) -> None:
     """The job computes all the time, and its cards are busy until one or all of them fall silent."""
-    faults = (
-        "",
-        "1 * block",
-        "1 * code 15",
-        "1 * block after 4",
-        "* * block after 4",
-        "0 * stall 60000 after 4",
-    )
+    faults = ("", "1 * block", "1 * code 15", "1 * block after 4", "* * block after 4", "0 * stall 60000 after 4")
     computing = MAP_TORCH + 'say("ready")\nwhile True: sum(range(1000))'
     with child(computing, str(tmp_path)) as job:
         asked = []

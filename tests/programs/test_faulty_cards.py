@@ -91,9 +91,7 @@ CASES = {
     # What cannot be.
     "limit unset": says(f"{DEVICE}EnforcedPowerLimit", UNSET, "power_limit_w"),
     "limit 0": says(f"{DEVICE}EnforcedPowerLimit", 0, "power_limit_w"),
-    "sensor unset beside the energy": Case(
-        (f"{DEVICE}PowerUsage value {UNSET}",), holds=near("power_w", 540, 580)
-    ),
+    "sensor unset beside the energy": Case((f"{DEVICE}PowerUsage value {UNSET}",), holds=near("power_w", 540, 580)),
     "sensor unset": Case((f"{DEVICE}PowerUsage value {UNSET}", *SENSOR_ONLY), (("power_w", "at most 910"),)),
     "sensor 0": Case((f"{DEVICE}PowerUsage value 0", *SENSOR_ONLY), (("power_w", BOUND),)),
     "energy wild": Case((f"{FIELDS}/83 rate 1e12",), holds=near("power_w", 550, 630)),
@@ -107,9 +105,7 @@ CASES = {
     "clock 0": says(f"{DEVICE}ClockInfo/1", 0, "sm_clock_mhz"),
     "memory clock unset": says(f"{DEVICE}ClockInfo/2", UNSET, "memory_clock_mhz"),
     "highest clock unset": says(f"{DEVICE}MaxClockInfo/1", UNSET, "sm_clock_max_mhz"),
-    "highest clock too low": Case(
-        (f"{DEVICE}MaxClockInfo/1 value 1700",), holds=near("sm_clock_mhz", 1900, 1980)
-    ),
+    "highest clock too low": Case((f"{DEVICE}MaxClockInfo/1 value 1700",), holds=near("sm_clock_mhz", 1900, 1980)),
     "temperature unset": says(f"{DEVICE}Temperature", UNSET, "temperature_c"),
     "temperature 0": says(f"{DEVICE}Temperature", 0, "temperature_c"),
     "memory temperature wild": says(f"{FIELDS}/82", WILD, "memory_temperature_c"),
@@ -125,15 +121,13 @@ CASES = {
         (f"{DEVICE}Samples/2 code 6", f"{DEVICE}UtilizationRates/2 value 400"), (("memory_busy_pct", BOUND),)
     ),
     "older memory call wild": Case(
-        (f"{DEVICE}MemoryInfo_v2 code 13", f"{DEVICE}MemoryInfo/2 value {WILD}"),
-        (("memory_used_bytes", BOUND),),
+        (f"{DEVICE}MemoryInfo_v2 code 13", f"{DEVICE}MemoryInfo/2 value {WILD}"), (("memory_used_bytes", BOUND),)
     ),
     "other temperature call wild": Case(
         (f"{DEVICE}Temperature code 13", f"{DEVICE}TemperatureV value 70000"), (("temperature_c", BOUND),)
     ),
     "older reasons wild": Case(
-        (f"{REASONS} code 13", f"{DEVICE}CurrentClocksThrottleReasons value {WILD}"),
-        (("throttle_known", BOUND),),
+        (f"{REASONS} code 13", f"{DEVICE}CurrentClocksThrottleReasons value {WILD}"), (("throttle_known", BOUND),)
     ),
     "SM activity wild": says(f"{GPM}/2", 1e9, "sm_active_pct", "GPM gave"),
     "tensor activity no number": says(f"{GPM}/5", "nan", "tensor_pct", "GPM gave"),
@@ -158,8 +152,7 @@ CASES = {
     # What other readings of the same second deny.
     "rest while SMs are active": says(f"{DEVICE}Samples/1", 0, "sm_pct", ACTIVE),
     "one-shot rest while SMs are active": Case(
-        (*NO_SAMPLES, f"{DEVICE}UtilizationRates/1 value 0"),
-        (("sm_pct", ACTIVE), ("memory_busy_pct", ACTIVE)),
+        (*NO_SAMPLES, f"{DEVICE}UtilizationRates/1 value 0"), (("sm_pct", ACTIVE), ("memory_busy_pct", ACTIVE))
     ),
     "rest at full power": Case((f"{DEVICE}Samples/1 value 3", *NO_GPM), (("sm_pct", "of 700 W"),)),
     "rest at full power by the sensor": Case(
@@ -201,9 +194,7 @@ CASES = {
     "UUID refused": Case((f"{DEVICE}UUID code 4",), holds=near("sm_pct", 85)),
     "all refused": Case(("* code 4",), (("sm_pct", "no permission"),), state=GpuState.REFUSED),
     "all but the opening refused": Case(
-        ("* code 4 after 3",),
-        (("sm_pct", "no permission"), ("power_w", "no permission")),
-        state=GpuState.REFUSED,
+        ("* code 4 after 3",), (("sm_pct", "no permission"), ("power_w", "no permission")), state=GpuState.REFUSED
     ),
     "list refused": refuses(PROCESSES, 4, "processes", "no permission"),
     "recovery refused": refuses(f"{FIELDS}/230", 4, "recovery_action", "no permission"),
@@ -214,12 +205,8 @@ CASES = {
     "in want of a reset": Case(("* code 16 after 3",), (("power_w", "reset"),), state=GpuState.LOST),
     # A call that does not return, or late.
     "silent from the first": Case(("* block",), (("sm_pct", "not answered yet"),), state=GpuState.STALE),
-    "silent after a while": Case(
-        ("* block after 3",), (("power_w", "does not answer"),), state=GpuState.STALE
-    ),
-    "opening hangs": Case(
-        (f"{DEVICE}HandleByIndex_v2 block",), (("sm_pct", "not answered"),), state=GpuState.STALE
-    ),
+    "silent after a while": Case(("* block after 3",), (("power_w", "does not answer"),), state=GpuState.STALE),
+    "opening hangs": Case((f"{DEVICE}HandleByIndex_v2 block",), (("sm_pct", "not answered"),), state=GpuState.STALE),
     "name hangs": hangs_but(f"{DEVICE}Name", lambda card: card.name == "unknown card"),
     "UUID hangs": hangs_but(f"{DEVICE}UUID", lambda card: card.uuid.startswith("card-")),
     "link hangs": hangs(f"{DEVICE}CurrPcieLinkGeneration", "pcie_generation"),
@@ -318,9 +305,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_costs_what_it_must_and_no_more(
-    watched: dict[str, list[tuple[float, GpuSample]]], name: str
-) -> None:
+def test_a_fault_costs_what_it_must_and_no_more(watched: dict[str, list[tuple[float, GpuSample]]], name: str) -> None:
     case = CASES[name]
     late = [card for second, card in watched[name] if second >= STEADY_S]
     assert late

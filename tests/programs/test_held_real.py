@@ -62,9 +62,7 @@ def goes_on(training: Running) -> bool:
 
 
 @pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_frozen_training_is_hung_by_its_group_and_told_how_it_is_thawed(
-    training: Running, version: int
-) -> None:
+def test_a_frozen_training_is_hung_by_its_group_and_told_how_it_is_thawed(training: Running, version: int) -> None:
     members = find_descendants(training.pid, read_table())
     with freezing(members, version) as group:
         said = diagnose(training.pid)
@@ -84,9 +82,7 @@ def test_a_frozen_training_is_hung_by_its_group_and_told_how_it_is_thawed(
 @contextmanager
 def traced_by(command: list[str], pid: int) -> Iterator[int]:
     """Have a program hold a process by ptrace; it is let go at the end."""
-    holder = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert holder.stdin is not None
     assert holder.stdout is not None
     try:

@@ -162,7 +162,5 @@ def test_no_other_callback_is_handed_out(tmp_path: Path) -> None:
         go_on(job)
         assert read_line(job) == {"same": True}
     entered = set((tmp_path / "entries").read_text().split())
-    of_the_layout = {
-        one for one in entered if one.startswith("wire")
-    }  # read by the program, as tpmon reads it
+    of_the_layout = {one for one in entered if one.startswith("wire")}  # read by the program, as tpmon reads it
     assert entered - of_the_layout == CALLBACKS.keys() | CANNOT_FAIL

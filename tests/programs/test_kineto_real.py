@@ -42,9 +42,7 @@ RANKS = 4
 def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """Start a training by ``tpmon run --kineto``; what it prints on standard error is kept."""
     command = [*TPMON, "run", "--kineto", "--", sys.executable, "-W", "ignore", str(PROGRAM), *flags]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         folder = ""
         try:
             assert job.stdout is not None
@@ -88,11 +86,7 @@ def read_folder(pid: int) -> str:
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        pytest.param((), marks=pytest.mark.long),
-        ("--loader",),
-        pytest.param(("--compiled",), marks=pytest.mark.long),
-    ],
+    [pytest.param((), marks=pytest.mark.long), ("--loader",), pytest.param(("--compiled",), marks=pytest.mark.long)],
     ids=["eager", "a DataLoader", "compiled"],
 )
 def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -114,11 +108,7 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         written = found.conditions
         assert written["first_step"] == truth[0]
         assert (written["mode"], written["threads"], written["torch"]) == ("training", 1, torch_version())
-        assert (written["model"], written["dtype"], written["device"]) == (
-            "Sequential",
-            "torch.float32",
-            "cpu",
-        )
+        assert (written["model"], written["dtype"], written["device"]) == ("Sequential", "torch.float32", "cpu")
         assert (written["parameters"], written["training"]) == (64 * 64 + 64 + 64 + 1, True)
         if "--loader" in flags:
             assert written["inputs"] == ["float32[32, 64]"]
@@ -145,15 +135,8 @@ def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path, monkeypatch: p
         try:
             for rank in (RANKS - 1, 0):
                 out = tmp_path / f"out{rank}"
-                code, told, said = capture(
-                    program.pid, "--rank", str(rank), "--steps", "3", "--out", str(out)
-                )
-                assert (code, told["state"], told["backend"], told["notes"]) == (
-                    0,
-                    "done",
-                    FROM_KINETO,
-                    [],
-                ), said
+                code, told, said = capture(program.pid, "--rank", str(rank), "--steps", "3", "--out", str(out))
+                assert (code, told["state"], told["backend"], told["notes"]) == (0, "done", FROM_KINETO, []), said
                 (file,) = told["files"]
                 assert (file["rank"], file["steps"]) == (rank, 3)
                 found = read_told(file["path"])
@@ -188,9 +171,7 @@ def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_pat
     (tmp_path / "conf").write_text("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n")
     armed = {**ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_CONFIG": str(tmp_path / "conf")}
     command = [*TPMON, "run", "--", sys.executable, "-W", "ignore", str(PROGRAM)]
-    with subprocess.Popen(
-        command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         try:
             assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
@@ -214,9 +195,7 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
             "KINETO_IPC_SOCKET_DIR": str(folder), "KINETO_CONFIG": str(folder / "conf"),
         }  # fmt: skip
         command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "1500"]
-        with subprocess.Popen(
-            command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as job:
+        with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
             assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
@@ -256,9 +235,7 @@ while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["run", "unsafe"])
-def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(
-    tmp_path: Path, way: str
-) -> None:
+def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(tmp_path: Path, way: str) -> None:
     nsys = tmp_path / "nsys"
     nsys.write_text(NSYS)
     nsys.chmod(0o755)

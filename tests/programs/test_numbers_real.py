@@ -18,14 +18,7 @@ from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.loader.queues import (
-    LoaderProbe,
-    LoaderRank,
-    LoaderWorker,
-    map_queues,
-    read_pipes,
-    read_queue_pipes,
-)
+from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker, map_queues, read_pipes, read_queue_pipes
 
 pytestmark = [
     pytest.mark.torch,
@@ -167,9 +160,7 @@ def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
     command = [sys.executable, str(HERE / "epochs_train.py"), str(tmp_path / "store")]
     frames = []
     env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True) as process:
         try:
             assert process.stdout.readline()
             collector = Collector(find_job(process.pid))

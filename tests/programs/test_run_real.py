@@ -90,10 +90,7 @@ def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_pa
     script, file = tmp_path / "train.py", tmp_path / "hook.zip"
     script.write_text(PROGRAM)
     subprocess.run(
-        [sys.executable, "-m", "tpmon", "hook", "export", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
+        [sys.executable, "-m", "tpmon", "hook", "export", str(file)], cwd=ROOT, capture_output=True, check=True
     )
     with subprocess.Popen(
         [sys.executable, str(script)],

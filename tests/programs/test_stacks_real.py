@@ -123,17 +123,13 @@ def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fet
         assert wait_until(lambda: Truth(tmp_path / "truth").reaches(ended_ns))
         truth = Truth(tmp_path / "truth")
     samples = sum(one.samples for one in slices)
-    waits = sum(
-        stack.samples for one in slices for stack in one.stacks if stack.tid == pid and is_data_wait(stack)
-    )
+    waits = sum(stack.samples for one in slices for stack in one.stacks if stack.tid == pid and is_data_wait(stack))
     assert 100 * waits / samples == pytest.approx(truth.wait_pct(slices), abs=ERROR_POINTS)
     # The looks, by the system call alone, see the same of all the time.
     assert found["looks"] > 100
     watched_s = (ended_ns - began_ns) / 1e9
     waited_s = truth.waited_s(ended_ns) - truth.waited_s(began_ns)
-    assert 100 * found["batch_wait"] / found["looks"] == pytest.approx(
-        100 * waited_s / watched_s, abs=2 * ERROR_POINTS
-    )
+    assert 100 * found["batch_wait"] / found["looks"] == pytest.approx(100 * waited_s / watched_s, abs=2 * ERROR_POINTS)
     # Each py-spy is charged what it used, so the budget holds whatever a sample costs; one may overdraw it.
     cpu_ms, _ = (1000 * value for value in sampler.cost())
     assert cpu_ms <= CREDIT_MS + MET_MS + BUDGET_MS_PER_S * (watched_s + 5) + 100
@@ -170,9 +166,7 @@ def test_tpmon_counts_what_py_spy_costs_and_ends_with_it(trainer: int):
         assert wait_until(lambda: len(spies_of(tpmon.pid)) == 1)
         spies = spies_of(tpmon.pid)
         assert tpmon.interrupt() == (130, "")
-    assert wait_until(
-        lambda: not {one.pid for one in read_table().values() if one.state != "Z"} & set(spies), 5
-    )
+    assert wait_until(lambda: not {one.pid for one in read_table().values() if one.state != "Z"} & set(spies), 5)
 
 
 def test_without_stacks_no_py_spy_is_started(trainer: int):

@@ -49,9 +49,7 @@ def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
             # who was attached before keeps all of them, and says it too
             membership.refresh(time.monotonic_ns())
             assert membership.job.rank_source == LAUNCHER_GONE
-            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(
-                program.trainers
-            )
+            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(program.trainers)
         finally:
             membership.close()
             for pid in program.trainers:

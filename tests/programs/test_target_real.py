@@ -59,15 +59,10 @@ def test_a_hundred_short_lived_children_a_second_leave_nothing_behind(tmp_path: 
             changes = membership.refresh(now_ns)
             met += len(changes.born)
             assert len(membership.members) < 30
-            assert {member.role for member in membership.members} == {
-                Role.RANK,
-                Role.HELPER,
-            } or not changes.born
+            assert {member.role for member in membership.members} == {Role.RANK, Role.HELPER} or not changes.born
             time.sleep(0.05)
         assert met > 20
         os.kill(program.pid, signal.SIGKILL)
-        assert wait_until(
-            lambda: bool(membership.refresh(time.monotonic_ns() + now_ns)) and not membership.members
-        )
+        assert wait_until(lambda: bool(membership.refresh(time.monotonic_ns() + now_ns)) and not membership.members)
         assert len(os.listdir("/proc/self/fd")) < before
         membership.close()

@@ -1,7 +1,5 @@
 """A terminal for tests: a pty of any size, its picture by pyte, its bytes, its line discipline."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
@@ -9,7 +7,7 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -138,16 +136,16 @@ class Terminal:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path):
     return tmp_path
 
 
 @pytest.fixture
-def open_terminal(state: Path) -> Iterator[Callable[..., Terminal]]:
+def open_terminal(state):
     """Open terminals that are closed after the test, whatever came of it."""
     opened: list[Terminal] = []
 
-    def open_one(*arguments: str, command: list[str] | None = None, columns=120, rows=40, **changes: str):
+    def open_one(*arguments, command=None, columns=120, rows=40, **changes):
         run = command if command is not None else [*PROGRAM, *arguments]
         opened.append(Terminal(run, environment(state, **changes), columns, rows))
         return opened[-1]
@@ -158,7 +156,7 @@ def open_terminal(state: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.fixture
-def tmux(tmp_path: Path) -> Iterator[list[str]]:
+def tmux(tmp_path):
     """Start a tmux server of our own; skip where there is none."""
     if shutil.which("tmux") is None:
         pytest.skip("no tmux on this machine")

@@ -63,9 +63,7 @@ def script_frame(number: int, processes: int = 3, gpus: int = 0) -> Frame:
             make_rank(4211 + rank, rank=rank, local_rank=rank, gpu=rank, where_unchanged_s=0.1 * (number % 9))
             for rank in range(ranks)
         ),
-        cpu=make_cpu(
-            budget_cores=64.0, used_cores=30 + (number * 7) % 30, runnable=60.0 + number % 50, host_cores=64
-        ),
+        cpu=make_cpu(budget_cores=64.0, used_cores=30 + (number * 7) % 30, runnable=60.0 + number % 50, host_cores=64),
         gpus=tuple(
             make_gpu(i, sm_pct=float((41 + 7 * i + 13 * number) % 100), power_w=400.0 + (i + number) % 90)
             for i in range(gpus)
@@ -89,14 +87,10 @@ def judge_frame(frame: Frame, number: int) -> Frame:
             make_evidence("no batch ready", value=80.0 + number % 7),
             make_evidence("CPUs used", value=frame.cpu.used_cores, unit="CPUs", source="/proc stat"),
             make_evidence("runnable", value=frame.cpu.runnable, unit="threads", source="/proc schedstat"),
-            make_evidence(
-                "GPU busy", value=40.0 + number % 11, source="NVML, 8 cards", age_s=0.1 * (number % 8)
-            ),
+            make_evidence("GPU busy", value=40.0 + number % 11, source="NVML, 8 cards", age_s=0.1 * (number % 8)),
             make_evidence("waiting for a CPU", value=2.0 + number % 3, source="/proc schedstat"),
         ),
-        against=(
-            make_evidence("batches ready", value=float(number % 4), unit="batches", source="loader pipes"),
-        ),
+        against=(make_evidence("batches ready", value=float(number % 4), unit="batches", source="loader pipes"),),
         ruled_out=tuple(f"cause {n} ({(number + n) % 5} % of periods)" for n in range(12)),
         unknown=("copy to the device (no hook in the training process)", "steps (no hook)"),
     )
@@ -110,9 +104,7 @@ def turn_bad(frame: Frame, number: int, at: int) -> Frame:
         judged = judge_frame(frame, number)
     else:
         said = "verdict: compute-bound (cpu)"
-        judged = replace(
-            frame, verdict=make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu", summary="it computes")
-        )
+        judged = replace(frame, verdict=make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu", summary="it computes"))
     told = (make_event(said, kind=EventKind.VERDICT),) if number in (0, at) else ()
     return replace(judged, events=judged.events + told)
 
@@ -148,9 +140,7 @@ def main() -> int:
     parser.add_argument("--crash-at", type=int, default=0, help="the painter raises at this painting")
     parser.add_argument("--crash-input", action="store_true", help="the thread that reads keys raises")
     parser.add_argument("--crash-leave", action="store_true", help="giving the terminal back raises")
-    parser.add_argument(
-        "--block-at", type=int, default=0, help="the painter never returns from this painting"
-    )
+    parser.add_argument("--block-at", type=int, default=0, help="the painter never returns from this painting")
     parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
     parser.add_argument("--load-s", type=float, default=0.0, help="importing textual takes so much longer")
     parser.add_argument("--no-target", action="store_true", help="the job ends before it is read")

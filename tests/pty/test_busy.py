@@ -1,7 +1,5 @@
 """With every core busy eight times over the screen lives: ``d`` shows stacks as they come, and ``q`` ends it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -50,7 +48,7 @@ def find_worker(job: Job) -> int:
     return max(one.identity.pid for one in job.members if is_known(one.worker))
 
 
-def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path: Path, open_terminal):
+def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path, open_terminal):
     if reason := may_sample():
         pytest.skip(reason)
     sizes = ("--ranks", str(RANKS), "--workers", str(WORKERS), "--culprit", str(CULPRIT))
@@ -61,15 +59,15 @@ def test_stacks_come_in_parts_and_q_ends_it_while_they_are_read(tmp_path: Path, 
         attach = [python, "-m", "tpmon", "attach", str(program.pid)]
         terminal = open_terminal(command=attach, PYTHONPATH=paths)
 
-        def read_so_far() -> int:
+        def read_so_far():
             """Return of how many processes the picture is while it grows, 0 where none grows."""
             found = READING.search(terminal.text())
             return int(found[1]) if found and int(found[2]) == PROCESSES else 0
 
-        def is_part() -> bool:
+        def is_part():
             return 0 < read_so_far() < PROCESSES and f"rank {CULPRIT}: hold many_hang.py:" in terminal.text()
 
-        def is_whole() -> bool:
+        def is_whole():
             said = " ".join(terminal.text().split())
             return not READING.search(said) and f"rank {CULPRIT} is in hold many_hang.py:" in said
 

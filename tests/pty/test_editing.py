@@ -1,7 +1,5 @@
 """The editor gets the terminal as the shell gave it, and the screen comes back whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

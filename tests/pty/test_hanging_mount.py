@@ -4,14 +4,11 @@ The job's log and working directory are on a FUSE mount that takes requests and 
 files that are named: who asks stands in the kernel and no signal ends it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +48,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hanging")
     mount = HangingMount(folder / "source", folder / "mount")
     try:
@@ -93,7 +90,7 @@ BY_ITSELF = (
 )
 
 
-def test_commands_on_such_a_job_end_by_themselves(scene: Scene, tmp_path: Path):
+def test_commands_on_such_a_job_end_by_themselves(scene, tmp_path):
     """All at once: most of their time they wait."""
     out = str(tmp_path / "bundle")
     begun = [scene.start(*case.words.replace("{out}", out).split()) for case in BY_ITSELF]
@@ -106,7 +103,7 @@ def test_commands_on_such_a_job_end_by_themselves(scene: Scene, tmp_path: Path):
 STREAMS = ("attach {pid} --json", "attach {pid} --plain", "diagnose {pid} --until ended")
 
 
-def test_streams_of_such_a_job_end_by_ctrl_c(scene: Scene):
+def test_streams_of_such_a_job_end_by_ctrl_c(scene):
     begun = [scene.start(*words.split()) for words in STREAMS]
     time.sleep(4.0)
     for words, process in zip(STREAMS, begun, strict=True):
@@ -127,7 +124,7 @@ NAMED = (
 )
 
 
-def test_a_file_that_was_named_and_does_not_answer_is_said_so(scene: Scene):
+def test_a_file_that_was_named_and_does_not_answer_is_said_so(scene):
     """All at once: each takes ten seconds."""
     configured = scene.start("ps", env=environment(scene.state, XDG_CONFIG_HOME=str(scene.mount.path)))
     here = [scene.start(*words.split(), cwd=scene.mount.path) for words in ("capture {pid}", "bundle {pid}")]
@@ -143,7 +140,7 @@ def test_a_file_that_was_named_and_does_not_answer_is_said_so(scene: Scene):
     assert (configured.returncode, "config.toml was not read: no answer" in errors) == (2, True)
 
 
-def test_ctrl_c_ends_the_wait_for_a_file(scene: Scene):
+def test_ctrl_c_ends_the_wait_for_a_file(scene):
     for words in NAMED[:2]:
         process = scene.start(*words.split())
         time.sleep(1.0)
@@ -152,7 +149,7 @@ def test_ctrl_c_ends_the_wait_for_a_file(scene: Scene):
 
 
 @pytest.fixture
-def healthy(tmp_path: Path) -> Iterator[HangingMount]:
+def healthy(tmp_path):
     mount = HangingMount(tmp_path / "source", tmp_path / "mount")
     try:
         if not mount.ready:
@@ -163,9 +160,7 @@ def healthy(tmp_path: Path) -> Iterator[HangingMount]:
 
 
 @pytest.mark.parametrize("command", ["fold", "trace"])
-def test_ctrl_c_ends_a_command_whose_file_hangs_in_the_middle(
-    healthy: HangingMount, tmp_path: Path, command: str
-):
+def test_ctrl_c_ends_a_command_whose_file_hangs_in_the_middle(healthy, tmp_path, command):
     """Its main thread stands in the kernel: nothing but another process can give the shell back."""
     (healthy.source / "large.json").write_text('{"traceEvents": [' + '{"ph": "X", "name": "a"},' * 100_000)
     healthy.hold("1000000")
@@ -197,7 +192,7 @@ def wait_for_children(pid: int) -> list[int]:
     return [int(one) for one in children.read_text().split()]
 
 
-def test_py_spy_that_hangs_over_the_programs_file_is_left(healthy: HangingMount, tmp_path: Path):
+def test_py_spy_that_hangs_over_the_programs_file_is_left(healthy, tmp_path):
     """Its program is on the mount: py-spy reads it, and cannot be killed either."""
     real = os.path.realpath(sys.executable)
     home = os.path.dirname(os.path.dirname(real))
@@ -215,7 +210,7 @@ def test_py_spy_that_hangs_over_the_programs_file_is_left(healthy: HangingMount,
 
 
 @pytest.mark.parametrize("keys", ["q", "\x03", "dq", "sq"])
-def test_the_screen_of_such_a_job_ends_at_once(open_terminal, scene: Scene, keys: str):
+def test_the_screen_of_such_a_job_ends_at_once(open_terminal, scene, keys):
     terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
     terminal.until("rank 0")
     for key in keys[:-1]:
@@ -226,7 +221,7 @@ def test_the_screen_of_such_a_job_ends_at_once(open_terminal, scene: Scene, keys
     terminal.assert_restored()
 
 
-def test_a_hang_up_and_a_kill_end_the_screen_of_such_a_job(open_terminal, scene: Scene):
+def test_a_hang_up_and_a_kill_end_the_screen_of_such_a_job(open_terminal, scene):
     for number, code in ((signal.SIGHUP, 129), (signal.SIGTERM, 143)):
         terminal = open_terminal(command=[*TPMON, "attach", scene.pid])
         terminal.until("rank 0")
@@ -238,7 +233,7 @@ def test_a_hang_up_and_a_kill_end_the_screen_of_such_a_job(open_terminal, scene:
     assert terminal.hang_up() == 129
 
 
-def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene: Scene):
+def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene):
     shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
     shell.until("$")
     shell.press(f"{' '.join(TPMON)} attach {scene.pid}\n")
@@ -255,7 +250,7 @@ def test_ctrl_z_gives_the_shell_back_and_fg_the_screen(open_terminal, scene: Sce
     shell.until("code=0")
 
 
-def test_a_shell_has_its_prompt_after_ctrl_c_and_its_pipe_ends(open_terminal, scene: Scene):
+def test_a_shell_has_its_prompt_after_ctrl_c_and_its_pipe_ends(open_terminal, scene):
     shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
     shell.until("$")
     shell.press(f"{' '.join(TPMON)} fold {scene.mount.path}/dump.json | cat\n")

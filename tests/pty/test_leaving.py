@@ -1,7 +1,5 @@
 """Every way out leaves a usable terminal, the right exit status, and no process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
@@ -24,9 +22,7 @@ def test_quit_keys_end_with_0(open_terminal, key):
     terminal.assert_restored()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_signals_restore_the_terminal(open_terminal, number, code):
     terminal = open_terminal()
     terminal.until("second 0")
@@ -62,9 +58,7 @@ def test_a_hang_up_leaves_no_process(open_terminal, arguments):
 
 def test_a_hang_up_is_noticed_without_any_signal(open_terminal):
     """SIGHUP blocked as well as ignored: only the state of the terminal tells."""
-    terminal = open_terminal(
-        command=["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *PROGRAM, "--block-hang-up"]
-    )
+    terminal = open_terminal(command=["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *PROGRAM, "--block-hang-up"])
     terminal.until("second 0")
     assert terminal.hang_up() == 129
 
@@ -86,7 +80,7 @@ def test_a_stop_that_blocks_does_not_keep_the_process(open_terminal):
     terminal.assert_restored()
 
 
-def test_a_loop_that_is_stuck_gives_the_terminal_back_on_sigterm(open_terminal, state: Path):
+def test_a_loop_that_is_stuck_gives_the_terminal_back_on_sigterm(open_terminal, state):
     terminal = open_terminal("--every", "0.1", "--block-at", "9")
     terminal.until((state / "blocked").exists)
     terminal.signal(signal.SIGTERM)
@@ -110,7 +104,7 @@ def test_a_terminal_that_takes_no_bytes_does_not_keep_the_process(open_terminal)
         time.sleep(0.02)
 
 
-def test_a_crash_names_its_report(open_terminal, state: Path):
+def test_a_crash_names_its_report(open_terminal, state):
     terminal = open_terminal("--crash-at", "3")
     assert terminal.end() == 1
     terminal.assert_restored()
@@ -127,7 +121,7 @@ def test_a_crash_names_its_report(open_terminal, state: Path):
 
 
 @pytest.mark.parametrize("option", ["--crash-input", "--crash-run", "--crash-leave"])
-def test_a_crash_outside_the_loop_is_no_success(open_terminal, state: Path, option):
+def test_a_crash_outside_the_loop_is_no_success(open_terminal, state, option):
     terminal = open_terminal(option)
     if option != "--crash-input":
         terminal.until("second 0")
@@ -138,7 +132,7 @@ def test_a_crash_outside_the_loop_is_no_success(open_terminal, state: Path, opti
     assert len(list((state / "tpmon").iterdir())) == 1
 
 
-def test_a_crash_without_a_place_for_the_report_says_the_traceback(open_terminal, state: Path):
+def test_a_crash_without_a_place_for_the_report_says_the_traceback(open_terminal, state):
     (state / "tpmon").write_text("a file where the folder should be")
     terminal = open_terminal("--crash-at", "1")
     assert terminal.end() == 1
@@ -172,7 +166,7 @@ def run_in_shell(open_terminal, state: Path, line: str, **changes: str) -> str:
 RUN = " ".join(PROGRAM)
 
 
-def test_stderr_in_a_file_is_refused(open_terminal, state: Path):
+def test_stderr_in_a_file_is_refused(open_terminal, state):
     said = run_in_shell(open_terminal, state, f"{RUN} 2>{state}/err")
     assert "code=5" in said
     message = (state / "err").read_text()
@@ -184,30 +178,24 @@ def test_stderr_in_a_file_is_refused(open_terminal, state: Path):
 @pytest.mark.parametrize(
     ("redirect", "stream"), [("</dev/null", "stdin"), ("| cat; (exit ${PIPESTATUS[0]})", "stdout")]
 )
-def test_other_streams_are_refused(open_terminal, state: Path, redirect, stream):
+def test_other_streams_are_refused(open_terminal, state, redirect, stream):
     said = run_in_shell(open_terminal, state, f"{RUN} {redirect}")
     assert "code=5" in said
     assert f"{stream} is not a terminal" in said
 
 
 @pytest.mark.parametrize("kind", ["dumb", ""])
-def test_a_terminal_that_cannot_draw_is_refused(open_terminal, state: Path, kind):
+def test_a_terminal_that_cannot_draw_is_refused(open_terminal, state, kind):
     said = run_in_shell(open_terminal, state, f"TERM={kind} {RUN}")
     assert "code=5" in said
     assert ("TERM=dumb cannot draw" if kind else "TERM is not set") in said
 
 
-def test_no_tty_at_all_is_refused(state: Path):
+def test_no_tty_at_all_is_refused(state):
     import subprocess
 
     done = subprocess.run(
-        PROGRAM,
-        env=environment(state),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        PROGRAM, env=environment(state), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 5
     assert "--once --json" in done.stderr

@@ -1,7 +1,5 @@
 """The screen lives through suspends, resizes, odd input and slow terminals, and writes little."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -201,9 +199,7 @@ def test_ascii_writes_no_other_glyph(open_terminal):
 
 def test_bytes_per_second_of_a_full_screen(open_terminal):
     every_s = 0.5
-    terminal = open_terminal(
-        "--processes", "137", "--gpus", "8", "--every", str(every_s), columns=200, rows=50
-    )
+    terminal = open_terminal("--processes", "137", "--gpus", "8", "--every", str(every_s), columns=200, rows=50)
     terminal.until("second 1")
     opening, _, loaded = terminal.raw.partition(b"\x1b[?1004h")  # which textual writes first
     assert len(opening) <= 3 * 16_384, "a picture, and what moves while textual loads"
@@ -220,12 +216,12 @@ def test_bytes_per_second_of_a_full_screen(open_terminal):
 
 
 def test_a_40_column_pane_of_tmux(tmux, state):
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         return subprocess.run(
             [*tmux, *arguments], env=environment(state), cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout
 
-    def until(seen) -> str:
+    def until(seen):
         deadline = time.monotonic() + SECONDS
         while True:
             text = run("capture-pane", "-p", "-t", "tpmon")
@@ -261,10 +257,7 @@ def test_a_40_column_pane_of_tmux(tmux, state):
     assert copied.startswith("raise num_workers from 4 to 8: num_workers=8,  # argument")
     run("send-keys", "-t", "tpmon", "q")
     deadline = time.monotonic() + SECONDS
-    while (
-        subprocess.run([*tmux, "has-session", "-t", "tpmon"], capture_output=True, check=False).returncode
-        == 0
-    ):
+    while subprocess.run([*tmux, "has-session", "-t", "tpmon"], capture_output=True, check=False).returncode == 0:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

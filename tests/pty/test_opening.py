@@ -1,7 +1,5 @@
 """The picture before textual is loaded, on a real terminal: loading takes as long as a test says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal
@@ -85,9 +83,7 @@ def test_behind_another_job_of_the_shell_the_terminal_is_left_alone(open_termina
     assert now == terminal.attributes
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_while_it_loads_ends_it(open_terminal, number, code):
     terminal = open_terminal("--load-s", "20")
     terminal.until("second 0")
@@ -120,7 +116,7 @@ def test_a_suspend_key_waits_for_the_screen(open_terminal):
     assert state != "T"
 
 
-def test_a_screen_that_cannot_be_loaded_is_reported(open_terminal, state: Path):
+def test_a_screen_that_cannot_be_loaded_is_reported(open_terminal, state):
     terminal = open_terminal("--no-textual")
     assert terminal.end() == 1
     terminal.assert_restored()
@@ -128,7 +124,7 @@ def test_a_screen_that_cannot_be_loaded_is_reported(open_terminal, state: Path):
     assert len(list((state / "tpmon").iterdir())) == 1
 
 
-def test_a_painter_that_fails_at_once_is_reported(open_terminal, state: Path):
+def test_a_painter_that_fails_at_once_is_reported(open_terminal, state):
     terminal = open_terminal("--crash-at", "1")
     assert terminal.end() == 1
     terminal.assert_restored(drawn=False)
@@ -136,7 +132,7 @@ def test_a_painter_that_fails_at_once_is_reported(open_terminal, state: Path):
     assert len(list((state / "tpmon").iterdir())) == 1
 
 
-def test_a_job_that_ends_before_it_is_read_is_no_crash(open_terminal, state: Path):
+def test_a_job_that_ends_before_it_is_read_is_no_crash(open_terminal, state):
     terminal = open_terminal("--no-target")
     assert terminal.end() == 3
     terminal.assert_restored(drawn=False)

@@ -1,13 +1,10 @@
 """``tpmon run --attach`` in a terminal: the screen of a hooked training, which outlives it however it is left."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,7 +52,7 @@ class Started:
 
 
 @pytest.fixture
-def started(open_terminal: Callable[..., Terminal], tmp_path: Path) -> Iterator[Started]:
+def started(open_terminal, tmp_path):
     """Start a training under ``tpmon run --attach`` and wait until its steps are on the screen."""
     program, log, stop = tmp_path / "train.py", tmp_path / "run.log", tmp_path / "stop"
     program.write_text(TRAINING)
@@ -70,7 +67,7 @@ def started(open_terminal: Callable[..., Terminal], tmp_path: Path) -> Iterator[
         one.training.kill()
 
 
-def test_q_leaves_the_training_running_and_says_how_to_come_back(started: Started) -> None:
+def test_q_leaves_the_training_running_and_says_how_to_come_back(started):
     training = started.training
     started.terminal.press("q")
     assert started.terminal.end() == 0
@@ -81,7 +78,7 @@ def test_q_leaves_the_training_running_and_says_how_to_come_back(started: Starte
 
 
 @pytest.mark.long
-def test_a_hang_up_leaves_the_training_running(started: Started) -> None:
+def test_a_hang_up_leaves_the_training_running(started):
     training = started.training
     assert started.terminal.hang_up() == 128 + signal.SIGHUP
     assert training.is_running()
@@ -89,7 +86,7 @@ def test_a_hang_up_leaves_the_training_running(started: Started) -> None:
 
 
 @pytest.mark.long
-def test_the_end_of_the_training_is_that_of_tpmon(started: Started) -> None:
+def test_the_end_of_the_training_is_that_of_tpmon(started):
     started.stop.touch()
     started.terminal.until("ended")
     started.terminal.press("q")

@@ -1,24 +1,17 @@
 """The screen beside cards that never answer: it draws, and ``q`` leaves it at once."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.cards import Cards
 from tests.children import MAP_TORCH, child
-from tests.pty.conftest import Terminal
 
 pytestmark = pytest.mark.pty
 
 
 @pytest.mark.parametrize("fault", ["1 * block", "* * block after 2", "driver nvmlInitWithFlags block"])
-def test_q_does_not_wait_for_a_card_that_blocks(
-    open_terminal: Callable[..., Terminal], tmp_path: Path, fault: str
-) -> None:
+def test_q_does_not_wait_for_a_card_that_blocks(open_terminal, tmp_path, fault):
     with child(MAP_TORCH + 'say("ready")\nhear()', str(tmp_path)) as job:
         cards = Cards(tmp_path, 2, [job.pid] * 2)
         cards.fail(fault)

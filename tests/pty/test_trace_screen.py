@@ -1,7 +1,5 @@
 """`tpmon trace` on a real terminal: a screen there, text in a pipe and where it was asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -64,9 +64,7 @@ def install_torch(version: str, python: str, torch: str) -> None:
 def main() -> int:
     """Print the table; 1 when a test failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--install", action="store_true", help="make .venv-3.x with torch where there is none"
-    )
+    parser.add_argument("--install", action="store_true", help="make .venv-3.x with torch where there is none")
     parser.add_argument("--torch", default="torch", help="what pip installs, such as torch==2.13.0")
     parser.add_argument("--only", default="", help="one version, such as 3.12")
     parser.add_argument("--without-torch", action="store_true", help="leave out the loops of a real torch")

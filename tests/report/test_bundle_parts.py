@@ -1,7 +1,5 @@
 """The parts of a bundle, the folder that they go to, and the looks that a session reads for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -52,10 +50,7 @@ def test_wrong_calls_are_refused(arguments, code, what):
 
 def test_a_job_without_a_log_file_has_no_log(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as one:
         with pytest.raises(FileNotFoundError, match="no process of the job writes"):
             list(read_logs([one.pid]))
@@ -108,7 +103,7 @@ def test_a_file_that_cannot_be_finished_goes(tmp_path):
         "except OSError as error: print('close:', error.strerror)\n"
     )
 
-    def fill(kind: str, path: Path, room: int = 20_000) -> str:
+    def fill(kind, path, room=20_000):
         words = [sys.executable, "-c", code, kind, str(path), str(room)]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
@@ -126,7 +121,7 @@ def test_a_signal_while_a_tar_file_is_written_costs_what_was_being_written(tmp_p
     sink = TarSink(str(tmp_path / name))
     sink.add("a", b"a" * 5_000)
 
-    def interrupt(fd: int, data: bytes) -> None:
+    def interrupt(fd, data):
         os.write(fd, data[: len(data) // 2])
         raise KeyboardInterrupt
 
@@ -194,10 +189,7 @@ def test_the_readme_names_what_is_there_and_what_is_not():
     assert "fold.txt             2.0K  all looks folded" in text
     assert "kernel.txt: operation not permitted" in text
     assert "replaced by ***" in text
-    assert say_result("/x", contents) == [
-        "bundle   /x (1 file, 2.0K)",
-        "not in it kernel.txt; README.txt says why",
-    ]
+    assert say_result("/x", contents) == ["bundle   /x (1 file, 2.0K)", "not in it kernel.txt; README.txt says why"]
 
 
 def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
@@ -205,7 +197,7 @@ def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
     other = DumpRequest(Asker.WATCH)
     asked: list[DumpRequest] = []
 
-    def ask(request: DumpRequest) -> None:
+    def ask(request):
         asked.append(request)
         if len(asked) == 1:
             keeper(update(other, running=True, refused="a dump is being read already"))
@@ -265,7 +257,5 @@ def test_looks_that_do_not_come_are_given_up_and_said():
     keeper.read(lambda _: None, time.monotonic() + 0.2)
     assert keeper.rounds() == Missing("no dump of the stacks was done in time")
     refused = RoundKeeper(0.1)
-    refused.read(
-        lambda one: refused(update(one, running=False, refused="no process to read")), time.monotonic() + 5
-    )
+    refused.read(lambda one: refused(update(one, running=False, refused="no process to read")), time.monotonic() + 5)
     assert refused.rounds() == Missing("no process to read")

@@ -1,7 +1,5 @@
 """The list of jobs as text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -16,9 +14,7 @@ from tpmon.view.layout import wrap_all
 def test_jobs_are_listed_longest_running_first():
     jobs = (
         JobSummary(4211, "usr", JobState.STOPPED, "train.py", "--lr 0.1", 1, 2, 0, 720.0),
-        JobSummary(
-            48213, "grace", JobState.RUNNING, "pretrain.py", "", 8, 16, Missing("another user's"), 11_520.0
-        ),
+        JobSummary(48213, "grace", JobState.RUNNING, "pretrain.py", "", 8, 16, Missing("another user's"), 11_520.0),
     )
     assert write_jobs(JobList("", jobs, 0)) == [
         "  PID  USER   STATE    RANKS  WORKERS  GPUS  UPTIME  SCRIPT",

@@ -1,7 +1,5 @@
 """One reading as text: what it says of a Frame, in which order, and what it leaves unsaid."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from dataclasses import replace
@@ -44,7 +42,7 @@ def without_readings(value: Any, reason: str) -> Any:
     ],
     ids=["small", "full", "nothing read", "long reasons", "empty"],
 )
-def test_once_fits_100_columns_and_has_no_control_characters(frame: Frame):
+def test_once_fits_100_columns_and_has_no_control_characters(frame):
     lines = write_once(frame)
     assert max(len(line) for line in lines) <= WIDTH
     text = "".join(lines)
@@ -118,9 +116,7 @@ def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
 
 
 def test_once_shows_a_question_mark_and_says_the_reason_once():
-    frame = make_frame(
-        processes=(make_process(cpu_pct=Missing("first reading"), runnable=Missing("first reading")),)
-    )
+    frame = make_frame(processes=(make_process(cpu_pct=Missing("first reading"), runnable=Missing("first reading")),))
     row = next(line for line in write_once(frame) if line.split()[:2] == ["0", "4211"])
     assert row.split()[4] == "?"
     assert row.split()[6] == "?"
@@ -157,9 +153,7 @@ def test_phrases_are_not_torn():
 def test_many_reasons_are_counted():
     cells = tuple(make_process(cpu_pct=Missing(f"reason {i}")) for i in range(20))
     said = " ".join(
-        write_unread(
-            make_frame(processes=cells), ("ranks", "steps", "hook", "gpus", "driver", "stacks", "ages_s")
-        )
+        write_unread(make_frame(processes=cells), ("ranks", "steps", "hook", "gpus", "driver", "stacks", "ages_s"))
     )
     assert said.endswith("for 11 more reasons")
 

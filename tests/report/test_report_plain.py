@@ -1,9 +1,5 @@
 """The log of a session as text: what it says at once, when it repeats itself, and what it holds back."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from tests.frames import (
@@ -83,9 +79,7 @@ def test_plain_says_when_a_figure_can_no_longer_be_read():
     card = (make_gpu(0),)
     frames = [at(i, gpus=card if i < 40 else Missing("NVML does not answer")) for i in range(60)]
     changes = [line for line in said(frames)[2:] if "no change" not in line]
-    assert [line.split(". Now")[0] for line in changes] == [
-        "03:08:26 GPU busy no longer read, NVML does not answer"
-    ]
+    assert [line.split(". Now")[0] for line in changes] == ["03:08:26 GPU busy no longer read, NVML does not answer"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_plain_says_when_a_figure_can_no_longer_be_read():
         ({"memory": make_memory(used_bytes=15 * GIB)}, "memory used of its limit rose from 16 % to 94 %"),
     ],
 )
-def test_plain_follows_each_figure(fields: dict[str, Any], words: str):
+def test_plain_follows_each_figure(fields, words):
     before = {"gpus": (make_gpu(0),)}
     frames = [at(i, **(before if i < 31 else {**before, **fields})) for i in range(40)]
     assert any(line.split(" ", 1)[1].startswith(words) for line in said(frames)[2:])
@@ -144,10 +138,7 @@ def test_plain_says_events_notes_and_states():
             {"state": "D", "frozen": Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")},
             "it is thawed (frozen by control group /train)",
         ),
-        (
-            {"state": "t", "tracer": Tracer(913, "gdb", "gdb -p 4211")},
-            "it is let go (held by a debugger, gdb (913))",
-        ),
+        ({"state": "t", "tracer": Tracer(913, "gdb", "gdb -p 4211")}, "it is let go (held by a debugger, gdb (913))"),
     ],
 )
 def test_plain_says_what_lets_a_stopped_job_go_on(fields, until):

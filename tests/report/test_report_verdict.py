@@ -1,7 +1,5 @@
 """The verdict as text: one line, the block that --once begins with, all of it, and what --plain says."""
 
-from __future__ import annotations
-
 from datetime import timedelta, timezone
 from typing import Any
 
@@ -89,9 +87,7 @@ def test_the_full_verdict_leaves_nothing_out():
             "hung (lock), confidence high, at least 3h12m (last log write 23:55:41): it waits. Try: dump it:",
         ),
         (
-            make_finding(
-                kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="looking", try_=NOT_APPLICABLE
-            ),
+            make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="looking", try_=NOT_APPLICABLE),
             "not-enough-evidence: looking",
         ),
     ],
@@ -161,9 +157,7 @@ def test_plain_says_another_kind_or_cause_and_nothing_else_of_the_verdict():
 
 
 def test_plain_says_that_there_is_no_verdict_after_a_while():
-    undecided = make_finding(
-        kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="it does not decide"
-    )
+    undecided = make_finding(kind=Kind.NOT_ENOUGH_EVIDENCE, cause=NOT_APPLICABLE, summary="it does not decide")
     lines = [line for line in said([at(n, verdict=undecided) for n in range(40)]) if "verdict" in line]
     assert [line.split()[0] for line in lines] == ["03:07:56"]
 
@@ -171,9 +165,7 @@ def test_plain_says_that_there_is_no_verdict_after_a_while():
 def test_the_heartbeat_and_the_status_name_the_verdict():
     lines = said([at(n, verdict=make_finding()) for n in range(70)])
     assert "no change: data-bound (cpu-transform); 2 workers" in lines[-1]
-    assert "1 rank, 2 workers: data-bound (cpu-transform); 2 workers" in write_status(
-        at(0, verdict=make_finding())
-    )
+    assert "1 rank, 2 workers: data-bound (cpu-transform); 2 workers" in write_status(at(0, verdict=make_finding()))
 
 
 def test_a_note_is_said_once_whatever_its_figures_do():

@@ -1,7 +1,5 @@
 """How text is written to a reader that is slow, gone or full."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct
@@ -47,7 +45,7 @@ def test_output_waits_for_a_full_pipe_that_does_not_block():
 
     import threading
 
-    def take() -> None:
+    def take():
         while len(received) < len(text) + 1:
             received.extend(os.read(read, 65536))
 

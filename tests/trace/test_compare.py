@@ -1,7 +1,5 @@
 """Two traces against each other: the line that says whether it helped, and when it is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -36,7 +34,7 @@ def compare(tmp_path: Path, old: list[float], new: list[float], target: float = 
     return compare_traces(*analyze(paths).files, target)
 
 
-def test_a_fix_that_helps_is_said_with_its_noise(tmp_path: Path) -> None:
+def test_a_fix_that_helps_is_said_with_its_noise(tmp_path):
     found = compare(tmp_path, [2000, 2010, 1990, 2000], [1000, 1010, 990, 1000], 1.5)
     assert found.helped is True
     assert found.ratio == pytest.approx(2.0)
@@ -60,15 +58,13 @@ def test_a_fix_that_helps_is_said_with_its_noise(tmp_path: Path) -> None:
         ([1200], [1000], 1.0, "mean step 1.200 ms before, 1.000 ms after, 1.20x; too few steps"),
     ],
 )
-def test_what_is_no_help_is_not_called_so(
-    old: list[float], new: list[float], target: float, says: str, tmp_path: Path
-) -> None:
+def test_what_is_no_help_is_not_called_so(old, new, target, says, tmp_path):
     found = compare(tmp_path, old, new, target)
     assert found.helped is not True
     assert found.summary.startswith(says)
 
 
-def test_another_batch_or_world_is_refused_and_named(tmp_path: Path) -> None:
+def test_another_batch_or_world_is_refused_and_named(tmp_path):
     old = train(tmp_path / "old.json", [2000] * 4, distributedInfo={"rank": 0, "world_size": 2})
     new = train(tmp_path / "new.json", [1000] * 4, 16, distributedInfo={"rank": 0, "world_size": 4})
     found = compare_traces(*analyze([old, new]).files)
@@ -79,7 +75,7 @@ def test_another_batch_or_world_is_refused_and_named(tmp_path: Path) -> None:
     assert found.summary.startswith("not comparable: world size 2 and 4")
 
 
-def test_a_batch_that_is_not_recorded_is_a_condition_of_the_answer(tmp_path: Path) -> None:
+def test_a_batch_that_is_not_recorded_is_a_condition_of_the_answer(tmp_path):
     paths = []
     for name, length in (("old", 2000.0), ("new", 1000.0)):
         trace = TraceBuilder()
@@ -87,9 +83,7 @@ def test_a_batch_that_is_not_recorded_is_a_condition_of_the_answer(tmp_path: Pat
             trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
         paths.append(trace.write(tmp_path / f"{name}.json", {"deviceProperties": []}))
     found = compare_traces(*analyze(paths).files)
-    assert found.summary.endswith(
-        ", if batch, shapes and types (not recorded: record_shapes=True) are the same"
-    )
+    assert found.summary.endswith(", if batch, shapes and types (not recorded: record_shapes=True) are the same")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def test_a_batch_that_is_not_recorded_is_a_condition_of_the_answer(tmp_path: Pat
         ({"threads": 9}, ""),
     ],
 )
-def test_what_a_capture_wrote_of_its_conditions_is_compared(other, said: str, tmp_path: Path) -> None:
+def test_what_a_capture_wrote_of_its_conditions_is_compared(other, said, tmp_path):
     told = {"batch_size": 64, "inputs": ["float32[64, 8]"], "model": "ResNet", "dtype": "torch.float32"}
     paths = []
     for name, length, conditions in (("old", 2000.0, told), ("new", 1000.0, {**told, **other})):
@@ -136,7 +130,7 @@ def build(path: Path, length: float, *, compiled: bool = False, **header: object
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_compiling_the_model_is_a_fix_and_no_other_workload(told: bool, tmp_path: Path) -> None:
+def test_compiling_the_model_is_a_fix_and_no_other_workload(told, tmp_path):
     header = {"tpmon": json.dumps(TOLD)} if told else {}
     before = build(tmp_path / "a.json", 2000, **header)
     found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, **header))
@@ -145,7 +139,7 @@ def test_compiling_the_model_is_a_fix_and_no_other_workload(told: bool, tmp_path
     assert ("if batch, shapes and types (one is compiled" in found.summary) is not told
 
 
-def test_another_batch_is_refused_for_a_compiled_model_too(tmp_path: Path) -> None:
+def test_another_batch_is_refused_for_a_compiled_model_too(tmp_path):
     before = build(tmp_path / "a.json", 2000, tpmon=json.dumps(TOLD))
     other = json.dumps({**TOLD, "batch_size": 16})
     found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, tpmon=other))
@@ -153,9 +147,7 @@ def test_another_batch_is_refused_for_a_compiled_model_too(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("more", "same"), [({"parameters": 520}, True), ({}, False)])
-def test_other_operators_are_no_other_workload_where_a_capture_says_so(
-    more: dict[str, int], same: bool, tmp_path: Path
-) -> None:
+def test_other_operators_are_no_other_workload_where_a_capture_says_so(more, same, tmp_path):
     said = json.dumps({**TOLD, **more})
     before = build(tmp_path / "a.json", 2000, tpmon=said)
     after = train(tmp_path / "b.json", [1000, 1001, 1002, 1003], tpmon=said)
@@ -163,7 +155,7 @@ def test_other_operators_are_no_other_workload_where_a_capture_says_so(
     assert (found.differences == ()) is same
 
 
-def test_cards_that_one_trace_does_not_describe_are_an_if(tmp_path: Path) -> None:
+def test_cards_that_one_trace_does_not_describe_are_an_if(tmp_path):
     files = []
     for name, length, cards in (("a", 2000.0, []), ("b", 1000.0, [A100])):
         trace = TraceBuilder()
@@ -175,7 +167,7 @@ def test_cards_that_one_trace_does_not_describe_are_an_if(tmp_path: Path) -> Non
     assert (found.differences, found.unchecked[0], found.helped) == ((), "cards", True)
 
 
-def test_an_empty_trace_is_compared_to_nothing(tmp_path: Path) -> None:
+def test_an_empty_trace_is_compared_to_nothing(tmp_path):
     empty = TraceBuilder().write(tmp_path / "empty.json", {"deviceProperties": []})
     found = compare_traces(*analyze([empty, train(tmp_path / "new.json", [1000] * 4)]).files)
     assert found.differences == ("a trace that holds no events",)
@@ -183,7 +175,7 @@ def test_an_empty_trace_is_compared_to_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 10])
-def test_noise_alone_seldom_leaves_the_interval(steps: int, tmp_path: Path) -> None:
+def test_noise_alone_seldom_leaves_the_interval(steps, tmp_path):
     """Of two runs of the same speed the 95 % interval misses 1 in about 5 % of the cases."""
     draw = random.Random(steps)
     old, new = analyze(
@@ -205,7 +197,7 @@ def shake(file: TraceFile, draw: random.Random) -> TraceFile:
     return replace(file, overview=replace(file.overview, step_table=table, step_ms=mean))
 
 
-def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
+def test_what_changed_is_a_table_of_its_own(tmp_path):
     lines = write_changes_csv(compare(tmp_path, [2000] * 4, [1000] * 4))
     assert lines[0] == "part,name,before_us,after_us"
     assert "phase,data_loader,1500.0,500.0" in lines
@@ -222,7 +214,7 @@ def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
         TraceOptions(against="x", target="fast"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(asked: TraceOptions, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_is_refused(asked, tmp_path):
     path = train(tmp_path / "t.json", [1000])
     with pytest.raises(UsageError):
         run_trace(replace(asked, files=(path,)))
@@ -230,7 +222,7 @@ def test_what_cannot_be_asked_is_refused(asked: TraceOptions, tmp_path: Path) ->
         run_trace(TraceOptions((str(tmp_path / "*.none"),)))
 
 
-def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
+def test_traces_without_steps_are_not_compared(tmp_path):
     whole = TraceBuilder().op("aten::mm", 0, 900).write(tmp_path / "whole.json", {"deviceProperties": []})
     found = compare_traces(*analyze([whole, train(tmp_path / "new.json", [1000] * 4)]).files)
     assert isinstance(found.helped, Missing)
@@ -253,13 +245,13 @@ def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
         (TraceOptions(slice="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
     ],
 )
-def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: TraceOptions, json: bool, what: str) -> None:
+def test_what_would_be_ignored_is_refused(tmp_path, asked, json, what):
     path = train(tmp_path / "a.json", [1000])
     with pytest.raises(UsageError, match=what):
         run_trace(replace(asked, files=(path,), json=json, json_is_flag=json))
 
 
-def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> None:
+def test_what_is_typed_wins_over_json_from_the_file(tmp_path, capfd):
     path = train(tmp_path / "a.json", [1000])
     tables = {"json": True}
     assert run_trace(read(TraceOptions, tables=tables, files=(path,), csv="steps")) == 0
@@ -271,9 +263,7 @@ def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> No
     assert out.exists()
 
 
-def test_what_a_directory_brings_along_is_named_and_left_out(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_directory_brings_along_is_named_and_left_out(tmp_path, capfd):
     train(tmp_path / "a.json", [1000])
     other = tmp_path / "settings\x1b[31m.json"
     other.write_text("{}")

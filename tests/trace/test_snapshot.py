@@ -1,7 +1,5 @@
 """Memory snapshots: what lives, what is cut up, what lived at the peak, and files that are hostile."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -29,7 +27,7 @@ def analyse(built: SnapshotBuilder, tmp_path: Path) -> DeviceSnapshot:
     return analyze_snapshots([built.write(tmp_path / "s.pickle")]).files[0].devices[0]
 
 
-def test_the_pieces_of_a_device_add_up(tmp_path: Path) -> None:
+def test_the_pieces_of_a_device_add_up(tmp_path):
     pieces = analyse(training(), tmp_path).pieces
     assert (pieces.segments, pieces.reserved_bytes) == (3, 440 * MB)
     assert (pieces.allocated_bytes, pieces.pending_bytes) == (106 * MB, 4 * MB)
@@ -40,7 +38,7 @@ def test_the_pieces_of_a_device_add_up(tmp_path: Path) -> None:
     assert pieces.fragmentation_pct == pytest.approx(100 * 30 / 330)
 
 
-def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tmp_path: Path) -> None:
+def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tmp_path):
     built = training()
     built.segment((64 * MB, 64 * MB, "inactive", []))
     built.segment((8 * MB, 8 * MB, "active_allocated", []), (24 * MB, 24 * MB, "inactive", []))
@@ -56,7 +54,7 @@ def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tm
     assert "private" not in say_free(before)
 
 
-def test_what_lives_is_summed_by_stack_and_named_by_the_own_line(tmp_path: Path) -> None:
+def test_what_lives_is_summed_by_stack_and_named_by_the_own_line(tmp_path):
     live = analyse(training(), tmp_path).live
     assert [(row.bytes, row.requested_bytes, row.blocks, row.line) for row in live] == [
         (100 * MB, 100 * MB - 10, 1, "/home/me/train.py:10 build"),
@@ -66,7 +64,7 @@ def test_what_lives_is_summed_by_stack_and_named_by_the_own_line(tmp_path: Path)
     assert "linear.py:125 forward" in live[0].frames[1]
 
 
-def test_the_peak_is_found_backwards_with_what_was_alive(tmp_path: Path) -> None:
+def test_the_peak_is_found_backwards_with_what_was_alive(tmp_path):
     device = analyse(training(), tmp_path)
     assert device.events == 7
     peak = device.peak
@@ -83,7 +81,7 @@ def test_the_peak_is_found_backwards_with_what_was_alive(tmp_path: Path) -> None
     assert sum(row.bytes for row in peak.alive) + peak.older_bytes == peak.requested_bytes
 
 
-def test_what_was_alive_before_the_history_and_freed_in_it_counts_as_older(tmp_path: Path) -> None:
+def test_what_was_alive_before_the_history_and_freed_in_it_counts_as_older(tmp_path):
     built = SnapshotBuilder().segment((8 * MB, 8 * MB, "active_allocated", stack("keep")))
     built.event("alloc", 5, MB, stack("small")).event("free_requested", 9, 40 * MB, stack("release"))
     built.event("free_requested", 5, MB, stack("release"))
@@ -93,7 +91,7 @@ def test_what_was_alive_before_the_history_and_freed_in_it_counts_as_older(tmp_p
     assert {row.line for row in peak.alive} == {"/home/me/train.py:10 keep", "/home/me/train.py:10 small"}
 
 
-def test_an_address_that_is_used_again_has_the_stack_of_its_time(tmp_path: Path) -> None:
+def test_an_address_that_is_used_again_has_the_stack_of_its_time(tmp_path):
     built = SnapshotBuilder()
     built.segment((MB, MB, "active_allocated", stack("last")))
     address = built.segments[0]["address"]
@@ -105,13 +103,13 @@ def test_an_address_that_is_used_again_has_the_stack_of_its_time(tmp_path: Path)
     assert [(row.bytes, row.line) for row in peak.alive] == [(50 * MB, "/home/me/train.py:10 second")]
 
 
-def test_a_request_that_failed_is_told(tmp_path: Path) -> None:
+def test_a_request_that_failed_is_told(tmp_path):
     failed = analyse(training(), tmp_path).out_of_memory
     assert [(one.asked_bytes, one.device_free_bytes) for one in failed] == [(900 * MB, 7 * MB)]
     assert failed[0].line == "/home/me/train.py:10 backward_pass"
 
 
-def test_no_history_and_no_stack_are_said_and_not_zero(tmp_path: Path) -> None:
+def test_no_history_and_no_stack_are_said_and_not_zero(tmp_path):
     built = SnapshotBuilder().segment((MB, MB, "active_allocated", []))
     device = analyse(built, tmp_path)
     assert not is_known(device.peak)
@@ -121,15 +119,10 @@ def test_no_history_and_no_stack_are_said_and_not_zero(tmp_path: Path) -> None:
     assert "no stack was recorded" in text
 
 
-def test_the_layout_of_torch_2_0_is_read(tmp_path: Path) -> None:
+def test_the_layout_of_torch_2_0_is_read(tmp_path):
     old = {"real_size": 900, "addr": 5, "frames": stack("build")}
     block = {"size": 1024, "state": "active_allocated", "history": [old]}
-    segment = {
-        "device": 1,
-        "address": 4096,
-        "total_size": 2048,
-        "blocks": [block, {"size": 1024, "state": "inactive"}],
-    }
+    segment = {"device": 1, "address": 4096, "total_size": 2048, "blocks": [block, {"size": 1024, "state": "inactive"}]}
     found = parse_snapshot(pickle.dumps({"segments": [segment], "device_traces": []}))
     assert [(one.size, one.requested, one.in_use) for one in found.segments[0].blocks] == [
         (1024, 900, True),
@@ -138,16 +131,13 @@ def test_the_layout_of_torch_2_0_is_read(tmp_path: Path) -> None:
     assert found.stacks[found.segments[0].blocks[0].stack][2] == "/home/me/train.py:10 build"
 
 
-def test_the_own_line_is_of_no_package() -> None:
+def test_the_own_line_is_of_no_package():
     inner = ["??:0 x", "torch/csrc/autograd/engine.cpp:9 run", "/x/site-packages/torch/a.py:1 f"]
-    assert (
-        own_line([*inner, "/usr/lib/python3.11/threading.py:5 run", "/srv/model.py:7 g"])
-        == "/srv/model.py:7 g"
-    )
+    assert own_line([*inner, "/usr/lib/python3.11/threading.py:5 run", "/srv/model.py:7 g"]) == "/srv/model.py:7 g"
     assert not is_known(own_line(inner))
 
 
-def test_text_json_and_csv_say_the_same(tmp_path: Path) -> None:
+def test_text_json_and_csv_say_the_same(tmp_path):
     report = analyze_snapshots([training().write(tmp_path / "s.pickle")])
     text = "\n".join(write_snapshots(report, 1))
     assert "440M reserved in 3 segments" in text
@@ -163,14 +153,14 @@ def test_text_json_and_csv_say_the_same(tmp_path: Path) -> None:
     assert next(csv.DictReader(write_snapshot_csv(report, "live")))["bytes"] == str(100 * MB)
 
 
-def test_names_in_a_snapshot_reach_no_terminal(tmp_path: Path) -> None:
+def test_names_in_a_snapshot_reach_no_terminal(tmp_path):
     evil = [frame("f\x1b[2J\u202e", 3, "/home/me/a\x07.py")]
     built = SnapshotBuilder().segment((MB, MB, "active_allocated", evil))
     lines = write_snapshots(analyze_snapshots([built.write(tmp_path / "s.pickle")]), 10)
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_snapshot_is_told_from_a_trace(tmp_path: Path) -> None:
+def test_a_snapshot_is_told_from_a_trace(tmp_path):
     here = training().write(tmp_path / "dump")  # no ending: by its first bytes
     trace = tmp_path / "t.json"
     trace.write_text("[]")
@@ -196,9 +186,7 @@ class Evil:
         {"entries": [], "version": "2.4"},
     ],
 )
-def test_code_and_other_pickles_are_refused_with_the_name(
-    value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_and_other_pickles_are_refused_with_the_name(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.pickle").write_bytes(pickle.dumps(value))
     with pytest.raises(UsageError, match=r"s\.pickle"):
@@ -206,7 +194,7 @@ def test_code_and_other_pickles_are_refused_with_the_name(
     assert not (tmp_path / "executed").exists()
 
 
-def test_values_of_a_wrong_type_are_left_out_and_counted() -> None:
+def test_values_of_a_wrong_type_are_left_out_and_counted():
     built = training().plain()
     built["segments"] += [5, {"blocks": 3}, {"total_size": -1, "blocks": []}]
     built["segments"][0]["blocks"] += [None, {"size": "x", "state": "inactive"}]
@@ -216,9 +204,7 @@ def test_values_of_a_wrong_type_are_left_out_and_counted() -> None:
     assert len(found.segments) == 3
 
 
-def test_parts_shared_a_million_times_are_read_a_bounded_number_of_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_shared_a_million_times_are_read_a_bounded_number_of_times(monkeypatch):
     monkeypatch.setattr(snapshot_read, "MOST_EVENTS", 1000)
     monkeypatch.setattr(snapshot_read, "MOST_BLOCKS", 1000)
     events = [{"action": "alloc", "addr": 1, "size": 1, "frames": []}] * 900
@@ -230,7 +216,7 @@ def test_parts_shared_a_million_times_are_read_a_bounded_number_of_times(
     assert sum(len(one.blocks) for one in found.segments) == 1000
 
 
-def test_more_values_than_torch_packs_into_so_many_bytes_are_refused() -> None:
+def test_more_values_than_torch_packs_into_so_many_bytes_are_refused():
     bomb = b"\x80\x04](" + b"]" * 600_000 + b"e."
     with pytest.raises(ValueError, match="more than"):
         parse_snapshot(bomb)
@@ -241,7 +227,7 @@ SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
 KINDS = [k for k in vars(model).values() if dataclasses.is_dataclass(k) and k.__module__ == model.__name__]
 
 
-def test_the_page_names_every_kind_and_key() -> None:
+def test_the_page_names_every_kind_and_key():
     assert {kind.__name__ for kind in KINDS} == set(SECTIONS)
     for kind in KINDS:
         keys = re.findall(r"(?m)^\| `(\w+)` \|", SECTIONS[kind.__name__])

@@ -1,7 +1,5 @@
 """docs/trace.md names every key of the JSON of a trace, and none that is not there."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -21,11 +19,11 @@ KINDS = [
 ]
 
 
-def test_every_kind_has_a_section() -> None:
+def test_every_kind_has_a_section():
     assert {kind.__name__ for kind in KINDS} == set(SECTIONS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_key_is_named_in_its_order(kind: type) -> None:
+def test_every_key_is_named_in_its_order(kind):
     keys = re.findall(r"(?m)^\| `(\w+)` \|", SECTIONS[kind.__name__])
     assert keys == [field.name.rstrip("_") for field in dataclasses.fields(kind)]

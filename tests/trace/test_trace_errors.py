@@ -3,8 +3,6 @@
 docs/metrics.md names every one of them by the key that its test has here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -111,9 +109,7 @@ def _(_tmp_path: Path) -> None:
         "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
     )
     assert [uses_tensor_cores(name) for name in plain] == ["no"] * 6
-    assert (
-        uses_tensor_cores("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8") == "yes"
-    )
+    assert uses_tensor_cores("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8") == "yes"
 
 
 @fault("advice-on-bf16")
@@ -284,10 +280,10 @@ def _(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", FAULTS)
-def test_what_others_get_wrong(key: str, tmp_path: Path) -> None:
+def test_what_others_get_wrong(key, tmp_path):
     FAULTS[key](tmp_path)
 
 
-def test_the_page_names_every_fault_and_no_other() -> None:
+def test_the_page_names_every_fault_and_no_other():
     table = PAGE.split("### What other tools get wrong")[1].split("\n## ")[0]
     assert re.findall(r"(?m)^\| `([a-z0-9-]+)` \|", table) == list(FAULTS)

@@ -1,7 +1,5 @@
 """Hostile files of twenty kinds: a clear error or what could be read, in bounded memory, and nothing runs."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -47,10 +45,7 @@ def bomb(chance: random.Random) -> bytes:
     """Pack more of one byte behind the start of the events than one event may have."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     filler = chance.choice((b" ", b"[", b'"', b"0", b"{", b"\x00"))
-    parts = [
-        packer.compress(b'{"traceEvents": ['),
-        *(packer.compress(filler * (1 << 20)) for _mb in range(40)),
-    ]
+    parts = [packer.compress(b'{"traceEvents": ['), *(packer.compress(filler * (1 << 20)) for _mb in range(40))]
     return b"".join([*parts, packer.flush()])
 
 
@@ -79,9 +74,7 @@ def deep_header(chance: random.Random) -> bytes:
 
 
 def long_strings(chance: random.Random) -> bytes:
-    text = chance.choice((b"x", b"\\u0041", b"\xff", b'\\"', b"\x01", b"%")) * chance.choice(
-        (10**5, 4 * 10**6)
-    )
+    text = chance.choice((b"x", b"\\u0041", b"\xff", b'\\"', b"\x01", b"%")) * chance.choice((10**5, 4 * 10**6))
     return whole().replace(chance.choice((b"aten::mm", b"ProfilerStep#2", b"SGD")), text, 1)
 
 
@@ -206,13 +199,7 @@ def odd_snapshot(chance: random.Random) -> bytes:
 
 def frames_of_anything(chance: random.Random) -> bytes:
     made = training().plain()
-    odd: list[object] = [
-        5,
-        {"filename": 3, "line": "x", "name": None},
-        {"name": "\x1b[31m" * 1000},
-        None,
-        [[]],
-    ]
+    odd: list[object] = [5, {"filename": 3, "line": "x", "name": None}, {"name": "\x1b[31m" * 1000}, None, [[]]]
     for block in made["segments"][0]["blocks"]:
         block["frames"] = [chance.choice(odd) for _one in range(chance.choice((3, 100_000)))]
     return pickle.dumps(made)
@@ -289,17 +276,15 @@ def check(found: dict[str, str], files: list[Path]) -> None:
     assert all(said == "refused" for name, said in found.items() if "_code_" in name)
 
 
-def test_a_dozen_hostile_files_are_read_or_refused(tmp_path: Path) -> None:
+def test_a_dozen_hostile_files_are_read_or_refused(tmp_path):
     quick = (cut, broken_gzip, wrong_types, deep, deep_header, odd_times, other_files)
-    files = write_files(
-        (*quick, code, cut_pickle, mutated_pickle, odd_snapshot, frames_of_anything), 1, tmp_path
-    )
+    files = write_files((*quick, code, cut_pickle, mutated_pickle, odd_snapshot, frames_of_anything), 1, tmp_path)
     assert len(files) == 12
     check(examine(files, tmp_path), files)
 
 
 @pytest.mark.long
-def test_two_hundred_hostile_files_are_read_or_refused(tmp_path: Path) -> None:
+def test_two_hundred_hostile_files_are_read_or_refused(tmp_path):
     files = write_files(MAKERS, 10, tmp_path)
     assert len(files) == 200
     found = examine(files, tmp_path)

@@ -1,7 +1,5 @@
 """What a trace may take of memory and time: caps that hold, and what is beyond them told as lost."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -57,7 +55,7 @@ def dump(events: list[dict[str, object]]) -> bytes:
     return json.dumps({"traceEvents": events}).encode()
 
 
-def test_one_event_never_takes_more_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_event_never_takes_more_than_its_cap(monkeypatch):
     monkeypatch.setattr(chunks, "EVENT_BYTES", 4 * MB)
     first, last = json.dumps(event(1)).encode(), json.dumps(event(2)).encode()
     filler = [b"a" * MB] * 40
@@ -73,7 +71,7 @@ def test_one_event_never_takes_more_than_its_cap(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("filler", [b" ", b"a", b"{", b'"'])
-def test_what_is_dropped_is_counted_and_spaces_are_nothing(filler: bytes, tmp_path: Path) -> None:
+def test_what_is_dropped_is_counted_and_spaces_are_nothing(filler, tmp_path):
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     parts = [
         packer.compress(b'{"traceEvents": ['),
@@ -93,20 +91,16 @@ def test_what_is_dropped_is_counted_and_spaces_are_nothing(filler: bytes, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "end",
-    [b"]" + b" " * 200_000 + b"x", b'"name":"' * 100_000, b'[1],"' * 100_000],
-    ids=["spaces", "names", "lists"],
+    "end", [b"]" + b" " * 200_000 + b"x", b'"name":"' * 100_000, b'[1],"' * 100_000], ids=["spaces", "names", "lists"]
 )
-def test_damage_that_repeats_takes_no_square_of_time(end: bytes, tmp_path: Path) -> None:
+def test_damage_that_repeats_takes_no_square_of_time(end, tmp_path):
     began = time.process_time()
     with pytest.raises(UsageError, match="none of its events"):
         read(tmp_path / "t.json", b'{"traceEvents": [{"ph": "X", "x": }' + end)
     assert time.process_time() - began < 5
 
 
-def test_a_large_event_that_is_no_clean_json_is_not_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_event_that_is_no_clean_json_is_not_built(tmp_path, monkeypatch):
     monkeypatch.setattr(repair, "MEND_BYTES", 1000)
     odd = b'{"ph": "X", "name": "x", "ts": 1, "dur": nan, "args": {"a": [' + b"[1]," * 500 + b"2]}}"
     first, last = (json.dumps(event(number)).encode() for number in (1, 2))
@@ -114,7 +108,7 @@ def test_a_large_event_that_is_no_clean_json_is_not_built(
     assert (trace.events, trace.lost.events, trace.lost.broken_off) == (2, 1, False)
 
 
-def test_arguments_beyond_their_cap_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_arguments_beyond_their_cap_are_left_out_and_counted(tmp_path):
     wide = [[1, 2]] * 20_000
     launch = {"grid": [1, 1, 1], "block": [1, 1, 1], "blocks per SM": "9" * 100_000}
     events = [
@@ -129,9 +123,7 @@ def test_arguments_beyond_their_cap_are_left_out_and_counted(tmp_path: Path) -> 
     assert (trace.events, trace.lost.events, trace.lost.values) == (4, 0, 3)
 
 
-def test_names_and_arguments_together_take_no_more_than_their_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_and_arguments_together_take_no_more_than_their_room(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "KEPT_BYTES", 500_000)
     events = [
         event(number, {"Input Dims": [[number]] * 50, "Input type": ["float"]}, name=f"{number}" + "x" * 3000)
@@ -149,7 +141,7 @@ def test_names_and_arguments_together_take_no_more_than_their_room(
     assert "without some of their values" in "\n".join(write_report(report))
 
 
-def test_kinds_without_end_are_counted_as_others(tmp_path: Path) -> None:
+def test_kinds_without_end_are_counted_as_others(tmp_path):
     events = [event(number, ph=f"p{number}") for number in range(3000)]
     events += [event(number, cat=f"c{number}") for number in range(3000)] + [event(1, cat="c" * 1000)]
     trace = read(tmp_path / "t.json", dump(events))
@@ -158,7 +150,7 @@ def test_kinds_without_end_are_counted_as_others(tmp_path: Path) -> None:
     assert len(trace.host.start) == 3001
 
 
-def test_inputs_that_no_operator_has_are_not_built() -> None:
+def test_inputs_that_no_operator_has_are_not_built():
     many = b"[" + b"[1,2]," * MOST_INPUTS + b"[1]]"
     assert parse_inputs((many, b"[]")).dims == ()
     deep = b"[[" + b"1," * MOST_SIZES + b"1], [2, 3]]"
@@ -166,7 +158,7 @@ def test_inputs_that_no_operator_has_are_not_built() -> None:
     assert (inputs.dims, inputs.whole) == (((), (2, 3)), False)
 
 
-def test_five_thousand_long_names_are_analysed_in_a_second(tmp_path: Path) -> None:
+def test_five_thousand_long_names_are_analysed_in_a_second(tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(dump([event(number, name=f"{number}" + "x" * 3900) for number in range(5000)]))
     began = time.process_time()
@@ -175,7 +167,7 @@ def test_five_thousand_long_names_are_analysed_in_a_second(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", ["NaN", "-50", None, '"soon"', "-Infinity"])
-def test_an_event_without_a_duration_is_lost(length: str | None, tmp_path: Path) -> None:
+def test_an_event_without_a_duration_is_lost(length, tmp_path):
     text = small_trace().text()
     old = '"dur": 300'
     assert text.count(old) == 4
@@ -184,19 +176,19 @@ def test_an_event_without_a_duration_is_lost(length: str | None, tmp_path: Path)
     assert (len(trace.work.start), trace.lost.events) == (3, 1)
 
 
-def test_a_duration_of_zero_is_one(tmp_path: Path) -> None:
+def test_a_duration_of_zero_is_one(tmp_path):
     trace = read(tmp_path / "t.json", small_trace().text().replace('"dur": 300', '"dur": 0').encode())
     assert (trace.work.duration.tolist(), trace.lost.events) == ([0] * 4, 0)
 
 
-def test_moments_need_no_duration(tmp_path: Path) -> None:
+def test_moments_need_no_duration(tmp_path):
     trace = read(tmp_path / "t.json", small_trace().text().encode())
     assert (len(trace.memory.time), trace.lost.events) == (4, 0)
 
 
 @pytest.mark.parametrize("base_us", [0.0, -1500.0, -3000.0, -1e9])
-def test_steps_are_the_same_wherever_the_clock_begins(base_us: float, tmp_path: Path) -> None:
-    def build(base: float) -> tuple[list[int], list[int]]:
+def test_steps_are_the_same_wherever_the_clock_begins(base_us, tmp_path):
+    def build(base):
         trace = TraceBuilder(base)
         trace.kernel(-500, 20, launch=-600)
         for number in range(4):
@@ -212,7 +204,7 @@ def test_steps_are_the_same_wherever_the_clock_begins(base_us: float, tmp_path: 
 
 
 @pytest.mark.parametrize("times", [1, 5000])
-def test_a_packed_file_with_a_wrong_sum_is_read_whole(times: int, tmp_path: Path) -> None:
+def test_a_packed_file_with_a_wrong_sum_is_read_whole(times, tmp_path):
     events = [event(number, name=f"op{random.Random(number).random()}") for number in range(10 * times)]
     data = bytearray(gzip.compress(dump(events)))
     data[-8] ^= 0xFF
@@ -221,7 +213,7 @@ def test_a_packed_file_with_a_wrong_sum_is_read_whole(times: int, tmp_path: Path
     assert (trace.lost.broken_off, trace.lost.reason) == (True, "the gzip file is damaged")
 
 
-def test_what_stands_before_the_damage_is_read(tmp_path: Path) -> None:
+def test_what_stands_before_the_damage_is_read(tmp_path):
     events = [event(number, name=f"op{random.Random(number).random()}") for number in range(2000)]
     data = bytearray(gzip.compress(dump(events)))
     data[len(data) // 2 :] = b"\xff" * 100
@@ -231,13 +223,13 @@ def test_what_stands_before_the_damage_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [3, 20])
-def test_a_damaged_file_is_not_called_empty(keep: int, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_called_empty(keep, tmp_path):
     data = gzip.compress(dump([event(1)]))[:keep] + (b"\xff" * 50 if keep > 10 else b"")
     with pytest.raises(UsageError, match=r"the gzip file (is damaged|breaks off) before the first event"):
         read(tmp_path / "t.json.gz", data)
 
 
-def test_a_fifo_hangs_nothing(tmp_path: Path) -> None:
+def test_a_fifo_hangs_nothing(tmp_path):
     good = small_trace().write(tmp_path / "a.json")
     fifo = str(tmp_path / "x.json")
     os.mkfifo(fifo)
@@ -248,14 +240,14 @@ def test_a_fifo_hangs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", ["", ', "traceName": "x"'])
-def test_a_list_with_items_that_are_no_events_is_closed(after: str, tmp_path: Path) -> None:
+def test_a_list_with_items_that_are_no_events_is_closed(after, tmp_path):
     items = [1, "a", None, [], event(1), event(2), 5, event(3), {}, True, "]"]
     trace = read(tmp_path / "t.json", (f'{{"traceEvents": {json.dumps(items)}' + after + "}").encode())
     assert (len(trace.host.start), trace.lost.events, trace.lost.broken_off) == (3, 7, False)
     assert trace.header.trace_name == ("x" if after else None)
 
 
-def test_events_that_begin_and_end_apart_are_told_as_not_read(tmp_path: Path) -> None:
+def test_events_that_begin_and_end_apart_are_told_as_not_read(tmp_path):
     events = [event(1), event(2, ph="B"), event(3, ph="E"), event(4, ph="i")]
     trace = read(tmp_path / "t.json", dump(events))
     assert (len(trace.host.start), trace.lost.events) == (1, 2)
@@ -263,7 +255,7 @@ def test_events_that_begin_and_end_apart_are_told_as_not_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("said", "known"), [(-3, False), (1e300, False), (0, True), (25, True), (100, True)])
-def test_a_share_outside_of_its_whole_is_not_known(said: float, known: bool, tmp_path: Path) -> None:
+def test_a_share_outside_of_its_whole_is_not_known(said, known, tmp_path):
     args = {"grid": [1, 1, 1], "est. achieved occupancy %": said, "blocks per SM": said or 1}
     trace = read(tmp_path / "t.json", dump([event(1, args, cat="kernel", name="k")]))
     launch = trace.launches[0]
@@ -271,7 +263,7 @@ def test_a_share_outside_of_its_whole_is_not_known(said: float, known: bool, tmp
     assert (launch.blocks_per_sm > 0) is known
 
 
-def test_what_tpmon_wrote_beside_the_events_is_not_built_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_what_tpmon_wrote_beside_the_events_is_not_built_before_it_is_asked_for(tmp_path):
     folders = {"folder": "/a", "sys_path": ["/b"]}
     for told in (folders, json.dumps(folders)):
         text = small_trace().text({"tpmon": told}, {"traceName": "x"})

@@ -1,7 +1,5 @@
 """Collectives of several ranks are matched as the same ones, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -40,7 +38,7 @@ def reduce_steps(first: int, more_us: float) -> TraceBuilder:
 
 
 @pytest.mark.parametrize("leftover", [None, "without its call", "with its call"])
-def test_what_is_left_over_from_before_shifts_no_collective(leftover: str | None, tmp_path: Path) -> None:
+def test_what_is_left_over_from_before_shifts_no_collective(leftover, tmp_path):
     late = reduce_steps(0, 5000)
     if leftover:
         said = {"Collective name": "allreduce", **SAID}
@@ -50,13 +48,13 @@ def test_what_is_left_over_from_before_shifts_no_collective(leftover: str | None
     assert [(row.wait_ms, row.transfer_ms) for row in table.ranks] == [(0, 123), (15, 123)]
 
 
-def test_ranks_that_record_other_steps_share_those_of_one_name(tmp_path: Path) -> None:
+def test_ranks_that_record_other_steps_share_those_of_one_name(tmp_path):
     table = compare([write(reduce_steps(0, 0), tmp_path, 0), write(reduce_steps(1, 5000), tmp_path, 1)])
     assert (table.matched, table.straggler) == (4, 0)
     assert [row.wait_ms for row in table.ranks] == [0, 10]
 
 
-def test_a_step_with_more_collectives_on_one_rank_is_not_matched(tmp_path: Path) -> None:
+def test_a_step_with_more_collectives_on_one_rank_is_not_matched(tmp_path):
     more = reduce_steps(0, 0)
     at = 2000 + 200_000
     more.kernel(at + 50, 20, launch=at + 10, name=ALL_REDUCE, **{"Collective name": "allreduce", **SAID})
@@ -65,7 +63,7 @@ def test_a_step_with_more_collectives_on_one_rank_is_not_matched(tmp_path: Path)
     assert [row.wait_ms for row in table.ranks] == [0, 10]
 
 
-def test_device_work_alone_is_matched_by_order(tmp_path: Path) -> None:
+def test_device_work_alone_is_matched_by_order(tmp_path):
     paths = []
     for rank in range(2):
         trace = TraceBuilder()
@@ -77,12 +75,9 @@ def test_device_work_alone_is_matched_by_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told_by", ["the kernel", "the annotation"])
-def test_sends_and_receives_of_a_pipeline_are_no_collectives(told_by: str, tmp_path: Path) -> None:
+def test_sends_and_receives_of_a_pipeline_are_no_collectives(told_by, tmp_path):
     paths = []
-    moves = (
-        (("send", 10_000, 1000), ("recv", 20_000, 60_000)),
-        (("recv", 10, 11_000), ("send", 79_000, 1000)),
-    )
+    moves = ((("send", 10_000, 1000), ("recv", 20_000, 60_000)), (("recv", 10, 11_000), ("send", 79_000, 1000)))
     for rank, own in enumerate(moves):
         trace = TraceBuilder()
         for number in range(3):
@@ -99,7 +94,7 @@ def test_sends_and_receives_of_a_pipeline_are_no_collectives(told_by: str, tmp_p
     assert "12 sends and receives left out" in table.summary
 
 
-def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
+def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path):
     paths = []
     for rank in range(2):
         trace = TraceBuilder()
@@ -128,7 +123,7 @@ def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
         ("ncclDevKernel_SendRecv", False),
     ],
 )
-def test_names_of_transfers(name: str, transfer: bool) -> None:
+def test_names_of_transfers(name, transfer):
     assert is_transfer(name) is transfer
 
 
@@ -147,9 +142,7 @@ def test_names_of_transfers(name: str, transfer: bool) -> None:
         ("worker1.json", {"Collective name": "broadcast"}, 1),
     ],
 )
-def test_a_call_tells_the_rank_where_it_names_no_other(
-    file: str, said: dict[str, str], rank: int | None, tmp_path: Path
-) -> None:
+def test_a_call_tells_the_rank_where_it_names_no_other(file, said, rank, tmp_path):
     args = {"Rank": 2, "Process Group Name": "0", **said}
     found = analyze([TraceBuilder().op("record_param_comms", 0, 5, **args).write(tmp_path / file)]).files[0]
     assert (found.rank if is_known(found.rank) else None) == rank
@@ -192,7 +185,7 @@ def talk(
 
 @pytest.mark.parametrize("slow", [0, 1, 2, 3])
 @pytest.mark.parametrize("across", [False, True])
-def test_groups_of_some_ranks_name_the_one_that_is_late(slow: int, across: bool, tmp_path: Path) -> None:
+def test_groups_of_some_ranks_name_the_one_that_is_late(slow, across, tmp_path):
     """Two tensor-parallel groups, and data-parallel ones across, in which who waited before is late."""
     groups: dict[str, tuple[int, ...]] = {"1": (0, 1), "2": (2, 3)}
     groups |= {"3": (0, 2), "4": (1, 3)} if across else {}
@@ -202,7 +195,7 @@ def test_groups_of_some_ranks_name_the_one_that_is_late(slow: int, across: bool,
     assert table.ranks[slow].wait_ms == 0
 
 
-def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given(tmp_path: Path) -> None:
+def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given(tmp_path):
     paths = talk({"0": (0, 1, 2, 3)}, 2, 4, tmp_path)
     assert compare(paths[1:]).matched == 3
     pairs = talk({"1": (0, 1), "2": (2, 3)}, 3, 4, tmp_path)
@@ -211,7 +204,7 @@ def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given(tmp_path: 
     assert isinstance(table.ranks[0].wait_ms, Missing)
 
 
-def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path):
     paths = talk({"0": (0, 1)}, 1, 2, tmp_path)
     front = TraceBuilder().op("aten::mm", 0, 500).write(tmp_path / "front.json")
     table = compare([*paths, front])
@@ -220,7 +213,7 @@ def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path: Path) 
     assert isinstance(table.ranks[-1].wait_ms, Missing)
 
 
-def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path: Path) -> None:
+def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path):
     one = compare(talk({"": (0, 1, 2, 3)}, 2, 4, tmp_path))
     assert (one.straggler, one.matched) == (2, 3)
     told: dict[str, object] = {**SAID, "Collective name": "allreduce", "Group size": 4}
@@ -232,7 +225,7 @@ def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path:
     assert two.ranks[0].wait_ms == Missing("the group of its collectives is not known")
 
 
-def test_windows_of_other_steps_are_matched_apart(tmp_path: Path) -> None:
+def test_windows_of_other_steps_are_matched_apart(tmp_path):
     paths = []
     for first in (0, 5):
         for rank in range(2):

@@ -1,10 +1,7 @@
 """The further tables on sample traces: sums that must agree, and no figure beyond what can be."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ def analyse(name: str) -> TraceFile:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])
-def test_sums_agree_and_nothing_is_beyond_what_can_be(path: Path) -> None:
+def test_sums_agree_and_nothing_is_beyond_what_can_be(path):
     facts = read_facts(path)
     file = analyse(f"{path.parent.name}/{path.name}")
     kernel_us = sum(card.kernel_us for card in file.overview.gpus)
@@ -71,13 +68,13 @@ def test_sums_agree_and_nothing_is_beyond_what_can_be(path: Path) -> None:
         ("fresh_torch213_ours/cpu_nw0.pt.trace.json.gz", {("matmul", "fp32")}),
     ],
 )
-def test_number_types_of_the_products(name: str, expected: set[tuple[str, str]]) -> None:
+def test_number_types_of_the_products(name, expected):
     found = {(row.kind, row.dtype if is_known(row.dtype) else "") for row in analyse(name).products}
     assert expected <= found
     assert ("matmul", "") not in found
 
 
-def test_the_vocabulary_of_bert_is_misaligned_and_its_modules_have_device_time() -> None:
+def test_the_vocabulary_of_bert_is_misaligned_and_its_modules_have_device_time():
     file = analyse(H100)
     row = next(row for row in file.products if row.kind == "matmul")
     assert row.misaligned_pct == pytest.approx(20.9, abs=0.1)  # 30,522 words: 41 of 198 us
@@ -90,7 +87,7 @@ def test_the_vocabulary_of_bert_is_misaligned_and_its_modules_have_device_time()
     assert sum(module.calls for module in file.modules) == 84
 
 
-def test_habits_of_the_samples() -> None:
+def test_habits_of_the_samples():
     seen = {
         name: {row.name for row in analyse(f"kineto_resnet50/{name}.pt.trace.json.gz").patterns}
         for name in ("nw0_a", "nw4_a")
@@ -105,7 +102,7 @@ def test_habits_of_the_samples() -> None:
     assert any(row.advice == (fp16,) for row in loader.patterns)
 
 
-def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines() -> None:
+def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines():
     name = "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"
     file = analyze([str(SAMPLES / name)], wanted=("lines",)).files[0]
     assert is_known(file.modules)

@@ -1,7 +1,5 @@
 """The timeline adds up to the gaps at any zoom, and a row of the analysis leads to its line of Python."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -99,17 +97,13 @@ def test_every_step_begins_in_its_column_although_times_are_absolute(tmp_path):
     for number in range(4):
         builder.step(number, number * 1000.0, 1000.0).op("aten::add", number * 1000.0 + 10, 100)
     found = keep_one(builder, tmp_path / "t.json")
-    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(
-        0, ALL, 40
-    )
+    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(0, ALL, 40)
     assert [(one.name, one.cell) for one in timeline.steps] == [("0", 0), ("1", 10), ("2", 20), ("3", 30)]
 
 
 def test_a_trace_without_steps_or_events_has_a_timeline_too(tmp_path):
     found = keep_one(TraceBuilder().op("aten::add", 0, 100), tmp_path / "t.json")
-    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(
-        0, ALL, 4
-    )
+    timeline = lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures).look(0, ALL, 4)
     assert (timeline.said, timeline.steps, timeline.steps_in_all) == ("the whole trace", (), 0)
     assert [cell.busy_pct for cell in timeline.cells] == [100.0] * 4
     empty = tmp_path / "empty.json"
@@ -147,9 +141,7 @@ def test_the_user_s_own_function_comes_before_those_of_libraries(tmp_path):
         ("train.py(7): step", "functools.py(3): wrapper", "torch/nn/modules/module.py(5): _call_impl")
     ):
         builder.add("python_function", name, 50 + depth, 100 - depth)
-    assert find_line(keep_one(builder, tmp_path / "t.json").trace, "aten::mm") == CodePlace(
-        "step", "train.py", 7
-    )
+    assert find_line(keep_one(builder, tmp_path / "t.json").trace, "aten::mm") == CodePlace("step", "train.py", 7)
 
 
 def test_the_folders_of_the_run_are_what_the_capture_wrote(tmp_path):
@@ -169,9 +161,7 @@ def test_the_folders_of_the_run_are_what_the_capture_wrote(tmp_path):
 def test_a_capture_writes_its_folders_under_the_names_that_are_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["", "beside", "/opt/lib"])
-    trace = keep_one(
-        TraceBuilder().op("aten::mm", 0, 1), tmp_path / "t.json", {"tpmon": _read_places()}
-    ).trace
+    trace = keep_one(TraceBuilder().op("aten::mm", 0, 1), tmp_path / "t.json", {"tpmon": _read_places()}).trace
     assert read_folders(trace) == (str(tmp_path), f"{tmp_path}/", f"{tmp_path}/beside", "/opt/lib")
 
 

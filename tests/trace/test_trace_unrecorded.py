@@ -1,7 +1,5 @@
 """Traces that lack a part of the run: nothing is said of what was not recorded, and what lacks is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -29,7 +27,7 @@ def device_alone(steps: int = 20) -> TraceBuilder:
     return trace
 
 
-def test_without_operators_idle_time_is_not_called_python(tmp_path: Path) -> None:
+def test_without_operators_idle_time_is_not_called_python(tmp_path):
     file = analyse(device_alone(), tmp_path)
     verdict = file.verdict
     assert (verdict.kind, verdict.advice) == (Kind.NOT_ENOUGH_EVIDENCE, (TRY_CPU,))
@@ -44,7 +42,7 @@ def test_without_operators_idle_time_is_not_called_python(tmp_path: Path) -> Non
     assert isinstance(gaps.largest[0].cause, Missing)
 
 
-def test_calls_alone_tell_what_they_hold(tmp_path: Path) -> None:
+def test_calls_alone_tell_what_they_hold(tmp_path):
     trace = device_alone(5)
     for number in range(5):
         trace.call("cudaStreamSynchronize", number * 1000 + 320, 600)
@@ -56,7 +54,7 @@ def test_calls_alone_tell_what_they_hold(tmp_path: Path) -> None:
     assert "idle" in shares
 
 
-def test_the_timeline_of_calls_alone_leaves_the_rest_without_a_cause(tmp_path: Path) -> None:
+def test_the_timeline_of_calls_alone_leaves_the_rest_without_a_cause(tmp_path):
     kept: list[Findings] = []
     report = analyze([device_alone().write(tmp_path / "t.json")], keep=kept.append)
     found = kept[0]
@@ -70,7 +68,7 @@ def test_the_timeline_of_calls_alone_leaves_the_rest_without_a_cause(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["forward", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"])
-def test_a_shadow_of_the_host_on_the_device_tells_nothing_of_the_host(name: str, tmp_path: Path) -> None:
+def test_a_shadow_of_the_host_on_the_device_tells_nothing_of_the_host(name, tmp_path):
     trace = TraceBuilder()
     for number in range(20):
         trace.kernel(number * 1000 + 10, 300)
@@ -92,14 +90,10 @@ def waiting_run() -> TraceBuilder:
     return trace
 
 
-def test_a_device_whose_work_lacks_is_not_called_a_cpu(tmp_path: Path) -> None:
+def test_a_device_whose_work_lacks_is_not_called_a_cpu(tmp_path):
     file = analyse(waiting_run(), tmp_path)
     verdict = file.verdict
-    assert (verdict.kind, verdict.try_, verdict.advice) == (
-        Kind.NOT_ENOUGH_EVIDENCE,
-        TRY_DEVICE,
-        (TRY_DEVICE,),
-    )
+    assert (verdict.kind, verdict.try_, verdict.advice) == (Kind.NOT_ENOUGH_EVIDENCE, TRY_DEVICE, (TRY_DEVICE,))
     assert "cudaLaunchKernel" in verdict.summary
     split = file.overview.breakdown_us
     assert all(isinstance(one, Missing) for one in (split.kernel, split.memcpy, split.memset))
@@ -109,7 +103,7 @@ def test_a_device_whose_work_lacks_is_not_called_a_cpu(tmp_path: Path) -> None:
     assert (host.sync, host.compute) == (44_000, 3_000)
 
 
-def test_a_file_that_breaks_off_before_the_device_work_is_said_to(tmp_path: Path) -> None:
+def test_a_file_that_breaks_off_before_the_device_work_is_said_to(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(waiting_run().text()[:-200])
     verdict = analyze([str(path)]).files[0].verdict
@@ -128,25 +122,25 @@ def test_a_file_that_breaks_off_before_the_device_work_is_said_to(tmp_path: Path
         "triton_poi_fused_add_0",
     ],
 )
-def test_operators_of_devices_give_a_device_away(name: str, tmp_path: Path) -> None:
+def test_operators_of_devices_give_a_device_away(name, tmp_path):
     verdict = analyse(build_cpu_run().op(name, 8600, 5), tmp_path).verdict
     assert verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert name in verdict.summary
 
 
-def test_flash_attention_of_the_cpu_gives_no_device_away(tmp_path: Path) -> None:
+def test_flash_attention_of_the_cpu_gives_no_device_away(tmp_path):
     trace = build_cpu_run().op("aten::_scaled_dot_product_flash_attention_for_cpu", 8600, 5)
     assert analyse(trace, tmp_path).verdict.kind is Kind.DATA_BOUND
 
 
-def test_memory_of_a_device_gives_it_away(tmp_path: Path) -> None:
+def test_memory_of_a_device_gives_it_away(tmp_path):
     trace = build_cpu_run()
     trace.memory(100, 4096, 4096, kind=1, device=0)
     verdict = analyse(trace, tmp_path).verdict
     assert (verdict.kind, "an allocation on cuda" in verdict.summary) == (Kind.NOT_ENOUGH_EVIDENCE, True)
 
 
-def test_a_cpu_that_trains_beside_a_card_is_one(tmp_path: Path) -> None:
+def test_a_cpu_that_trains_beside_a_card_is_one(tmp_path):
     """The card is described, and the profiler itself synchronises it when it ends."""
     trace = build_cpu_run().op("aten::cudnn_is_acceptable", 8600, 5).call("cudaDeviceSynchronize", 30_000, 9)
     trace.memory(100, 4096, 4096)

@@ -17,14 +17,7 @@ import time
 from pathlib import Path
 
 from tests.budget.measure import say_neighbours
-from tests.programs.causes.running import (
-    CannotBeMadeError,
-    Verdict,
-    burner,
-    diagnose,
-    run_program,
-    watch,
-)
+from tests.programs.causes.running import CannotBeMadeError, Verdict, burner, diagnose, run_program, watch
 from tests.programs.causes.table import ROWS, Row, find_row
 from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
 from tpmon.judge.advice.entry import CATALOGUE
@@ -42,10 +35,10 @@ def find_onset(row: Row, verdicts: list[Verdict]) -> float:
     """Return from which second on every verdict was right; -1 when the last was not."""
     onset = -1.0
     for verdict in verdicts:
-        if row.accepts(verdict.kind, verdict.cause):
-            onset = verdict.after_s if onset < 0 else onset
-        else:
+        if not row.accepts(verdict.kind, verdict.cause):
             onset = -1.0
+        elif onset < 0:
+            onset = verdict.after_s
     return onset
 
 
@@ -54,9 +47,7 @@ def run_once(row: Row, seed: int, busy: bool) -> Result:
     try:
         with run_program(row, seed) as running, burner(busy):
             time.sleep(SETTLE_S if row.is_healthy else 0)
-            verdicts, notes = watch(
-                running.pid, HEALTHY_S if row.is_healthy else row.watch_s, flags=row.flags
-            )
+            verdicts, notes = watch(running.pid, HEALTHY_S if row.is_healthy else row.watch_s, flags=row.flags)
     except CannotBeMadeError as error:
         return Result(row.name, seed, busy, "", "", False, -1.0, (), (), str(error))
     last = verdicts[-1]
@@ -125,12 +116,8 @@ def run_all(rows: list[Row], options: argparse.Namespace) -> None:
                 result = run_once(row, seed, busy)
                 append(options.results, result)
                 where = "busy" if busy else "idle"
-                word = (
-                    "right" if result.right else f"skipped: {result.skipped}" if result.skipped else "WRONG"
-                )
-                extra = (
-                    f", accused: {sorted(set(result.accused))}" if row.is_healthy and result.accused else ""
-                )
+                word = "right" if result.right else f"skipped: {result.skipped}" if result.skipped else "WRONG"
+                extra = f", accused: {sorted(set(result.accused))}" if row.is_healthy and result.accused else ""
                 print(f"{row.name} seed {seed} {where}: {word}: {result.said}{extra}", flush=True)
 
 

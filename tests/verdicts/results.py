@@ -93,10 +93,7 @@ def _share(results: Sequence[Result]) -> str:
 def write_table(results: Iterable[Result]) -> list[str]:
     """Return a line for each program: label, right of all runs idle and busy, what was said, seconds."""
     listed = list(results)
-    lines = [
-        "| program | label | idle | busy | verdicts seen | median s until right |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| program | label | idle | busy | verdicts seen | median s until right |", "|---|---|---|---|---|---|"]
     for row in ROWS:
         mine = [one for one in listed if one.name == row.name]
         if not mine:

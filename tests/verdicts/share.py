@@ -132,9 +132,7 @@ def print_share(share: float, windows: int, seed: int) -> None:
         interval = f"{one.low:5.1f} to {one.high:5.1f}"
         shown = "" if one.shown is None else f" {one.shown[0]:.1f} to {one.shown[1]:.1f}"
         mark += "" if one.shown is None or one.shown_holds else "  SHOWN ONE MISSED"
-        print(
-            f"  truth {one.truth:5.1f} %  share {one.share:5.1f} %  interval {interval}  {one.said}{shown}{mark}"
-        )
+        print(f"  truth {one.truth:5.1f} %  share {one.share:5.1f} %  interval {interval}  {one.said}{shown}{mark}")
     costs = [reading.frame.self_.cpu_pct for reading in every]
     cost = statistics.fmean(cost for cost in costs if is_known(cost))
     paused_ms = every[-1].frame.self_.target_paused_ms

@@ -87,10 +87,7 @@ def print_switches(causes: list[str], seed: int) -> bool:
                 after = "never" if first is None else f"{first - changed:.1f} s"
                 fine = fine and first is not None and first - changed <= FOLLOW_S
                 fine = fine and (place == 0 or len(events) == 1)
-                print(
-                    f"{cause}: followed after {after}, {len(events)} events, then {last}: {events}",
-                    flush=True,
-                )
+                print(f"{cause}: followed after {after}, {len(events)} events, then {last}: {events}", flush=True)
         finally:
             stream.process.kill()
             stream.process.wait()

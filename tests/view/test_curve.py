@@ -1,17 +1,9 @@
 """The memory of a device in characters: what each column shows, and from when to when it is drawn."""
 
-from __future__ import annotations
-
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.trace import StepRow
 from tpmon.model.results.trace_tables import CurvePoint, MemoryCurve
-from tpmon.view.trace import (
-    ChartSpan,
-    describe_curve,
-    draw_curve,
-    draw_steps,
-    span_curves,
-)
+from tpmon.view.trace import ChartSpan, describe_curve, draw_curve, draw_steps, span_curves
 
 MB = 1 << 20
 STEPS = (StepRow("ProfilerStep#3", 0.0, 5.0, 5.0), StepRow("ProfilerStep#4", 5.0, 5.0, 5.0))
@@ -27,16 +19,13 @@ def curve(*points: tuple[float, int, int], kind: str = "cuda") -> MemoryCurve:
 
 def test_allocated_stands_below_what_is_reserved_beyond_it():
     drawn = draw_curve(curve((2.0, 40, 80), (4.0, 80, 80), (6.0, 0, 80)), ChartSpan(0.0, 10.0), 10, rows=2)
-    assert drawn == (
-        "  ░░██░░░░",
-        "  ████▁▁▁▁",
-    ), "nothing before the first reading, then what was there until the next one"
+    assert drawn == ("  ░░██░░░░", "  ████▁▁▁▁"), (
+        "nothing before the first reading, then what was there until the next one"
+    )
 
 
 def test_the_most_of_a_column_is_drawn_and_what_it_ended_with_goes_on():
-    drawn = draw_curve(
-        curve((0.0, 10, 0), (2.1, 80, 0), (2.2, 20, 0), kind="cpu"), ChartSpan(0.0, 8.0), 4, rows=1
-    )
+    drawn = draw_curve(curve((0.0, 10, 0), (2.1, 80, 0), (2.2, 20, 0), kind="cpu"), ChartSpan(0.0, 8.0), 4, rows=1)
     assert drawn == ("▂█▂▂",)
 
 

@@ -1,7 +1,5 @@
 """The settings that a hook tells, in words: on the screen, in --once, in JSON and back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -28,9 +26,7 @@ from tpmon.view.job import describe_settings, say_device, say_settings
 
 UNTOLD = Missing("the job does not use it")
 MIB = 1 << 20
-PHASES = PhaseMemory(
-    400 * MIB, 500 * MIB, UNTOLD, 655 * MIB, 700 * MIB, UNTOLD, UNTOLD, peak_phase="backward"
-)
+PHASES = PhaseMemory(400 * MIB, 500 * MIB, UNTOLD, 655 * MIB, 700 * MIB, UNTOLD, UNTOLD, peak_phase="backward")
 
 
 def make_settings(**fields: Any) -> TrainSettings:
@@ -49,9 +45,7 @@ def make_settings(**fields: Any) -> TrainSettings:
         interop_threads=32,
         profiler=False,
         compiled=CompileCounts(12, 11, 4, 3, 0),
-        allocator=AllocatorFigures(
-            600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, 650 * MIB, PHASES
-        ),
+        allocator=AllocatorFigures(600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, 650 * MIB, PHASES),
         sizes=StateSizes(100 * MIB, 100 * MIB, 200 * MIB, 3200 * MIB),
         ddp=DdpSettings(25 * MIB, 5, find_unused=True, static_graph=False),
         fsdp=FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True),
@@ -60,7 +54,7 @@ def make_settings(**fields: Any) -> TrainSettings:
     return replace(plain, **fields)
 
 
-def test_each_setting_that_is_told_has_a_line() -> None:
+def test_each_setting_that_is_told_has_a_line():
     told = dict(describe_settings(make_settings()))
     assert told["autocast"] == "on, bf16"
     assert told["DataLoader"] == (
@@ -81,7 +75,7 @@ def test_each_setting_that_is_told_has_a_line() -> None:
     assert whole["torch.compile"] == "2 graphs, 0 graph breaks"
 
 
-def test_memory_is_told_turn_by_turn_and_the_peak_with_its_part() -> None:
+def test_memory_is_told_turn_by_turn_and_the_peak_with_its_part():
     told = dict(describe_settings(make_settings()))
     assert "peak 700M (backward)" in told["CUDA allocator"]
     assert told["CUDA memory of a step"] == (
@@ -95,22 +89,19 @@ def test_memory_is_told_turn_by_turn_and_the_peak_with_its_part() -> None:
         assert ("CUDA memory of a step" in told) == isinstance(phases, PhaseMemory)
 
 
-def test_what_the_job_does_not_use_has_none() -> None:
+def test_what_the_job_does_not_use_has_none():
     names = ("compiled", "allocator", "sizes", "ddp", "fsdp", "loader", "sdpa", "autocast", "matmul_tf32")
     told = dict(describe_settings(make_settings(**dict.fromkeys(names, UNTOLD))))
-    assert (
-        not {"torch.compile", "CUDA allocator", "sizes", "DDP", "FSDP", "DataLoader", "autocast"}
-        & told.keys()
-    )
+    assert not {"torch.compile", "CUDA allocator", "sizes", "DDP", "FSDP", "DataLoader", "autocast"} & told.keys()
 
 
-def test_phrases_leave_out_what_is_off() -> None:
+def test_phrases_leave_out_what_is_off():
     phrases = say_settings(make_settings())
     assert "TF32 in matmul on" in phrases
     assert not any(phrase.endswith(" off") and "," not in phrase for phrase in phrases)
 
 
-def test_the_devices_step_is_said_beside_the_hosts() -> None:
+def test_the_devices_step_is_said_beside_the_hosts():
     times = DeviceTimes(1.0, 10, 50, 0, 2_000_000_000, 500_000_000, 1_000_000_000, 250_000_000, 2_100_000_000)
     words = "200 ms a step (forward 25 %, backward 50 %, optimizer 12 %), host 210 ms, 10 measured"
     assert say_device(times) == words
@@ -121,12 +112,12 @@ def hooked() -> Frame:
     return with_hooks(make_frame(), make_hook(settings=make_settings()))
 
 
-def test_they_come_back_from_json() -> None:
+def test_they_come_back_from_json():
     frame = hooked()
     assert decode(Frame, encode(frame)).hook == frame.hook
 
 
-def test_those_of_an_older_tpmon_come_back_too() -> None:
+def test_those_of_an_older_tpmon_come_back_too():
     plain = json.loads(encode(hooked()))
     assert plain["hook"][0]["settings"]["allocator"].pop("phases")["peak_phase"] == "backward"
     del plain["hook"][0]["settings"]["sizes"]["activation_bytes"]
@@ -139,7 +130,7 @@ def test_those_of_an_older_tpmon_come_back_too() -> None:
     assert settings.sizes == StateSizes(100 * MIB, 100 * MIB, 200 * MIB)
 
 
-def test_once_and_the_environment_show_them_and_nothing_without_a_hook() -> None:
+def test_once_and_the_environment_show_them_and_nothing_without_a_hook():
     text = "\n".join(write_once(hooked()))
     assert "settings TF32 in matmul on" in text
     assert "settings" not in "\n".join(write_once(make_frame()))

@@ -1,7 +1,5 @@
 """The columns of a trace: values that are told apart as numpy does, without what that imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -22,7 +20,7 @@ print("numpy.ma" in sys.modules)
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64])
 @given(data=st.data())
-def test_distinct_values_are_those_of_numpy(kind: type[np.signedinteger], data: st.DataObject) -> None:
+def test_distinct_values_are_those_of_numpy(kind, data):
     bounds = np.iinfo(kind)
     near = st.integers(-3, 3)
     values = np.array(data.draw(st.lists(near | st.integers(bounds.min, bounds.max), max_size=40)), kind)
@@ -31,6 +29,6 @@ def test_distinct_values_are_those_of_numpy(kind: type[np.signedinteger], data: 
     assert found.tolist() == np.unique(values).tolist()
 
 
-def test_telling_values_apart_imports_nothing() -> None:
+def test_telling_values_apart_imports_nothing():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

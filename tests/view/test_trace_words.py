@@ -1,7 +1,5 @@
 """Ranks are told apart: by their number, by their file where there is none or two traces of one."""
 
-from __future__ import annotations
-
 from tests.traces import TraceBuilder
 from tpmon.model.known import Missing
 from tpmon.model.results.trace import TraceRankRow
@@ -17,12 +15,7 @@ def row(rank, path: str) -> TraceRankRow:
 
 
 def test_the_file_stands_where_the_rank_is_not_known_or_not_the_only_one():
-    rows = [
-        row(0, "/a/x.pt.trace.json.gz"),
-        row(0, "/a/y.json"),
-        row(1, "/a/z.json"),
-        row(UNKNOWN, "/a/cpu.json"),
-    ]
+    rows = [row(0, "/a/x.pt.trace.json.gz"), row(0, "/a/y.json"), row(1, "/a/z.json"), row(UNKNOWN, "/a/cpu.json")]
     assert list(name_ranks(rows).values()) == ["0 x", "0 y", "1", "cpu"]
 
 

@@ -107,9 +107,7 @@ def lightning() -> None:
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=2,
     )  # fmt: skip
     trainer.fit(Module(), loader(), loader(5, quick=True))
-    next(
-        iter(loader(1, quick=True))
-    )  # the last batch of an evaluation is told when the next one is asked for
+    next(iter(loader(1, quick=True)))  # the last batch of an evaluation is told when the next one is asked for
     report("Lightning", STEPS, 2 + 5)
 
 

@@ -166,12 +166,7 @@ def write_command(row: Row, python: str) -> list[str]:
 def run_row(row: Row, python: str) -> list[str]:
     """Run a loop and return its lines of the table; one that says why where it reported nothing."""
     with tempfile.TemporaryDirectory(prefix="tpmon-frameworks-") as folder:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": "ignore",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
         with subprocess.Popen(
             write_command(row, python),
             cwd=folder,
@@ -190,10 +185,7 @@ def run_row(row: Row, python: str) -> list[str]:
     output, errors = (one.decode(errors="replace") for one in said)
     told = parse_told(output)
     if len(told) == row.ranks and loop.returncode == 0:
-        return [
-            replace(one, name=f"{one.name}, by {row.name}").write() if row.loop else one.write()
-            for one in told
-        ]
+        return [replace(one, name=f"{one.name}, by {row.name}").write() if row.loop else one.write() for one in told]
     print(output[-2000:], errors[-4000:], sep="\n", file=sys.stderr)
     return [f"| {row.name} | ended with {loop.returncode} | | | | | no |"]
 

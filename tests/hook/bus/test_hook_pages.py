@@ -1,7 +1,5 @@
 """The pages of the hook: sealed, private to their process, gone without a trace."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -21,7 +19,7 @@ def pages():
     pages.close()
 
 
-def test_the_header_says_whose_page_it_is(pages: Pages) -> None:
+def test_the_header_says_whose_page_it_is(pages):
     with open_page(find_page(os.getpid())) as page:
         header = wire.parse_header(page)
         assert wire.parse_status(page)[0] == wire.STATE_RUNNING
@@ -35,7 +33,7 @@ def test_the_header_says_whose_page_it_is(pages: Pages) -> None:
 
 @pytest.mark.parametrize("name", [wire.TELEMETRY_NAME, wire.MAILBOX_NAME])
 @pytest.mark.parametrize("size", [0, 100, 2**20])
-def test_a_reader_cannot_change_the_size_of_a_page(pages: Pages, name: str, size: int) -> None:
+def test_a_reader_cannot_change_the_size_of_a_page(pages, name, size):
     descriptor = os.open(find_page(os.getpid(), name), os.O_RDWR)
     try:
         with pytest.raises(PermissionError):
@@ -44,7 +42,7 @@ def test_a_reader_cannot_change_the_size_of_a_page(pages: Pages, name: str, size
         os.close(descriptor)
 
 
-def test_nobody_else_can_write_the_telemetry_page(pages: Pages) -> None:
+def test_nobody_else_can_write_the_telemetry_page(pages):
     descriptor = os.open(find_page(os.getpid()), os.O_RDWR)
     try:
         with pytest.raises(PermissionError):
@@ -58,7 +56,7 @@ def test_nobody_else_can_write_the_telemetry_page(pages: Pages) -> None:
         assert wire.parse_live(page)[1] == 77
 
 
-def test_the_mailbox_can_be_written_from_outside(pages: Pages) -> None:
+def test_the_mailbox_can_be_written_from_outside(pages):
     descriptor = os.open(find_page(os.getpid(), wire.MAILBOX_NAME), os.O_RDWR)
     try:
         os.pwrite(descriptor, (9).to_bytes(8, "little"), wire.REQUEST_OFFSET)
@@ -67,7 +65,7 @@ def test_the_mailbox_can_be_written_from_outside(pages: Pages) -> None:
     assert pages.requests[0] == 9
 
 
-def test_a_child_that_drops_its_copies_leaves_its_parents_pages_alone(pages: Pages) -> None:
+def test_a_child_that_drops_its_copies_leaves_its_parents_pages_alone(pages):
     child = os.fork()
     if child == 0:
         code = 1
@@ -82,7 +80,7 @@ def test_a_child_that_drops_its_copies_leaves_its_parents_pages_alone(pages: Pag
         assert wire.parse_live(page)[0] == 5
 
 
-def test_nothing_is_left_after_closing_and_no_program_inherits_the_pages() -> None:
+def test_nothing_is_left_after_closing_and_no_program_inherits_the_pages():
     before = len(os.listdir("/proc/self/fd"))
     pages = Pages("", "", (-1, -1, -1))
     held = len(os.listdir("/proc/self/fd")) - before
@@ -93,7 +91,7 @@ def test_nothing_is_left_after_closing_and_no_program_inherits_the_pages() -> No
     assert list_pages(os.getpid()) == []
 
 
-def test_descriptors_that_somebody_closed_and_reused_are_not_closed_again() -> None:
+def test_descriptors_that_somebody_closed_and_reused_are_not_closed_again():
     pages = Pages("", "", (-1, -1, -1))
     ours = sorted(int(path.rsplit("/", 1)[1]) for path in list_pages(os.getpid()))
     other = os.open("/dev/null", os.O_RDONLY)
@@ -104,7 +102,7 @@ def test_descriptors_that_somebody_closed_and_reused_are_not_closed_again() -> N
     os.close(ours[-1])
 
 
-def test_where_python_has_no_memfd_create_the_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_python_has_no_memfd_create_the_kernel_is_called(monkeypatch):
     if os.uname().machine not in pages_module._MEMFD_CREATE:
         pytest.skip("another machine")
     monkeypatch.delattr(os, "memfd_create")
@@ -118,7 +116,7 @@ def test_where_python_has_no_memfd_create_the_kernel_is_called(monkeypatch: pyte
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch):
     monkeypatch.setattr(pages_module, "_SEAL_FUTURE_WRITE", 0x1000)
     pages = Pages("", "", (-1, -1, -1))
     with open_page(find_page(os.getpid())) as page:
@@ -133,9 +131,7 @@ def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch: pytest.MonkeyPatch)
 def test_no_file_of_the_program_is_asked_for_anything_when_a_child_begins(monkeypatch, tmp_path):
     """One of them may lie on a server that does not answer."""
     asked = []
-    monkeypatch.setattr(
-        pages_module.os, "fstat", lambda fd: asked.append(fd) or os.stat(f"/proc/self/fd/{fd}")
-    )
+    monkeypatch.setattr(pages_module.os, "fstat", lambda fd: asked.append(fd) or os.stat(f"/proc/self/fd/{fd}"))
     with open(tmp_path / "shard", "w") as file:
         pages_module._are_twice([(0, 0)])
         assert file.fileno() not in asked

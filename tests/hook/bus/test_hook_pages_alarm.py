@@ -1,7 +1,5 @@
 """A signal handler of the user may raise while the hook makes its pages: nothing is closed twice."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -21,7 +19,7 @@ def test_an_alarm_right_after_a_close_is_what_is_raised(monkeypatch, at):
     closed: list[int] = []
     real = os.close
 
-    def close(descriptor: int) -> None:
+    def close(descriptor):
         real(descriptor)
         closed.append(descriptor)
         if len(closed) == at:

@@ -1,7 +1,5 @@
 """The layout of the bus: what is packed is parsed, and what is torn, foreign or garbage is not believed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -46,11 +44,9 @@ def written_page(records: int) -> memoryview:
     return page
 
 
-def test_a_header_comes_back_as_it_was() -> None:
+def test_a_header_comes_back_as_it_was():
     page = empty_page()
-    packed = wire.pack_header(
-        wire.Header(70_001, 123_456_789_012, 5, 1, 3, 8, 2, "0.1.0", "2.13.0+cpu", "3.11.7")
-    )
+    packed = wire.pack_header(wire.Header(70_001, 123_456_789_012, 5, 1, 3, 8, 2, "0.1.0", "2.13.0+cpu", "3.11.7"))
     page[: len(packed)] = packed
     header = wire.parse_header(page)
     assert [getattr(header, name) for name in header.__slots__] == [
@@ -58,7 +54,7 @@ def test_a_header_comes_back_as_it_was() -> None:
     ]  # fmt: skip
 
 
-def test_texts_that_are_too_long_are_cut_and_never_spill() -> None:
+def test_texts_that_are_too_long_are_cut_and_never_spill():
     page = empty_page()
     packed = wire.pack_header(wire.Header(1, 2, 3, hook_version="v" * 99, torch_version="é" * 99))
     page[: len(packed)] = packed
@@ -68,7 +64,7 @@ def test_texts_that_are_too_long_are_cut_and_never_spill() -> None:
     assert header.python_version == ""
 
 
-def test_the_parts_of_the_page_do_not_overlap() -> None:
+def test_the_parts_of_the_page_do_not_overlap():
     ends = [
         (0, len(wire.pack_header(wire.Header(1, 2, 3)))),
         (wire.STATUS_OFFSET, len(wire.pack_status(0, 0, ""))),
@@ -84,7 +80,7 @@ def test_the_parts_of_the_page_do_not_overlap() -> None:
     assert sum(ends[-1]) == wire.TELEMETRY_BYTES
 
 
-def test_another_layout_is_named_and_not_read() -> None:
+def test_another_layout_is_named_and_not_read():
     page = written_page(3)
     page[8] = wire.LAYOUT + 1
     with pytest.raises(wire.OtherLayoutError, match=f"bus layout {wire.LAYOUT + 1}"):
@@ -98,14 +94,14 @@ def test_another_layout_is_named_and_not_read() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 107, 108, 4096, wire.TELEMETRY_BYTES - 1])
-def test_a_page_that_is_too_short_is_none(size: int) -> None:
+def test_a_page_that_is_too_short_is_none(size):
     with pytest.raises(wire.NotABusError):
         wire.parse_header(written_page(1)[:size])
     with pytest.raises(wire.NotABusError):
         wire.parse_mailbox(memoryview(bytes(min(size, 4095))))
 
 
-def test_a_page_whose_magic_is_not_written_yet_is_none() -> None:
+def test_a_page_whose_magic_is_not_written_yet_is_none():
     page = written_page(1)
     page[:8] = bytes(8)
     with pytest.raises(wire.NotABusError):
@@ -113,7 +109,7 @@ def test_a_page_whose_magic_is_not_written_yet_is_none() -> None:
 
 
 @given(st.binary(min_size=1, max_size=600), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_garbage_is_refused_or_read_but_never_an_accident(garbage: bytes, count: int, known: int) -> None:
+def test_garbage_is_refused_or_read_but_never_an_accident(garbage, count, known):
     page = written_page(5)
     page[8 : 8 + len(garbage)] = garbage
     page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + 8] = count.to_bytes(8, "little")
@@ -138,23 +134,21 @@ def test_garbage_is_refused_or_read_but_never_an_accident(garbage: bytes, count:
         (5, 90, 9, range(5, 5)),
     ],
 )
-def test_new_records_come_with_the_one_before_them(
-    written: int, known: int, most: int, numbers: range
-) -> None:
+def test_new_records_come_with_the_one_before_them(written, known, most, numbers):
     count, records = wire.parse_records(written_page(written), known, most)
     assert count == written
     assert [record[wire.REC_NUMBER] for record in records] == list(numbers)
 
 
 @pytest.mark.parametrize("word", [wire.REC_NUMBER, wire.REC_NUMBER_AGAIN])
-def test_a_record_that_is_half_written_is_dropped(word: int) -> None:
+def test_a_record_that_is_half_written_is_dropped(word):
     page = written_page(5)
     at = wire.record_offset(3) + word * 8
     page[at : at + 8] = (3 + wire.RING_RECORDS).to_bytes(8, "little")
     assert [record[0] for record in wire.parse_records(page, 0, 9)[1]] == [0, 1, 2, 4]
 
 
-def test_marks_and_status_come_back_as_they_were() -> None:
+def test_marks_and_status_come_back_as_they_were():
     page = empty_page()
     page[wire.STATUS_OFFSET : wire.STATUS_OFFSET + 256] = wire.pack_status(2, 15, "ValueError: ü" + "x" * 500)
     state, patches, error = wire.parse_status(page)
@@ -173,7 +167,7 @@ def test_marks_and_status_come_back_as_they_were() -> None:
     ],
     ids=["settings", "device"],
 )
-def test_a_block_that_is_absent_or_half_written_is_none(write, parse, words: int) -> None:
+def test_a_block_that_is_absent_or_half_written_is_none(write, parse, words):
     page = empty_page()
     assert parse(page) == ()
     write(page, [3, *range(words - 2), 3])
@@ -182,7 +176,7 @@ def test_a_block_that_is_absent_or_half_written_is_none(write, parse, words: int
     assert parse(page) == ()
 
 
-def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can() -> None:
+def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can():
     command = [sys.executable, "-c", HAMMER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         try:
@@ -203,7 +197,7 @@ def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can() -> N
             writer.kill()
 
 
-def test_the_page_of_a_writer_that_is_stopped_can_be_read() -> None:
+def test_the_page_of_a_writer_that_is_stopped_can_be_read():
     import signal
 
     with subprocess.Popen([sys.executable, "-c", HAMMER], stdout=subprocess.PIPE, text=True) as writer:

@@ -1,7 +1,5 @@
 """Requests and captures on the bus: what is whole counts, anything else is nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ def request(folder: str = "/tmp/x", name: str = "cap", **words: int) -> Request:
     return Request(tuple(told), folder, name)
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
+def test_a_request_is_read_as_it_was_written():
     box = page()
     wire_capture.write_request(box, request("/tmp/a b/\N{SNOWMAN}", "host-12"))
     read = wire_capture.parse_request(box)
@@ -42,14 +40,14 @@ def test_a_request_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024, 1030, 2048])
-def test_one_changed_byte_makes_a_request_none(at: int) -> None:
+def test_one_changed_byte_makes_a_request_none(at):
     box = page()
     wire_capture.write_request(box, request())
     box[at] ^= 0x40
     assert wire_capture.parse_request(box) is None
 
 
-def test_random_bytes_are_no_request() -> None:
+def test_random_bytes_are_no_request():
     source = random.Random(5)
     box = page()
     for _ in range(300):
@@ -57,21 +55,21 @@ def test_random_bytes_are_no_request() -> None:
         assert wire_capture.parse_request(box) is None
 
 
-def test_a_request_of_another_layout_is_none() -> None:
+def test_a_request_of_another_layout_is_none():
     box = page()
     wire_capture.write_request(box, request())
     box[64 + 2 * 8] = wire_capture.REQUEST_LAYOUT + 1
     assert wire_capture.parse_request(box) is None
 
 
-def test_what_does_not_fit_is_not_written() -> None:
+def test_what_does_not_fit_is_not_written():
     box = page()
     with pytest.raises(ValueError, match="too long"):
         wire_capture.write_request(box, request(folder="/" + "x" * 1024))
     assert bytes(box) == bytes(4096)
 
 
-def test_a_capture_is_read_as_it_was_written_and_not_while_it_is() -> None:
+def test_a_capture_is_read_as_it_was_written_and_not_while_it_is():
     telemetry = page(wire.TELEMETRY_BYTES)
     words = [0] * wire_capture.CAPTURE_WORDS
     words[wire_capture.CAP_REQUEST] = 7
@@ -86,13 +84,13 @@ def test_a_capture_is_read_as_it_was_written_and_not_while_it_is() -> None:
     assert wire_capture.parse_capture(telemetry) is None
 
 
-def test_the_areas_of_the_page_do_not_touch() -> None:
+def test_the_areas_of_the_page_do_not_touch():
     assert wire.ANSWER_OFFSET + 16 <= wire_capture.CAPTURE_OFFSET
     assert wire_capture.REASON_OFFSET + wire_capture.REASON_BYTES <= wire.MARKS_OFFSET
     assert wire_capture.NAME_OFFSET + wire_capture.NAME_BYTES <= wire.MAILBOX_BYTES
 
 
-def test_only_what_can_be_meant_is_taken() -> None:
+def test_only_what_can_be_meant_is_taken():
     assert is_sane(request())
     timed = request(STEPS=0, OPTIONS=wire_capture.OPTION_TIMED)
     assert is_sane(timed)
@@ -116,12 +114,12 @@ def test_only_what_can_be_meant_is_taken() -> None:
 
 
 @pytest.mark.parametrize("part", ["a\nb", "a\\b", 'a"b', "a://b", "a\x1bb", "a\udcffb"])
-def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part: str) -> None:
+def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part):
     words = [0] * wire_capture.REQUEST_WORDS
     words[wire_capture.ASK_KIND] = wire_capture.KIND_PROBE
     words[wire_capture.ASK_MOST_EVENTS] = words[wire_capture.ASK_MOST_BYTES] = 1 << 20
 
-    def refuse(folder: str) -> str:
+    def refuse(folder):
         return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), RecordingSizes()).refuse()
 
     assert "torch cannot write to a path with" in refuse(f"{tmp_path}/{part}")
@@ -129,12 +127,12 @@ def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part: str) 
     assert refuse(f"{tmp_path}/my run's é") == ""
 
 
-def test_a_file_is_named_after_rank_and_step() -> None:
+def test_a_file_is_named_after_rank_and_step():
     assert wire_capture.file_name("h-1", 3, 250, ".json") == "h-1-rank3-step250.json"
     assert wire_capture.file_name("h-1", -1, 0, ".json") == "h-1-step0.json"
 
 
-def test_a_recording_is_ours_until_it_has_stopped() -> None:
+def test_a_recording_is_ours_until_it_has_stopped():
     """A thread that is about to begin a profiler of its own waits for exactly that."""
     capture = Capture(Counts(lambda: None), lambda: False, lambda: None)
     seen = []
@@ -146,7 +144,7 @@ def test_a_recording_is_ours_until_it_has_stopped() -> None:
 
 
 @pytest.fixture
-def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
+def taken(tmp_path, monkeypatch):
     """Return a capture that was asked for while a loop evaluates that never trained; nothing is recorded."""
     counts = Counts(lambda: None)
     box = page()
@@ -179,7 +177,7 @@ def train(capture: Capture, steps: int) -> None:
     capture.at_boundary()
 
 
-def test_a_capture_that_was_asked_for_before_the_first_step_waits_for_the_training(taken: Capture) -> None:
+def test_a_capture_that_was_asked_for_before_the_first_step_waits_for_the_training(taken):
     assert told(taken) == (wire_capture.STATE_ARMED, 6)
     train(taken, 1)
     assert told(taken) == (wire_capture.STATE_ARMED, 2)
@@ -187,7 +185,7 @@ def test_a_capture_that_was_asked_for_before_the_first_step_waits_for_the_traini
     assert told(taken) == (wire_capture.STATE_RECORDING, 2)
 
 
-def test_a_window_of_inference_that_turns_out_to_be_a_validation_is_given_up(taken: Capture) -> None:
+def test_a_window_of_inference_that_turns_out_to_be_a_validation_is_given_up(taken):
     taken._steps.eval_steps = 6
     taken.at_boundary()
     assert told(taken) == (wire_capture.STATE_RECORDING, 6)

@@ -1,11 +1,7 @@
 """A recording that no step ends: it ends all the same, by its time, its memory, or who asked for it."""
 
-from __future__ import annotations
-
 import sys
 import types
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,9 +53,7 @@ class Captured:
         torch = types.ModuleType("torch")
         torch.__file__ = "/nowhere/torch/__init__.py"
         self.graph = False
-        torch.cuda = types.SimpleNamespace(
-            is_initialized=lambda: True, is_current_stream_capturing=lambda: self.graph
-        )
+        torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: self.graph)
         monkeypatch.setitem(sys.modules, "torch", torch)
         self.capture = Capture(self.loop.steps, lambda: self.rings, lambda: None)
         self.loop.steps.mailbox = types.SimpleNamespace(
@@ -95,13 +89,13 @@ class Captured:
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
+def captured(monkeypatch):
     captured = Captured(monkeypatch)
     yield captured
     captured.loop.steps.drop_pages()
 
 
-def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured: Captured) -> None:
+def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured):
     captured.record()
     captured.loop.spend(900)
     assert 0 < captured.capture.left_s() <= 0.1
@@ -114,7 +108,7 @@ def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured:
     assert captured.capture.under_way is None
 
 
-def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured: Captured) -> None:
+def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured):
     captured.record(w.KIND_PROBE)
     captured.loop.spend(1100)
     captured.capture.woken()
@@ -123,7 +117,7 @@ def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured: Capture
 
 
 @pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE])
-def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured: Captured, kind: int) -> None:
+def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured, kind):
     captured.record(kind)
     captured.taken += 4 * GIB
     assert captured.capture.left_s() == 0.0
@@ -135,7 +129,7 @@ def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured: Capture
     assert "grew by 4096 MiB" in reason
 
 
-def test_a_recording_goes_where_memory_runs_short(captured: Captured) -> None:
+def test_a_recording_goes_where_memory_runs_short(captured):
     captured.record()
     captured.left = 1 << 20
     captured.loop.spend(600)
@@ -143,7 +137,7 @@ def test_a_recording_goes_where_memory_runs_short(captured: Captured) -> None:
     assert captured.told() == (w.STATE_FAILED, "the recording was too large: memory ran short meanwhile")
 
 
-def test_who_asked_is_heard_within_a_step(captured: Captured) -> None:
+def test_who_asked_is_heard_within_a_step(captured):
     captured.record()
     captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
     assert captured.capture.left_s() == 0.0
@@ -152,9 +146,7 @@ def test_who_asked_is_heard_within_a_step(captured: Captured) -> None:
 
 
 @pytest.mark.parametrize("armed", [False, True])
-def test_who_asked_and_died_takes_the_request_back(
-    captured: Captured, monkeypatch: pytest.MonkeyPatch, armed: bool
-) -> None:
+def test_who_asked_and_died_takes_the_request_back(captured, monkeypatch, armed):
     alive = [True]
     monkeypatch.setattr(Pages, "is_left", lambda *_: not alive[0])
     if armed:
@@ -173,7 +165,7 @@ def test_who_asked_and_died_takes_the_request_back(
     assert captured.capture.under_way is None
 
 
-def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured: Captured) -> None:
+def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured):
     captured.ask(START=5)
     captured.capture.woken()
     assert captured.capture.under_way is None
@@ -188,7 +180,7 @@ def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captu
     assert captured.recorder.calls.count("mark") == 1
 
 
-def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(captured: Captured) -> None:
+def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(captured):
     captured.rings = False
     captured.ask(OPTIONS=w.OPTION_TIMED)
     captured.capture.woken()
@@ -200,7 +192,7 @@ def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(ca
     assert captured.told()[0] == w.STATE_VERIFIED
 
 
-def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured: Captured) -> None:
+def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured):
     captured.loop.train(20, other_ms=289)  # steps of 300 ms
     captured.ask(STEPS=20)
     captured.loop.train(2, other_ms=289)
@@ -214,7 +206,7 @@ def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured
     assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 4 of 20 steps")
 
 
-def test_a_step_longer_than_the_window_is_recorded_whole(captured: Captured) -> None:
+def test_a_step_longer_than_the_window_is_recorded_whole(captured):
     captured.loop.train(20, other_ms=289)
     captured.record(LONGEST_NS=100 * MS)
     captured.loop.backward(200, 90)
@@ -224,7 +216,7 @@ def test_a_step_longer_than_the_window_is_recorded_whole(captured: Captured) -> 
     assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 1 of 3 steps")
 
 
-def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured: Captured) -> None:
+def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured):
     captured.loop.train(20, other_ms=289)
     captured.record(w.KIND_PROBE, LONGEST_NS=100 * MS)
     captured.loop.backward(200, 90)
@@ -235,7 +227,7 @@ def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured: C
     assert captured.told() == (w.STATE_VERIFIED, "")
 
 
-def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured: Captured) -> None:
+def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured):
     captured.ask(OPTIONS=w.OPTION_TIMED)
     captured.capture.woken()
     assert captured.told()[0] == w.STATE_RECORDING
@@ -244,7 +236,7 @@ def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(
     assert captured.told() == (w.STATE_CANCELLED, w.TAKES_STEPS)
 
 
-def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> None:
+def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
     cuts: list[tuple[int, ...]] = []
     captured.recorder.ending = ".json"
     captured.record()
@@ -264,7 +256,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> N
     assert (rank, first, cut) == (-1, 2, 3)
 
 
-def test_no_recording_ends_while_a_graph_is_captured(captured: Captured) -> None:
+def test_no_recording_ends_while_a_graph_is_captured(captured):
     """torch waits for the device at the end of a profile: within a capture that breaks the program's graph."""
     captured.record()
     captured.graph = True
@@ -298,9 +290,7 @@ def ask_of(kind: int, steps: int = 10) -> w.Request:
         (w.KIND_SNAPSHOT, 3, 999, False, None),
     ],
 )
-def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(
-    kind: int, done: int, evals: int, ended: bool, state: int | None
-) -> None:
+def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(kind, done, evals, ended, state):
     sizes = RecordingSizes()
     sizes.found[0] = (100, 1 << 10, 1)
     request = ask_of(kind)
@@ -309,9 +299,7 @@ def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(
     assert end is None or end.cut == (state == w.STATE_VERIFIED)
 
 
-def test_a_snapshot_has_its_price_in_memory_and_on_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_snapshot_has_its_price_in_memory_and_on_disk(monkeypatch, tmp_path):
     words = list(ask_of(w.KIND_SNAPSHOT).words)
     words[w.ASK_ENTRIES], words[w.ASK_MOST_BYTES] = 100_000, 512 << 20
     request = w.Request(tuple(words), str(tmp_path), "x")
@@ -321,7 +309,7 @@ def test_a_snapshot_has_its_price_in_memory_and_on_disk(
         assert CaptureFile(request, RecordingSizes()).refuse() == said
 
 
-def test_stacks_are_refused_while_the_program_profiles_its_functions() -> None:
+def test_stacks_are_refused_while_the_program_profiles_its_functions():
     words = list(ask_of(w.KIND_CAPTURE).words)
     plain = w.Request(tuple(words), "/nowhere", "x")
     words[w.ASK_OPTIONS] = w.OPTION_STACKS

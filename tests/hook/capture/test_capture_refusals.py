@@ -1,10 +1,8 @@
 """What torch refuses at the begin or the end of a recording is told at once, and costs the next one nothing."""
 
-from __future__ import annotations
-
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +47,8 @@ class Played(Recorder):
 
 
 CASES = (
-    Case(
-        "a history of cudaMallocAsync", lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY
-    ),
-    Case(
-        "a history of another allocator",
-        lambda: MemoryRecorder(10),
-        {"record": refuse(NO_HISTORY)},
-        NO_HISTORY,
-    ),
+    Case("a history of cudaMallocAsync", lambda: MemoryRecorder(10), {"is_on": refuse(NO_HISTORY)}, NO_HISTORY),
+    Case("a history of another allocator", lambda: MemoryRecorder(10), {"record": refuse(NO_HISTORY)}, NO_HISTORY),
     Case("a range", Range, {"start": lambda: 5}, "cudaProfilerStart was refused: CUDA error 5"),
     Case("a range that raises", Range, {"start": refuse("no CUPTI")}, "no CUPTI"),
     *(
@@ -71,7 +62,7 @@ CASES = (
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
+def captured(monkeypatch):
     captured = Captured(monkeypatch)
     monkeypatch.setattr(Capture, "_refuse", lambda self, _request: self._broken)
     yield captured
@@ -101,9 +92,7 @@ def play_torch(captured: Captured, monkeypatch: pytest.MonkeyPatch, calls: dict[
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_refusal_is_told_at_once_and_the_next_capture_works(
-    captured: Captured, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
+def test_a_refusal_is_told_at_once_and_the_next_capture_works(captured, monkeypatch, case):
     kept = play_torch(captured, monkeypatch, case.calls)
     plain, captured.recorder = captured.recorder, case.recorder()
     captured.ask(w.KIND_SNAPSHOT)
@@ -117,9 +106,7 @@ def test_a_refusal_is_told_at_once_and_the_next_capture_works(
     assert captured.loop.steps.problem == ""
 
 
-def test_a_profile_that_torch_goes_on_recording_ends_all_captures(
-    captured: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_torch_goes_on_recording_ends_all_captures(captured, monkeypatch):
     """Two at a time end the process."""
     play_torch(captured, monkeypatch, {})
     sys.modules["torch"]._C._autograd._profiler_enabled = lambda: True

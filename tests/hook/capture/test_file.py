@@ -1,7 +1,5 @@
 """The file of a capture: nobody else may read it while it is written, and nothing of others is written over."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +26,10 @@ def write(folder: Path, save: Callable[[str], None]) -> tuple[int, int]:
     return file.write(SimpleNamespace(save=save, ending=".json"), -1, 5, 1)
 
 
-def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path: Path) -> None:
+def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path):
     modes = []
 
-    def save(path: str) -> None:
+    def save(path):
         """Do as libkineto does."""
         with open(path + ".tmp", "w") as file:
             modes.append(os.fstat(file.fileno()).st_mode & 0o777)
@@ -45,13 +43,13 @@ def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path: Path) -> N
     assert os.stat(tmp_path / "x-step5.json").st_mode & 0o777 == 0o600
 
 
-def test_where_torch_writes_without_a_second_file_none_is_left(tmp_path: Path) -> None:
+def test_where_torch_writes_without_a_second_file_none_is_left(tmp_path):
     assert write(tmp_path, lambda path: Path(path).write_text("{}") and None) == (0, 2)
     assert os.listdir(tmp_path) == ["x-step5.json"]
 
 
-def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
-    def fail(path: str) -> None:
+def test_nothing_is_left_where_it_fails(tmp_path):
+    def fail(path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
@@ -60,7 +58,7 @@ def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".part", ".part.tmp"])
-def test_what_lies_in_its_place_is_left_as_it_is(tmp_path: Path, ending: str) -> None:
+def test_what_lies_in_its_place_is_left_as_it_is(tmp_path, ending):
     theirs = tmp_path / "theirs"
     theirs.write_text("of others")
     link = tmp_path / f"x-step5.json{ending}"
@@ -71,10 +69,8 @@ def test_what_lies_in_its_place_is_left_as_it_is(tmp_path: Path, ending: str) ->
     assert sorted(os.listdir(tmp_path)) == ["theirs", link.name]
 
 
-def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path: Path) -> None:
+def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
     rename_cut(str(path), 1)
-    assert path.read_text() == (
-        '[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]'
-    )
+    assert path.read_text() == ('[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]')

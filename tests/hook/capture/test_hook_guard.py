@@ -1,11 +1,7 @@
 """What of a device forbids a recording: another tool in the GPU's profiling slot, and what old torches lack."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +9,9 @@ from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.capture import recorder
 from tpmon.hook.capture.guard import Guard, find_cupti_user
 
-TORCH = "7f10a4000000-7f10a5000000 r-xp 00000000 08:01 4211                       /opt/venv/lib/python3.11/site-packages"
+TORCH = (
+    "7f10a4000000-7f10a5000000 r-xp 00000000 08:01 4211                       /opt/venv/lib/python3.11/site-packages"
+)
 OWN = f"{TORCH}/torch/lib/libtorch_cuda.so\n{TORCH}/nvidia/cuda_cupti/lib/libcupti.so.12\n"
 AT = "7f20a4000000-7f20a5000000 r-xp 00000000 08:01 17                         "
 NCU = "/opt/nvidia/nsight-compute/2025.1.1/target/linux-desktop-glibc_2_11_3-x64"
@@ -49,18 +47,14 @@ NSYS = "/opt/nvidia/nsight-systems/2025.1.1/target-linux-x64"
         ("", ""),
     ],
 )
-def test_the_tool_in_front_of_a_run_is_known_by_its_library_and_torchs_own_is_none(
-    tmp_path: Path, line: str, name: str
-) -> None:
+def test_the_tool_in_front_of_a_run_is_known_by_its_library_and_torchs_own_is_none(tmp_path, line, name):
     maps = tmp_path / "maps"
     for text in (f"{line}{OWN}", f"{OWN}{line}"):
         maps.write_text(text, encoding="utf-8", errors="surrogateescape")
         assert find_cupti_user(str(maps)) == name
 
 
-def test_a_library_that_the_driver_was_told_to_load_is_named(
-    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_the_driver_was_told_to_load_is_named(tmp_path, torch, monkeypatch):
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/odd tool/lib/libwatches.so")
     assert find_cupti_user(str(tmp_path / "gone")) == "libwatches.so"
     assert refuse() == "another tool holds the GPU's profiling slot: libwatches.so"
@@ -69,7 +63,7 @@ def test_a_library_that_the_driver_was_told_to_load_is_named(
     assert refuse() == ""
 
 
-def test_maps_that_cannot_be_read_name_nobody(tmp_path: Path) -> None:
+def test_maps_that_cannot_be_read_name_nobody(tmp_path):
     assert find_cupti_user(str(tmp_path / "gone")) == ""
     assert find_cupti_user() == ""
 
@@ -89,7 +83,7 @@ class Profile:
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torch(monkeypatch):
     """Return a torch of CUDA 11 whose device is in use and with which nothing was recorded yet."""
     cuda = SimpleNamespace(is_initialized=lambda: True, CUDAGraph=Graph)
     autograd = SimpleNamespace(_profiler_enabled=lambda: False)
@@ -117,7 +111,7 @@ def refuse(kind: int = w.KIND_PROBE) -> str:
 REFUSED = "torch is of CUDA 11.8: a profile can hang or crash the program's CUDA graphs"
 
 
-def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch: Any) -> None:
+def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch):
     assert refuse() == refuse(w.KIND_CAPTURE) == ""
     graphs = [Graph()]
     assert refuse() == refuse(w.KIND_CAPTURE) == REFUSED
@@ -131,16 +125,14 @@ def test_a_first_profile_is_refused_where_cuda_11_has_graphs(torch: Any) -> None
     assert refuse() == ""
 
 
-def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(
-    torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_refused_where_inductor_makes_graphs_for_cuda_11(torch, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace())
     assert refuse() == REFUSED
     torch.cuda.is_initialized = lambda: False
     assert refuse() == ""
 
 
-def test_graphs_that_were_made_after_a_profile_bear_another_one(torch: Any) -> None:
+def test_graphs_that_were_made_after_a_profile_bear_another_one(torch):
     assert refuse() == ""
     recorder._BEGUN[:] = [True]
     graph = Graph()
@@ -148,7 +140,7 @@ def test_graphs_that_were_made_after_a_profile_bear_another_one(torch: Any) -> N
     del graph
 
 
-def test_a_snapshot_is_refused_where_torch_cannot_bound_it(torch: Any) -> None:
+def test_a_snapshot_is_refused_where_torch_cannot_bound_it(torch):
     for version, refusal in (
         ("1.13.1+cu117", "torch 1.13.1+cu117 keeps no bounded history: a snapshot needs torch 2.1"),
         ("2.0.1", "torch 2.0.1 keeps no bounded history: a snapshot needs torch 2.1"),

@@ -1,7 +1,5 @@
 """Loops whose batches, threads and optimizers follow no simple order, with a clock that the test holds."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading
@@ -18,7 +16,7 @@ from tpmon.hook.capture.recorder import Range, Recorder
 
 
 @pytest.fixture(autouse=True)
-def gradients(loop: Loop) -> None:
+def gradients(loop):
     loop.gradients = True
 
 
@@ -41,7 +39,7 @@ def draw(loop: Loop, counts: Sequence[int]) -> None:
         [2 if number % 10 == 0 else 1 for number in range(100)],  # a batch that is left out
     ],
 )
-def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop: Loop, counts: list[int]) -> None:
+def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop, counts):
     draw(loop, counts)
     loop.stop()
     one = loop.steps
@@ -51,10 +49,10 @@ def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop: Loop,
     assert one.data_ns / 1e6 >= 2 * (sum(counts) - counts[0])
 
 
-def test_batches_drawn_for_one_step_a_moment_apart_are_no_evaluation(loop: Loop) -> None:
+def test_batches_drawn_for_one_step_a_moment_apart_are_no_evaluation(loop):
     """As Accelerate draws one for each rank, a step ahead, 30 to 100 us apart on a machine that is not fast."""
 
-    def draw_pair() -> None:
+    def draw_pair():
         loop.batch(2)
         loop.spend(0.06)
         loop.batch(2)
@@ -69,7 +67,7 @@ def test_batches_drawn_for_one_step_a_moment_apart_are_no_evaluation(loop: Loop)
     assert (loop.steps.steps, loop.steps.eval_steps) == (20, 0)
 
 
-def test_an_evaluation_beside_such_a_training_is_one(loop: Loop) -> None:
+def test_an_evaluation_beside_such_a_training_is_one(loop):
     other = Batches(64)
     draw(loop, [1])
     for _ in range(5):
@@ -83,7 +81,7 @@ def test_an_evaluation_beside_such_a_training_is_one(loop: Loop) -> None:
     assert one.eval_samples == 35 * 64
 
 
-def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop: Loop) -> None:
+def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop):
     """As for the mean and deviation of a set, with gradients on."""
     draw(loop, [3, 4, 2, 5])
     loop.stop()
@@ -97,7 +95,7 @@ def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop: Loop)
 
 
 @pytest.mark.parametrize("late", [1, 21])
-def test_a_backward_of_minutes_stays_that_of_its_thread(loop: Loop, late: int) -> None:
+def test_a_backward_of_minutes_stays_that_of_its_thread(loop, late):
     """Optimizers in the backward, in the engine's own thread, while the graph is compiled for the first time."""
     for number in range(1, 31):
         loop.batch()
@@ -110,10 +108,10 @@ def test_a_backward_of_minutes_stays_that_of_its_thread(loop: Loop, late: int) -
     assert (one.steps, one.backwards, one.owner) == (30, 30, threading.get_ident())
 
 
-def test_another_training_that_runs_within_a_backward_is_not_of_it(loop: Loop) -> None:
+def test_another_training_that_runs_within_a_backward_is_not_of_it(loop):
     """The engine lets other threads run just then."""
 
-    def train_elsewhere() -> None:
+    def train_elsewhere():
         assert not loop.steps.backward_begins()
         loop.update()
 
@@ -130,10 +128,10 @@ def test_another_training_that_runs_within_a_backward_is_not_of_it(loop: Loop) -
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop: Loop, within: bool) -> None:
+def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop, within):
     """Each gradient is handed to the pool as soon as it is there; the last may end after the backward."""
 
-    def step_each() -> None:
+    def step_each():
         for _ in range(3):
             loop.steps.optimizer_stepped(None, (), {})
 
@@ -149,9 +147,7 @@ def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop: Loop
 
 
 @pytest.mark.parametrize("every", [1, 20])
-def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_loop(
-    loop: Loop, every: int
-) -> None:
+def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_loop(loop, every):
     for number in range(1, 101):
         loop.train(1)
         if number % every == 0:
@@ -170,7 +166,7 @@ def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3])
-def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop: Loop, batches: int) -> None:
+def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop, batches):
     """Of the Trainer, which fetches the batches of an accumulation of four before the first backward."""
     other = Batches(8)
     for _ in range(4):
@@ -190,7 +186,7 @@ def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop: Loop, batch
     assert loop.steps.eval_samples == 4 * batches * 8
 
 
-def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(loop: Loop) -> None:
+def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(loop):
     """With gradients off within the loop's body alone, so that they are on when the next batch is asked for."""
     for _ in range(5):
         loop.train(20)
@@ -202,7 +198,7 @@ def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(lo
     assert loop.steps.eval_steps >= 5 * 49
 
 
-def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop: Loop) -> None:
+def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop):
     """A list of batches has no dictionary."""
     other = Batches(4)
     other._index_sampler = [[0, 1]]
@@ -253,9 +249,7 @@ class Untrue:
         (Around("sampler", SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
     ],
 )
-def test_a_batch_size_is_found_within_samplers_around_each_other(
-    loop: Loop, sampler: object, size: int
-) -> None:
+def test_a_batch_size_is_found_within_samplers_around_each_other(loop, sampler, size):
     loop.iterator._index_sampler = sampler
     loop.train(3)
     loop.stop()
@@ -263,9 +257,7 @@ def test_a_batch_size_is_found_within_samplers_around_each_other(
     assert loop.steps.problem == ""
 
 
-def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(monkeypatch):
     """What goes on recording fills the memory until the process is killed."""
     disabled: list[int] = []
     autograd = types.ModuleType("torch.autograd")
@@ -277,10 +269,10 @@ def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(
     Recorder(0).abandon()
 
 
-def test_a_range_for_nsys_ends_whatever_ranges_the_program_has_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_for_nsys_ends_whatever_ranges_the_program_has_open(monkeypatch):
     calls: list[tuple[str, object]] = []
 
-    def begin(name: str) -> int:
+    def begin(name):
         calls.append(("start", name))
         return 40 + len(calls)
 

@@ -1,7 +1,5 @@
 """The catalogue of remedies: complete, consistent, and never harmful to a starved loader."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import replace
@@ -38,13 +36,8 @@ texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just
 
 
 def facts_of(draw_number, draw_text):
-    draws = {
-        "Applicable[str]": draw_text,
-        "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE),
-    }
-    return st.builds(
-        RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)}
-    )
+    draws = {"Applicable[str]": draw_text, "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE)}
+    return st.builds(RunFacts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(RunFacts)})
 
 
 def test_every_row_of_the_table_has_its_entry_and_no_other():
@@ -60,10 +53,7 @@ def test_one_thread_of_python_is_not_told_to_use_more_threads_first():
     assert EXPLANATIONS[row].remedies == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
     ids = [one.remedy.id for one in choose(*row, frozenset(seen), RunFacts(cores_free=7.0))]
     assert ids == ["log-rarely", "profile-python", "use-all-cores"]
-    ids = [
-        one.remedy.id
-        for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), RunFacts(cores_free=7.0))
-    ]
+    ids = [one.remedy.id for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), RunFacts(cores_free=7.0))]
     assert ids[0] == "profile-python"
 
 
@@ -85,10 +75,7 @@ def test_collating_is_given_to_more_workers_where_cores_are_free():
     seen = [(one.remedy.id, one.certain) for one in choose(*row, few, RunFacts())]
     assert seen == [("collate-arrays", True), ("more-workers", True), ("transform-once", True)]
     none = frozenset(free | {Need.NO_WORKERS})
-    assert [one.remedy.id for one in choose(*row, none, RunFacts())][:2] == [
-        "start-workers",
-        "collate-arrays",
-    ]
+    assert [one.remedy.id for one in choose(*row, none, RunFacts())][:2] == ["start-workers", "collate-arrays"]
     full = few - {Need.CORES_FREE} | {Need.CORES_FULL}
     assert "more-workers" not in {one.remedy.id for one in choose(*row, full, RunFacts())}
 
@@ -142,11 +129,7 @@ def test_outside_of_slurm_no_command_of_it_is_advised(job):
     assert ended.endswith("; sacct -j 4711")
 
 
-@given(
-    row=st.sampled_from(ROWS),
-    observed=st.frozensets(st.sampled_from(list(Need))),
-    facts=facts_of(numbers, texts),
-)
+@given(row=st.sampled_from(ROWS), observed=st.frozensets(st.sampled_from(list(Need))), facts=facts_of(numbers, texts))
 def test_any_run_gets_its_remedies_certain_ones_first(row, observed, facts):
     chosen = choose(*row, observed, facts)
     certain = [one.certain for one in chosen]
@@ -201,9 +184,7 @@ def test_readers_that_only_wait_are_not_proposed_without_end():
 
 def test_batches_that_new_workers_queue_must_fit_into_shared_memory():
     sizes = [1.0, 1.5, 1.5]
-    frames = [
-        make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 8 * GIB))) for size in sizes
-    ]
+    frames = [make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 8 * GIB))) for size in sizes]
     facts = gather_facts(see(line_up(frames)), SUSPECT)
     assert facts.shm_room == pytest.approx(6.5 / 0.5)
     assert isinstance(gather_facts(see(line_up(frames[1:])), SUSPECT).shm_room, Missing)
@@ -213,7 +194,7 @@ def _texts(kind: Kind, cause: str, needs: set[Need], facts: RunFacts) -> list[st
     return [one.text for one in choose(kind, cause, frozenset(needs), facts)]
 
 
-def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers() -> None:
+def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers():
     needs = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
     some = RunFacts(ranks=1, budget_cores=8.0, cores_free=2.9)
@@ -223,7 +204,7 @@ def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers() -> None:
     assert not any("threads" in text for text in _texts(*row, needs | {Need.GPU_PRESENT}, some))
 
 
-def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle() -> None:
+def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle():
     frame = make_frame(cpu=make_cpu(throttled_ratio=0.9, budget_reason="cgroup quota"))
     scene = see([frame] * 2)
     found = judge_quota(scene)
@@ -233,9 +214,7 @@ def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle() -> None:
 
 
 def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
-    pool = make_process(
-        busy_threads=12, runnable=12.0, environment=(EnvironmentSetting("OMP_NUM_THREADS", "2"),)
-    )
+    pool = make_process(busy_threads=12, runnable=12.0, environment=(EnvironmentSetting("OMP_NUM_THREADS", "2"),))
     frame = make_frame(processes=(pool,), loader=(), cpu=make_cpu(host_cores=2, budget_cores=2.0))
     scene = scene_of(frame)
     observed = observe(scene, SUSPECT)
@@ -252,12 +231,7 @@ def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
 
 def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
     waits = make_cpu(
-        budget_cores=2.0,
-        runnable=1.0,
-        demand_ratio=0.5,
-        run_delay_ratio=0.97,
-        used_cores=0.03,
-        host_used_cores=2.0,
+        budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03, host_used_cores=2.0
     )
     seen = frozenset((Need.IMPORT_IN_STACK,))
     starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
@@ -267,9 +241,7 @@ def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
 
 
 def test_a_late_rank_is_looked_at_with_tpmon():
-    late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), RunFacts(pid=31830, rank=2))[
-        0
-    ]
+    late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), RunFacts(pid=31830, rank=2))[0]
     assert late.paste.startswith("tpmon dump 31830 --rank 2")
 
 
@@ -298,7 +270,4 @@ def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_again
 )
 def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job):
     scene = scene_of(make_frame(processes=(make_process(environment=environment),)))
-    assert (
-        gather_facts(scene, Suspicion(Kind.HUNG, "remote-rank", 1.0, 2.0, frozenset(), "", ())).slurm_job
-        == job
-    )
+    assert gather_facts(scene, Suspicion(Kind.HUNG, "remote-rank", 1.0, 2.0, frozenset(), "", ())).slurm_job == job

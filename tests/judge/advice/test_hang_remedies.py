@@ -1,7 +1,5 @@
 """What is advised fits what the thread waits for: a peer, a lock on a file, a queue, a process, a thread."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +20,7 @@ GET = (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171))
 JOIN = (MAIN, TRAIN, StackFrame("join", f"{LIB}/multiprocessing/process.py", 149))
 EXIT = (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),)
 FEED = (MAIN, StackFrame("fetch_from_store", "/run/prefetch.py", 30))
-PEER = WaitTarget(
-    "recvfrom", 5, WaitKind.SOCKET, "socket:[7]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.7:443"
-)
+PEER = WaitTarget("recvfrom", 5, WaitKind.SOCKET, "socket:[7]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.7:443")
 HELD = WaitTarget("flock", 3, WaitKind.FILE, "/data/cache.lock", "/", "ext4", NOT_APPLICABLE)
 PIPE = WaitTarget("read", 4, WaitKind.PIPE, "pipe:[9]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
 CHILD = WaitTarget(
@@ -51,9 +47,7 @@ def test_a_socket_is_no_mount_its_peer_is_named_and_a_time_limit_advised():
     assert "check whether 10.0.0.7:443 still answers" in finding.try_
     assert "ss -tnpo | grep pid=4000," in finding.try_
     assert "mount" not in finding.try_
-    known = hang(
-        frames=IN_LOCK, waits_for="socket receive", waits_on=by(PEER, (88, "store")), call="recvfrom"
-    )
+    known = hang(frames=IN_LOCK, waits_for="socket receive", waits_on=by(PEER, (88, "store")), call="recvfrom")
     assert "10.0.0.7:443 (store 88)" in known.try_
 
 
@@ -138,10 +132,7 @@ def test_of_a_dead_process_beside_the_one_that_is_joined_the_right_one_is_called
 
 @pytest.mark.parametrize(
     ("ends", "advised"),
-    [
-        (((4711, "python"),), "look at process 4711, which it waits for"),
-        ((), "no process has it open"),
-    ],
+    [(((4711, "python"),), "look at process 4711, which it waits for"), ((), "no process has it open")],
 )
 def test_a_pipe_leads_to_who_has_its_other_end_or_to_what_is_not_there(ends, advised):
     finding = hang(frames=IN_LOCK, waits_for="pipe read", waits_on=by(PIPE, *ends), call="read")
@@ -170,5 +161,5 @@ def test_the_rank_that_the_others_wait_for_is_the_one_to_look_at():
         ("NFS", Need.BLOCKED_READ),
     ],
 )
-def test_without_a_target_the_word_of_the_kernel_decides(words: str, need: Need):
+def test_without_a_target_the_word_of_the_kernel_decides(words, need):
     assert needs_of_wait(wait_of(words)) == {need}

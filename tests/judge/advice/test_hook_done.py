@@ -1,7 +1,5 @@
 """What a hook tells to be done already is offered no more, not even behind an "if"."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +21,7 @@ from tpmon.model.verdict import Kind
 
 UNTOLD = Missing("the job does not use it")
 NOTHING = dict.fromkeys(
-    ("compiled", "allocator", "ddp", "loader", "cudnn_benchmark", "cudnn_deterministic", "deterministic"),
-    UNTOLD,
+    ("compiled", "allocator", "ddp", "loader", "cudnn_benchmark", "cudnn_deterministic", "deterministic"), UNTOLD
 )
 CALM = AllocatorFigures(1, 1, 0, 1, 1, 0, 0, UNTOLD)
 LOADER = LoaderSettings(2, False, DEEP_PREFETCH, True, 8)
@@ -63,13 +60,13 @@ def told(*ranks: dict[str, Any]) -> Frame:
         ({"loader": replace(LOADER, prefetch_factor=UNTOLD)}, set()),
     ],
 )
-def test_settings_prove_what_is_done(fields: dict[str, Any], needs: set[Need]) -> None:
+def test_settings_prove_what_is_done(fields, needs):
     scene = scene_of(told(fields))
     assert observe_done(scene) == needs
     assert needs <= observe(scene, SUSPECT)
 
 
-def test_it_holds_only_where_every_rank_says_so_after_its_first_steps() -> None:
+def test_it_holds_only_where_every_rank_says_so_after_its_first_steps():
     on, off = {"cudnn_benchmark": True}, {"cudnn_benchmark": False}
     assert observe_done(scene_of(told(on, on))) == {Need.BENCHMARK_ON}
     assert observe_done(scene_of(told(on, off))) == set()
@@ -105,21 +102,19 @@ TRANSFER = (Kind.COMMS_BOUND, "transfer")
         ("find-unused-off", TRANSFER, {"ddp": DDP}),
     ],
 )
-def test_what_is_done_is_not_offered(name: str, row: tuple[Kind, str], done: dict[str, Any]) -> None:
-    def list_ids(frame: Frame) -> set[str]:
+def test_what_is_done_is_not_offered(name, row, done):
+    def list_ids(frame):
         observed = observe(scene_of(frame), SUSPECT) | {Need.GPU_PRESENT, Need.WORKERS_PRESENT}
         return {one.remedy.id for one in choose(*row, observed - {Need.NO_WORKERS}, RunFacts())}
 
-    plain = make_settings(
-        **(NOTHING | {"autocast": False, "matmul_tf32": False, "fsdp": UNTOLD}),
-    )
+    plain = make_settings(**(NOTHING | {"autocast": False, "matmul_tf32": False, "fsdp": UNTOLD}))
     open_still = with_hooks(make_frame(), make_hook(settings=plain))
     told_done = with_hooks(make_frame(), make_hook(settings=replace(plain, **done)))
     assert name in list_ids(open_still)
     assert name not in list_ids(told_done)
 
 
-def test_a_setting_that_no_hook_reads_stands_behind_an_if() -> None:
+def test_a_setting_that_no_hook_reads_stands_behind_an_if():
     """No reading tells gradient_as_bucket_view: where it is on already, the remedy must not be certain."""
     chosen = choose(*TRANSFER, frozenset((Need.DDP_IN_STACK,)), RunFacts())
     view = next(one for one in chosen if one.remedy.id == "gradient-as-bucket-view")

@@ -1,7 +1,5 @@
 """What the settings of a hook prove for remedies, and what they leave open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +17,7 @@ from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.hook_needs import observe_settings
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.model.frame import Frame
-from tpmon.model.hook import (
-    AllocatorFigures,
-    CompileCounts,
-    DdpSettings,
-    FsdpSettings,
-    LoaderSettings,
-)
+from tpmon.model.hook import AllocatorFigures, CompileCounts, DdpSettings, FsdpSettings, LoaderSettings
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
 
@@ -65,10 +57,7 @@ def changed(before: Frame, after: Frame) -> Scene:
         ({"autocast": False}, set()),
         ({"ddp": DDP}, {Need.DDP_IN_STACK, Need.FIND_UNUSED_OFF}),
         ({"ddp": replace(DDP, find_unused=True)}, {Need.DDP_IN_STACK, Need.FIND_UNUSED_ON}),
-        (
-            {"ddp": replace(DDP, buckets=12)},
-            {Need.DDP_IN_STACK, Need.FIND_UNUSED_OFF, Need.SMALL_BUCKETS},
-        ),
+        ({"ddp": replace(DDP, buckets=12)}, {Need.DDP_IN_STACK, Need.FIND_UNUSED_OFF, Need.SMALL_BUCKETS}),
         ({"fsdp": FSDP1}, {Need.FSDP_IN_STACK, Need.FSDP1_IN_USE, Need.GATHERS_LIMITED}),
         (
             {"fsdp": replace(FSDP1, limit_all_gathers=False)},
@@ -78,11 +67,11 @@ def changed(before: Frame, after: Frame) -> Scene:
         ({"allocator": AllocatorFigures(1, 1, 0, 1, 1, 7, 0, UNTOLD)}, set()),
     ],
 )
-def test_settings_prove_what_they_say(fields: dict[str, Any], needs: set[Need]) -> None:
+def test_settings_prove_what_they_say(fields, needs):
     assert observe_settings(scene_of(told(**fields))) == needs
 
 
-def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so() -> None:
+def test_what_speaks_against_a_remedy_holds_only_where_every_rank_says_so():
     both = [
         make_hook(4211 + rank, rank=rank, settings=make_settings(**(NOTHING | {"matmul_tf32": rank == 0})))
         for rank in (0, 1)
@@ -97,7 +86,7 @@ def texts_of(kind: Kind, cause: str, seen: set[Need], **fields: Any) -> dict[str
     return {one.remedy.id: one.text for one in choose(kind, cause, needs, RunFacts())}
 
 
-def test_a_setting_that_is_right_already_is_not_advised() -> None:
+def test_a_setting_that_is_right_already_is_not_advised():
     row, unused = (Kind.COMMS_BOUND, "transfer"), "find-unused-off"
     assert unused not in texts_of(*row, set(), ddp=DDP)
     on = texts_of(*row, set(), ddp=replace(DDP, find_unused=True))[unused]
@@ -111,13 +100,11 @@ def test_a_setting_that_is_right_already_is_not_advised() -> None:
     found = texts_of(Kind.SYNC_BOUND, "implicit", copies, loader=pinned)
     assert "non-blocking-copy" in found
     assert "pin-memory" not in found
-    kept = texts_of(
-        Kind.DATA_BOUND, "respawn", {Need.RESPAWN_SEEN}, loader=LoaderSettings(2, False, 2, True, 8)
-    )
+    kept = texts_of(Kind.DATA_BOUND, "respawn", {Need.RESPAWN_SEEN}, loader=LoaderSettings(2, False, 2, True, 8))
     assert next(iter(kept)) == "one-loader"
 
 
-def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise() -> None:
+def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise():
     row, seen = (Kind.SYNC_BOUND, "allocator"), {Need.ALLOCATOR_RETRIES}
     off = replace(FSDP1, limit_all_gathers=False)
     assert texts_of(*row, seen, fsdp=off)["limit-all-gathers"] == "keep limit_all_gathers=True"
@@ -130,7 +117,7 @@ def test_the_limit_of_gathers_is_advised_only_to_who_has_it_otherwise() -> None:
     assert texts_of(*row, seen, fsdp=FSDP2)["fsdp-keep-parameters"].startswith("keep parameters")
 
 
-def test_counters_that_rise_while_it_trains_are_seen() -> None:
+def test_counters_that_rise_while_it_trains_are_seen():
     figures = AllocatorFigures(1, 1, 0, 1, 1, 7, 0, UNTOLD)
     before, after = told(allocator=figures), told(allocator=replace(figures, alloc_retries=9))
     assert observe_settings(changed(before, after)) == {Need.ALLOCATOR_RETRIES}
@@ -141,14 +128,14 @@ def test_counters_that_rise_while_it_trains_are_seen() -> None:
     assert observe_settings(changed(whole, again)) == {Need.RECOMPILES_SEEN}
 
 
-def test_the_first_steps_and_a_job_without_a_hook_prove_nothing() -> None:
+def test_the_first_steps_and_a_job_without_a_hook_prove_nothing():
     hook = make_hook(settings=make_settings(compiled=CompileCounts(9, 9, 5, 4, 1)))
     young = with_hooks(make_frame(), replace(hook, counts=replace(hook.counts, steps=3)))
     assert observe_settings(scene_of(young)) == set()
     assert observe_settings(scene_of(make_frame())) == set()
 
 
-def test_they_reach_the_choice_of_remedies() -> None:
+def test_they_reach_the_choice_of_remedies():
     suspicion = Suspicion(Kind.BALANCED, "none", 0.0, 1.0, frozenset(), "", ())
     scene = scene_of(told(compiled=CompileCounts(9, 9, 5, 4, 0)))
     assert Need.GRAPH_BREAKS in observe(scene, suspicion)

@@ -1,7 +1,5 @@
 """How a frozen control group is thawed: by whoever made it, told by its path, or by the kernel's own file."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpmon.judge.advice.facts import write_thaw
@@ -14,11 +12,7 @@ ID = "0f3a" * 16
 @pytest.mark.parametrize(
     ("version", "directory", "expected"),
     [
-        (
-            1,
-            "/sys/fs/cgroup/freezer/a b",
-            "echo THAWED | sudo tee '/sys/fs/cgroup/freezer/a b/freezer.state'",
-        ),
+        (1, "/sys/fs/cgroup/freezer/a b", "echo THAWED | sudo tee '/sys/fs/cgroup/freezer/a b/freezer.state'"),
         (2, "/sys/fs/cgroup/train", "echo 0 | sudo tee /sys/fs/cgroup/train/cgroup.freeze"),
         (1, f"/sys/fs/cgroup/freezer/docker/{ID}", "docker unpause 0f3a0f3a0f3a  # or: echo THAWED"),
         (2, f"/sys/fs/cgroup/system.slice/docker-{ID}.scope", "docker unpause 0f3a0f3a0f3a  # or: echo 0"),
@@ -30,10 +24,10 @@ ID = "0f3a" * 16
         (2, "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_912", "scontrol resume 912  # or: echo 0"),
     ],
 )
-def test_the_one_who_froze_it_is_asked_first(version: int, directory: str, expected: str) -> None:
+def test_the_one_who_froze_it_is_asked_first(version, directory, expected):
     assert write_thaw(Freezer(version, "/x", directory)).startswith(expected)
 
 
-def test_a_group_out_of_view_has_no_command() -> None:
+def test_a_group_out_of_view_has_no_command():
     why = Missing("a group above what can be seen here was frozen: thaw it outside")
     assert write_thaw(Freezer(2, "this container", why)) == why

@@ -1,7 +1,5 @@
 """Batches in the record of a rank: calls that are done together, and numbers that ranks do not share."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 
@@ -52,10 +50,7 @@ def stage(rank: int, batches: int, *, steps: int, open_: bool | None, first: int
 
 def test_the_sends_and_receives_of_a_batch_are_done_when_the_batch_is():
     judged = judge(parse(0, batch(1, 1, "send 0->1")), parse(1, batch(1, 1, "recv 1<-0")))
-    assert (
-        judged.summary
-        == "every collective that was called is done: no rank waits in one that the records know"
-    )
+    assert judged.summary == "every collective that was called is done: no rank waits in one that the records know"
 
 
 def test_a_batch_that_is_not_done_is_told_by_its_sends_and_receives():
@@ -97,10 +92,7 @@ def test_a_batch_without_its_end_is_left_out_unless_it_is_the_last():
 
 
 def test_collectives_are_counted_without_the_batches_of_transfers():
-    judged = judge(
-        stage(0, 1, steps=10, open_=True),
-        stage(1, 2, steps=10, open_=None),
-    )
+    judged = judge(stage(0, 1, steps=10, open_=True), stage(1, 2, steps=10, open_=None))
     (found,) = judged.findings
     assert (found.cause, found.name, found.sequence) == (CollectiveCause.MISSING_RANK, "all_reduce", 10)
     assert (found.waiting, found.missing) == ((0,), (1,))
@@ -108,10 +100,7 @@ def test_collectives_are_counted_without_the_batches_of_transfers():
 
 
 def test_numbers_that_cannot_be_compared_accuse_nobody():
-    judged = judge(
-        stage(0, 1, steps=10, open_=True, first=70),
-        stage(1, 2, steps=10, open_=None, first=90),
-    )
+    judged = judge(stage(0, 1, steps=10, open_=True, first=70), stage(1, 2, steps=10, open_=None, first=90))
     assert judged.findings == ()
     assert judged.summary == (
         "rank 0 waits in all_reduce of default_pg for 3m20s (who is missing is not told: batches of sends and"

@@ -1,7 +1,5 @@
 """A dump carries the records of the collectives: its text, its JSON, several hosts, the report of NCCL."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,14 +13,7 @@ from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.collectives import (
-    CallState,
-    CollectiveCause,
-    RasRank,
-    RasReport,
-    RecordSource,
-    SourceNote,
-)
+from tpmon.model.results.collectives import CallState, CollectiveCause, RasRank, RasReport, RecordSource, SourceNote
 from tpmon.model.stacks import StackFrame
 from tpmon.report.dump import write_dump
 
@@ -34,9 +25,7 @@ REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
 
 def test_ncclls_report_is_said_beside_the_records_and_alone():
     alone = judge_collectives([reading(ras=[REPORT])], 4, {})
-    lags = (
-        "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
-    )
+    lags = "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
     assert alone.summary == f"{lags} (a job that runs shows this too: look again whether the numbers stay)"
     both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
     assert both.summary.endswith(lags)
@@ -54,11 +43,7 @@ def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
     looks = [
         make_round(
             *(
-                make_rank(
-                    rank,
-                    native,
-                    **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}),
-                )
+                make_rank(rank, native, **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}))
                 for rank in ranks
             ),
             at_s=at_s,
@@ -72,16 +57,11 @@ def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
 def test_a_dump_carries_what_was_recorded_and_survives_its_json():
     dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
     assert is_known(dump.collectives)
-    assert (
-        "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read"
-        in dump.collectives.summary
-    )
+    assert "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read" in dump.collectives.summary
     assert decode(Dump, encode(dump)) == dump
     text = "\n".join(write_dump(dump, lambda _: ()))
     assert "calls    as recorded 1m00s before: all_reduce number 18 of default_pg" in text
-    assert (
-        "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
-    )
+    assert "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
     assert "  default_pg: rank 3 done up to 17 all_reduce (4x4 Float), called no more" in text
     assert "from debug server of torch (4 ranks, 03:07:41)" in text
 
@@ -115,8 +95,7 @@ def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words)
     frames = (*ALL_REDUCE[:2], StackFrame("step", f"{SITE}/{file}", 7), *ALL_REDUCE[2:])
     native = make_native(77, "pt_nccl_watchdg")
     looks = [
-        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s)
-        for at_s in (0.0, 60.0)
+        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s) for at_s in (0.0, 60.0)
     ]
     told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
     assert is_known(told)

@@ -1,7 +1,5 @@
 """Records that must not name a rank: it waits in a transfer itself, or its record is older than the call."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -12,10 +10,7 @@ from tpmon.judge.dumps.collective_words import RankStanding
 from tpmon.judge.dumps.collectives import find_transfers, judge_collectives
 from tpmon.model.results.collectives import CallState
 
-STANDINGS = {
-    0: RankStanding("decode data.py:88", "waits for: NFS"),
-    2: RankStanding("recv_forward train.py:40", ""),
-}
+STANDINGS = {0: RankStanding("decode data.py:88", "waits for: NFS"), 2: RankStanding("recv_forward train.py:40", "")}
 
 
 def stages(name, ranks, *calls):
@@ -68,18 +63,10 @@ def test_of_several_that_are_missing_those_that_wait_are_told():
 
 @pytest.mark.parametrize(
     ("before_s", "host", "missing"),
-    [
-        (600, "node-01", ()),
-        (9, "node-01", ()),
-        (7, "node-01", (1,)),
-        (30, "node-02", (1,)),
-        (90, "node-02", ()),
-    ],
+    [(600, "node-01", ()), (9, "node-01", ()), (7, "node-01", (1,)), (30, "node-02", (1,)), (90, "node-02", ())],
 )
 def test_a_record_that_is_older_than_the_call_proves_nothing(before_s, host, missing):
-    old = make_record(
-        1, make_group(100, 100, [], ranks=(0, 1)), taken=NOW - timedelta(seconds=before_s), host=host
-    )
+    old = make_record(1, make_group(100, 100, [], ranks=(0, 1)), taken=NOW - timedelta(seconds=before_s), host=host)
     new = make_record(0, make_group(5200, 5201, [make_call(5201, ago_s=8.0)], ranks=(0, 1)))
     (finding,) = judge_collectives([reading(old, new)], 2, {}, NOW).findings
     assert finding.missing == missing

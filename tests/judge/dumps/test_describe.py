@@ -1,21 +1,8 @@
 """What a thread does in words, and stacks without the insides of libraries."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.dumps import (
-    ALL_REDUCE,
-    BACKWARD,
-    DECODE,
-    LIB,
-    MAIN,
-    NFS,
-    SITE,
-    TRAIN,
-    WORKER_READS,
-    WORKER_WAITS,
-)
+from tests.dumps import ALL_REDUCE, BACKWARD, DECODE, LIB, MAIN, NFS, SITE, TRAIN, WORKER_READS, WORKER_WAITS
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -122,9 +109,7 @@ def test_library_frames_become_a_word_and_the_users_stay():
             "blocked in a read on a pipe (fd 5)",
         ),
         (
-            WaitTarget(
-                "recvfrom", 9, WaitKind.SOCKET, "socket:[8]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.2:443"
-            ),
+            WaitTarget("recvfrom", 9, WaitKind.SOCKET, "socket:[8]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.2:443"),
             "blocked in recvfrom on a socket to 10.0.0.2:443 (fd 9)",
         ),
         (
@@ -144,13 +129,7 @@ def test_ranks_are_ranges(numbers, words):
 
 @pytest.mark.parametrize(
     ("numbers", "size", "words"),
-    [
-        ((0, 2), 4, "1,3"),
-        ((), 3, "0-2"),
-        ((0, 1), 2, ""),
-        ((5, 0), 2, "1"),
-        ((7,), 10**12, "0-6,8-999999999999"),
-    ],
+    [((0, 2), 4, "1,3"), ((), 3, "0-2"), ((0, 1), 2, ""), ((5, 0), 2, "1"), ((7,), 10**12, "0-6,8-999999999999")],
 )
 def test_the_other_ranks_are_ranges_in_a_world_of_any_size(numbers, size, words):
     """A file can claim a world of 10^12: nothing counts that far."""

@@ -1,7 +1,5 @@
 """A dump as the session hands it out: with the age of the log, which one look cannot tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

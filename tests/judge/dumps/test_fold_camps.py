@@ -1,7 +1,5 @@
 """Under a framework one line of the user makes many collectives: ranks are told apart by which one they wait in."""
 
-from __future__ import annotations
-
 from tests.dumps import ALL_REDUCE, DECODE, MAIN, NFS, ONCE, SITE, TRAIN, fold, make_rank, rounds
 from tests.hanging import conclude, stand
 from tpmon.model.known import is_known

@@ -3,8 +3,6 @@
 The names are those of torch 2.13, lightning 2.6, accelerate 1.15, transformers 5.23 and deepspeed 0.19.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -111,11 +109,7 @@ def native(function: str) -> StackFrame:
     ("function", "text", "wait"),
     [
         ("c10d::Work::wait", "a collective in train train.py:40", WaitReason.COLLECTIVE),
-        (
-            "c10d::ProcessGroupNCCL::WorkNCCL::synchronize",
-            "a collective in train train.py:40",
-            WaitReason.COLLECTIVE,
-        ),
+        ("c10d::ProcessGroupNCCL::WorkNCCL::synchronize", "a collective in train train.py:40", WaitReason.COLLECTIVE),
         ("cuStreamSynchronize", "the device in train train.py:40", WaitReason.DEVICE),
         ("at::native::_local_scalar_dense_cuda", "the device in train train.py:40", WaitReason.DEVICE),
         ("at::native::conv2d", "train train.py:40", WaitReason.OTHER),

@@ -1,7 +1,5 @@
 """Dumps of several hosts, several times, of parts of a job: what is still there, and over how long it was seen."""
 
-from __future__ import annotations
-
 import codecs
 from dataclasses import replace
 from datetime import timedelta

@@ -1,8 +1,5 @@
 """Properties of the fold: order never matters, and every thread is in exactly one group and one leaf."""
 
-from __future__ import annotations
-
-import random
 from dataclasses import replace
 
 from hypothesis import given
@@ -48,10 +45,7 @@ def jobs(draw) -> list[list[ProcessLook]]:
         for rank in range(count):
             others = [
                 make_thread(
-                    9000 + 10 * rank,
-                    name="Thread-1",
-                    kind=ThreadKind.OTHER,
-                    frames=draw(st.sampled_from(STACKS)),
+                    9000 + 10 * rank, name="Thread-1", kind=ThreadKind.OTHER, frames=draw(st.sampled_from(STACKS))
                 ),
                 make_native(9001 + 10 * rank, "pt_gloo_runloop"),
             ]
@@ -66,19 +60,17 @@ def jobs(draw) -> list[list[ProcessLook]]:
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_permuting_processes_and_threads_changes_nothing(job: list[list[ProcessLook]], chance: random.Random):
+def test_permuting_processes_and_threads_changes_nothing(job, chance):
     before = rounds(*job)
     mixed = []
     for processes in job:
-        turned = [
-            replace(one, threads=tuple(chance.sample(one.threads, len(one.threads)))) for one in processes
-        ]
+        turned = [replace(one, threads=tuple(chance.sample(one.threads, len(one.threads)))) for one in processes]
         mixed.append(chance.sample(turned, len(turned)))
     assert rounds(*mixed) == before
 
 
 @given(jobs())
-def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[ProcessLook]]):
+def test_every_thread_is_in_exactly_one_group_and_one_leaf(job):
     dump = rounds(*job)
     expected = sorted((process.pid, thread.tid) for process in job[-1] for thread in process.threads)
     grouped = [(thread.pid, thread.tid) for group in dump.groups for thread in group.threads]
@@ -94,7 +86,7 @@ def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[Proces
 
 
 @given(jobs())
-def test_a_dump_survives_its_json_and_folds_to_itself(job: list[list[ProcessLook]]):
+def test_a_dump_survives_its_json_and_folds_to_itself(job):
     dump = rounds(*job)
     again = decode(Dump, encode(dump))
     assert encode(again) == encode(dump)
@@ -112,20 +104,18 @@ def test_ranks_that_are_all_alike_are_never_accused(frames, count, world):
 
 def place_of(dump: Dump) -> list[set[tuple[object, object]]]:
     """Return who is together in a group, whatever the order of the groups."""
-    return sorted(
-        ({(thread.pid, thread.tid) for thread in group.threads} for group in dump.groups), key=sorted
-    )
+    return sorted(({(thread.pid, thread.tid) for thread in group.threads} for group in dump.groups), key=sorted)
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_rounds_in_any_order_are_the_same_story(job: list[list[ProcessLook]], chance: random.Random):
+def test_rounds_in_any_order_are_the_same_story(job, chance):
     made = [make_round(*processes, at_s=5.0 * number) for number, processes in enumerate(job)]
     origin = DumpOrigin(1, "train.py", 6)
     assert fold_rounds(chance.sample(made, len(made)), origin) == fold_rounds(made, origin)
 
 
 @given(jobs(), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_hosts_in_any_order_are_the_same_job(job: list[list[ProcessLook]], count: int, chance: random.Random):
+def test_hosts_in_any_order_are_the_same_job(job, count, chance):
     """Spread the processes over hosts, each with its looks as Dumps of their own."""
     dumps = []
     for number, processes in enumerate(job):
@@ -141,19 +131,15 @@ def test_hosts_in_any_order_are_the_same_job(job: list[list[ProcessLook]], count
     assert odd_pid(folded) == odd_pid(whole)
 
 
-@given(
-    st.lists(st.sampled_from([*STACKS, Missing("denied")]), min_size=1, max_size=9), st.permutations(range(9))
-)
-def test_ranks_with_other_numbers_are_grouped_alike(stacks: list, numbers: list[int]):
+@given(st.lists(st.sampled_from([*STACKS, Missing("denied")]), min_size=1, max_size=9), st.permutations(range(9)))
+def test_ranks_with_other_numbers_are_grouped_alike(stacks, numbers):
     """Give each rank another number: who stands together stays, and whether anybody is odd."""
 
-    def fold_as(order: list[int]) -> Dump:
+    def fold_as(order):
         return fold(*(make_rank(order[at], frames=frames) for at, frames in enumerate(stacks)), world=9)
 
-    def together(dump: Dump, order: list[int]) -> list[set[int]]:
-        groups = (
-            {order.index(known_or(thread.rank, -1)) for thread in group.threads} for group in dump.groups
-        )
+    def together(dump, order):
+        groups = ({order.index(known_or(thread.rank, -1)) for thread in group.threads} for group in dump.groups)
         return sorted(groups, key=sorted)
 
     plain, mixed = fold_as(list(range(9))), fold_as(numbers)

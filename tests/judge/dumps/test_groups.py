@@ -1,7 +1,5 @@
 """The fold of stacks: who is grouped, who is odd, who moved, and that order never matters."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -34,7 +32,7 @@ from tests.dumps import (
 from tpmon.judge.dumps.describe import collapse_frames, describe_stack
 from tpmon.judge.dumps.groups import DumpOrigin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, ProcessLook
+from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Freezer, Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -92,9 +90,7 @@ def test_all_that_wait_with_ranks_elsewhere_point_there():
 def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others():
     loop = [make_native(5000 + rank, "pt_gloo_runloop") for rank in range(2)]
     dump = fold(make_rank(0, loop[0], frames=BACKWARD), make_rank(1, loop[1], frames=IN_LOCK))
-    assert dump.summary.startswith(
-        "1 of 2 ranks waits in a collective of backward train.py:40; rank 1 is in hold"
-    )
+    assert dump.summary.startswith("1 of 2 ranks waits in a collective of backward train.py:40; rank 1 is in hold")
     assert odd_pid(dump) == 4010
     silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))
     assert odd_pid(silent) == 0
@@ -108,12 +104,8 @@ def test_the_worker_that_holds_a_rank_is_named():
     odd = dump.odd_one_out
     assert is_known(odd)
     assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
-    assert dump.summary.startswith(
-        "rank 0 is in its wait for a batch (queue train.py:40); worker 1 of rank 0 is in"
-    )
-    assert (
-        "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
-    )
+    assert dump.summary.startswith("rank 0 is in its wait for a batch (queue train.py:40); worker 1 of rank 0 is in")
+    assert "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
     assert dump.groups[0].threads[0].worker == 1
 
 
@@ -172,9 +164,7 @@ def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
 
 
 def test_several_odd_ranks_are_listed():
-    dump = fold(
-        *(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6))
-    )
+    dump = fold(*(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6)))
     odd = dump.odd_one_out
     assert is_known(odd)
     assert odd.rank == 4
@@ -184,10 +174,7 @@ def test_several_odd_ranks_are_listed():
 
 def test_no_rank_at_all_is_said():
     assert fold().summary == "no rank was found"
-    assert (
-        fold(make_rank(0, frames=Missing("gone"))).summary
-        == "no rank could be read; rank 0 could not be read"
-    )
+    assert fold(make_rank(0, frames=Missing("gone"))).summary == "no rank could be read; rank 0 could not be read"
 
 
 # over time
@@ -235,11 +222,7 @@ def test_a_frozen_rank_is_dated_and_its_cpu_is_counted():
 def test_one_stack_is_frozen_only_for_what_rests_or_spins(ran_s, delayed_s, motion):
     """A loader's wait that ends and begins again is met in the same stack each time."""
     looks = [
-        [
-            make_rank(
-                0, frames=NEXT_BATCH, run_ns=round(part * ran_s * 1e9), delay_ns=round(part * delayed_s * 1e9)
-            )
-        ]
+        [make_rank(0, frames=NEXT_BATCH, run_ns=round(part * ran_s * 1e9), delay_ns=round(part * delayed_s * 1e9))]
         for part in (0.0, 0.5, 1.0)
     ]
     assert rounds(*looks, world=1).groups[0].motion is motion
@@ -253,11 +236,7 @@ def test_what_a_forked_process_inherited_is_not_its_own():
         StackFrame("BaseProcess.run", f"{LIB}/multiprocessing/process.py", 108),
         *WORKER_READS[1:],
     )
-    assert [one.text for one in collapse_frames(forked)] == [
-        "fetch",
-        "__getitem__ data.py:60",
-        "decode data.py:88",
-    ]
+    assert [one.text for one in collapse_frames(forked)] == ["fetch", "__getitem__ data.py:60", "decode data.py:88"]
     assert describe_stack(Role.WORKER, ThreadKind.MAIN, forked).text == "decode data.py:88"
     waits = (*forked[:6], *WORKER_WAITS[1:])
     assert describe_stack(Role.WORKER, ThreadKind.MAIN, waits).text == "waits for work (queue.get)"
@@ -288,7 +267,7 @@ def test_a_thread_that_ended_between_the_looks_is_left_out():
 
 
 def test_native_threads_are_judged_by_their_cpu():
-    def look(run_ns: int) -> list[ProcessLook]:
+    def look(run_ns):
         return [
             make_rank(
                 0,

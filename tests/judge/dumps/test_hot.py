@@ -1,7 +1,5 @@
 """Hot functions: what is counted, for whom, in percent of what; and what the order of processes may change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -60,9 +58,7 @@ def test_a_function_that_calls_itself_counts_once_a_stack():
 def test_main_threads_workers_and_other_threads_are_apart():
     feeder = count(77, (StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),), 20, "QueueFeeder")
     groups = add_up(
-        make_sampled_worker(0, 0),
-        make_sampled_worker(0, 1),
-        make_sampled(0, count(4000, NEXT_BATCH, 20), feeder),
+        make_sampled_worker(0, 0), make_sampled_worker(0, 1), make_sampled(0, count(4000, NEXT_BATCH, 20), feeder)
     ).groups
     assert [(one.role, one.main, one.processes, one.looks) for one in groups] == [
         (Role.RANK, True, 1, 20),
@@ -108,7 +104,7 @@ def test_lost_looks_are_in_no_share_and_are_told():
 
 
 @pytest.mark.parametrize("counted", [CountedFunction.RUNNING, CountedFunction.GIL])
-def test_where_some_samples_do_not_count_shares_are_of_all_looks(counted: CountedFunction):
+def test_where_some_samples_do_not_count_shares_are_of_all_looks(counted):
     other = count(9, (TRAIN,), 5, "loader"), count(10, (TRAIN,), 5, "saver")
     process = make_sampled(0, count(4000, BACKWARD, 5), *other, looks=20)
     hot = add_up(process, request=SampleRequest(counted=counted))
@@ -137,8 +133,7 @@ def test_what_a_worker_inherited_by_fork_is_not_its_own():
 
 def test_functions_beyond_the_most_are_counted():
     stacks = [
-        count(4000, (MAIN, StackFrame(f"f{n}", f"{SITE}/numpy/core.py", n)), 1)
-        for n in range(MOST_FUNCTIONS + 5)
+        count(4000, (MAIN, StackFrame(f"f{n}", f"{SITE}/numpy/core.py", n)), 1) for n in range(MOST_FUNCTIONS + 5)
     ]
     (group,) = add_up(make_sampled(0, *stacks)).groups
     assert len(group.functions) == MOST_FUNCTIONS
@@ -156,9 +151,7 @@ def test_the_whole_is_told():
 # whatever was sampled
 
 FRAMES = st.sampled_from([MAIN, TRAIN, *ALL_REDUCE, *NEXT_BATCH, *WORKER_READS, *BACKWARD])
-STACKS = st.lists(
-    st.tuples(st.booleans(), st.lists(FRAMES, max_size=6).map(tuple), st.integers(1, 50)), max_size=6
-)
+STACKS = st.lists(st.tuples(st.booleans(), st.lists(FRAMES, max_size=6).map(tuple), st.integers(1, 50)), max_size=6)
 JOBS = st.lists(st.tuples(st.booleans(), STACKS), max_size=4)
 
 
@@ -167,8 +160,7 @@ def build(job) -> SampleReading:
     for number, (is_worker, stacks) in enumerate(job):
         pid = 4000 + 10 * number
         kept = tuple(
-            count(pid if main else pid + 1, frames, samples, f"thread {main}")
-            for main, frames, samples in stacks
+            count(pid if main else pid + 1, frames, samples, f"thread {main}") for main, frames, samples in stacks
         )
         plain = make_sampled(number, count(pid, TRAIN_STACK, 1), pid=pid)
         looks = sum(one.samples for one in kept if one.tid == pid)

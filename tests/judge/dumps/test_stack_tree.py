@@ -1,7 +1,5 @@
 """Stacks merged where they begin alike: who passes each line, and in which order they are read."""
 
-from __future__ import annotations
-
 from tests.dumps import (
     ALL_REDUCE,
     BROADCAST,
@@ -57,16 +55,12 @@ def test_a_stack_that_ends_where_another_goes_on_is_a_fork_too():
 
 
 def test_ranks_come_before_their_many_workers():
-    workers = [
-        make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_WAITS[1:])) for n in range(9)
-    ]
+    workers = [make_worker(0, n, frames=(StackFrame("main", "/run/w.py", 1), *WORKER_WAITS[1:])) for n in range(9)]
     assert tree_text(make_rank(0, frames=IN_LOCK), *workers)[0] == "1 <module> train.py:90"
 
 
 def test_the_tree_holds_threads_beside_the_main_ones_after_those_each_once():
-    feeder = [
-        make_thread(70 + n, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=FEEDS) for n in range(3)
-    ]
+    feeder = [make_thread(70 + n, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=FEEDS) for n in range(3)]
     watchdog = make_native(90, "pt_nccl_watchdg")
     job = [make_rank(0, *feeder, watchdog, frames=IN_LOCK), make_rank(1, frames=IN_LOCK[:2])]
     assert tree_text(*job) == [
@@ -87,9 +81,7 @@ def test_the_tree_holds_threads_beside_the_main_ones_after_those_each_once():
 
 
 def test_the_tree_of_several_hosts_names_them_and_a_deep_one_stays_in_its_columns():
-    frames = [
-        tuple(StackFrame(f"step_{n}", "/run/a.py", n + 1) for n in range(depth)) for depth in range(1, 60)
-    ]
+    frames = [tuple(StackFrame(f"step_{n}", "/run/a.py", n + 1) for n in range(depth)) for depth in range(1, 60)]
     here = make_round(*[make_rank(n, frames=one) for n, one in enumerate(frames)])
     there = make_round(make_rank(99, frames=frames[0]), host="node-02")
     dumps = [fold_rounds([one], DumpOrigin(1, "train.py", 60)) for one in (here, there)]
@@ -114,9 +106,7 @@ def test_a_stack_as_deep_as_its_program_recurses_is_laid_out():
 
 def test_marks_name_groups_by_what_they_are():
     few = groups_of(make_rank(1, frames=IN_LOCK))
-    many = groups_of(
-        *[make_rank(n) for n in range(3)], make_rank(3, frames=IN_LOCK), make_rank(4, frames=IN_LOCK)
-    )
+    many = groups_of(*[make_rank(n) for n in range(3)], make_rank(3, frames=IN_LOCK), make_rank(4, frames=IN_LOCK))
     (mark,) = [one.mark for one in show_stacks(few)]
     marks = [one.mark for one in show_stacks(many)]
     assert mark in marks

@@ -1,7 +1,5 @@
 """What a picture of stacks alone decides: a hang only where all stood still, else who it would be, or nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,9 +42,7 @@ IO = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 
 
 def text(dump: Dump) -> str:
-    return "\n".join(
-        write_dump(dump, lambda group: collapse_frames(group.frames) if is_known(group.frames) else ())
-    )
+    return "\n".join(write_dump(dump, lambda group: collapse_frames(group.frames) if is_known(group.frames) else ()))
 
 
 def verdict_of(dump: Dump) -> Finding:
@@ -129,9 +125,7 @@ def test_a_rank_that_moves_is_slow_and_no_hang():
     looks = [eight(make_rank(3, frames=inner(line))) for line in (7, 9, 11)]
     dump = rounds(*looks, every_s=20.0, world=8)
     assert isinstance(dump.verdict, Missing)
-    assert dump.verdict.reason == (
-        "rank 3 moves between the looks while others wait: slow, and so far no hang"
-    )
+    assert dump.verdict.reason == ("rank 3 moves between the looks while others wait: slow, and so far no hang")
 
 
 def test_while_one_of_those_that_wait_moves_it_is_no_hang():

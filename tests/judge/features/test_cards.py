@@ -1,7 +1,5 @@
 """The job's cards over a span: steps of seconds, cards that others use too, contexts that do nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -120,9 +118,7 @@ def test_the_work_of_a_neighbour_is_not_the_jobs():
     scene = on(listing(12.0, 86.0, sm_pct=98.0), phases=WAITS)
     assert type(judge_gpu_compute(scene)) is Cleared
     assert find_starved(scene).share.ratio == pytest.approx(0.7)
-    assert find_gpu_idle(scene.ranks[0], scene) == pytest.approx(0.76), (
-        "each kernel may wait for one of theirs"
-    )
+    assert find_gpu_idle(scene.ranks[0], scene) == pytest.approx(0.76), "each kernel may wait for one of theirs"
     assert note_shared(scene) == "shared: card 0 is not this job's alone, PID 9999 has a part of it"
 
 
@@ -162,8 +158,7 @@ def test_on_a_card_that_two_fill_nothing_is_decided(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "busy"),
-    [(96.0, 0.0, 96.0), (96.0, UNREAD, 96.0), (93.0, 4.0, 97.0), (92.0, 6.0, 97.0)],
+    ("ours", "theirs", "busy"), [(96.0, 0.0, 96.0), (96.0, UNREAD, 96.0), (93.0, 4.0, 97.0), (92.0, 6.0, 97.0)]
 )
 def test_a_context_or_a_desktop_beside_the_job_changes_nothing(ours, theirs, busy):
     scene = on(listing(ours, theirs, sm_pct=busy))
@@ -258,10 +253,7 @@ def test_of_cards_that_are_only_visible_more_than_ranks_none_is_judged():
     ("card", "wanted"),
     [
         ({"power_w": 95.0, "power_limit_w": 450.0, "sm_clock_mhz": 2430.0, "sm_clock_max_mhz": 3105.0}, True),
-        (
-            {"power_w": 105.0, "power_limit_w": 400.0, "sm_clock_mhz": 1065.0, "sm_clock_max_mhz": 1410.0},
-            True,
-        ),
+        ({"power_w": 105.0, "power_limit_w": 400.0, "sm_clock_mhz": 1065.0, "sm_clock_max_mhz": 1410.0}, True),
         ({"power_w": 300.0, "sm_clock_mhz": 1000.0}, False),
         ({"power_w": 28.0, "power_limit_w": UNREAD, "sm_clock_mhz": 1000.0}, UNREAD),
         ({"power_w": 28.0, "power_limit_w": UNREAD}, UNREAD),
@@ -301,12 +293,7 @@ def test_sm_activity_tells_hollow_at_any_clock():
 
 
 NOTHING = {"sm_pct": 100.0, "sm_active_pct": 45.0, "tensor_pct": 0.0, "dram_pct": 0.2}
-NO_TRAFFIC = {
-    "pcie_tx_bytes_s": 1e4,
-    "pcie_rx_bytes_s": 1e4,
-    "nvlink_tx_bytes_s": 0.0,
-    "nvlink_rx_bytes_s": 0.0,
-}
+NO_TRAFFIC = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -358,9 +345,7 @@ def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confide
 @pytest.mark.parametrize(
     ("active_pct", "wait", "empty"), [(60.0, 0.7, 1.0), (UNREAD, 0.7, 1.0), (6.0, 0.4, 1.0), (6.0, 0.7, 0.1)]
 )
-def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty_queue(
-    active_pct, wait, empty
-):
+def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty_queue(active_pct, wait, empty):
     stacks = make_phases({Phase.DATA_WAIT: wait, Phase.BACKWARD: 1 - wait})
     loaders = (make_loader(empty_ratio=empty),)
     frame = make_frame(gpus=(slices(active_pct),), processes=(make_process(),), loader=loaders)

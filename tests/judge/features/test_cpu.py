@@ -1,7 +1,5 @@
 """Which CPUs are free for more threads of the job, beside quiet and busy neighbours, on made-up Windows."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 import pytest
@@ -99,13 +97,7 @@ def test_where_nobody_says_what_others_use_one_more_worker_is_proposed():
 def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9, wanted=1.59, **more):
     """See one worker that always computes, and its rank, on two CPUs beside a busy process."""
     kind = {**COMPUTES, "runnable": 1.04, "waiting": 0.25, **worker}
-    cpu = {
-        "budget_cores": 2.0,
-        "host_cores": 2,
-        "host_used_cores": host_used,
-        "run_delay_ratio": 0.33,
-        **more,
-    }
+    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": host_used, "run_delay_ratio": 0.33, **more}
     own = {"runnable": 0.55, "waiting": 0.27, "busy_threads": 1, **rank}
     return starve(0.5, [kind], rank=own, cpu={**cpu, "runnable": wanted}, frame=ROOM)
 
@@ -163,9 +155,7 @@ def test_workers_that_fill_the_cpus_themselves_leave_none():
     rank = {"runnable": 0.35, "waiting": 0.17, "busy_threads": 1}
     scene = starve(0.7, [worker] * 2, rank=rank, cpu={**cpu, "runnable": 2.35}, frame=ROOM)
     assert judge_cpu_transform(scene).cause == "cpu-transform"
-    wide = starve(
-        0.7, [worker] * 2, rank=rank, cpu={**cpu, "budget_cores": 3.0, "runnable": 2.35}, frame=ROOM
-    )
+    wide = starve(0.7, [worker] * 2, rank=rank, cpu={**cpu, "budget_cores": 3.0, "runnable": 2.35}, frame=ROOM)
     assert find_cores_spared(wide.ranks[0], wide) == pytest.approx(1.0 - 0.18 / 0.88)
 
 

@@ -1,7 +1,5 @@
 """Stacks that end in open, stat or a listing tell many small files, together with waits and never alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,13 +34,7 @@ LARGE = {**SMALL_FILES, "asked_read_bytes_s": 4e6, "read_calls_s": 10.0}
 
 
 def stacked(
-    frames: Sequence[Any],
-    pid: int,
-    opening: int,
-    loading: int = 40,
-    *,
-    leaf: StackFrame = OPEN,
-    idle: int = 20,
+    frames: Sequence[Any], pid: int, opening: int, loading: int = 40, *, leaf: StackFrame = OPEN, idle: int = 20
 ) -> Scene:
     """See these seconds with a slice of stacks of one process; ``opening`` of ``loading`` end in ``leaf``."""
     stacks = (
@@ -52,14 +44,7 @@ def stacked(
     )
     lined = line_up(frames)
     taken = StackSlice(
-        pid,
-        0,
-        lined[-1].taken,
-        lined[-1].taken_ns,
-        1.0,
-        90.0,
-        loading + idle,
-        tuple(filter(_counted, stacks)),
+        pid, 0, lined[-1].taken, lined[-1].taken_ns, 1.0, 90.0, loading + idle, tuple(filter(_counted, stacks))
     )
     phases: dict[int, RankPhases] = {}
     if pid == RANK:
@@ -103,12 +88,12 @@ def fed(kind: dict[str, Any], opening: int, **more: Any) -> Scene:
         ("Images.__getitem__", "/home/usr/train/data.py", False),
     ],
 )
-def test_functions_that_only_open_or_look_up_files(function: str, file: str, opens: bool) -> None:
+def test_functions_that_only_open_or_look_up_files(function, file, opens):
     assert is_open((ITEM, StackFrame(function, file, 7))) is opens
     assert not is_open(())
 
 
-def test_few_large_reads_behind_slow_opens_are_many_small_files() -> None:
+def test_few_large_reads_behind_slow_opens_are_many_small_files():
     plain = fed(LARGE, 10)
     assert causes(plain, RULES) == {"network-store"}
     scene = fed(LARGE, 30)
@@ -122,7 +107,7 @@ def test_few_large_reads_behind_slow_opens_are_many_small_files() -> None:
     assert next(each for each in chosen if each.remedy.id == "shard-files").certain
 
 
-def test_reads_that_were_not_counted_and_opens_that_were_seen_decide() -> None:
+def test_reads_that_were_not_counted_and_opens_that_were_seen_decide():
     unread = {**DISK, "asked_read_bytes_s": GONE, "device_read_bytes_s": GONE, "read_calls_s": GONE}
     assert causes(fed(unread, 10), RULES) == set()
     assert causes(fed(unread, 30), RULES) == {"storage-latency"}
@@ -131,7 +116,7 @@ def test_reads_that_were_not_counted_and_opens_that_were_seen_decide() -> None:
     assert {Origin.PROC, Origin.STACKS} <= small.origins
 
 
-def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast() -> None:
+def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast():
     computing = fed(COMPUTES, 40)
     assert isinstance(judge_storage_latency(computing), Cleared)
     fast = fed({**LINE, "asked_read_bytes_s": 90e6}, 40)
@@ -140,17 +125,15 @@ def test_opens_are_nothing_where_no_wait_fits_or_bytes_come_fast() -> None:
     assert causes(fed(SOCKET, 40), RULES) == {"network-store"}
 
 
-def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share() -> None:
+def test_a_few_stacks_and_those_of_waiting_for_work_are_no_share():
     assert not is_known(find_open_share(fed(DISTANT, 5, loading=5)))
     assert find_open_share(fed(DISTANT, 20, idle=500)) == 0.5
     assert not is_known(find_open_share(see(line_up([make_second(0.8, [DISTANT] * 2)] * 20))))
 
 
-def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_them() -> None:
-    def loads(io: int, opening: int) -> Scene:
-        second = make_second(
-            0.0, [], rank={"runnable": 0.3}, frame={"main_threads": (make_looks(RANK, 10, io=io),)}
-        )
+def test_a_rank_that_loads_itself_is_told_of_its_small_files_where_it_waits_for_them():
+    def loads(io, opening):
+        second = make_second(0.0, [], rank={"runnable": 0.3}, frame={"main_threads": (make_looks(RANK, 10, io=io),)})
         return stacked([second] * 20, RANK, opening, idle=0)
 
     one = judge_no_workers(loads(6, 30))

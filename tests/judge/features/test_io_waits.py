@@ -1,7 +1,5 @@
 """What a worker waits for, in shares of its time: looks, corrected by what is known exactly."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,11 +40,7 @@ def test_shares_of_waits_add_up_with_the_demand():
     assert min(share_waits((RUNNING, READ, Missing("no"), WORK), rest=1.6).values()) >= 0.0
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("RSDT"), st.floats(0, 3) | st.just(Missing("no"))), min_size=1, max_size=30
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from("RSDT"), st.floats(0, 3) | st.just(Missing("no"))), min_size=1, max_size=30))
 def test_no_share_leaves_its_bounds(looks):
     states, demands = zip(*looks, strict=True)
     rest = weigh_rest(states, demands)

@@ -1,7 +1,5 @@
 """Bursts of waiting are told by steps, too, where a hook counts these and they come at a steady rate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A card that does not answer: whose it is, whether the run goes on, what is said, and the exit code."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -69,16 +67,7 @@ CASES = [
     ("silent for long, and the run goes on", 35, 2, RANKS, {}, Kind.GPU_UNHEALTHY, NOT_APPLICABLE, 10),
     ("silent, and the run stands", 24, 0, STANDING, {}, Kind.HUNG, "gpu-lost", 12),
     ("lost, and the run stands", 8, 0, STANDING, {"state": GpuState.LOST}, Kind.HUNG, "gpu-lost", 12),
-    (
-        "lost, and the log is fresh",
-        30,
-        2,
-        RANKS,
-        {"state": GpuState.LOST},
-        Kind.GPU_UNHEALTHY,
-        NOT_APPLICABLE,
-        10,
-    ),
+    ("lost, and the log is fresh", 30, 2, RANKS, {"state": GpuState.LOST}, Kind.GPU_UNHEALTHY, NOT_APPLICABLE, 10),
     ("before the attach, two ranks hold two", 60, 0, STANDING, HELD, Kind.HUNG, "gpu-lost", 12),
     ("before the attach, one rank stands", 60, 0, ONE_STANDS, HELD, Kind.HUNG, "gpu-lost", 12),
     ("before the attach, one rank goes on", 60, 2, ONE, HELD, Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE, 11),
@@ -103,17 +92,13 @@ def test_the_word_is_there_within_25_s_of_silence_and_nothing_healthy_stands_bes
     kinds = [one.frame.verdict.kind for one in judged]
     assert kinds[30] is Kind.COMPUTE_BOUND
     assert kinds[-12:] == [Kind.GPU_UNHEALTHY] * 12
-    assert (
-        judged[-1].frame.verdict.summary == "card 1 has not answered the driver for 25 s, and the run goes on"
-    )
+    assert judged[-1].frame.verdict.summary == "card 1 has not answered the driver for 25 s, and the run goes on"
 
 
 def test_a_sign_of_life_ends_a_lost_card_s_hang_at_once():
     frames = watch(40, 20, 0, state=GpuState.LOST)
     assert conclude(frames)[0].kind is Kind.HUNG
-    fresh = replace(
-        frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),)
-    )
+    fresh = replace(frames[-1], taken_ns=frames[-1].taken_ns + 10**9, output=(make_output(last_write_age_s=0.5),))
     assert conclude([*frames, fresh])[0].kind is Kind.GPU_UNHEALTHY
 
 

@@ -1,7 +1,5 @@
 """A run that has not moved since tpmon attached: no hang is ruled out, and nothing is said of its speed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -78,10 +76,7 @@ def test_what_was_seen_to_move_is_said_to_have_moved():
     frames = blind(stand(LOCKED, seconds=15, log_age_s=20.0))
     sooner = [
         replace(
-            frame,
-            processes=tuple(
-                replace(one, waits_unchanged_s=min(7.0, float(number))) for one in frame.processes
-            ),
+            frame, processes=tuple(replace(one, waits_unchanged_s=min(7.0, float(number))) for one in frame.processes)
         )
         for number, frame in enumerate(frames)
     ]
@@ -125,10 +120,7 @@ def test_ranks_that_stopped_moving_wait_for_each_other_or_for_ever():
     stopped = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 15 * 10**9))
     assert not is_unmoved(stopped)
     comms, data = suspect(Kind.COMMS_BOUND), suspect(Kind.DATA_BOUND)
-    assert hold_back([comms, data], stopped) == [
-        Unsure("comms-bound cause (nothing has moved for 15 s)"),
-        data,
-    ]
+    assert hold_back([comms, data], stopped) == [Unsure("comms-bound cause (nothing has moved for 15 s)"), data]
     shortly = replace(scene, watch=WatchedTime(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 6 * 10**9))
     assert hold_back([comms, data], shortly) == [comms, data]
 
@@ -142,21 +134,13 @@ def test_a_verdict_about_speed_does_not_outlast_the_movement():
     crowd = make_process(runnable=11.0, waiting=9.3, busy_threads=16, environment=threads)
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0),)
     rest = replace(
-        crowd,
-        state="S",
-        runnable=0.0,
-        waiting=0.0,
-        busy_threads=0,
-        thread_groups=groups,
-        waits_for=wait_of(FUTEX),
+        crowd, state="S", runnable=0.0, waiting=0.0, busy_threads=0, thread_groups=groups, waits_for=wait_of(FUTEX)
     )
     cpus = {"budget_cores": 2.0, "host_cores": 2, "pool_runnable": 11.0, "oversubscription": 5.5}
     crowded = make_cpu(**cpus, runnable=11.0, used_cores=1.9, run_delay_ratio=0.84)
     works = make_frame(processes=(crowd,), loader=(), cpu=crowded, output=())
     stands = replace(works, cpu=make_cpu(**cpus, runnable=0.0, used_cores=0.0, run_delay_ratio=0.0))
-    resting = [
-        replace(stands, processes=(replace(rest, waits_unchanged_s=float(second)),)) for second in range(25)
-    ]
+    resting = [replace(stands, processes=(replace(rest, waits_unchanged_s=float(second)),)) for second in range(25)]
     judged = run(line_up([works] * 25 + resting))
     kinds = [one.frame.verdict.kind for one in judged]
     assert kinds[24] is Kind.OVERSUBSCRIBED

@@ -1,24 +1,12 @@
 """A main thread that waits is no hang while what it may wait for works: a thread, a pool of C, a child, a card."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.dumps import (
-    IN_LOCK,
-    LIB,
-    MAIN,
-    NEXT_BATCH,
-    SITE,
-    WORKER_READS,
-    make_rank,
-    make_thread,
-    make_worker,
-)
+from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, SITE, WORKER_READS, make_rank, make_thread, make_worker
 from tests.frames import make_gpu, make_process
 from tests.hanging import add_run, conclude, expect, said, sample, stand
 from tpmon.judge.hang.causes import Patience
@@ -66,9 +54,7 @@ EXECUTOR = StackFrame("_worker", f"{LIB}/concurrent/futures/thread.py", 83)
 
 
 def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> Any:
-    return make_thread(
-        tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields)
-    )
+    return make_thread(tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields))
 
 
 def looks(frames: Sequence[Frame], *rounds: Sequence[ProcessLook]) -> list[Frame]:
@@ -119,10 +105,7 @@ def test_a_thread_that_only_wakes_up_and_sleeps_does_not_work():
     assert said(frames) == (Kind.HUNG, "lock")
 
 
-@pytest.mark.parametrize(
-    ("cpus", "seconds", "hung"),
-    [(1.0, 100, False), (1.0, 310, True), (16.0, 310, False)],
-)
+@pytest.mark.parametrize(("cpus", "seconds", "hung"), [(1.0, 100, False), (1.0, 310, True), (16.0, 310, False)])
 def test_a_thread_of_c_that_computes_gives_a_wait_five_minutes_and_a_pool_half_an_hour(cpus, seconds, hung):
     frames = stand(make_rank(0, frames=TOKENIZE), seconds=seconds, log_age_s=400.0)
     assert (said(read(frames, 4000, runnable=cpus, waiting=0.0))[0] is Kind.HUNG) is hung
@@ -169,9 +152,7 @@ def test_a_worker_that_tries_again_and_again_is_named_after_half_an_hour():
         for line in (60, 90)
     )
     for seconds, hung in ((400, False), (1830, True)):
-        tries = looks(
-            stand(waits, one, seconds=seconds, log_age_s=None), *((waits, x) for x in (one, two, one))
-        )
+        tries = looks(stand(waits, one, seconds=seconds, log_age_s=None), *((waits, x) for x in (one, two, one)))
         finding = conclude(tries)
         assert (finding.kind is Kind.HUNG) is hung
     assert "waits for a batch; worker 0 of rank 0 (4001) moves: fetch data.py:" in finding.summary
@@ -185,11 +166,7 @@ def test_cpu_that_was_used_while_it_was_looked_at_counts_as_that_of_now():
 def test_threads_that_talk_to_other_ranks_are_no_work():
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0))
     frames = read(
-        stand(make_rank(0, frames=IN_LOCK), log_age_s=None),
-        4000,
-        runnable=1.0,
-        waiting=0.0,
-        thread_groups=groups,
+        stand(make_rank(0, frames=IN_LOCK), log_age_s=None), 4000, runnable=1.0, waiting=0.0, thread_groups=groups
     )
     assert said(frames) == (Kind.HUNG, "lock")
 
@@ -205,9 +182,7 @@ def test_a_card_that_is_known_to_work_gives_a_wait_five_minutes():
 def test_a_worker_that_waits_for_threads_of_its_own_is_not_stuck_while_they_work(frames):
     batch = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
     worker = make_worker(0, 0, frames=frames)
-    decodes = [
-        thread(4055, (EXECUTOR, StackFrame("decode", "/run/data.py", line)), **RUNS) for line in (88, 91)
-    ]
+    decodes = [thread(4055, (EXECUTOR, StackFrame("decode", "/run/data.py", line)), **RUNS) for line in (88, 91)]
     one, two = (replace(worker, threads=(*worker.threads, decode)) for decode in decodes)
     seen = [add_run(look, 3.0 * n) for n, look in enumerate((two, one, two))]
     job = stand(batch, one, seconds=60, log_age_s=None)
@@ -267,9 +242,7 @@ def test_a_program_that_was_started_and_works_is_waited_for(fields, hung):
 def test_the_child_of_a_child_counts_as_one():
     waits = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
     shell, tool = child(runnable=0.0), child(runnable=1.0)
-    job = with_processes(
-        stand(waits, seconds=400, log_age_s=None), shell, replace(tool, pid=5001, parent=4999)
-    )
+    job = with_processes(stand(waits, seconds=400, log_age_s=None), shell, replace(tool, pid=5001, parent=4999))
     assert said(job)[0] is not Kind.HUNG
 
 
@@ -311,10 +284,7 @@ ASKED = WaitTarget("recvfrom", 7, WaitKind.SOCKET, "tcp", NOT_APPLICABLE, NOT_AP
 
 @pytest.mark.parametrize(
     "below",
-    [
-        StackFrame("send", f"{SITE}/requests/adapters.py", 667),
-        StackFrame("getresponse", f"{LIB}/http/client.py", 1411),
-    ],
+    [StackFrame("send", f"{SITE}/requests/adapters.py", 667), StackFrame("getresponse", f"{LIB}/http/client.py", 1411)],
 )
 def test_who_asked_a_server_waits_for_minutes_for_its_answer(below):
     asks = {"frames": (*IN_LOCK, below), "waits_for": "socket receive", "waits_on": ASKED, "call": "recvfrom"}
@@ -341,12 +311,7 @@ def test_who_asked_a_server_waits_for_minutes_for_its_answer(below):
     ids=["actors", "a model on this machine"],
 )
 def test_rollouts_have_half_an_hour(below, target):
-    asks = {
-        "frames": (*IN_LOCK, below),
-        "waits_for": "socket receive",
-        "waits_on": target,
-        "call": "recvfrom",
-    }
+    asks = {"frames": (*IN_LOCK, below), "waits_for": "socket receive", "waits_on": target, "call": "recvfrom"}
     assert said(stand(make_rank(0, **asks), seconds=400, log_age_s=None))[0] is not Kind.HUNG
     assert said(stand(make_rank(0, **asks), seconds=1810, log_age_s=None)) == (Kind.HUNG, "blocked-io")
 

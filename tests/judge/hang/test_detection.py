@@ -1,7 +1,5 @@
 """When the stacks of a whole job are read by themselves, how long a pause may be, and since when a hang is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -148,9 +146,7 @@ def rested_since(frames, at):
     return [
         replace(
             frame,
-            processes=tuple(
-                replace(one, waits_unchanged_s=float(max(0, second - at))) for one in frame.processes
-            ),
+            processes=tuple(replace(one, waits_unchanged_s=float(max(0, second - at))) for one in frame.processes),
         )
         for second, frame in enumerate(frames)
     ]
@@ -166,9 +162,7 @@ def test_an_old_log_says_nothing_of_a_run_that_was_seen_to_get_on_since():
 
 def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
     naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
-    frames = [
-        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)
-    ]
+    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)]
     for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
         watch = WatchedTime()
         for frame in sample(frames, 4000, *stacks):
@@ -176,21 +170,14 @@ def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
         assert bool(watch.moved_ns) is moved
 
 
-@pytest.mark.parametrize(
-    ("demand", "waiting", "moved"), [(0.6, 0.0, True), (0.02, 0.0, False), (0.6, 0.6, False)]
-)
+@pytest.mark.parametrize(("demand", "waiting", "moved"), [(0.6, 0.0, True), (0.02, 0.0, False), (0.6, 0.6, False)])
 def test_a_main_thread_that_worked_and_waits_for_the_same_again_has_got_on(demand, waiting, moved):
     frames = stand(LOCKED, seconds=60, log_age_s=None)
     worked = [
         replace(
             frame,
             processes=tuple(
-                replace(
-                    one,
-                    runnable=demand,
-                    waiting=waiting,
-                    thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
-                )
+                replace(one, runnable=demand, waiting=waiting, thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),))
                 for one in frame.processes
             ),
         )
@@ -226,8 +213,7 @@ def pauses(*lengths_s: int):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [((10,), 30.0), ((10, 5), 30.0), ((70, 5), 138.0), ((70, 90, 5), 178.0), ((900, 5), 600.0)],
+    ("lengths", "expected"), [((10,), 30.0), ((10, 5), 30.0), ((70, 5), 138.0), ((70, 90, 5), 178.0), ((900, 5), 600.0)]
 )
 def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
     watch = WatchedTime()
@@ -255,9 +241,7 @@ def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
 
 def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop():
     runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
-    frames = [
-        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)
-    ]
+    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)]
     loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
     spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
     watch = WatchedTime()
@@ -278,9 +262,7 @@ def test_a_log_line_is_a_sign_of_life():
 
 def test_a_stack_that_stays_counts_whatever_the_thread_uses():
     runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
-    frames = [
-        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)
-    ]
+    frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)]
     watch = WatchedTime()
     for frame in sample(frames, 4000, FORWARD):
         watch = observe(watch, frame)
@@ -297,8 +279,7 @@ def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays
     still_s = {}
     for process in (naps, batches):
         frames = [
-            make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=())
-            for n in range(40)
+            make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=()) for n in range(40)
         ]
         watch = WatchedTime()
         for frame in sample(frames, 4000, FORWARD):

@@ -1,7 +1,5 @@
 """Ranks on cards that stand still: who waits for its own card, who for another rank, and who is at work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +49,7 @@ def sampled_at(frames: Any, stacks: dict[int, tuple[StackFrame, ...]]) -> Any:
     """Do the same with a stack for each."""
     each = [sample(frames, pid, stack) for pid, stack in stacks.items()]
     return [
-        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks))
-        for row in zip(*each, strict=True)
+        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks)) for row in zip(*each, strict=True)
     ]
 
 
@@ -84,9 +81,7 @@ def test_of_ranks_that_wait_for_cards_of_which_one_works_that_one_is_named_after
     pids = [one.pid for one in ranks]
     gpus = (make_gpu(0, pids=pids[:1], **SPINS), make_gpu(1, pids=pids[1:], sm_pct=100.0))
     for seconds, hung in ((400, False), (1830, True)):
-        finding = conclude(
-            sampled(stand(*ranks, world_size=2, gpus=gpus, seconds=seconds, log_age_s=None), *pids)
-        )
+        finding = conclude(sampled(stand(*ranks, world_size=2, gpus=gpus, seconds=seconds, log_age_s=None), *pids))
         assert (finding.kind is Kind.HUNG) is hung
     assert "all 2 ranks wait for their cards; rank 1 waits for its card" in finding.summary
     assert "card 1 works" in finding.summary
@@ -131,7 +126,7 @@ def test_a_slow_collective_that_moves_bytes_is_no_hang(card, network, hung):
 
 
 def test_ranks_that_wait_for_gradients_while_their_cards_compute_have_minutes():
-    def job(**card: Any) -> Any:
+    def job(**card):
         gloo = make_native(9001, "pt_nccl_watchdg")
         ranks = [make_rank(rank, replace(gloo, tid=9000 + rank), frames=BACKWARD) for rank in (0, 1)]
         gpus = tuple(make_gpu(i, pids=(one.pid,), **card) for i, one in enumerate(ranks))
@@ -204,10 +199,7 @@ def test_a_rank_that_nobody_could_read_hides_no_hang_on_cards():
 def test_a_card_of_which_nothing_is_told_accuses_no_rank_of_those_that_spin():
     ranks = [spins(0), spins(1)]
     pids = [one.pid for one in ranks]
-    gpus = (
-        make_gpu(0, pids=(pids[0],), **SPINS),
-        make_gpu(1, pids=(pids[1],), **{**SPINS, "sm_pct": UNREAD}),
-    )
+    gpus = (make_gpu(0, pids=(pids[0],), **SPINS), make_gpu(1, pids=(pids[1],), **{**SPINS, "sm_pct": UNREAD}))
     frames = stand(*ranks, world_size=2, seconds=330, log_age_s=None, gpus=gpus)
     assert said(sampled(frames, *pids)) == (Kind.HUNG, "gpu-wait")
 
@@ -236,10 +228,7 @@ NCCL = make_native(9001, "pt_nccl_watchdg")
 
 def blind(*numbers: int) -> list[Any]:
     """Make ranks that spin over cards which nobody can read: of AMD, or of another container."""
-    return [
-        make_rank(rank, replace(NCCL, tid=9000 + rank), frames=ITEM, holds_gil=False, **RUNS)
-        for rank in numbers
-    ]
+    return [make_rank(rank, replace(NCCL, tid=9000 + rank), frames=ITEM, holds_gil=False, **RUNS) for rank in numbers]
 
 
 def test_ranks_that_spin_over_cards_that_cannot_be_read_are_not_told_to_compute():
@@ -303,8 +292,7 @@ def test_a_download_that_takes_no_cpu_is_at_work_while_it_flows(bytes_s, hung):
     rank = make_rank(0, frames=target, waits_for="lock or queue (futex)")
     frames = stand(rank, seconds=400, log_age_s=None)
     flowing = [
-        replace(one, processes=tuple(replace(p, asked_read_bytes_s=bytes_s) for p in one.processes))
-        for one in frames
+        replace(one, processes=tuple(replace(p, asked_read_bytes_s=bytes_s) for p in one.processes)) for one in frames
     ]
     assert (said(flowing)[0] is Kind.HUNG) is hung
     # What flowed while it was looked at, and no more, gives minutes.

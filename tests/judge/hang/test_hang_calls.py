@@ -1,7 +1,5 @@
 """A hang in which ranks wait for others names the collective, who never called it, and when the backend gives up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -28,10 +26,7 @@ GLOO = make_native(78, "pt_gloo_runloop")
 WAITS = make_rank(0, NCCL)
 AWAY = make_rank(1, NCCL, frames=IN_LOCK)
 PAIR = {"ranks": (0, 1)}
-ONE_MISSING = (
-    make_record(0, make_group(3, 4, **PAIR)),
-    make_record(1, make_group(3, 3, **PAIR)),
-)
+ONE_MISSING = (make_record(0, make_group(3, 4, **PAIR)), make_record(1, make_group(3, 3, **PAIR)))
 NAME = "all_reduce number 4 of default_pg"
 BEHIND = RasRank("00a1b2c3d4e5f607", 1, "behind", "AllReduce", 3, 4, 4242, "10.0.0.1")
 RAS = RasReport("2.27.5", 2, 2, (), (BEHIND,), 0, 0)

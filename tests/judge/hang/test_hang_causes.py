@@ -1,7 +1,5 @@
 """Who keeps a job from going on, on made-up looks at it: each cause, and each job that is only slow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -47,9 +45,7 @@ RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
 
 def thread(tid, frames, **fields):
     """Make a Python thread of a rank that is not its main one."""
-    return make_thread(
-        tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields)
-    )
+    return make_thread(tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields))
 
 
 def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_it_waits_for():
@@ -100,31 +96,19 @@ def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
 def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
     above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
     frames = stand(make_rank(0), make_rank(2), world_size=3)
-    expect(
-        "missing-rank",
-        [replace(one, processes=(above, *one.processes)) for one in frames],
-        "rank 1 has ended",
-    )
+    expect("missing-rank", [replace(one, processes=(above, *one.processes)) for one in frames], "rank 1 has ended")
 
 
 @pytest.mark.parametrize(
     ("told", "launcher", "missing"),
-    [
-        ("3", True, "rank 2 has ended"),
-        ("3", False, ""),
-        ("9", True, ""),
-        ("nonsense", True, ""),
-    ],
+    [("3", True, "rank 2 has ended"), ("3", False, ""), ("9", True, ""), ("nonsense", True, "")],
     ids=["as the launcher says", "of who knows whom", "more than the job has", "no number"],
 )
-def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_it_started(
-    told, launcher, missing
-):
+def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_it_started(told, launcher, missing):
     frames = []
     for frame in stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0):
         ranks = tuple(
-            replace(one, environment=(EnvironmentSetting("LOCAL_WORLD_SIZE", told),))
-            for one in frame.processes
+            replace(one, environment=(EnvironmentSetting("LOCAL_WORLD_SIZE", told),)) for one in frame.processes
         )
         above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
         frames.append(replace(frame, processes=(above, *ranks) if launcher else ranks))
@@ -271,19 +255,14 @@ def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
         "a process that is dead (4444: SIGKILL)",
     )
     of_another = (replace(dead[0], parent=1),)
-    assert said(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=of_another)) != hung(
-        "dead-worker"
-    )
+    assert said(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=of_another)) != hung("dead-worker")
 
 
 @pytest.mark.parametrize(
     "frames",
     [
         (StackFrame("share_outputs", f"{SITE}/nvidia/dali/pipeline.py", 1),),
-        (
-            StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.py", 1),
-            StackFrame("get", f"{LIB}/queue.py", 1),
-        ),
+        (StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.py", 1), StackFrame("get", f"{LIB}/queue.py", 1)),
         (StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1),),
     ],
 )
@@ -411,13 +390,7 @@ def test_a_loop_that_asks_the_kernel_again_and_again_is_no_long_call():
 
 
 @pytest.mark.parametrize(
-    "gets",
-    [
-        {"moved_bytes": 50_000_000},
-        {"faults": 1000},
-        {"cpu_ns": 2 * 10**9},
-        {"kernel_ns": Missing("not read")},
-    ],
+    "gets", [{"moved_bytes": 50_000_000}, {"faults": 1000}, {"cpu_ns": 2 * 10**9}, {"kernel_ns": Missing("not read")}]
 )
 def test_a_call_that_gets_something_from_the_kernel_may_take_its_time(gets):
     assert said(polling(**gets))[0] is not Kind.HUNG

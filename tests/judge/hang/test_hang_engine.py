@@ -1,7 +1,5 @@
 """Ranks that seem to wait for others: the engine's thread works, a file does not come, an object is packed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls of C that keep the interpreter: at work while they get something, else a hang in the end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -68,9 +66,7 @@ def test_what_keeps_the_interpreter_at_one_line_may_be_a_call_that_ends(stacks, 
     ("toll", "seconds", "log_age_s", "expected"),
     [(LOADS, 20, 400.0, False), (IDLE, 20, 1900.0, True), (IDLE, 310, None, True), (IDLE, 125, None, False)],
 )
-def test_a_thread_that_keeps_the_interpreter_in_a_call_may_load_what_all_wait_for(
-    toll, seconds, log_age_s, expected
-):
+def test_a_thread_that_keeps_the_interpreter_in_a_call_may_load_what_all_wait_for(toll, seconds, log_age_s, expected):
     holds = {"kind": ThreadKind.OTHER, "name": "loader", "frames": CALL, "holds_gil": True}
     loader = make_thread(7, **holds, **RUNNING)
     rank = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out (futex)", holds_gil=False)

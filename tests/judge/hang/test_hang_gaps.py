@@ -1,7 +1,5 @@
 """Time in which tpmon itself paused, or the job was stopped, is no pause that the run came back from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

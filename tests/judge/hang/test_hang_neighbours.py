@@ -1,7 +1,5 @@
 """Who is blamed, and how long it takes, where others of the job move, work or serve beside who stands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -102,18 +100,14 @@ def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
     after = stand(lock, seconds=40, log_age_s=None)
     first_ns, last_ns = after[0].taken_ns, before[-1].taken_ns
     earlier = [
-        replace(one, taken_ns=one.taken_ns + first_ns - last_ns - 10**9, rounds=NOT_APPLICABLE)
-        for one in before
+        replace(one, taken_ns=one.taken_ns + first_ns - last_ns - 10**9, rounds=NOT_APPLICABLE) for one in before
     ]
     assert said([*earlier, *after]) == (Kind.HUNG, "lock")
 
 
 def test_a_card_that_works_may_do_what_the_others_wait_for():
     computes = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
-    for other, seconds in (
-        (make_rank(1, frames=IN_LOCK), 40),
-        (make_rank(1, frames=NAP, waits_for="sleep"), 90),
-    ):
+    for other, seconds in ((make_rank(1, frames=IN_LOCK), 40), (make_rank(1, frames=NAP, waits_for="sleep"), 90)):
         for spins, hung in (({}, False), (SPINS, True)):
             cards = (
                 make_gpu(0, pids=(computes.pid,), **({"sm_pct": 100.0} | spins)),
@@ -218,11 +212,7 @@ def test_a_loop_that_reads_a_shard_now_and_then_has_half_an_hour():
 def test_who_asks_a_model_through_other_libraries_has_half_an_hour(outer, client):
     asks = make_rank(
         0,
-        frames=(
-            StackFrame("wrapped", f"{SITE}/{outer}", 10),
-            *IN_LOCK,
-            StackFrame("send", f"{SITE}/{client}", 667),
-        ),
+        frames=(StackFrame("wrapped", f"{SITE}/{outer}", 10), *IN_LOCK, StackFrame("send", f"{SITE}/{client}", 667)),
         waits_for="socket receive",
         waits_on=replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "tgi"),)),
         call="recvfrom",
@@ -258,9 +248,7 @@ POOL = (
 
 def ends_at(frames: list[Frame], second: int, end: ProcessEnd) -> list[Frame]:
     """Let a process that the rank started live until then, and be seen to end."""
-    child = make_process(
-        end.pid, role=end.role, rank=end.rank, local_rank=NOT_APPLICABLE, parent=4000, name="python"
-    )
+    child = make_process(end.pid, role=end.role, rank=end.rank, local_rank=NOT_APPLICABLE, parent=4000, name="python")
     lived = [replace(one, processes=(*one.processes, child)) for one in frames[:second]]
     return [*lived, replace(frames[second], ends=(end,)), *frames[second + 1 :]]
 
@@ -268,11 +256,7 @@ def ends_at(frames: list[Frame], second: int, end: ProcessEnd) -> list[Frame]:
 def test_a_pool_whose_process_was_seen_to_be_killed_has_lost_its_result_with_it():
     task = StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 114)
     idle = _child(
-        4501,
-        "train.py",
-        task,
-        StackFrame("get", f"{LIB}/multiprocessing/queues.py", 386),
-        waits_for="pipe read",
+        4501, "train.py", task, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 386), waits_for="pipe read"
     )
     idle = replace(idle, threads=tuple(replace(one, state="S", call="read") for one in idle.threads))
     main = make_rank(0, frames=POOL, waits_for="lock or queue (futex)")

@@ -1,7 +1,5 @@
 """The thread that pins batches: where it is stuck, no batch was lost."""
 
-from __future__ import annotations
-
 from tests.dumps import LIB, MAIN, SITE, TRAIN, fold, make_rank, make_thread, make_worker
 from tests.hanging import conclude, expect, stand
 from tpmon.model.process import ThreadKind
@@ -37,9 +35,7 @@ def job(frames, **fields):
 
 def test_a_stuck_pin_thread_has_the_batch():
     expect(
-        "lock",
-        stand(*job(PINS), seconds=45, log_age_s=50.0),
-        "thread pin (9200) of it is in pin_memory data.py:140",
+        "lock", stand(*job(PINS), seconds=45, log_age_s=50.0), "thread pin (9200) of it is in pin_memory data.py:140"
     )
     summary = fold(*job(PINS)).summary
     assert "its thread pin is in pin_memory data.py:140" in summary

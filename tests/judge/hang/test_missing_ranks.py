@@ -1,7 +1,5 @@
 """Jobs of which all ranks here wait: for what one does alone elsewhere, for one that is lost, for each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +55,7 @@ SAVE = (
     StackFrame("gather_object", f"{TORCH}/distributed_c10d.py", 2900),
 )
 OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
-RECEIVES = (
-    MAIN,
-    TRAIN,
-    StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400),
-)
+RECEIVES = (MAIN, TRAIN, StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400))
 GLOO = make_native(9001, "pt_gloo_runloop")
 OLD_LOG = {"seconds": 45, "log_age_s": 420.0}
 GLOO_RANKS = tuple(make_rank(rank, replace(GLOO, tid=9000 + rank), frames=ALL_REDUCE) for rank in (0, 1))
@@ -85,8 +79,7 @@ def waits(frames, **fields: Any):
     frames = stand(*ranks, world_size=4, **({"seconds": 60, "log_age_s": None} | fields))
     numbered = {one.pid: number for number, one in enumerate(ranks)}
     return [
-        replace(one, processes=tuple(replace(p, local_rank=numbered[p.pid]) for p in one.processes))
-        for one in frames
+        replace(one, processes=tuple(replace(p, local_rank=numbered[p.pid]) for p in one.processes)) for one in frames
     ]
 
 
@@ -144,8 +137,7 @@ def test_a_large_tensor_over_gloo_has_the_time_of_what_is_meant():
             replace(
                 one,
                 processes=tuple(
-                    replace(p, thread_groups=comm, runnable=demand + waiting, waiting=waiting)
-                    for p in one.processes
+                    replace(p, thread_groups=comm, runnable=demand + waiting, waiting=waiting) for p in one.processes
                 ),
             )
             for one in stand(*ranks, world_size=2, seconds=60, log_age_s=None)
@@ -167,9 +159,7 @@ def test_threads_of_nccl_turn_in_a_collective_that_hangs_too():
 
 def test_of_ranks_that_have_ended_and_of_dead_processes_no_thread_that_turns_makes_a_wait():
     assert said(turns(waits(FIRST)))[0] is not Kind.HUNG
-    told = [
-        replace(one, collectives=reading(ras=[DEAD])) if is_known(one.rounds) else one for one in waits(FIRST)
-    ]
+    told = [replace(one, collectives=reading(ras=[DEAD])) if is_known(one.rounds) else one for one in waits(FIRST)]
     assert said(turns(told)) == REMOTE
 
 
@@ -201,8 +191,7 @@ def test_rank_0_alone_at_a_barrier_is_in_no_collective_that_others_launched():
     frames = stand(*ranks, world_size=4, gpus=cards, seconds=60, log_age_s=None)
     each = [sample(frames, one.pid, item) for one in spins]
     sampled = [
-        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks))
-        for row in zip(*each, strict=True)
+        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks)) for row in zip(*each, strict=True)
     ]
     finding = conclude(sampled)
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 0)
@@ -236,9 +225,7 @@ def test_ranks_in_transfers_and_collectives_accuse_none_of_them():
 def test_a_dump_names_no_rank_that_waits_where_others_are_elsewhere():
     dump = rounds(pipeline(), pipeline(), pipeline(), world=16)
     assert odd_pid(dump) == 0
-    assert dump.summary.startswith(
-        "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce train.py:40"
-    )
+    assert dump.summary.startswith("ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce train.py:40")
     assert "8 ranks are elsewhere or have ended: run tpmon dump there" in dump.summary
     assert odd_pid(fold(*pipeline(), world=8)) == 4060
 
@@ -250,9 +237,7 @@ def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_t
 
     dump = rounds(job(), job(), job(), world=8)
     assert odd_pid(dump) == 4000
-    assert dump.summary.startswith(
-        "3 of 8 ranks wait in all_reduce train.py:40; rank 0 is in decode data.py:88"
-    )
+    assert dump.summary.startswith("3 of 8 ranks wait in all_reduce train.py:40; rank 0 is in decode data.py:88")
     assert "ranks 1-4 not there either" in dump.summary
 
 
@@ -307,18 +292,9 @@ LAUNCHER = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank
         ((0, 3), (70, 70), False, True),
         ((0, 3), (70, 4000), False, True),
     ],
-    ids=[
-        "a container each",
-        "two containers",
-        "of who knows whom",
-        "a launcher",
-        "a step of Slurm",
-        "the first rank",
-    ],
+    ids=["a container each", "two containers", "of who knows whom", "a launcher", "a step of Slurm", "the first rank"],
 )
-def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
-    numbers, parents, launcher, told
-):
+def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(numbers, parents, launcher, told):
     parent_of = {4000 + 10 * number: parent for number, parent in zip(numbers, parents, strict=True)}
     frames = []
     for frame in stand(*(make_rank(number) for number in numbers), world_size=4, seconds=60, log_age_s=None):
@@ -371,13 +347,7 @@ def unsized(*looks, **fields: Any):
 
 @pytest.mark.parametrize(
     ("network", "hung"),
-    [
-        ((), False),
-        (nic(used=True), False),
-        (nic(used=UNTOLD), False),
-        (nic(used=False), True),
-        ((LOOPBACK,), True),
-    ],
+    [((), False), (nic(used=True), False), (nic(used=UNTOLD), False), (nic(used=False), True), ((LOOPBACK,), True)],
     ids=["nothing read", "in use", "not read", "every connection ends here", "no interface"],
 )
 def test_ranks_whose_number_nobody_says_may_wait_for_one_elsewhere(network, hung):

@@ -1,7 +1,5 @@
 """Ranks that no signal reaches: killed with a thread stuck in the kernel, or asleep in a driver of cards."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frames import make_frame
@@ -30,7 +28,7 @@ def test_a_killed_rank_that_cannot_die_is_blocked_and_not_the_end_of_the_job():
 
 
 @pytest.mark.parametrize("words", ["nvidia_ioctl", "uvm_down_read", "_nv041234rm", "os_acquire_mutex"])
-def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_card(words: str):
+def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_card(words):
     answer = judge_blocked_io(scene_of(make_frame(processes=(quiet_rank(state="D", waits_for=words),))))
     assert said(answer) == (Kind.HUNG, "blocked-io")
     assert isinstance(answer, Suspicion)
@@ -39,5 +37,5 @@ def test_a_rank_asleep_in_the_driver_is_told_with_its_function_and_asks_for_the_
 
 
 @pytest.mark.parametrize("words", ["nvme_queue_rq", "NFS", "killed, but thread 7 is stuck in rpc_wait (D)"])
-def test_a_disk_and_a_file_system_are_no_driver_of_cards(words: str):
+def test_a_disk_and_a_file_system_are_no_driver_of_cards(words):
     assert needs_of_wait(wait_of(words)) == {Need.BLOCKED_READ}

@@ -1,7 +1,5 @@
 """Cards that are hot, capped, badly linked or unwell, on made-up Windows; any reading gets an answer."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest
@@ -22,13 +20,7 @@ from tpmon.judge.rules.card_faults import (
     note_power_limited,
     note_xids,
 )
-from tpmon.judge.rules.cards import (
-    answer_without_cards,
-    judge_brake,
-    judge_odd_cap,
-    judge_pcie,
-    judge_thermal,
-)
+from tpmon.judge.rules.cards import answer_without_cards, judge_brake, judge_odd_cap, judge_pcie, judge_thermal
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import NO_WATCH, observe
@@ -36,12 +28,7 @@ from tpmon.model.gpu import GpuSample, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind, Origin
 
-IDLE_LINKS = {
-    "pcie_tx_bytes_s": 0.0,
-    "pcie_rx_bytes_s": 0.0,
-    "nvlink_tx_bytes_s": 0.0,
-    "nvlink_rx_bytes_s": 0.0,
-}
+IDLE_LINKS = {"pcie_tx_bytes_s": 0.0, "pcie_rx_bytes_s": 0.0, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
 HEAT = [
     ("counter", held("SW thermal", 12.0), True),
     ("hardware", held("HW thermal", 6.0), True),
@@ -135,11 +122,7 @@ def test_the_power_brake_is_its_own_cause():
 
 
 CAPS = [
-    (
-        "capped far below its limit",
-        {**held("power cap", 100.0), "power_w": 300.0, "sm_clock_mhz": 1200.0},
-        True,
-    ),
+    ("capped far below its limit", {**held("power cap", 100.0), "power_w": 300.0, "sm_clock_mhz": 1200.0}, True),
     ("capped below its limit at its clock", {**held("power cap", 100.0), "power_w": 300.0}, False),
     ("capped at its limit: normal", {**held("power cap", 100.0), "power_w": 690.0}, False),
     ("clocks locked low", {**held("application clocks", 100.0), "sm_clock_mhz": 1200.0}, True),
@@ -288,9 +271,7 @@ def test_uncorrected_errors_are_not_forgotten_with_the_window():
 
 def test_errors_from_before_attaching_are_said():
     cleared = judge_unhealthy(on(make_gpu(ecc_uncorrected=12)))
-    assert cleared == Cleared(
-        "errors of the cards (none new; uncorrected memory errors from before: card 0: 12)"
-    )
+    assert cleared == Cleared("errors of the cards (none new; uncorrected memory errors from before: card 0: 12)")
     assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
 
 
@@ -298,9 +279,7 @@ def test_a_card_without_health_figures_is_not_called_well():
     silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
     assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
     older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
-    assert older.text.startswith(
-        "errors of the cards (none reported; remapped rows and retired pages were not"
-    )
+    assert older.text.startswith("errors of the cards (none reported; remapped rows and retired pages were not")
 
 
 def test_idle_cards_that_are_only_visible_are_not_the_jobs():
@@ -369,11 +348,7 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
 @pytest.mark.parametrize(
     ("margin_c", "reason", "why"),
     [
-        (
-            29.0,
-            "SW thermal",
-            "a thermal reason, though the core has 29 C left: memory, hot spot or power stage",
-        ),
+        (29.0, "SW thermal", "a thermal reason, though the core has 29 C left: memory, hot spot or power stage"),
         (29.0, "HW thermal", "hardware protection against heat, though the core has 29 C left"),
         (2.0, "SW thermal", "it is hot"),
         (2.0, "HW thermal", "hardware protection against heat"),
@@ -381,14 +356,10 @@ def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
     ],
 )
 def test_a_cool_card_is_not_called_hot(margin_c, reason, why):
-    answer = judge_thermal(
-        on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c))
-    )
+    answer = judge_thermal(on(make_gpu(**held(reason, 40.0), sm_clock_mhz=1200.0, temperature_margin_c=margin_c)))
     assert answer.summary.partition(": ")[2].startswith(why)
 
 
-@pytest.mark.parametrize(
-    ("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")]
-)
+@pytest.mark.parametrize(("action", "words"), [(1, "reset the GPU"), (2, "reboot the node"), (9, "recovery action 9")])
 def test_what_a_card_asks_for_is_named(action, words):
     assert judge_unhealthy(on(make_gpu(recovery_action=action))).summary == f"card 0 reports: {words} wanted"

@@ -1,7 +1,5 @@
 """Ranks that wait for each other, on made-up Windows: who is late, what moves, what is not told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -157,10 +155,7 @@ def test_ranks_that_want_little_do_not_wait_for_each_other_because_of_cpus():
 
 def test_ranks_that_wait_for_each_other_are_not_held_by_computing():
     loads = [replace(one, runnable=1.0) for one in make_ranks(2)]
-    busy = {
-        "processes": loads,
-        "cpu": make_cpu(budget_cores=2.0, oversubscription=0.5),
-    }
+    busy = {"processes": loads, "cpu": make_cpu(budget_cores=2.0, oversubscription=0.5)}
     assert type(judge_cpu_compute(by_looks(1, 1, **busy))) is Suspicion
     answer = judge_cpu_compute(by_looks(5, 5, **busy))
     assert type(answer) is Cleared
@@ -186,10 +181,7 @@ def test_on_crowded_cpus_a_rank_must_be_far_behind_to_be_late():
 
 def test_all_waiting_with_a_busy_network_is_transfer():
     nic = NetworkSample("eth0", "nic", True, 60e6, 58e6, 0.0, 0.0)
-    assert said(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(nic,)))) == (
-        Kind.COMMS_BOUND,
-        "transfer",
-    )
+    assert said(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(nic,)))) == (Kind.COMMS_BOUND, "transfer")
     foreign = replace(nic, used_by_job=False)
     assert type(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(foreign,)))) is Cleared
 
@@ -295,9 +287,7 @@ def test_a_card_with_a_low_clock_holds_the_others_back():
 def test_a_late_card_that_every_rank_holds_open_names_none():
     pids = tuple(range(4211, 4219))
     slow = {"sm_clock_mhz": 1200.0}
-    cards = tuple(
-        make_gpu(i, pids=pids, pids_are_visible_only=True, **(slow if i == 5 else {})) for i in range(8)
-    )
+    cards = tuple(make_gpu(i, pids=pids, pids_are_visible_only=True, **(slow if i == 5 else {})) for i in range(8))
     answer = judge_straggler(by_stacks(*[waiting(0.3)] * 8, gpus=cards))
     assert (answer.card, answer.rank, answer.pid) == (5, NOT_APPLICABLE, NOT_APPLICABLE)
 
@@ -382,8 +372,7 @@ def crowded(*got, lock=4):
     """See ranks beside others that take the CPUs: CPUs got by each, the first never in a lock."""
     looks = tuple(make_looks(4211 + i, lock=lock if i else 1) for i in range(len(got)))
     ranks = tuple(
-        replace(one, runnable=cpus + 0.5, waiting=0.5)
-        for one, cpus in zip(make_ranks(len(got)), got, strict=True)
+        replace(one, runnable=cpus + 0.5, waiting=0.5) for one, cpus in zip(make_ranks(len(got)), got, strict=True)
     )
     cpu = make_cpu(budget_cores=2.0, run_delay_ratio=0.4)
     return scene_of(make_frame(processes=ranks, loader=(), main_threads=looks, cpu=cpu))

@@ -1,7 +1,5 @@
 """CPU causes on made-up Windows: the thresholds of the sweep, neighbours, and what is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -55,9 +53,7 @@ def test_spinning_pools_run_and_do_not_wait():
 
 def test_pools_in_workers_are_told_from_pools_in_ranks():
     rank = make_process(busy_threads=1, runnable=0.5)
-    workers = [
-        make_worker(pid, number, busy_threads=4, runnable=4.0) for number, pid in enumerate((901, 902))
-    ]
+    workers = [make_worker(pid, number, busy_threads=4, runnable=4.0) for number, pid in enumerate((901, 902))]
     scene = see(window([rank, *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7))
     assert judge_oversubscription(scene).cause == "worker-pool"
 
@@ -137,13 +133,7 @@ def test_what_was_not_read_is_neither_guilt_nor_innocence():
 
 
 def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
-    busy = {
-        "budget_cores": 2.0,
-        "run_delay_ratio": 0.53,
-        "used_cores": 0.9,
-        "runnable": 1.9,
-        "host_used_cores": 2.0,
-    }
+    busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9, "runnable": 1.9, "host_used_cores": 2.0}
     assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
     assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
     assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
@@ -261,9 +251,7 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
 def test_whose_pool_it_is_where_it_is_told(role, library, begins, cap):
     workers = [make_worker(pid, pid - 21, busy_threads=4, runnable=4.0) for pid in (21, 22)]
     pool = Pool(21, role, library, threads=4, runnable=4.0)
-    frames = window(
-        [make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool
-    )
+    frames = window([make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
     answer = judge_oversubscription(see(frames))
     assert answer.summary.startswith(begins)
     told = [one.text for one in answer.evidence if one.name == "library"]
@@ -280,9 +268,7 @@ def test_where_two_libraries_may_be_it_each_is_capped():
 
 
 def test_one_of_a_kind_is_written_as_one():
-    lone = see(
-        window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7)
-    )
+    lone = see(window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7))
     assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
     worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
     note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))

@@ -1,7 +1,5 @@
 """What the main thread of a starved rank tells, on made-up Windows, and how stacks and looks are combined."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -98,9 +96,7 @@ def test_collating_in_the_workers_is_told_by_their_stacks():
 
 
 def test_a_drain_is_seen_where_batches_are_ready_and_the_main_thread_copies():
-    phases = make_phases(
-        {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.35, DataPart.QUEUE: 0.05}
-    )
+    phases = make_phases({Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.35, DataPart.QUEUE: 0.05})
     second = make_second(0.05, [IDLES] * 2, loader={"ready_batches": 4.0, "empty_ratio": 0.0})
     scene = see(line_up([second] * 12), {RANK: phases})
     assert causes(scene) == {"drain"}
@@ -112,9 +108,7 @@ def test_a_drain_is_seen_where_batches_are_ready_and_the_main_thread_copies():
 
 def pinned(pin, kinds, phases=None):
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.3), ThreadGroup(ThreadKind.PIN, 1, pin))
-    second = make_second(
-        0.0, kinds, loader={"pin_thread": True, "empty_ratio": 1.0}, rank={"thread_groups": groups}
-    )
+    second = make_second(0.0, kinds, loader={"pin_thread": True, "empty_ratio": 1.0}, rank={"thread_groups": groups})
     second = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=7),))
     return see(line_up([second] * 12), {RANK: phases} if phases else {})
 
@@ -183,9 +177,7 @@ def test_a_steady_wait_and_a_noisy_one_have_no_period():
 def test_a_loader_that_is_ahead_at_times_is_late_in_bursts():
     looks = iter([WAIT_OR_NOT for _ in range(5) for WAIT_OR_NOT in (0.3, 0.5, 0.4, 0.6)])
     seconds = [
-        make_second(
-            wait, [IDLES if i % 2 else SLEEPS, IDLES if i % 3 else COMPUTES], loader={"empty_ratio": 0.4}
-        )
+        make_second(wait, [IDLES if i % 2 else SLEEPS, IDLES if i % 3 else COMPUTES], loader={"empty_ratio": 0.4})
         for i, wait in enumerate(looks)
     ]
     one = judge_periodic(see(line_up(seconds)))
@@ -195,9 +187,7 @@ def test_a_loader_that_is_ahead_at_times_is_late_in_bursts():
 
 def test_late_batches_that_all_fall_to_one_worker_come_in_bursts_too():
     """As where every 40th batch opens a shard, and there are two workers."""
-    seconds = [
-        make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES], loader={"empty_ratio": 0.6}) for i in range(20)
-    ]
+    seconds = [make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES], loader={"empty_ratio": 0.6}) for i in range(20)]
     scene = see(line_up(seconds))
     one = judge_periodic(scene)
     assert (one.cause, "bursts" in one.summary) == ("periodic", True)
@@ -238,17 +228,10 @@ def test_each_rank_is_held_against_its_own_card():
     """In DDP the cards of the ranks that wait in a collective read 100 % busy."""
     starved = make_second(0.6, [SLEEPS], pid=11, rank={"rank": 3, "runnable": 0.4})
     others = [make_process(pid, rank=pid - 20) for pid in (20, 21, 22)]
-    cards = (
-        make_gpu(0, sm_pct=35.0, pids=(11,)),
-        *(make_gpu(i, sm_pct=100.0, pids=(19 + i,)) for i in (1, 2, 3)),
-    )
+    cards = (make_gpu(0, sm_pct=35.0, pids=(11,)), *(make_gpu(i, sm_pct=100.0, pids=(19 + i,)) for i in (1, 2, 3)))
     looks = (*starved.main_threads, *(make_looks(pid) for pid in (20, 21, 22)))
     second = replace(
-        starved,
-        processes=(*starved.processes, *others),
-        gpus=cards,
-        main_threads=looks,
-        ranks=(make_rank(11),),
+        starved, processes=(*starved.processes, *others), gpus=cards, main_threads=looks, ranks=(make_rank(11),)
     )
     found = find_starved(see(line_up([second] * 12)))
     assert isinstance(found, Starved)
@@ -259,9 +242,7 @@ def test_each_rank_is_held_against_its_own_card():
 
 
 def test_stacks_and_looks_are_pooled_and_each_counts_as_a_source():
-    stacks = make_phases(
-        {Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1}
-    )
+    stacks = make_phases({Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.5}, parts={DataPart.QUEUE: 0.4, DataPart.COPY: 0.1})
     looks = measure_share(0.4, 100)
     both = combine_wait(looks, stacks)
     assert both.origins == {Origin.STACKS, Origin.PROC}
@@ -326,14 +307,10 @@ def test_a_loop_that_reads_its_files_without_a_data_set_has_no_workers(reads):
     main = StackFrame("main", "/home/usr/train/train.py", 60)
     load = (main, StackFrame("load", "/usr/lib/python3/dist-packages/torch/serialization.py", 1500))
     step = (main, StackFrame("backward", "/usr/lib/python3/dist-packages/torch/_tensor.py", 630))
-    stacks = (
-        StackCount(RANK, "MainThread", load, reads),
-        StackCount(RANK, "MainThread", step, 170 - reads),
-    )
+    stacks = (StackCount(RANK, "MainThread", load, reads), StackCount(RANK, "MainThread", step, 170 - reads))
     frames = line_up([make_second(0.0, [])] * 55)
     slices = [
-        StackSlice(RANK, 0, NOW, frames[number].taken_ns, 10.0, 17.0, 170, stacks)
-        for number in (10, 21, 32, 43, 54)
+        StackSlice(RANK, 0, NOW, frames[number].taken_ns, 10.0, 17.0, 170, stacks) for number in (10, 21, 32, 43, 54)
     ]
     scene = see(frames, read_phases(slices, frames[-1].taken_ns))
     assert causes(scene) == {"no-workers"}

@@ -1,7 +1,5 @@
 """GPU causes on made-up Windows: cards that are full, starved, launched too slowly or synchronised with."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frames import NO_DRIVER, make_frame, make_gpu, make_process
@@ -85,12 +83,7 @@ def test_async_gpu_work_hides_a_loader_that_is_waited_for():
 
 LAUNCHES = [
     ("hollow by GPM, in the model", HOLLOW, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
-    (
-        "hollow by power",
-        {**NO_GPM, "sm_pct": 99.0, "power_w": 150.0},
-        IN_MODEL,
-        (Kind.LAUNCH_BOUND, "tiny-kernels"),
-    ),
+    ("hollow by power", {**NO_GPM, "sm_pct": 99.0, "power_w": 150.0}, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
     ("idle GPU, host in the model", {"sm_pct": 45.0}, IN_MODEL, (Kind.LAUNCH_BOUND, "tiny-kernels")),
     (
         "Python between launches",
@@ -240,9 +233,7 @@ def test_gpu_idle_that_unpacking_explains_is_not_laid_to_a_synchronise():
 
 def test_launches_are_told_with_what_was_read_of_them():
     answer = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=IN_MODEL))
-    assert answer.summary.endswith(
-        "% of the time and its GPU is not full: its launches do not keep the GPU busy"
-    )
+    assert answer.summary.endswith("% of the time and its GPU is not full: its launches do not keep the GPU busy")
     assert "main thread runs or waits for a CPU" in {row.name for row in answer.evidence}
     assert Need.ONE_THREAD_BUSY not in answer.observed
     python = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases={Phase.OTHER: 0.6, Phase.FORWARD: 0.4}))
@@ -266,10 +257,7 @@ def test_gpu_idle_that_the_loader_explains_is_not_laid_to_the_synchronise():
 
 def test_copies_and_the_allocator_are_told_from_explicit_synchronising():
     copies = sync_scene(
-        {"sm_pct": 50.0},
-        {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6},
-        [Need.COPY_IN_STACK],
-        {DataPart.COPY: 0.4},
+        {"sm_pct": 50.0}, {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, [Need.COPY_IN_STACK], {DataPart.COPY: 0.4}
     )
     assert said(judge_implicit_sync(copies)) == (Kind.SYNC_BOUND, "implicit")
     assert type(judge_explicit_sync(copies)) is Cleared
@@ -280,11 +268,7 @@ def test_copies_and_the_allocator_are_told_from_explicit_synchronising():
 
 
 def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confidence():
-    for unread in (
-        {"power_w": UNREAD},
-        {"power_limit_w": UNREAD},
-        {"power_w": 300.0, "sm_clock_mhz": UNREAD},
-    ):
+    for unread in ({"power_w": UNREAD}, {"power_limit_w": UNREAD}, {"power_w": 300.0, "sm_clock_mhz": UNREAD}):
         answer = judge_gpu_compute(on(make_gpu(**{**NO_GPM, **unread})))
         assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
         assert "never empty; how full they are is not measured: 96 % busy" in answer.summary
@@ -295,10 +279,7 @@ def test_a_card_that_is_busy_and_tells_nothing_more_is_the_limit_at_low_confiden
 @pytest.mark.parametrize(
     ("card", "words"),
     [
-        (
-            {**NO_GPM, "power_w": 100.0, "sm_clock_mhz": UNREAD},
-            "GPU compute (card 0: SM clock: not supported)",
-        ),
+        ({**NO_GPM, "power_w": 100.0, "sm_clock_mhz": UNREAD}, "GPU compute (card 0: SM clock: not supported)"),
         (
             {**NO_GPM, "mig": True, "mig_instances": (MIG,)},
             "GPU compute (card 0: MIG slices have no utilisation; SM activity: not supported)",
@@ -312,16 +293,12 @@ def test_what_is_missing_is_named(card, words):
 
 
 def test_kernels_run_on_a_slice_that_its_host_waits_for():
-    scene = on(
-        make_gpu(**NO_GPM, mig=True, mig_instances=(MIG,)), phases={Phase.SYNC: 0.7, Phase.BACKWARD: 0.3}
-    )
+    scene = on(make_gpu(**NO_GPM, mig=True, mig_instances=(MIG,)), phases={Phase.SYNC: 0.7, Phase.BACKWARD: 0.3})
     answer = judge_gpu_compute(scene)
     assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
     assert "their hosts wait for them" in answer.summary
 
 
 def test_a_busy_card_of_a_run_that_gives_no_sign_of_life_is_not_called_full():
-    frame = make_frame(
-        gpus=(make_gpu(**NO_GPM, power_w=UNREAD),), processes=(make_process(),), loader=(), output=()
-    )
+    frame = make_frame(gpus=(make_gpu(**NO_GPM, power_w=UNREAD),), processes=(make_process(),), loader=(), output=())
     assert type(judge_gpu_compute(scene_of(frame))) is Unsure

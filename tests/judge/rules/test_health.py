@@ -1,7 +1,5 @@
 """The healthy ends on made-up Windows: they must see work, and whoever waits is not called healthy."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_worker
@@ -118,11 +116,7 @@ HEALTHY = [
     ("CPU", make_frame(processes=(make_process(runnable=2.0), make_worker())), [make_phases(TRAINS)]),
     ("GPU", make_frame(gpus=(make_gpu(),)), [make_phases(TRAINS)]),
     ("full memory", make_frame(gpus=(make_gpu(memory_used_bytes=97, memory_total_bytes=100),)), []),
-    (
-        "hidden wait",
-        make_frame(gpus=(make_gpu(),)),
-        [make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4})],
-    ),
+    ("hidden wait", make_frame(gpus=(make_gpu(),)), [make_phases({Phase.DATA_WAIT: 0.6, Phase.FORWARD: 0.4})]),
     (
         "two ranks",
         make_frame(processes=(make_process(4211), make_process(4212, rank=1)), loader=()),
@@ -135,20 +129,12 @@ HEALTHY = [
 def test_no_rule_accuses_a_healthy_run(name, frame, phases):
     scene = scene_of(frame, phases, seconds=40)
     guilty = [
-        answer
-        for rule in EVERY_RULE
-        if isinstance(answer := rule(scene), Suspicion) and EXIT_CODES[answer.kind] != 0
+        answer for rule in EVERY_RULE if isinstance(answer := rule(scene), Suspicion) and EXIT_CODES[answer.kind] != 0
     ]
     assert guilty == []
 
 
-TAKEN = {
-    "budget_cores": 2.0,
-    "runnable": 1.0,
-    "demand_ratio": 0.5,
-    "run_delay_ratio": 0.97,
-    "used_cores": 0.03,
-}
+TAKEN = {"budget_cores": 2.0, "runnable": 1.0, "demand_ratio": 0.5, "run_delay_ratio": 0.97, "used_cores": 0.03}
 
 
 def test_a_run_whose_cpus_are_taken_is_no_sure_health():
@@ -161,9 +147,7 @@ def test_a_run_whose_cpus_are_taken_is_no_sure_health():
     assert [row.name for row in held.against] == ["waiting for a CPU"]
     assert "main thread runs or waits for a CPU" in {row.name for row in held.evidence}
     assert rate_confidence(held, 60.0) is Confidence.LOW
-    full = make_frame(
-        processes=(make_process(runnable=2.0),), loader=(), cpu=make_cpu(**{**TAKEN, "runnable": 2.0})
-    )
+    full = make_frame(processes=(make_process(runnable=2.0),), loader=(), cpu=make_cpu(**{**TAKEN, "runnable": 2.0}))
     computes = judge_cpu_compute(scene_of(full, [make_phases(TRAINS)]))
     assert "its threads get 0.06 of the 2.0 CPUs that they want" in computes.summary
     assert rate_confidence(computes, 60.0) is Confidence.LOW

@@ -1,8 +1,6 @@
 """What hooks add to verdicts: an exact wait, a second word, progress, the late rank, the first steps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -63,7 +61,7 @@ def wait_of(ratio: float, samples: int = 100) -> DataWait:
     return DataWait(share, {}, frozenset((Origin.STACKS,)), share.low)
 
 
-def test_the_wait_is_exact_where_stacks_and_hook_agree() -> None:
+def test_the_wait_is_exact_where_stacks_and_hook_agree():
     joined = join_hook(wait_of(0.55), make_pace(**split_of(58.0)))
     assert is_known(joined)
     assert (joined.share.ratio, joined.share.low, joined.share.high) == (0.58, 0.58, 0.58)
@@ -71,13 +69,13 @@ def test_the_wait_is_exact_where_stacks_and_hook_agree() -> None:
     assert joined.told == {Origin.STACKS: pytest.approx(0.55), Origin.HOOK: 0.58}
 
 
-def test_without_stacks_the_hook_tells_the_wait_alone() -> None:
+def test_without_stacks_the_hook_tells_the_wait_alone():
     joined = join_hook(Missing("Yama"), make_pace(**split_of(58.0)))
     assert is_known(joined)
     assert (joined.share.ratio, joined.origins) == (0.58, {Origin.HOOK})
 
 
-def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it() -> None:
+def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it():
     sampled = wait_of(0.6)
     joined = join_hook(sampled, make_pace(**split_of(5.0)))
     assert is_known(joined)
@@ -96,7 +94,7 @@ def test_what_stacks_see_beyond_the_hook_stays_and_the_hook_is_told_beside_it() 
         {"data_pct": Missing("no training step lately")},
     ],
 )
-def test_a_hook_that_cannot_tell_the_wait_says_nothing_of_it(fields: dict[str, Any]) -> None:
+def test_a_hook_that_cannot_tell_the_wait_says_nothing_of_it(fields):
     pace = make_pace(**(split_of(70.0) | fields))
     assert isinstance(exact_wait(pace), Missing)
     assert join_hook(Missing("no"), pace) == Missing("no")
@@ -108,7 +106,7 @@ def loads_itself(data: float) -> list[Frame]:
     return hold(hooked(frame, data), 20)
 
 
-def test_a_rank_that_loads_itself_is_told_without_stacks() -> None:
+def test_a_rank_that_loads_itself_is_told_without_stacks():
     finding = conclude(loads_itself(64.0))
     assert (finding.kind, finding.cause) == (Kind.DATA_BOUND, "no-workers")
     assert finding.share_pct == pytest.approx(64.0)
@@ -121,9 +119,7 @@ def stands_still() -> list[Frame]:
     last = stands(840.0)
     return [
         replace(
-            stands(840.0 - back),
-            taken=last.taken - timedelta(seconds=back),
-            taken_ns=last.taken_ns - back * SECOND,
+            stands(840.0 - back), taken=last.taken - timedelta(seconds=back), taken_ns=last.taken_ns - back * SECOND
         )
         for back in range(32, -1, -1)
     ]
@@ -135,7 +131,7 @@ def computes() -> list[Frame]:
 
 
 @pytest.mark.parametrize("build", [lambda: loads_itself(64.0), stands_still, computes])
-def test_without_the_hook_no_verdict_is_surer(build: Callable[[], list[Frame]]) -> None:
+def test_without_the_hook_no_verdict_is_surer(build):
     frames = build()
     whole = conclude(frames)
     hidden = Missing("hidden")
@@ -149,7 +145,7 @@ def test_without_the_hook_no_verdict_is_surer(build: Callable[[], list[Frame]]) 
 # --- its word on what others suspect
 
 
-def test_agreement_is_a_source_and_disagreement_a_row_against() -> None:
+def test_agreement_is_a_source_and_disagreement_a_row_against():
     scene = scene_of(hooked(data=58.0))
     word = weigh_in(suspect(Kind.DATA_BOUND, "cpu-transform", share=0.55), scene)
     assert Origin.HOOK in word.origins
@@ -159,23 +155,23 @@ def test_agreement_is_a_source_and_disagreement_a_row_against() -> None:
     assert [row.source for row in other.against] == ["hook"]
 
 
-def test_a_healthy_run_is_confirmed_by_its_host_time_and_contradicted_by_its_wait() -> None:
+def test_a_healthy_run_is_confirmed_by_its_host_time_and_contradicted_by_its_wait():
     healthy = suspect(Kind.BALANCED, "none")
     assert Origin.HOOK in weigh_in(healthy, scene_of(hooked(data=5.0))).origins
     assert weigh_in(healthy, scene_of(hooked(data=40.0))).against
 
 
-def test_steps_that_go_on_speak_against_a_start() -> None:
+def test_steps_that_go_on_speak_against_a_start():
     word = weigh_in(suspect(Kind.STARTING, "compile"), scene_of(hooked()))
     assert [row.name for row in word.against] == ["steps go on"]
 
 
-def test_no_word_where_the_hook_knows_nothing_of_the_kind() -> None:
+def test_no_word_where_the_hook_knows_nothing_of_the_kind():
     one = suspect(Kind.PYTHON_BOUND, "gil")
     assert weigh_in(one, scene_of(hooked())) is one
 
 
-def test_a_hook_that_is_missing_or_off_is_never_evidence() -> None:
+def test_a_hook_that_is_missing_or_off_is_never_evidence():
     plain = make_frame()
     off = make_hook(state=HookState.DISABLED, error="KeyError", pace=Missing("it turned itself off"))
     for frame in (plain, with_hooks(plain, off)):
@@ -187,18 +183,14 @@ def test_a_hook_that_is_missing_or_off_is_never_evidence() -> None:
         answers = [rule(scene) for rule in RULES]
         rows = [row for one in answers if isinstance(one, Suspicion) for row in (*one.evidence, *one.against)]
         assert all(row.source != "hook" for row in rows)
-    assert [rule(scene_of(plain)) for rule in RULES] == [
-        rule(scene_of(with_hooks(plain, off))) for rule in RULES
-    ]
+    assert [rule(scene_of(plain)) for rule in RULES] == [rule(scene_of(with_hooks(plain, off))) for rule in RULES]
 
 
 # --- progress and its end
 
 
 def stands(age_s: float, **fields: Any) -> Frame:
-    hook = make_hook(
-        phase=LoopPhase.BACKWARD, phase_s=age_s, pace=make_pace(step_age_s=age_s + 0.2, **fields)
-    )
+    hook = make_hook(phase=LoopPhase.BACKWARD, phase_s=age_s, pace=make_pace(step_age_s=age_s + 0.2, **fields))
     resting = make_process(
         state="S",
         waits_for="lock",
@@ -210,7 +202,7 @@ def stands(age_s: float, **fields: Any) -> Frame:
     return with_hooks(make_frame(processes=(resting,), output=(), loader=()), hook)
 
 
-def test_a_loop_that_gets_on_does_not_stand_still() -> None:
+def test_a_loop_that_gets_on_does_not_stand_still():
     watch = observe(WatchedTime(begun_ns=1), stands(0.3))
     assert see_quiet(watch, stands(0.3)).own_s == pytest.approx(0.3)
     hook = make_hook(phase_s=3.0, pace=make_pace())
@@ -218,27 +210,27 @@ def test_a_loop_that_gets_on_does_not_stand_still() -> None:
     assert find_standstill(scene) == "the loop got on 3 s ago, by its hook"
 
 
-def test_a_late_comer_knows_for_how_long_no_step_was_taken() -> None:
+def test_a_late_comer_knows_for_how_long_no_step_was_taken():
     frame = stands(840.0)
     quiet = see_quiet(observe(NO_WATCH, frame), frame)
     assert (quiet.sign, round(quiet.seconds)) == (LAST_STEP, 840)
     assert last_event_ns(frame) == frame.taken_ns - 840 * SECOND
 
 
-def test_a_log_that_is_younger_than_the_last_step_counts() -> None:
+def test_a_log_that_is_younger_than_the_last_step_counts():
     from tests.frames import make_output
 
     frame = replace(stands(840.0), output=(make_output(last_write_age_s=2.0),))
     assert see_quiet(observe(NO_WATCH, frame), frame).sign == ""
 
 
-def test_long_steps_make_the_watch_patient() -> None:
+def test_long_steps_make_the_watch_patient():
     frame = stands(5.0, longest_ms=60_000.0)
     assert longest_step_s(frame) == 60.0
     assert observe(NO_WATCH, frame).hang_after_s == 120.0
 
 
-def test_the_hang_began_with_the_last_step() -> None:
+def test_the_hang_began_with_the_last_step():
     frame = stands(840.0)
     word = weigh_in(suspect(Kind.HUNG, "no-progress"), scene_of(frame))
     assert Origin.HOOK in word.origins
@@ -249,7 +241,7 @@ def test_the_hang_began_with_the_last_step() -> None:
     assert moving.since_ns is NOT_APPLICABLE
 
 
-def test_a_job_without_stacks_is_hung_since_its_last_step() -> None:
+def test_a_job_without_stacks_is_hung_since_its_last_step():
     """Only waits and the hook are read: half a minute is watched, the loop stands for 14 minutes."""
     frames = stands_still()
     finding = conclude(frames)
@@ -277,7 +269,7 @@ def ranks_of(*own_ms: float, rate_hz: float = 2.0, cards: bool = False, **fields
     return see(hold(with_hooks(frame, *hooks), 12))
 
 
-def test_the_late_rank_is_the_one_whose_backward_is_short() -> None:
+def test_the_late_rank_is_the_one_whose_backward_is_short():
     late = find_late(ranks_of(100.0, 110.0, 330.0, 105.0))
     assert late is not None
     assert (late.rank.process.rank, late.own_ms, late.others_ms) == (2, 330.0, 105.0)
@@ -288,13 +280,13 @@ def test_the_late_rank_is_the_one_whose_backward_is_short() -> None:
     assert straggler.observed == {Need.RANK_BEHIND}
 
 
-def test_a_rank_is_late_only_where_the_backward_of_the_others_is_longer() -> None:
+def test_a_rank_is_late_only_where_the_backward_of_the_others_is_longer():
     """Rank 0 reads a loss from its card after its step, rank 1 waits in its forward for a full queue."""
     assert find_late(ranks_of(100.0, 330.0, backward_pct=20.0)) is None
     assert find_late(ranks_of(100.0, 330.0, backward_pct=Missing("no training step lately"))) is None
 
 
-def test_beside_cards_the_times_of_the_host_accuse_nobody_alone() -> None:
+def test_beside_cards_the_times_of_the_host_accuse_nobody_alone():
     scene = ranks_of(100.0, 330.0, cards=True)
     assert scene.cards
     assert find_late(scene) is not None
@@ -302,7 +294,7 @@ def test_beside_cards_the_times_of_the_host_accuse_nobody_alone() -> None:
     assert not [one for one in found if one.cause == "straggler" and one.origins == {Origin.HOOK}]
 
 
-def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait() -> None:
+def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait():
     assert find_late(ranks_of(100.0, 120.0)) is None
     assert find_late(ranks_of(330.0)) is None
     scene = ranks_of(100.0, 330.0)
@@ -311,15 +303,13 @@ def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait() -> None:
     assert find_late(see(hold(alone, 12))) is None
 
 
-def test_one_rank_without_a_hook_leaves_the_late_one_open() -> None:
+def test_one_rank_without_a_hook_leaves_the_late_one_open():
     scene = ranks_of(100.0, 330.0, 100.0)
     assert find_late(see(hold(with_hooks(scene.frame, *scene.frame.hook[:2]), 12))) is None
 
 
 def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
-    counts = replace(
-        make_hook().counts, **{"batches": 5, "backwards": 5, "optimizer_calls": 0} | turns, steps=steps
-    )
+    counts = replace(make_hook().counts, **{"batches": 5, "backwards": 5, "optimizer_calls": 0} | turns, steps=steps)
     frame = make_frame()
     young = make_process(started=frame.taken - timedelta(seconds=age_s))
     hook = make_hook(counts=counts, pace=Missing("one step ended so far"))
@@ -329,12 +319,12 @@ def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
 @pytest.mark.parametrize(
     ("frame", "said"), [(first_steps(1), True), (first_steps(3), False), (first_steps(1, 4000), False)]
 )
-def test_a_loop_with_few_steps_is_starting(frame: Frame, said: bool) -> None:
+def test_a_loop_with_few_steps_is_starting(frame, said):
     answers = [one for rule in RULES if isinstance(one := rule(scene_of(frame)), Suspicion)]
     assert any((one.kind, one.cause) == (Kind.STARTING, "first-steps") for one in answers) is said
 
 
-def test_before_the_first_step_a_loop_must_have_begun() -> None:
+def test_before_the_first_step_a_loop_must_have_begun():
     begun, counts = first_steps(0), replace(make_hook().counts, steps=0)
     found = next(one for rule in RULES if isinstance(one := rule(scene_of(begun)), Suspicion) and one.cause)
     assert found.summary == "the loop runs and has taken no step yet"
@@ -345,18 +335,14 @@ def test_before_the_first_step_a_loop_must_have_begun() -> None:
 
 
 @pytest.mark.parametrize("turns", ["batches", "backwards", "elsewhere"])
-def test_a_loop_that_goes_round_and_whose_steps_are_not_counted_is_not_starting(turns: str) -> None:
-    answers = [
-        one for rule in RULES if isinstance(one := rule(scene_of(first_steps(0, **{turns: 200}))), Suspicion)
-    ]
+def test_a_loop_that_goes_round_and_whose_steps_are_not_counted_is_not_starting(turns):
+    answers = [one for rule in RULES if isinstance(one := rule(scene_of(first_steps(0, **{turns: 200}))), Suspicion)]
     assert all(one.kind is not Kind.STARTING for one in answers)
 
 
-def test_evaluation_steps_are_a_validation_and_inference_is_none() -> None:
+def test_evaluation_steps_are_a_validation_and_inference_is_none():
     fields = {"rate_hz": 0.0, "eval_hz": 8.0, "eval_pct": 100.0, "eval_count": 40}
     finding = conclude(hold(hooked(**fields), 12))
     assert (finding.kind, finding.cause) == (Kind.PAUSED, "validation")
-    inference = [
-        one for rule in RULES if isinstance(one := rule(scene_of(hooked(count=0, **fields))), Suspicion)
-    ]
+    inference = [one for rule in RULES if isinstance(one := rule(scene_of(hooked(count=0, **fields))), Suspicion)]
     assert all(one.kind is not Kind.PAUSED for one in inference)

@@ -1,35 +1,18 @@
 """Runs without steps, on made-up Windows: starting, paused, over, stopped, blocked, and nothing at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from tests.frames import (
-    NOW,
-    NOW_NS,
-    make_frame,
-    make_gpu,
-    make_output,
-    make_process,
-    make_target,
-    make_worker,
-)
+from tests.frames import NOW, NOW_NS, make_frame, make_gpu, make_output, make_process, make_target, make_worker
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.quiet_jobs import LOCK, UNREAD, quiet_rank, said
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.hang.rules import (
-    judge_blocked_io,
-    judge_dead_worker,
-    judge_gpu_lost,
-    judge_no_progress,
-    judge_stopped,
-)
+from tpmon.judge.hang.rules import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_no_progress, judge_stopped
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
 from tpmon.judge.stacks.profile import Phase
@@ -114,10 +97,7 @@ GDB = Tracer(913, "gdb", "gdb -p 4211")
         (
             {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
             "held by a debugger, gdb (913)",
-            (
-                "/proc stat, TracerPid",
-                "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211",
-            ),
+            ("/proc stat, TracerPid", "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211"),
             {Origin.PROC},
             Need.TRACED,
         ),
@@ -151,11 +131,7 @@ def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, or
             "detach gdb (913) from process 4211, or end it: ",
             "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
         ),
-        (
-            {"state": "T", "waits_for": "stopped by a signal"},
-            "resume the stopped process 4211: ",
-            "kill -CONT 4211",
-        ),
+        ({"state": "T", "waits_for": "stopped by a signal"}, "resume the stopped process 4211: ", "kill -CONT 4211"),
     ],
 )
 def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields, told, paste):
@@ -203,9 +179,7 @@ def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
 
 def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
     stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
-    waiting = make_frame(
-        processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),)
-    )
+    waiting = make_frame(processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),))
     answer = judge_stopped(scene_of(waiting))
     assert said(answer) == (Kind.HUNG, "stopped")
     assert "worker 1 (4222) of rank 0" in answer.summary

@@ -1,7 +1,5 @@
 """What the workers of a loader tell, on made-up Windows: each cause, and the pairs that are confused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -32,12 +30,7 @@ from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules import storage as rules_storage
-from tpmon.judge.rules.loader import (
-    judge_one_slow_worker,
-    judge_respawn,
-    judge_too_few_workers,
-    judge_uneven_workers,
-)
+from tpmon.judge.rules.loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers, judge_uneven_workers
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind, Origin
@@ -72,17 +65,11 @@ CASES = {
     "one computes, a core is free": (starve(0.66, [COMPUTES], cpu=FULL), "too-few-workers"),
     "four compute on eight cores": (starve(0.5, [COMPUTES] * 4), "too-few-workers"),
     "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
-    "threads of theirs compute meanwhile": (
-        starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2),
-        "too-few-workers",
-    ),
+    "threads of theirs compute meanwhile": (starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2), "too-few-workers"),
     "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
     "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
     "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),
-    "small files of a disk": (
-        starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]),
-        "storage-latency",
-    ),
+    "small files of a disk": (starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]), "storage-latency"),
     "sockets": (starve(0.8, [SOCKET] * 2), "network-store"),
     "a file system far away": (starve(0.8, [DISTANT] * 2), "network-store"),
     "page cache": (thrash(), "page-cache-thrash"),
@@ -93,10 +80,7 @@ CASES = {
     "two of eight have shards": (starve(0.75, [COMPUTES] * 2 + [IDLES] * 6), "uneven-workers"),
     "four of eight have shards": (starve(0.75, [COMPUTES] * 4 + [IDLES] * 4), "uneven-workers"),
     "two of eight have shards, and read": (starve(0.75, [IDLES] * 6 + [DISK] * 2), "uneven-workers"),
-    "one is stopped": (
-        slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}),
-        "one-slow-worker",
-    ),
+    "one is stopped": (slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}), "one-slow-worker"),
 }
 
 
@@ -288,12 +272,9 @@ def test_two_loaders_that_both_rest_are_told_by_their_queues():
     one = make_second(0.0, [IDLES] * 2)
     whole = one.loader[0]
     first, second = (
-        replace(whole, loader=number, queues=(replace(whole.queues[number], pending_bytes=0),))
-        for number in (0, 1)
+        replace(whole, loader=number, queues=(replace(whole.queues[number], pending_bytes=0),)) for number in (0, 1)
     )
-    frames = [
-        replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)
-    ]
+    frames = [replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)]
     assert see(line_up(frames)).ranks[0].loader.loader == 1
 
 
@@ -349,14 +330,10 @@ def test_workers_without_data_are_told_by_each_of_them():
     one = judge_uneven_workers(starve(0.75, [COMPUTES] * 2 + [IDLES] * 6))
     assert "only 2 of its 8 workers have work" in one.summary
     assert Need.FEW_WORKERS_FED in one.observed
-    at_times = line_up(
-        [make_second(0.75, [COMPUTES] * 2 + [IDLES, [SLEEPS, IDLES][i % 2]]) for i in range(20)]
-    )
+    at_times = line_up([make_second(0.75, [COMPUTES] * 2 + [IDLES, [SLEEPS, IDLES][i % 2]]) for i in range(20)])
     assert isinstance(judge_uneven_workers(see(at_times)), Cleared)
     assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES] * 3)), Cleared)
-    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), (
-        "one is a slow one"
-    )
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), "one is a slow one"
     hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
     unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
     assert isinstance(judge_uneven_workers(unread), Unsure)

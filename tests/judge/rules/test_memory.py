@@ -1,7 +1,5 @@
 """Memory that runs out, on made-up Windows: growth, copies, swap, shared memory."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -16,13 +14,7 @@ from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
-from tpmon.judge.rules.memory import (
-    RULES,
-    judge_copy_on_write,
-    judge_leak,
-    judge_shm,
-    judge_swap,
-)
+from tpmon.judge.rules.memory import RULES, judge_copy_on_write, judge_leak, judge_shm, judge_swap
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.text.job_words import say_value
@@ -67,12 +59,7 @@ def test_workers_that_grow_are_named_and_told_to_bound_their_caches():
     plain = grow(15.0, limit_bytes=16 * GIB, workers=WORKERS)
     frames = [
         replace(
-            frame,
-            processes=(
-                RANK,
-                WORKERS[0],
-                replace(WORKERS[1], rss_bytes=WORKERS[1].rss_bytes + int(i * 15 * MB)),
-            ),
+            frame, processes=(RANK, WORKERS[0], replace(WORKERS[1], rss_bytes=WORKERS[1].rss_bytes + int(i * 15 * MB)))
         )
         for i, frame in enumerate(plain.history)
     ]
@@ -87,10 +74,7 @@ def test_workers_that_grow_are_named_and_told_to_bound_their_caches():
     assert Need.ANON_GROWS in judge_leak(plain).observed
     # Workers that map files grow too: where the rank explains what has no file, it is the rank.
     both = [
-        replace(
-            frame,
-            processes=(replace(RANK, rss_bytes=RANK.rss_bytes + int(i * 12 * MB)), *frame.processes[1:]),
-        )
+        replace(frame, processes=(replace(RANK, rss_bytes=RANK.rss_bytes + int(i * 12 * MB)), *frame.processes[1:]))
         for i, frame in enumerate(frames)
     ]
     assert Need.ANON_GROWS in judge_leak(see(both)).observed
@@ -234,12 +218,7 @@ def test_swap_weighs_what_it_stalls():
     assert one.origins == {Origin.CGROUP}
 
 
-SHM = [
-    (48 * MIB, 64 * MIB, Suspicion),
-    (20 * MIB, 64 * MIB, Cleared),
-    (3 * GIB, 4 * GIB, Cleared),
-    (0, 0, Unsure),
-]
+SHM = [(48 * MIB, 64 * MIB, Suspicion), (20 * MIB, 64 * MIB, Cleared), (3 * GIB, 4 * GIB, Cleared), (0, 0, Unsure)]
 
 
 @pytest.mark.parametrize(("used", "total", "expected"), SHM)
@@ -249,9 +228,7 @@ def test_a_small_mount_is_told_at_half(used, total, expected):
 
 def test_a_large_mount_is_told_when_two_steps_no_longer_fit():
     sizes = [2.0, 2.5, 3.0, 3.5]
-    frames = [
-        make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 4 * GIB))) for size in sizes
-    ]
+    frames = [make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 4 * GIB))) for size in sizes]
     assert isinstance(judge_shm(see(line_up(frames))), Suspicion)
     assert isinstance(judge_shm(see(line_up(frames[:2]))), Cleared)
     assert isinstance(judge_shm(held(shm=GONE)), Unsure)
@@ -261,9 +238,7 @@ def fill_shm(*sizes_gib, every_s=1.0, gap_after=None, gap_s=0.0):
     frames, at = [], 0.0
     for number, size in enumerate(sizes_gib):
         shm = ShmSample("/dev/shm", int(size * GIB), 4 * GIB)
-        frames.append(
-            make_frame(taken_ns=NOW_NS + round(at * SECOND), interval_s=every_s, memory=make_memory(shm=shm))
-        )
+        frames.append(make_frame(taken_ns=NOW_NS + round(at * SECOND), interval_s=every_s, memory=make_memory(shm=shm)))
         at += every_s + (gap_s if number == gap_after else 0.0)
     return see(frames)
 

@@ -1,7 +1,5 @@
 """Python itself as the cause, on made-up Windows: its lock, its one thread, and what only looks like it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -137,17 +135,10 @@ def test_one_long_call_is_said_to_be_one():
 
 def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
     taken = make_cpu(
-        budget_cores=2.0,
-        runnable=1.0,
-        demand_ratio=0.5,
-        run_delay_ratio=0.97,
-        used_cores=0.03,
-        host_used_cores=2.0,
+        budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03, host_used_cores=2.0
     )
     one = judge_single_thread(alone(PYTHON, cpu=taken))
-    assert one.summary.endswith(
-        "its threads get 0.03 of the 1.0 CPUs that they want: other processes use the rest"
-    )
+    assert one.summary.endswith("its threads get 0.03 of the 1.0 CPUs that they want: other processes use the rest")
     assert rate_confidence(one, 60.0) is Confidence.LOW
     assert rate_confidence(judge_single_thread(alone(PYTHON)), 60.0) is Confidence.HIGH
 

@@ -1,7 +1,5 @@
 """Workers that inherited a mask of few CPUs, on made-up Windows."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.judging import make_phases

@@ -1,7 +1,5 @@
 """Memory of cards: retries and growth are faults, a full card is none; whose memory it is must be known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -40,16 +38,11 @@ def card(used: float, **fields: Any) -> GpuSample:
 
 
 def shared(ours: float, theirs: float, **fields: Any) -> GpuSample:
-    processes = (
-        GpuProcess(OURS, int(ours), 60.0, of_job=True),
-        GpuProcess(THEIRS, int(theirs), 30.0, of_job=False),
-    )
+    processes = (GpuProcess(OURS, int(ours), 60.0, of_job=True), GpuProcess(THEIRS, int(theirs), 30.0, of_job=False))
     return card(ours + theirs, processes=processes, **fields)
 
 
-def frame_of(
-    sample: GpuSample, retries: int = 0, ooms: int = 0, *, steps: int = 2840, held: float = 0
-) -> Frame:
+def frame_of(sample: GpuSample, retries: int = 0, ooms: int = 0, *, steps: int = 2840, held: float = 0) -> Frame:
     """Build one second of a rank with a hook, whose allocator tells these counters."""
     figures = AllocatorFigures(int(held), 70 * GIB, 9 * GIB, 70 * GIB, 70 * GIB, retries, ooms, UNREAD)
     hook = make_hook(settings=make_settings(allocator=figures))
@@ -70,7 +63,7 @@ def growing(mb_s: float, *, start: float = 60 * GIB, seconds: int = 60, **fields
     return judge_gpu_memory(over(seconds, at))
 
 
-def test_a_full_card_without_retries_is_never_the_verdict() -> None:
+def test_a_full_card_without_retries_is_never_the_verdict():
     full = over(60, lambda _: make_frame(gpus=(card(78 * GIB),)))
     assert isinstance(judge_gpu_memory(full), Unsure)
     assert isinstance(judge_gpu_memory(over(60, lambda _: make_frame(gpus=(card(60 * GIB),)))), Cleared)
@@ -81,7 +74,7 @@ def test_a_full_card_without_retries_is_never_the_verdict() -> None:
     assert isinstance(judge_gpu_memory(over(60, lambda _: make_frame(gpus=()))), Cleared)
 
 
-def test_retries_that_go_on_at_the_end_of_a_card_are_a_fault() -> None:
+def test_retries_that_go_on_at_the_end_of_a_card_are_a_fault():
     scene = over(60, lambda i: frame_of(card(0.97 * TOTAL), retries=40 + i // 10, steps=2840 + i))
     one = judge_gpu_memory(scene)
     assert isinstance(one, Suspicion)
@@ -110,14 +103,12 @@ def test_retries_that_go_on_at_the_end_of_a_card_are_a_fault() -> None:
         (8, 0, 0.5, Unsure),
     ],
 )
-def test_one_retry_is_none_and_a_card_with_room_explains_no_retries(
-    retries: int, ooms: int, fill: float, expected: type
-) -> None:
+def test_one_retry_is_none_and_a_card_with_room_explains_no_retries(retries, ooms, fill, expected):
     scene = over(30, lambda i: frame_of(card(fill * TOTAL), retries * (i > 20), ooms * (i > 20)))
     assert isinstance(judge_gpu_memory(scene), expected)
 
 
-def test_retries_empty_the_card_and_the_first_steps_have_them_anyway() -> None:
+def test_retries_empty_the_card_and_the_first_steps_have_them_anyway():
     # After a retry the cache is gone: how full it was before is what counts.
     emptied = over(40, lambda i: frame_of(card((0.97 if i < 39 else 0.6) * TOTAL), retries=i // 8))
     assert isinstance(judge_gpu_memory(emptied), Suspicion)
@@ -127,14 +118,14 @@ def test_retries_empty_the_card_and_the_first_steps_have_them_anyway() -> None:
     assert not isinstance(judge_gpu_memory(past), Suspicion)
 
 
-def test_retries_beside_memory_of_others_name_it() -> None:
+def test_retries_beside_memory_of_others_name_it():
     scene = over(30, lambda i: frame_of(shared(50 * GIB, 28 * GIB), retries=i // 5))
     one = judge_gpu_memory(scene)
     assert isinstance(one, Suspicion)
     assert {row.name: row.value for row in one.evidence}["memory of others on it"] == 28 * 1024
 
 
-def test_memory_that_grows_to_the_end_of_the_card_is_a_leak_with_its_time() -> None:
+def test_memory_that_grows_to_the_end_of_the_card_is_a_leak_with_its_time():
     one = growing(60.0)
     assert isinstance(one, Suspicion)
     assert (one.cause, one.origins) == ("gpu", {Origin.DRIVER})
@@ -156,48 +147,41 @@ def test_memory_that_grows_to_the_end_of_the_card_is_a_leak_with_its_time() -> N
         (60.0, {"processes": (make_process(started=NOW - timedelta(seconds=100)),)}, Cleared),
     ],
 )
-def test_growth_that_is_short_slow_or_a_start_is_no_leak(
-    mb_s: float, more: dict[str, Any], expected: type
-) -> None:
+def test_growth_that_is_short_slow_or_a_start_is_no_leak(mb_s, more, expected):
     assert isinstance(growing(mb_s, **more), expected)
 
 
-def test_a_cache_that_settles_or_grows_in_large_steps_is_no_leak() -> None:
-    def settles(i: int) -> Frame:
+def test_a_cache_that_settles_or_grows_in_large_steps_is_no_leak():
+    def settles(i):
         return make_frame(gpus=(card(76 * GIB - 12 * GIB * 0.93**i),))
 
-    def steps(i: int) -> Frame:
+    def steps(i):
         return make_frame(gpus=(card(60 * GIB + 2 * GIB * ((i + 7) // 15)),))
 
-    def comes_and_goes(i: int) -> Frame:
+    def comes_and_goes(i):
         return make_frame(gpus=(card(60 * GIB + 10 * GIB * (i % 7) / 7),))
 
     for frame_at in (settles, steps, comes_and_goes):
         assert not isinstance(judge_gpu_memory(over(60, frame_at)), Suspicion), frame_at.__name__
 
 
-def test_a_checkpoint_that_is_read_onto_the_card_is_no_leak() -> None:
-    def loads(i: int, **fields: Any) -> Frame:
+def test_a_checkpoint_that_is_read_onto_the_card_is_no_leak():
+    def loads(i, **fields):
         return make_frame(gpus=(card(60 * GIB + i * 60 * MB, **fields),))
 
     idle = over(60, lambda i: loads(i, sm_pct=1.0))
     assert isinstance(judge_gpu_memory(idle), Cleared)
-    assert isinstance(
-        judge_gpu_memory(over(60, lambda i: loads(i, sm_pct=UNREAD, sm_active_pct=UNREAD))), Unsure
-    )
+    assert isinstance(judge_gpu_memory(over(60, lambda i: loads(i, sm_pct=UNREAD, sm_active_pct=UNREAD))), Unsure)
     stacks = [make_phases({Phase.LOAD: 0.9, Phase.FORWARD: 0.1})]
     assert isinstance(judge_gpu_memory(over(60, loads, stacks)), Cleared)
     trains = [make_phases({Phase.FORWARD: 0.5, Phase.BACKWARD: 0.4, Phase.DATA_WAIT: 0.1})]
     assert isinstance(judge_gpu_memory(over(60, loads, trains)), Suspicion)
 
 
-def test_the_hook_tells_tensors_that_are_kept_from_a_cache_in_pieces() -> None:
-    def at(held_mb_s: float) -> Scene:
+def test_the_hook_tells_tensors_that_are_kept_from_a_cache_in_pieces():
+    def at(held_mb_s):
         return over(
-            60,
-            lambda i: frame_of(
-                card(60 * GIB + i * 60 * MB), steps=2840 + i, held=40 * GIB + i * held_mb_s * MB
-            ),
+            60, lambda i: frame_of(card(60 * GIB + i * 60 * MB), steps=2840 + i, held=40 * GIB + i * held_mb_s * MB)
         )
 
     one = judge_gpu_memory(at(58.0))
@@ -210,8 +194,8 @@ def test_the_hook_tells_tensors_that_are_kept_from_a_cache_in_pieces() -> None:
     assert isinstance(judge_gpu_memory(early), Cleared)
 
 
-def test_growth_of_others_on_a_shared_card_is_not_the_jobs() -> None:
-    def at(ours: float, theirs: float, **fields: Any) -> Answer:
+def test_growth_of_others_on_a_shared_card_is_not_the_jobs():
+    def at(ours, theirs, **fields):
         sample = [shared(30 * GIB + i * ours * MB, 30 * GIB + i * theirs * MB, **fields) for i in range(60)]
         train = [make_phases({Phase.FORWARD: 0.9, Phase.DATA_WAIT: 0.1})]
         return judge_gpu_memory(over(60, lambda i: make_frame(gpus=(sample[i],)), train))
@@ -237,7 +221,7 @@ def sliced(used: float, other: float) -> GpuSample:
     return card(used + other, mig=True, mig_instances=slices, sm_pct=UNREAD)
 
 
-def test_a_slice_is_judged_by_its_own_memory() -> None:
+def test_a_slice_is_judged_by_its_own_memory():
     neighbour = over(60, lambda i: make_frame(gpus=(sliced(20 * GIB, 20 * GIB + i * 60 * MB),)))
     assert isinstance(judge_gpu_memory(neighbour), Cleared)
     own = judge_gpu_memory(over(60, lambda i: make_frame(gpus=(sliced(30 * GIB + i * 60 * MB, GIB),))))
@@ -249,8 +233,8 @@ def test_a_slice_is_judged_by_its_own_memory() -> None:
     assert isinstance(judge_gpu_memory(room), Unsure)
 
 
-def test_the_rank_whose_card_is_full_is_named() -> None:
-    def at(i: int) -> Frame:
+def test_the_rank_whose_card_is_full_is_named():
+    def at(i):
         processes = (make_process(OURS, rank=0), make_process(4212, rank=1))
         gpus = (card(60 * GIB), make_gpu(1, pids=(4212,), memory_used_bytes=79 * GIB))
         figures = AllocatorFigures(GIB, GIB, 0, GIB, GIB, i // 5, 0, UNREAD)

@@ -1,7 +1,5 @@
 """Workers that a signal ends again and again: named as such, and no restart of an epoch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.judge.rules.test_rules_end import make_end
@@ -44,9 +42,7 @@ def test_workers_that_are_killed_again_and_again_are_named_and_are_no_respawn():
 
 def test_signals_are_told_apart():
     crashed = replace(KILLED, signal="SIGSEGV", how="SIGSEGV (core dumped)")
-    assert (
-        "6 by SIGKILL, 2 by SIGSEGV" in judge_killed_workers(ending(KILLED, KILLED, KILLED, crashed)).summary
-    )
+    assert "6 by SIGKILL, 2 by SIGSEGV" in judge_killed_workers(ending(KILLED, KILLED, KILLED, crashed)).summary
 
 
 def test_one_death_ends_of_epochs_and_polite_ends_accuse_nobody():

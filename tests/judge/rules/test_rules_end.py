@@ -1,7 +1,5 @@
 """The job is over: whether it ended well, failed, or nobody saw how, and what it said last."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -63,11 +61,7 @@ def test_a_launcher_without_its_ranks_is_over_as_well_as_they_ended():
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
     restart = [*frames, *hold(make_frame(processes=(launcher,)), 15)]
     assert type(judge_finished(see(line_up(restart)))) is Unsure
-    for outcome, cause in (
-        (Outcome.WELL, "finished"),
-        (Outcome.FAILED, "failed"),
-        (Outcome.UNKNOWN, "ended"),
-    ):
+    for outcome, cause in ((Outcome.WELL, "finished"), (Outcome.FAILED, "failed"), (Outcome.UNKNOWN, "ended")):
         alone = make_frame(processes=(launcher,), target=make_target(outcome=outcome))
         answer = judge_finished(see(line_up([*frames, *hold(alone, 25)])))
         assert said(answer) == (Kind.IDLE, cause)

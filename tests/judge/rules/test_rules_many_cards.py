@@ -1,7 +1,5 @@
 """Jobs of several ranks on cards: a busy card may compute, launch too slowly, or sit in a collective."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frames import make_frame, make_gpu, make_process, make_target
@@ -168,10 +166,7 @@ def test_who_lowers_a_clock_is_told_from_what_the_card_shares(card, need):
 
 
 def test_clocks_that_someone_set_hold_nothing_that_the_power_limit_takes_anyway():
-    shares = (
-        *held("power cap", 99.0)["throttle_shares"],
-        *held("application clocks", 99.0)["throttle_shares"],
-    )
+    shares = (*held("power cap", 99.0)["throttle_shares"], *held("application clocks", 99.0)["throttle_shares"])
     card = make_gpu(power_w=690.0, sm_clock_mhz=1400.0, throttle_shares=shares)
     assert type(judge_odd_cap(on(card))) is Cleared
 

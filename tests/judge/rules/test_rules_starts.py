@@ -1,7 +1,5 @@
 """Starts, pauses and prompts: what is no steady training and no hang."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -18,12 +16,7 @@ from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import fresh_phase
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge, judge_scene
-from tpmon.judge.rules.lifecycle import (
-    judge_checkpoint,
-    judge_starting,
-    judge_validation,
-    judge_waiting_for_input,
-)
+from tpmon.judge.rules.lifecycle import judge_checkpoint, judge_starting, judge_validation, judge_waiting_for_input
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -181,11 +174,7 @@ def test_only_ranks_that_were_looked_at_are_said_to_wait(others, words):
     """Each rank is sampled in its turn: of eight the newest stacks of most are too old to tell."""
     ranks = [make_process(4211 + number, rank=number) for number in range(1 + len(others))]
     phases = [make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)]
-    phases += [
-        make_phases(one[0], pid=4212 + number, **one[1])
-        for number, one in enumerate(others)
-        if one is not None
-    ]
+    phases += [make_phases(one[0], pid=4212 + number, **one[1]) for number, one in enumerate(others) if one is not None]
     answer = judge_checkpoint(scene_of(make_frame(processes=tuple(ranks)), phases))
     assert answer.summary == f"rank 0 is writing a checkpoint{words}"
 
@@ -233,9 +222,7 @@ def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
     standing, said_each = Standing(), []
     frames: list[Frame] = []
     for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
-        frame = make_frame(
-            taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=()
-        )
+        frame = make_frame(taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=())
         frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
         judged = judge(frames, standing)
         standing = judged.standing

@@ -1,24 +1,11 @@
 """What the reads of a loader tell: bytes or answers, near or far, and a page cache that is too small."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from tests.frames import make_memory, make_process
-from tests.starving import (
-    COMPUTES,
-    DISK,
-    DISTANT,
-    LINE,
-    SMALL_FILES,
-    SOCKET,
-    THRASHES,
-    line_up,
-    make_second,
-    starve,
-)
+from tests.starving import COMPUTES, DISK, DISTANT, LINE, SMALL_FILES, SOCKET, THRASHES, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.loader import find_starved
@@ -47,12 +34,7 @@ def causes(kind, workers=2, **more):
 def disk(size_kib, mb_s):
     """Build a worker of two that waits for a local disk: mean size of a read, MB/s of both workers."""
     rate = mb_s * 1e6 / 2
-    return {
-        **DISK,
-        "asked_read_bytes_s": rate,
-        "device_read_bytes_s": rate,
-        "read_calls_s": rate / (size_kib * KIB),
-    }
+    return {**DISK, "asked_read_bytes_s": rate, "device_read_bytes_s": rate, "read_calls_s": rate / (size_kib * KIB)}
 
 
 # Mean size of a read in KiB, MB/s of all workers, cause.

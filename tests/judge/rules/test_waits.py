@@ -1,7 +1,5 @@
 """What a loop waits for in its own code, on made-up Windows: a queue that it fills, a call that blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,16 +23,11 @@ QUEUE = stack(MINE, ("get", f"{LIB}/queue.py"), WAIT)
 RECEIVING = {
     "queue": QUEUE,
     "a library around a queue": stack(
-        MINE,
-        ("__next__", f"{LIB}/site-packages/prefetch_generator/__init__.py"),
-        ("get", f"{LIB}/queue.py"),
-        WAIT,
+        MINE, ("__next__", f"{LIB}/site-packages/prefetch_generator/__init__.py"), ("get", f"{LIB}/queue.py"), WAIT
     ),
     "pool": stack(MINE, ("next", f"{LIB}/multiprocessing/pool.py"), WAIT),
     "pipe": stack(
-        MINE,
-        ("recv", f"{LIB}/multiprocessing/connection.py"),
-        ("_recv", f"{LIB}/multiprocessing/connection.py"),
+        MINE, ("recv", f"{LIB}/multiprocessing/connection.py"), ("_recv", f"{LIB}/multiprocessing/connection.py")
     ),
     "future": stack(MINE, ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT),
     "whichever future is first": stack(MINE, ("as_completed", f"{LIB}/concurrent/futures/_base.py"), WAIT),
@@ -63,9 +56,7 @@ NOT_RECEIVING = {
     ),
     "an event": stack(MINE, WAIT),
     "an object elsewhere": stack(
-        MINE,
-        ("_callmethod", f"{LIB}/multiprocessing/managers.py"),
-        ("recv", f"{LIB}/multiprocessing/connection.py"),
+        MINE, ("_callmethod", f"{LIB}/multiprocessing/managers.py"), ("recv", f"{LIB}/multiprocessing/connection.py")
     ),
     "a function of the program that is named so": stack(("get", "/home/u/feed.py")),
     "a socket": stack(MINE, ("readinto", f"{LIB}/socket.py")),
@@ -89,11 +80,7 @@ def test_where_most_of_it_is_is_told_by_function_and_its_busiest_line():
     phases = read_phases(
         [
             slice_of(
-                (QUEUE, 10),
-                (other_line, 4),
-                (stack(("log", "/home/u/log.py", 5)), 6),
-                (parse, 5),
-                (parse_below, 3),
+                (QUEUE, 10), (other_line, 4), (stack(("log", "/home/u/log.py", 5)), 6), (parse, 5), (parse_below, 3)
             )
         ],
         10_500_000_000,
@@ -112,16 +99,11 @@ def test_a_queue_behind_a_name_that_tells_of_data_is_the_programs_own_where_no_l
     one = judge_own_loader(see_waiting(phases))
     assert one.cause == "own-loader"
     assert one.summary.endswith("hand over: queue feed.py:53")
-    loader = {
-        "loader": (make_loader(RANK, 1),),
-        "processes": (make_process(RANK), make_worker(5000, 0, RANK)),
-    }
+    loader = {"loader": (make_loader(RANK, 1),), "processes": (make_process(RANK), make_worker(5000, 0, RANK))}
     assert isinstance(judge_own_loader(see_waiting(phases, frame=loader)), Cleared)
 
 
-HANDED = make_phases(
-    {Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, handed_ratio=0.8, handed=Spot("hand_on feed.py:53", 0.8)
-)
+HANDED = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, handed_ratio=0.8, handed=Spot("hand_on feed.py:53", 0.8))
 
 
 def test_a_loop_at_the_end_of_its_own_queue_waits_for_a_loader_of_its_own():
@@ -139,10 +121,7 @@ def test_a_loop_at_the_end_of_its_own_queue_waits_for_a_loader_of_its_own():
 BUSY = {"gpus": (make_gpu(sm_pct=97.0, pids=(RANK,)),)}
 NO_OWN_LOADERS = {
     "no stacks": (see_waiting(None), Unsure),
-    "no step beside it": (
-        see_waiting(replace(HANDED, shares=make_phases({Phase.OTHER: 1.0}).shares)),
-        Unsure,
-    ),
+    "no step beside it": (see_waiting(replace(HANDED, shares=make_phases({Phase.OTHER: 1.0}).shares)), Unsure),
     "hardly any of it": (see_waiting(replace(HANDED, handed_ratio=0.05)), Cleared),
     "close to the threshold": (see_waiting(replace(HANDED, handed_ratio=0.12)), Unsure),
     "the thread runs": (see_waiting(HANDED, asleep=0), Cleared),
@@ -151,10 +130,7 @@ NO_OWN_LOADERS = {
         see_waiting(
             HANDED,
             frame={
-                "processes": (
-                    make_process(RANK),
-                    make_worker(5000, 0, RANK, runnable=1.0, waits_for="running"),
-                ),
+                "processes": (make_process(RANK), make_worker(5000, 0, RANK, runnable=1.0, waits_for="running")),
                 "loader": (make_loader(RANK, 1, pin_thread=True),),
             },
         ),
@@ -168,9 +144,7 @@ def test_what_is_no_loader_of_its_own(scene, expected):
     assert isinstance(judge_own_loader(scene), expected)
 
 
-CALLS = make_phases(
-    {Phase.OTHER: 0.75, Phase.FORWARD: 0.25}, spots={Phase.OTHER: Spot("log track.py:46", 0.7)}
-)
+CALLS = make_phases({Phase.OTHER: 0.75, Phase.FORWARD: 0.25}, spots={Phase.OTHER: Spot("log track.py:46", 0.7)})
 
 
 def test_a_loop_that_sleeps_in_a_call_of_its_own_is_held_by_that_call():
@@ -216,13 +190,9 @@ def test_what_is_no_blocking_call(scene, expected):
 
 
 def test_one_busy_thread_is_told_by_its_hottest_function():
-    busy = make_phases(
-        {Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)}
-    )
+    busy = make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2}, spots={Phase.OTHER: Spot("update metric.py:40", 0.78)})
     rank = make_process(RANK, runnable=1.0, waiting=0.0, busy_threads=1)
-    scene = see_waiting(
-        busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)}
-    )
+    scene = see_waiting(busy, asleep=0, frame={"processes": (rank,), "cpu": make_cpu(runnable=2.0, used_cores=2.0)})
     one = judge_single_thread(scene)
     assert isinstance(one, Suspicion)
     assert [row.text for row in one.evidence if row.text] == ["update metric.py:40, 78 % of the time"]

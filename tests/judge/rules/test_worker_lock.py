@@ -1,7 +1,5 @@
 """Workers that wait for each other at a lock, and those that only look like it, on made-up Windows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -71,10 +69,7 @@ PLACES = {
     "an event of processes": (below(("wait", f"{LIB}/multiprocessing/synchronize.py")), At.OWN),
     "a queue of the data set": (below(("get", f"{LIB}/multiprocessing/queues.py"), ENTER), At.OWN),
     "a batch for a full queue": (below(("put", f"{LIB}/multiprocessing/queues.py"), stack=LOOP), At.HANDS),
-    "the lock of a SimpleQueue": (
-        below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP),
-        At.HANDS,
-    ),
+    "the lock of a SimpleQueue": (below(("put", f"{LIB}/multiprocessing/queues.py"), ENTER, stack=LOOP), At.HANDS),
     "grpc": (below(("_blocking", f"{PACKAGES}/grpc/_channel.py")), At.LIBRARY),
 }
 
@@ -122,10 +117,7 @@ CASES = {
     "a pool of threads": (see_workers([FUTEX] * 4, (RESULT, 20)), (FEW, HIGH)),
     "a pool of threads that reads": (see_workers([READS] * 4), (FEW, HIGH)),
     "a pool of threads that computes": (see_workers([POOL_COMPUTES] * 4), (FEW, HIGH)),
-    "a pool of threads, lines of decoding": (
-        see_workers([FUTEX] * 3 + [SLEEPS], (RESULT, 12), (LINE, 8)),
-        (FEW, HIGH),
-    ),
+    "a pool of threads, lines of decoding": (see_workers([FUTEX] * 3 + [SLEEPS], (RESULT, 12), (LINE, 8)), (FEW, HIGH)),
     "a queue of the data set's own": (
         see_workers([FUTEX] * 4, (below(("get", f"{LIB}/queue.py"), WAIT), 20)),
         (FEW, HIGH),

@@ -1,7 +1,5 @@
 """What a loop's sleep is confused with: other ranks, cards, a checkpoint, an event loop, a notebook at rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -28,9 +26,7 @@ TORCH = f"{LIB}/site-packages/torch"
 SELECT = ("select", f"{LIB}/selectors.py", 469)
 TURN = ("_run_once", f"{LIB}/asyncio/base_events.py", 1898)
 RUN = ("run", f"{LIB}/asyncio/runners.py", 190)
-SLEEPS = make_phases(
-    {Phase.OTHER: 0.5, Phase.FORWARD: 0.5}, spots={Phase.OTHER: Spot("average grads.py:7", 0.45)}
-)
+SLEEPS = make_phases({Phase.OTHER: 0.5, Phase.FORWARD: 0.5}, spots={Phase.OTHER: Spot("average grads.py:7", 0.45)})
 BESIDE = {"target": make_target(world_size=4)}
 
 
@@ -77,9 +73,7 @@ def test_the_function_that_waits_is_named_and_not_the_one_that_computes():
         calls=Spot("upload ckpt.py:7", 0.4),
     )
     one = judge_blocking_call(see_waiting(phases, io=4))
-    assert one.summary.endswith(
-        "waits for a disk or a socket 40 % of its time in a call of its own: upload ckpt.py:7"
-    )
+    assert one.summary.endswith("waits for a disk or a socket 40 % of its time in a call of its own: upload ckpt.py:7")
     assert [row.text for row in one.evidence if row.text] == ["upload ckpt.py:7, 40 % of the time"]
     unknown = judge_blocking_call(see_waiting(replace(phases, calls_ratio=0.0), io=4))
     assert unknown.summary.endswith("in a call of its own")
@@ -92,23 +86,16 @@ def test_a_request_within_the_forward_pass_is_a_call_too():
         ("forward", "/home/u/reward.py", 12),
         ("readinto", f"{LIB}/socket.py"),
     )
-    step = stack(
-        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
-    )
+    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
     phases = read_phases([slice_of((frames, 60), (step, 40))], 10_500_000_000)[RANK]
     assert phases.ratio(Phase.FORWARD) == 1.0
-    assert (phases.calls_in_step_ratio, phases.calls) == (
-        0.6,
-        Spot("forward reward.py:12", 0.6, Phase.FORWARD),
-    )
+    assert (phases.calls_in_step_ratio, phases.calls) == (0.6, Spot("forward reward.py:12", 0.6, Phase.FORWARD))
     assert judge_blocking_call(see_waiting(phases, io=6)).share == pytest.approx(0.6)
 
 
 def test_a_wait_with_a_time_out_counts_where_its_frame_tells_that_it_waits():
     frames = stack(("log", "/home/u/log.py", 5), ("wait", f"{LIB}/threading.py"))
-    step = stack(
-        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
-    )
+    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
     phases = read_phases([slice_of((frames, 50), (step, 50))], 10_500_000_000)[RANK]
     assert judge_blocking_call(see_waiting(phases, timed_lock=5)).share == pytest.approx(0.5)
 
@@ -126,15 +113,11 @@ def test_calls_of_other_ranks_are_comms(frames):
     assert classify(frames) == (Phase.COMMS, None)
 
 
-@pytest.mark.parametrize(
-    "name", ["wait_for_ckpt", "maybe_wait_checkpoint", "flush_upload", "join_pending_saves"]
-)
+@pytest.mark.parametrize("name", ["wait_for_ckpt", "maybe_wait_checkpoint", "flush_upload", "join_pending_saves"])
 def test_a_future_of_a_checkpoint_is_a_checkpoint(name):
     future = stack((name, "/home/u/ckpt.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
     assert classify(future) == (Phase.CHECKPOINT, None)
-    loading = stack(
-        ("wait_for_rollouts", "/home/u/rl.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT
-    )
+    loading = stack(("wait_for_rollouts", "/home/u/rl.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
     assert classify(loading) == (Phase.OTHER, None)
 
 
@@ -148,9 +131,7 @@ def test_an_event_loop_without_a_task_to_run_is_named_as_one():
 def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
     kernel = frame_of("start", f"{LIB}/site-packages/ipykernel/kernelapp.py", 742)
     rests = (kernel, *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    step = stack(
-        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
-    )
+    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
     phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
     assert (phases.resting_ratio, phases.calls_ratio) == (0.6, 0.0)
     assert isinstance(judge_blocking_call(see_waiting(phases, other=6)), Cleared)
@@ -158,14 +139,10 @@ def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
 
 def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
     rests = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    step = stack(
-        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
-    )
+    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
     phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
     one = judge_blocking_call(see_waiting(phases, other=6))
-    assert (
-        one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
-    )
+    assert one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
     assert one.observed == {Need.EVENT_LOOP_WAIT}
     chosen = choose(one.kind, one.cause, one.observed, RunFacts())
     assert [each.remedy.id for each in chosen if each.certain] == ["feed-event-loop"]
@@ -174,11 +151,7 @@ def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        ("child process", "waits for a child process"),
-        ("sleep", "pauses (time.sleep or alike)"),
-        ("epoll", "sleeps"),
-    ],
+    [("child process", "waits for a child process"), ("sleep", "pauses (time.sleep or alike)"), ("epoll", "sleeps")],
 )
 def test_what_the_kernel_says_of_the_sleep_is_said(words, said):
     rank = make_process(RANK, runnable=0.3, waiting=0.0, waits_for=words)
@@ -228,9 +201,7 @@ def test_a_future_beside_other_threads_is_what_they_hand_over(thread, frames):
 
 def see_named(lock, other):
     named = stack(("get_batch", "/home/u/feed.py", 53))
-    step = stack(
-        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
-    )
+    step = stack(("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py"))
     phases = read_phases([slice_of((named, 60), (step, 40))], 10_500_000_000)[RANK]
     assert phases.hinted_ratio == 0.6
     assert DataPart.FETCH in phases.parts
@@ -276,9 +247,7 @@ def test_a_disk_of_the_data_wait_does_not_prove_a_call_beside_other_ranks():
 
 
 def test_a_fight_for_the_interpreter_is_no_part_of_a_request():
-    phases = make_phases(
-        {Phase.OTHER: 0.6, Phase.FORWARD: 0.4}, calls_ratio=0.2, calls=Spot("send log.py:7", 0.2)
-    )
+    phases = make_phases({Phase.OTHER: 0.6, Phase.FORWARD: 0.4}, calls_ratio=0.2, calls=Spot("send log.py:7", 0.2))
     assert not isinstance(judge_blocking_call(see_waiting(phases, io=2, timed_lock=4)), Suspicion)
 
 

@@ -1,7 +1,5 @@
 """Frames of training frameworks as their versions have them: which phase each stack is in."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.phase_stacks import SITE
@@ -42,10 +40,7 @@ CASES = {
             MAIN,
             FIT,
             lib("on_train_batch_end", "lightning/pytorch/callbacks/progress/tqdm_progress.py"),
-            lib(
-                "convert_tensors_to_scalars.<locals>.to_item",
-                "lightning/fabric/utilities/apply_func.py",
-            ),
+            lib("convert_tensors_to_scalars.<locals>.to_item", "lightning/fabric/utilities/apply_func.py"),
         ),
         Phase.SYNC,
         None,
@@ -67,11 +62,7 @@ CASES = {
         Phase.FORWARD,
         None,
     ),
-    "torch compiles": (
-        (MAIN, MODULE, lib("load", "torch/_inductor/codecache.py")),
-        Phase.COMPILE,
-        None,
-    ),
+    "torch compiles": ((MAIN, MODULE, lib("load", "torch/_inductor/codecache.py")), Phase.COMPILE, None),
     # Around the whole program.
     "a logger catches what main raises": (
         (lib("Logger.catch.<locals>.catch_wrapper", "loguru/_logger.py"), MAIN, MODULE),
@@ -141,11 +132,7 @@ CASES = {
         None,
     ),
     "accelerate copies a batch": (
-        (
-            MAIN,
-            lib("__iter__", "accelerate/data_loader.py"),
-            lib("send_to_device", "accelerate/utils/operations.py"),
-        ),
+        (MAIN, lib("__iter__", "accelerate/data_loader.py"), lib("send_to_device", "accelerate/utils/operations.py")),
         Phase.DATA_WAIT,
         DataPart.COPY,
     ),
@@ -204,27 +191,19 @@ CASES = {
         Phase.DATA_WAIT,
         DataPart.FETCH,
     ),
-    "who builds a loader waits for none": (
-        (MAIN, ("train_dataloader", "/home/usr/nano/data.py")),
-        Phase.OTHER,
-        None,
-    ),
-    "DGL waits": (
-        (MAIN, lib("_PrefetchingIter.__next__", "dgl/dataloading/dataloader.py")),
-        Phase.DATA_WAIT,
-        None,
-    ),
+    "who builds a loader waits for none": ((MAIN, ("train_dataloader", "/home/usr/nano/data.py")), Phase.OTHER, None),
+    "DGL waits": ((MAIN, lib("_PrefetchingIter.__next__", "dgl/dataloading/dataloader.py")), Phase.DATA_WAIT, None),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_stack_of_a_framework_is_in_its_phase(case: str) -> None:
+def test_a_stack_of_a_framework_is_in_its_phase(case):
     frames, phase, part = CASES[case]
     stack = tuple(StackFrame(function, file, line) for line, (function, file) in enumerate(frames, 1))
     assert classify(stack) == (phase, part)
 
 
-def test_a_line_of_a_library_that_waits_proves_a_synchronise_and_is_named_by_the_users_line() -> None:
+def test_a_line_of_a_library_that_waits_proves_a_synchronise_and_is_named_by_the_users_line():
     stack = (StackFrame(*MAIN, 7), StackFrame(*LOOP, 2500))
     reading = read_stack(stack)
     assert reading.needs == {Need.NAN_CHECK_IN_STACK}

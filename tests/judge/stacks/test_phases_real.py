@@ -5,8 +5,6 @@ loop), Hugging Face Trainer 5.23, Lightning 2.6, Accelerate 1.15, DDP and FSDP2 
 checkpointing over gloo, torch.compile, and a breakpoint; torch 2.13 on CPython 3.11.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -31,14 +29,14 @@ def _read(path: Path) -> list[tuple[str, str, StackCount]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_real_stacks_are_read_as_labelled(path: Path) -> None:
+def test_real_stacks_are_read_as_labelled(path):
     for label, words, stack in _read(path):
         phase, part = classify(stack.frames)
         assert "/".join(one.value for one in (phase, part) if one is not None) == label, words
         assert read_stack(stack.frames).where == words
 
 
-def test_the_captured_programs_show_every_phase_that_has_frames_on_a_cpu() -> None:
+def test_the_captured_programs_show_every_phase_that_has_frames_on_a_cpu():
     labels = {label for path in FILES for label, _, _ in _read(path)}
     phases = {label.partition("/")[0] for label in labels}
     assert phases == {phase.value for phase in Phase} - {Phase.SYNC.value}

@@ -1,7 +1,5 @@
 """Shares of stack samples by rank: intervals, changes, what was proven, and how long nothing moved."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -43,11 +41,7 @@ FORWARD = (
     StackFrame("Module._call_impl", SITE + "torch/nn/modules/module.py", 1798),
     StackFrame("Net.forward", "/home/usr/train/model.py", 88),
 )
-DDP = (
-    MAIN,
-    StackFrame("DistributedDataParallel.forward", SITE + "torch/nn/parallel/distributed.py", 1),
-    *FORWARD,
-)
+DDP = (MAIN, StackFrame("DistributedDataParallel.forward", SITE + "torch/nn/parallel/distributed.py", 1), *FORWARD)
 BACKWARD = (MAIN, StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 966))
 SAVE = (MAIN, StackFrame("save", SITE + "torch/serialization.py", 900))
 RECOMPUTE = (StackFrame("recompute_fn", SITE + "torch/utils/checkpoint.py", 1), *FORWARD)
@@ -86,7 +80,7 @@ def read_one(*slices: StackSlice) -> RankPhases:
     return phases
 
 
-def test_samples_of_all_slices_weigh_alike() -> None:
+def test_samples_of_all_slices_weigh_alike():
     phases = read_one(make_slice({QUEUE: 90, FORWARD: 60}, 11), make_slice({QUEUE: 70, FORWARD: 80}))
     assert phases.samples == 300
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(160 / 300)
@@ -98,13 +92,13 @@ def test_samples_of_all_slices_weigh_alike() -> None:
     assert 0.0 < phases.share(Phase.SYNC).high < 0.1
 
 
-def test_the_place_is_the_most_frequent_of_the_newest_slice() -> None:
+def test_the_place_is_the_most_frequent_of_the_newest_slice():
     older = make_slice({QUEUE: 150}, 11)
     assert read_one(older, make_slice({FORWARD: 90, QUEUE: 80})).where == "forward model.py:88"
     assert read_one(older, make_slice({FETCH: 90})).where == "data wait: decode in data.py:41"
 
 
-def test_only_the_main_thread_counts() -> None:
+def test_only_the_main_thread_counts():
     pin = StackCount(PID + 7, "Thread-1", QUEUE, 170)
     assert read_one(make_slice({FORWARD: 170}, others=(pin,))).ratio(Phase.FORWARD) == 1.0
     # In a container a thread may have another number: then its name tells.
@@ -114,12 +108,12 @@ def test_only_the_main_thread_counts() -> None:
     assert read_one(nameless).ratio(Phase.FORWARD) == 1.0
 
 
-def test_torn_samples_without_frames_count_for_nothing() -> None:
+def test_torn_samples_without_frames_count_for_nothing():
     assert read_one(make_slice({(): 30, FORWARD: 70})).samples == 70
     assert read_phases([make_slice({(): 30})], NOW_NS) == {}
 
 
-def test_ranks_are_read_apart_and_the_last_minute_only() -> None:
+def test_ranks_are_read_apart_and_the_last_minute_only():
     slices = [
         make_slice({QUEUE: 100}, 70),
         make_slice({FORWARD: 100}, 5),
@@ -132,7 +126,7 @@ def test_ranks_are_read_apart_and_the_last_minute_only() -> None:
     assert ranks[PID].newest_age_s == pytest.approx(5.0)
 
 
-def test_after_a_change_only_the_newer_slices_count() -> None:
+def test_after_a_change_only_the_newer_slices_count():
     slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (55, 44, 33, 22, 11)]
     phases = read_one(*slices, make_slice({FORWARD: 20, QUEUE: 150}))
     assert phases.samples == 170
@@ -143,10 +137,10 @@ def test_after_a_change_only_the_newer_slices_count() -> None:
 
 
 @pytest.mark.parametrize("into_s", range(11))
-def test_a_verdict_can_follow_within_20_s_of_any_moment(into_s: int) -> None:
+def test_a_verdict_can_follow_within_20_s_of_any_moment(into_s):
     """Slices of 10 s with a pause of 1 s; the run changes ``into_s`` seconds after one began."""
 
-    def sample(seconds_after: float, age: float) -> StackSlice:
+    def sample(seconds_after, age):
         waits = round(170 * (0.05 + 0.85 * min(10.0, seconds_after) / 10))
         return make_slice({QUEUE: waits, FORWARD: 170 - waits}, age)
 
@@ -159,7 +153,7 @@ def test_a_verdict_can_follow_within_20_s_of_any_moment(into_s: int) -> None:
     pytest.fail("the shares did not follow")
 
 
-def test_a_behaviour_that_comes_and_goes_is_counted_whole() -> None:
+def test_a_behaviour_that_comes_and_goes_is_counted_whole():
     ages = (55, 44, 33, 22, 11)
     calm, stall = {FORWARD: 160, QUEUE: 10}, {FORWARD: 60, QUEUE: 110}
     slices = [make_slice(stall if age in (44, 22) else calm, age) for age in ages]
@@ -169,51 +163,49 @@ def test_a_behaviour_that_comes_and_goes_is_counted_whole() -> None:
     assert read_one(*back, make_slice(calm)).samples == 170
 
 
-def test_a_handful_of_samples_is_no_change() -> None:
+def test_a_handful_of_samples_is_no_change():
     slices = [make_slice({FORWARD: 160, QUEUE: 10}, age) for age in (44, 33, 22, 11)]
     assert read_one(*slices, make_slice({QUEUE: 1}, seconds=0)).samples == 4 * 170 + 1
 
 
-def test_needs_are_seen_from_one_sample_in_twenty_on() -> None:
+def test_needs_are_seen_from_one_sample_in_twenty_on():
     assert Need.LOGGING_IN_STACK in read_one(make_slice({FORWARD: 95, LOG: 5})).sights
     assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).sights
     # A wrapper is there or it is not.
     assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).sights
 
 
-def test_each_need_is_told_with_its_own_share_of_the_samples() -> None:
+def test_each_need_is_told_with_its_own_share_of_the_samples():
     phases = read_one(make_slice({FORWARD: 60, ITEM: 30}), make_slice({FREE: 10}))
     assert phases.ratio(Phase.SYNC) == pytest.approx(0.4)
     assert phases.proven[Need.SYNC_IN_STACK] == pytest.approx(0.3)
     assert phases.proven[Need.ALLOCATOR_IN_STACK] == pytest.approx(0.1)
 
 
-def test_recomputing_on_the_thread_of_autograd_is_seen() -> None:
+def test_recomputing_on_the_thread_of_autograd_is_seen():
     autograd = StackCount(PID + 9, "Dummy-4", RECOMPUTE, 30)
     assert Need.RECOMPUTE_IN_STACK in read_one(make_slice({BACKWARD: 100}, others=(autograd,))).sights
     assert Need.RECOMPUTE_IN_STACK not in read_one(make_slice({BACKWARD: 100})).sights
 
 
-def test_a_stack_that_does_not_move_is_told_from_one_that_does() -> None:
+def test_a_stack_that_does_not_move_is_told_from_one_that_does():
     still = [make_slice({SAVE: 170}, age) for age in (88, 77, 66, 55, 44, 33, 22, 11)]
     phases = read_one(*still, make_slice({SAVE: 170}))
     assert (phases.distinct, phases.unchanged_s) == (1, pytest.approx(98.0))
     moved = read_one(*still, make_slice({SAVE: 169, FORWARD: 1}))
     assert (moved.distinct, moved.unchanged_s, moved.same_place_s) == (2, 0.0, 0.0)
-    began = read_one(
-        make_slice({FORWARD: 100, SAVE: 70}, 22), make_slice({SAVE: 170}, 11), make_slice({SAVE: 170})
-    )
+    began = read_one(make_slice({FORWARD: 100, SAVE: 70}, 22), make_slice({SAVE: 170}, 11), make_slice({SAVE: 170}))
     assert began.unchanged_s == pytest.approx(21.0)
 
 
-def test_a_wait_that_wakes_up_to_wait_again_keeps_its_place() -> None:
+def test_a_wait_that_wakes_up_to_wait_again_keeps_its_place():
     woken = (*QUEUE[:-1], replace(QUEUE[-1], line=1470))
     phases = read_one(make_slice({QUEUE: 170}, 11), make_slice({QUEUE: 169, woken: 1}))
     assert (phases.distinct, phases.unchanged_s) == (2, 0.0)
     assert phases.same_place_s == pytest.approx(21.0)
 
 
-def test_slices_in_any_order_read_alike_and_a_second_time_too() -> None:
+def test_slices_in_any_order_read_alike_and_a_second_time_too():
     slices = [make_slice({FORWARD: 100 - age, QUEUE: 50 + age}, age) for age in (0, 11, 22, 33)]
     first = read_phases(slices, NOW_NS)
     assert read_phases(slices[::-1], NOW_NS) == first
@@ -222,7 +214,7 @@ def test_slices_in_any_order_read_alike_and_a_second_time_too() -> None:
     assert read_phases([replace(one) for one in slices], NOW_NS) == first
 
 
-def test_slices_that_differ_more_than_chance_widen_the_interval() -> None:
+def test_slices_that_differ_more_than_chance_widen_the_interval():
     even = read_one(*(make_slice({FORWARD: 85, QUEUE: 85}, age) for age in (0, 11, 22, 33)))
     odd = read_one(
         *(
@@ -235,31 +227,28 @@ def test_slices_that_differ_more_than_chance_widen_the_interval() -> None:
     assert odd.shares[Phase.FORWARD].low < even.shares[Phase.FORWARD].low
 
 
-def test_wilson_interval_by_hand() -> None:
+def test_wilson_interval_by_hand():
     share = share_of(10, 100, design=1.0)
     assert share.low == pytest.approx(0.0552, abs=1e-4)
     assert share.high == pytest.approx(0.1744, abs=1e-4)
     assert share_of(0, 0) == Share(0.0, 0.0, 1.0, 0)
 
 
-def test_two_proportion_test_needs_a_gap_and_samples() -> None:
+def test_two_proportion_test_needs_a_gap_and_samples():
     assert differs({"a": 90, "b": 10}, {"a": 50, "b": 50})
     assert not differs({"a": 9, "b": 1}, {"a": 5, "b": 5})
     assert not differs({"a": 9_000, "b": 1_000}, {"a": 8_000, "b": 2_000 - 600})
     assert not differs({}, {"a": 100})
 
 
-_KINDS = st.dictionaries(
-    st.sampled_from([QUEUE, FETCH, FORWARD, BACKWARD, SAVE, LOG, ()]), st.integers(0, 400)
-)
+_KINDS = st.dictionaries(st.sampled_from([QUEUE, FETCH, FORWARD, BACKWARD, SAVE, LOG, ()]), st.integers(0, 400))
 _SLICES = st.lists(
-    st.builds(make_slice, _KINDS, st.floats(0, 90), st.floats(0, 11), st.sampled_from([PID, 4212])),
-    max_size=12,
+    st.builds(make_slice, _KINDS, st.floats(0, 90), st.floats(0, 11), st.sampled_from([PID, 4212])), max_size=12
 )
 
 
 @given(_SLICES)
-def test_shares_add_up_and_intervals_hold_them(slices: list[StackSlice]) -> None:
+def test_shares_add_up_and_intervals_hold_them(slices):
     for phases in read_phases(slices, NOW_NS).values():
         assert phases.samples > 0
         assert sum(share.ratio for share in phases.shares.values()) == pytest.approx(1.0)
@@ -271,9 +260,7 @@ def test_shares_add_up_and_intervals_hold_them(slices: list[StackSlice]) -> None
 
 
 @given(_KINDS, st.integers(2, 9))
-def test_more_samples_of_the_same_keep_the_ratios_and_narrow_the_intervals(
-    kinds: dict[tuple[StackFrame, ...], int], factor: int
-) -> None:
+def test_more_samples_of_the_same_keep_the_ratios_and_narrow_the_intervals(kinds, factor):
     few = read_phases([make_slice(kinds)], NOW_NS)
     many = read_phases([make_slice({frames: count * factor for frames, count in kinds.items()})], NOW_NS)
     assert set(few) == set(many)
@@ -285,11 +272,11 @@ def test_more_samples_of_the_same_keep_the_ratios_and_narrow_the_intervals(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 300)), max_size=8))
-def test_a_design_factor_is_never_below_the_plain_one(slices: list[dict[str, int]]) -> None:
+def test_a_design_factor_is_never_below_the_plain_one(slices):
     assert measure_design(slices) >= measure_design([])
 
 
-def test_waits_at_queues_locks_and_futures_of_python_are_counted() -> None:
+def test_waits_at_queues_locks_and_futures_of_python_are_counted():
     pool = (MAIN, StackFrame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 456))
     queue = (
         MAIN,
@@ -310,7 +297,7 @@ AGES = (44, 33, 22, 11, 0)
 
 @pytest.mark.parametrize("read", [LOAD, READ_CSV], ids=["torch.load", "pandas"])
 @pytest.mark.parametrize("reads", [100, 156], ids=["60 %", "92 %"])
-def test_a_loop_that_reads_its_data_itself_waits_for_data(read, reads) -> None:
+def test_a_loop_that_reads_its_data_itself_waits_for_data(read, reads):
     phases = read_one(*(make_slice({read: reads, FORWARD: 170 - reads}, age) for age in AGES))
     assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(reads / 170)
     assert set(phases.parts) == {DataPart.FETCH}
@@ -334,7 +321,7 @@ NO_LOOPS = {
 
 
 @pytest.mark.parametrize("counts", NO_LOOPS.values(), ids=NO_LOOPS)
-def test_what_is_read_once_or_for_the_model_is_no_wait_for_data(counts) -> None:
+def test_what_is_read_once_or_for_the_model_is_no_wait_for_data(counts):
     phases = read_one(*(make_slice(one, age) for one, age in zip(counts, AGES, strict=True)))
     assert phases.ratio(Phase.DATA_WAIT) == 0
     assert phases.parts == {}

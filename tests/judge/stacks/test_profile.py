@@ -1,7 +1,5 @@
 """Which phase a stack is in: the innermost meaningful frame, and the regions that keep their insides."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -162,7 +160,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("below", ["", " decode"])
-def test_what_a_map_style_fetcher_calls_beside_items_is_the_collate_function(below: str) -> None:
+def test_what_a_map_style_fetcher_calls_beside_items_is_the_collate_function(below):
     names = f"module main next next_data fetch pad{below}"
     assert classify(stack(names)) == (Phase.DATA_WAIT, DataPart.COLLATE)
     # Python 3.10 does not say which fetcher it is, and a generator may have any name.
@@ -170,7 +168,7 @@ def test_what_a_map_style_fetcher_calls_beside_items_is_the_collate_function(bel
 
 
 @pytest.mark.parametrize(("names", "phase", "part"), TABLE, ids=[row[0].replace(" ", ">") for row in TABLE])
-def test_the_innermost_meaningful_frame_wins(names: str, phase: Phase, part: DataPart | None) -> None:
+def test_the_innermost_meaningful_frame_wins(names, phase, part):
     assert classify(stack(names)) == (phase, part)
 
 
@@ -193,19 +191,17 @@ def test_the_innermost_meaningful_frame_wins(names: str, phase: Phase, part: Dat
         ("queue_get", "get in queues.py:1"),
     ],
 )
-def test_words_name_the_phase_and_the_users_own_line(names: str, words: str) -> None:
+def test_words_name_the_phase_and_the_users_own_line(names, words):
     assert read_stack(stack(names)).where == words
 
 
-def test_python_3_10_names_without_classes_are_read_alike() -> None:
+def test_python_3_10_names_without_classes_are_read_alike():
     for names, phase, part in TABLE:
-        plain = tuple(
-            StackFrame(frame.function.rpartition(".")[2], frame.file, frame.line) for frame in stack(names)
-        )
+        plain = tuple(StackFrame(frame.function.rpartition(".")[2], frame.file, frame.line) for frame in stack(names))
         assert classify(plain) == (phase, part), names
 
 
-def test_installed_packages_and_python_are_no_user_code() -> None:
+def test_installed_packages_and_python_are_no_user_code():
     for file in (
         "/home/usr/train/.venv/lib/python3.12/site-packages/torch/nn/functional.py",
         "/usr/lib/python3.11/selectors.py",
@@ -218,17 +214,11 @@ def test_installed_packages_and_python_are_no_user_code() -> None:
         "/home/usr/hook.zip/tpmon/hook/patches.py",
     ):
         assert is_library(file), file
-    for file in (
-        "/home/usr/train/train.py",
-        "/workspace/lib/data.py",
-        "train.py",
-        "/srv/python/run.py",
-        "<stdin>",
-    ):
+    for file in ("/home/usr/train/train.py", "/workspace/lib/data.py", "train.py", "/srv/python/run.py", "<stdin>"):
         assert not is_library(file), file
 
 
-def test_an_editable_torch_is_known_by_the_end_of_its_paths() -> None:
+def test_an_editable_torch_is_known_by_the_end_of_its_paths():
     frames = (
         StackFrame("main", "/home/usr/train/train.py", 1),
         StackFrame("Tensor.backward", "/home/usr/pytorch/torch/_tensor.py", 2),
@@ -242,12 +232,8 @@ HOMES = sorted({rule.path.split("/")[0] for rule in RULES if rule.installed})
 
 
 @pytest.mark.parametrize("home", [name for name in HOMES if "." not in name])
-@pytest.mark.parametrize(
-    "place", ["/home/{}/venv/lib/python3.11/site-packages/", "/{}/lib/python3.12/dist-packages/"]
-)
-def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_that_library(
-    home: str, place: str
-) -> None:
+@pytest.mark.parametrize("place", ["/home/{}/venv/lib/python3.11/site-packages/", "/{}/lib/python3.12/dist-packages/"])
+def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_that_library(home, place):
     """A home, a project or an environment may be named rich, aim, logging or datasets."""
     for names, phase in (
         ("module main call linear", Phase.FORWARD),
@@ -256,15 +242,14 @@ def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_tha
         ("module main next next_data get_data", Phase.DATA_WAIT),
     ):
         frames = tuple(
-            StackFrame(one.function, one.file.replace(SITE, place.format(home)), one.line)
-            for one in stack(names)
+            StackFrame(one.function, one.file.replace(SITE, place.format(home)), one.line) for one in stack(names)
         )
         assert classify(frames)[0] is phase, (place, names)
     of_python = StackFrame("Queue.get", f"/home/{home}/lib/python3.11/queue.py", 3)
     assert mark_frame(of_python.function, of_python.file) is None
 
 
-def test_libraries_are_known_in_every_place_where_they_are_installed() -> None:
+def test_libraries_are_known_in_every_place_where_they_are_installed():
     for place in (
         SITE,
         "/home/rich/venv/lib/python3.11/site-packages/",
@@ -273,14 +258,12 @@ def test_libraries_are_known_in_every_place_where_they_are_installed() -> None:
         "/venv/lib/python3.13t/site-packages/",
         "/venv/lib/python3.11/site-packages/tqdm-4.66-py3.11.egg/",
     ):
-        assert classify((StackFrame("tqdm.update", place + "tqdm/std.py", 9),)) == (Phase.LOGGING, None), (
-            place
-        )
+        assert classify((StackFrame("tqdm.update", place + "tqdm/std.py", 9),)) == (Phase.LOGGING, None), place
     for file in ("/usr/lib/python3.11/logging/__init__.py", "/opt/lib/python311.zip/logging/__init__.py"):
         assert classify((StackFrame("StreamHandler.emit", file, 9),)) == (Phase.LOGGING, None), file
 
 
-def test_folders_of_a_torch_built_from_source_are_known_as_well() -> None:
+def test_folders_of_a_torch_built_from_source_are_known_as_well():
     source = "/home/rich/pytorch/"
     for names, phase in (
         ("module main wrapper my_opt", Phase.OPTIMIZER),
@@ -288,13 +271,11 @@ def test_folders_of_a_torch_built_from_source_are_known_as_well() -> None:
         ("module main dcp_save", Phase.CHECKPOINT),
         ("module main call unshard", Phase.COMMS),
     ):
-        frames = tuple(
-            StackFrame(one.function, one.file.replace(SITE, source), one.line) for one in stack(names)
-        )
+        frames = tuple(StackFrame(one.function, one.file.replace(SITE, source), one.line) for one in stack(names))
         assert classify(frames)[0] is phase, names
 
 
-def test_batches_of_torch_s_loader_are_told_from_those_of_others() -> None:
+def test_batches_of_torch_s_loader_are_told_from_those_of_others():
     for names in (
         "module main next next_data get_data",
         "module main next next_data fetch item decode",
@@ -306,7 +287,7 @@ def test_batches_of_torch_s_loader_are_told_from_those_of_others() -> None:
         assert Need.TORCH_LOADER not in read_stack(stack(names)).needs, names
 
 
-def test_only_a_checkpoint_that_is_read_proves_one() -> None:
+def test_only_a_checkpoint_that_is_read_proves_one():
     for names in ("load", "from_pretrained load", "dcp_load c10d all_reduce"):
         assert Need.LOAD_IN_STACK in read_stack(stack(f"module main {names}")).needs, names
     for names in ("to", "load_dataset", "hub_download"):
@@ -314,7 +295,7 @@ def test_only_a_checkpoint_that_is_read_proves_one() -> None:
         assert (reading.phase, reading.needs) == (Phase.LOAD, frozenset()), names
 
 
-def test_needs_tell_what_a_stack_proves() -> None:
+def test_needs_tell_what_a_stack_proves():
     assert Need.DDP_IN_STACK in read_stack(stack("module main call ddp call net")).needs
     assert Need.FSDP_IN_STACK in read_stack(stack("module main call unshard")).needs
     assert Need.RECOMPUTE_IN_STACK in read_stack(stack("module main backward engine unpack call net")).needs
@@ -326,33 +307,30 @@ def test_needs_tell_what_a_stack_proves() -> None:
     assert at_import == {Need.IMPORT_IN_STACK}
 
 
-def test_a_batch_that_is_taken_out_of_shared_memory_is_no_copy_to_a_device() -> None:
-    for names in (
-        "module main next next_data get_data try_get queue_get rebuild",
-        "module main next next_data pin",
-    ):
+def test_a_batch_that_is_taken_out_of_shared_memory_is_no_copy_to_a_device():
+    for names in ("module main next next_data get_data try_get queue_get rebuild", "module main next next_data pin"):
         assert Need.COPY_IN_STACK not in read_stack(stack(names)).needs, names
     assert Need.COPY_IN_STACK in read_stack(stack("main hf_inner hf_step hf_prepare")).needs
 
 
-def test_the_wait_of_a_scaler_is_told_from_one_of_the_users_line() -> None:
+def test_the_wait_of_a_scaler_is_told_from_one_of_the_users_line():
     assert read_stack(stack("module main scaler scaler_item")).needs == {Need.SCALER_IN_STACK}
     assert read_stack(stack("module main synchronize")).needs == {Need.SYNC_IN_STACK}
 
 
-def test_a_stack_without_frames_says_so() -> None:
+def test_a_stack_without_frames_says_so():
     assert classify(()) == (Phase.OTHER, None)
     assert read_stack(()).where == "no Python frames"
 
 
-def test_names_of_others_cannot_reach_the_screen_raw() -> None:
+def test_names_of_others_cannot_reach_the_screen_raw():
     frames = (StackFrame("\x1b[31mmain" * 40, "/home/usr/\x1b]0;x\x07.py" * 9, 3),)
     words = read_stack(frames).where
     assert words.isprintable()
     assert len(words) < 120
 
 
-def test_no_rule_is_shadowed_by_an_earlier_one() -> None:
+def test_no_rule_is_shadowed_by_an_earlier_one():
     for rule in RULES:
         path = rule.path + "some_file.py" if rule.path.endswith("/") else rule.path
         file = path if path.startswith("<") else SITE + path
@@ -371,7 +349,7 @@ SMALL = {
 }
 
 
-def test_a_table_of_frames_is_read_into_rules() -> None:
+def test_a_table_of_frames_is_read_into_rules():
     rules = make_rules(SMALL)
     files = [(rule.path, rule.functions, rule.but) for rule in rules.frames["x.py"]]
     assert files == [(f"lib/{name}/x.py", {"wait", "join"}, set()) for name in "ab"]
@@ -396,12 +374,12 @@ def test_a_table_of_frames_is_read_into_rules() -> None:
         ({"names": {"sync": "x"}}, "'x' is no tuple"),
     ],
 )
-def test_a_row_of_frames_that_does_not_fit_says_where_and_why(part: dict[str, object], told: str) -> None:
+def test_a_row_of_frames_that_does_not_fit_says_where_and_why(part, told):
     with pytest.raises(TableError, match=rf"^{re.escape(told)}"):
         make_rules({**SMALL, **part})
 
 
-def test_every_phase_says_what_it_gives_way_to() -> None:
+def test_every_phase_says_what_it_gives_way_to():
     assert set(GIVES_WAY) == set(Phase)
     assert all(Phase.INPUT in inner for phase, inner in GIVES_WAY.items() if phase is not Phase.INPUT)
 
@@ -417,7 +395,7 @@ _FRAME = st.builds(
 
 @example((StackFrame("", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 0),))
 @given(st.lists(_FRAME, max_size=40).map(tuple))
-def test_any_frames_are_read_without_raising(frames: tuple[StackFrame, ...]) -> None:
+def test_any_frames_are_read_without_raising(frames):
     reading = read_stack(frames)
     assert (reading.phase, reading.part) == classify(frames)
     inside = Phase.LOAD if reading.part is DataPart.READ else Phase.DATA_WAIT

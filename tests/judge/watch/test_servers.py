@@ -1,7 +1,5 @@
 """A server and a notebook wait for what to do next; a training that waits the same way hangs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +36,7 @@ BACKWARD = (SERVE, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623))
 
 def job(frames: tuple[StackFrame, ...], *others: Any, seconds: int = 100, **fields: Any) -> list[Any]:
     waits = "lock or queue (futex)" if frames[-1].function == "get" else "epoll"
-    return stand(
-        make_rank(0, *others, frames=frames, waits_for=waits), seconds=seconds, log_age_s=None, **fields
-    )
+    return stand(make_rank(0, *others, frames=frames, waits_for=waits), seconds=seconds, log_age_s=None, **fields)
 
 
 def said(frames: list[Any]) -> tuple[Kind, Any]:
@@ -73,8 +69,7 @@ def test_of_a_server_that_answered_meanwhile_the_readings_do_not_say_that_it_han
     shift = later[-1].taken - later[0].taken
     shift_ns = later[-1].taken_ns - later[0].taken_ns + 10**9
     more = [
-        replace(one, taken=one.taken + shift, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE)
-        for one in later
+        replace(one, taken=one.taken + shift, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE) for one in later
     ]
     assert not any(one.frame.verdict.kind is Kind.HUNG for one in run([*frames, *more]))
 
@@ -99,7 +94,7 @@ def test_a_training_at_a_queue_hangs(frames):
 
 
 def test_what_was_seen_to_train_is_no_server_unless_it_is_a_notebook():
-    def trained(frames: tuple[StackFrame, ...], seconds: int = 100) -> list[Any]:
+    def trained(frames, seconds=100):
         seen = sample(job(frames, seconds=seconds), 4000, BACKWARD)
         return [one if number < 10 else replace(one, stacks=()) for number, one in enumerate(seen)]
 
@@ -114,17 +109,14 @@ def test_a_page_whose_training_ran_in_a_thread_is_a_server_again_when_that_has_e
     frames = job(UVICORN, seconds=320)
     trains, serves = sample(frames, 4000, BACKWARD), sample(frames, 4000, UVICORN)
     threaded = [
-        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks))
-        for one in trains[:10]
+        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks)) for one in trains[:10]
     ]
     threaded += serves[10:]
     assert said(threaded) == IDLE
     # The thread of the loop is still there, at a queue that nobody fills.
     stuck = sample(job(QUEUE), 4000, BACKWARD)
     threaded = [
-        replace(
-            one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks) if number < 10 else ()
-        )
+        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks) if number < 10 else ())
         for number, one in enumerate(stuck)
     ]
     assert said(threaded) == (Kind.HUNG, "lock")

@@ -1,8 +1,5 @@
 """The records of all ranks tell which collective does not end, who waits, who never came, and until when."""
 
-from __future__ import annotations
-
-import random
 from dataclasses import replace
 from datetime import timedelta
 
@@ -64,9 +61,7 @@ def test_a_rank_whose_oldest_calls_were_overwritten_is_not_accused():
 
 
 def test_sends_and_receives_that_are_not_done_are_said_without_an_accusation():
-    waits = [
-        make_call(number, f"recv 1<-{number}", 100.0 * number, is_transfer=True) for number in range(1, 6)
-    ]
+    waits = [make_call(number, f"recv 1<-{number}", 100.0 * number, is_transfer=True) for number in range(1, 6)]
     judged = judge(make_record(1, make_group(3, 3, waits)))
     assert judged.findings == ()
     assert judged.summary == (
@@ -102,17 +97,14 @@ def test_calls_that_do_not_fit_come_before_all_else():
     odd = make_group(17, 18, [make_call(18, "broadcast")])
     (found,) = judge(*records, make_record(3, odd)).findings
     assert found.cause is CollectiveCause.MISMATCH
-    assert [(one.ranks, one.words) for one in found.differences] == [
-        ((0, 1, 2), "all_reduce"),
-        ((3,), "broadcast"),
-    ]
+    assert [(one.ranks, one.words) for one in found.differences] == [((0, 1, 2), "all_reduce"), ((3,), "broadcast")]
     assert found.summary.startswith(
         "all_reduce number 18 of default_pg does not fit: ranks 0-2 called all_reduce, rank 3 called broadcast"
     )
 
 
 def test_the_first_call_that_does_not_fit_is_named_where_the_members_are_known():
-    def calls(second: str, third: str):
+    def calls(second, third):
         return [make_call(17, second), make_call(18, third)]
 
     records = [
@@ -120,9 +112,7 @@ def test_the_first_call_that_does_not_fit_is_named_where_the_members_are_known()
         make_record(1, make_group(17, 18, calls("broadcast", "all_reduce"))),
     ]
     assert judge(*records).findings[0].sequence == 17
-    unknown = [
-        replace(one, groups=tuple(replace(group, ranks=UNKNOWN) for group in one.groups)) for one in records
-    ]
+    unknown = [replace(one, groups=tuple(replace(group, ranks=UNKNOWN) for group in one.groups)) for one in records]
     assert judge(*unknown).findings[0].sequence == 18
 
 
@@ -163,7 +153,7 @@ def test_a_job_in_which_all_is_done_waits_for_nothing():
 
 
 def test_a_wait_of_this_moment_is_said_without_its_length_and_its_end():
-    def just_now(done: int, called: int):
+    def just_now(done, called):
         return make_group(done, called, [make_call(18, ago_s=0.01)])
 
     judged = judge(make_record(0, just_now(17, 18)), make_record(1, just_now(17, 17)), world_size=2)
@@ -229,7 +219,7 @@ def test_only_the_newest_record_of_a_rank_counts():
 
 
 @given(st.permutations(range(4)), st.randoms(use_true_random=False))
-def test_the_order_of_records_and_groups_changes_nothing(order, chance: random.Random):
+def test_the_order_of_records_and_groups_changes_nothing(order, chance):
     groups = {
         rank: [make_group(17, 18 if rank < 3 else 17), pair("tp", (0, 1, 2, 3), 4, 4 + (rank == 1))]
         for rank in range(4)
@@ -278,9 +268,7 @@ def test_the_rank_that_is_away_is_found_among_512():
         in_row = row == 0 and rank != 3
         records.append(
             make_record(
-                rank,
-                pair(f"tp{row}", row_ranks, 5, 5 + in_row),
-                pair(f"dp{column}", column_ranks, 8, 8 + (row > 0)),
+                rank, pair(f"tp{row}", row_ranks, 5, 5 + in_row), pair(f"dp{column}", column_ranks, 8, 8 + (row > 0))
             )
         )
     found = judge(*records, world_size=512).findings

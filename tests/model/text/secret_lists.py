@@ -1,7 +1,5 @@
 """Kinds of secrets as they stand in logs, command lines, files and variables; each holds its secret once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -34,11 +32,7 @@ def _one(kind: str, text: str, *parts: str) -> Secret:
 
 def _pem(label: str, prefix: str = "") -> str:
     return "\n".join(
-        [
-            f"{prefix}-----BEGIN {label}-----",
-            *(prefix + line for line in PEM),
-            f"{prefix}-----END {label}-----",
-        ]
+        [f"{prefix}-----BEGIN {label}-----", *(prefix + line for line in PEM), f"{prefix}-----END {label}-----"]
     )
 
 
@@ -49,11 +43,7 @@ KINDS = (
     _one("JSON in JSON", rf'{{"msg": "{{\"api_key\": \"{S}\"}}"}}'),
     _one("JSON list of secrets", f'{{"api_keys": ["{S}", "other1234"]}}', S, "other1234"),
     _one("JSON name and value", f'{{"name": "DB_PASSWORD", "value": "{S}"}}'),
-    _one(
-        "docker config.json",
-        '{"auths": {"reg.example.org": {"auth": "dXNlcjpodW50ZXIy"}}}',
-        "dXNlcjpodW50ZXIy",
-    ),
+    _one("docker config.json", '{"auths": {"reg.example.org": {"auth": "dXNlcjpodW50ZXIy"}}}', "dXNlcjpodW50ZXIy"),
     _one(
         "service account",
         f'"private_key": "-----BEGIN PRIVATE KEY-----\\n{PEM[0]}\\n{PEM[4]}\\n-----END PRIVATE KEY-----\\n",',
@@ -75,11 +65,7 @@ KINDS = (
     _one("PEM of RSA behind a rank", _pem("RSA PRIVATE KEY", "[rank0]: "), *PEM),
     _one("OpenSSH key", _pem("OPENSSH PRIVATE KEY"), *PEM),
     _one("PGP key", _pem("PGP PRIVATE KEY BLOCK"), *PEM),
-    _one(
-        "PEM without its beginning",
-        "\n".join([*PEM[1:], "-----END RSA PRIVATE KEY-----", "step 3"]),
-        *PEM[1:],
-    ),
+    _one("PEM without its beginning", "\n".join([*PEM[1:], "-----END RSA PRIVATE KEY-----", "step 3"]), *PEM[1:]),
     _one("age key", "AGE-SECRET-KEY-1QYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQYQS3X", "QYQSZQGPQ"),
     _one("WireGuard", "PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", "yAnz5TF", "zlMNq"),
     _one("option and value", f"train.py --hub-token {S} --lr 3"),
@@ -138,11 +124,7 @@ KINDS = (
     _one("URL query", f"https://example.org/x?a=1&access_token={S}"),
     _one("Sentry DSN", f"dsn https://{HEX32}@o1.ingest.sentry.io/2", HEX32),
     _one("Azure SAS", f"https://a.blob.core.windows.net/c?sv=2022&sig={S}%3D&se=1"),
-    _one(
-        "Azure connection",
-        f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={B64}==;EndpointSuffix=x",
-        B64,
-    ),
+    _one("Azure connection", f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={B64}==;EndpointSuffix=x", B64),
     _one("SQL Server connection", f"Server=db;Database=x;User Id=me;Password={S};"),
     _one("ODBC connection", f"DRIVER=x;UID=me;PWD={S};"),
     _one("SQL", f"CREATE USER me IDENTIFIED BY '{S}'"),
@@ -165,11 +147,7 @@ KINDS = (
     _one("Databricks", "dapi0123456789abcdef0123456789abcdef", "0123456789abcdef"),
     _one("Vault", "hvs.CAESIJ1Zq7vK2mXw9abc", "CAESIJ1"),
     _one("SendGrid", "SG.Zq7vK2mXw9aBcDeF.12345678901234567890abcdef", "Zq7vK2mXw9", "12345678901"),
-    _one(
-        "bootstrap token of kubernetes",
-        "kubeadm join --discovery abcd1f.0123456789abcdef",
-        "0123456789abcdef",
-    ),
+    _one("bootstrap token of kubernetes", "kubeadm join --discovery abcd1f.0123456789abcdef", "0123456789abcdef"),
     _one("kubeconfig", f"    client-key-data: {B64}{B64}", B64),
     _one("bare hex of 32", f"logged in as {HEX32}", HEX32),
     _one("bare hex of 40", f"wandb: using {HEX40}", HEX40),
@@ -177,11 +155,7 @@ KINDS = (
     _one("token without a name", "started with kJ8sQ2zXv5Lp0WbN3rTy7Ucd", "kJ8sQ2zXv5"),
     _one("lower-case token", "started with x7k2q9v4m1z8p3w6t5r0y2", "x7k2q9v4"),
     _one(
-        "base64 with slashes",
-        "value wJalrXUtnFEMI/K7MDENG/bPxRfiCYzEX4MPLEKEY here",
-        "K7MDENG",
-        "wJalr",
-        "X4MPLEKEY",
+        "base64 with slashes", "value wJalrXUtnFEMI/K7MDENG/bPxRfiCYzEX4MPLEKEY here", "K7MDENG", "wJalr", "X4MPLEKEY"
     ),
     _one("a folder of a path", f"/data/runs/{HEX40}/train.log", HEX40),
     _one("a token in a path", "/mnt/hf_AbCdEfGhIjKlMnOpQrStUv/train.log", "AbCdEfGhIj"),
@@ -217,9 +191,7 @@ OTHERS = (
     _one("curl -ume:", "curl -ume:hunter2-Xk9 https://x.org", "hunter2-Xk9"),
     _one("curl --oauth2-bearer", "curl --oauth2-bearer hunter2-Xk9 https://x.org", "hunter2-Xk9"),
     _one("wget", "wget --http-user=me --http-password=hunter2-Xk9 https://x", "hunter2-Xk9"),
-    _one(
-        "git -c", "git -c http.extraHeader='Authorization: Basic bWU6aHVudGVyMnh5' fetch", "bWU6aHVudGVyMnh5"
-    ),
+    _one("git -c", "git -c http.extraHeader='Authorization: Basic bWU6aHVudGVyMnh5' fetch", "bWU6aHVudGVyMnh5"),
     _one("psql conninfo", "psql 'host=db user=me password=hunter2-Xk9 dbname=x'", "hunter2-Xk9"),
     _one("mysql --password", "mysql --password=hunter2-Xk9", "hunter2-Xk9"),
     _one("sudo -S <<<", "sudo -S <<< hunter2-Xk9 ls", "hunter2-Xk9"),
@@ -265,9 +237,7 @@ OTHERS = (
         "9sK2dLq0ZpXv7Bn4MwRt",
     ),
     _one(
-        "netrc pw then",
-        "machine api.wandb.ai\n  login user\n  password 9sK2dLq0ZpXv7Bn4MwRt",
-        "9sK2dLq0ZpXv7Bn4MwRt",
+        "netrc pw then", "machine api.wandb.ai\n  login user\n  password 9sK2dLq0ZpXv7Bn4MwRt", "9sK2dLq0ZpXv7Bn4MwRt"
     ),
     _one("netrc login", "default login anonymous password hunter2-Xk9", "hunter2-Xk9"),
     _one(
@@ -322,11 +292,7 @@ OTHERS = (
     _one("url path token", "https://x.org/hook/9sK2dLq0ZpXv7Bn4MwRt/post", "9sK2dLq0ZpXv7Bn4MwRt"),
     _one("proxy env", "https_proxy=http://me:hunter2-Xk9@proxy:3128", "hunter2-Xk9"),
     _one("pip index", "pip install --index-url https://me:hunter2-Xk9@pypi.x.org/simple", "hunter2-Xk9"),
-    _one(
-        "conda token",
-        "https://conda.anaconda.org/t/xx-3fa1c0de-8b77-12e9-4455-aa0b6d9e2f7c/ch",
-        "3fa1c0de-8b77",
-    ),
+    _one("conda token", "https://conda.anaconda.org/t/xx-3fa1c0de-8b77-12e9-4455-aa0b6d9e2f7c/ch", "3fa1c0de-8b77"),
     _one("set spaces", "set PASSWORD hunter2-Xk9", "hunter2-Xk9"),
     _one("set windows", "set API_KEY=hunter2-Xk9", "hunter2-Xk9"),
     _one("powershell", '$password = ConvertTo-SecureString "hunter2-Xk9" -AsPlainText', "hunter2-Xk9"),
@@ -451,11 +417,7 @@ MORE = (
     _one("namedtuple", "Conn(host='h', passwd='correct-horse-battery')", "correct-horse-battery"),
     _one("attrs nested", "Cfg(a=A(token='s3cretV4lue'), b=2)", "s3cretV4lue"),
     _one("dataclass list", "Cfg(secrets=['correct-horse-battery'])", "correct-horse-battery"),
-    _one(
-        "OrderedDict",
-        "OrderedDict([('user', 'x'), ('password', 'correct-horse-battery')])",
-        "correct-horse-battery",
-    ),
+    _one("OrderedDict", "OrderedDict([('user', 'x'), ('password', 'correct-horse-battery')])", "correct-horse-battery"),
     _one("defaultdict", "defaultdict(None, {'token': 's3cretV4lue'})", "s3cretV4lue"),
     _one("set repr", "tokens={'Ab9xQ2mLk7Zt4Wv1Yp6C'}", "Ab9xQ2mLk7Zt4Wv1Yp6C"),
     _one("tuple py2", "(u'password', u'correct-horse-battery')", "correct-horse-battery"),
@@ -477,11 +439,7 @@ MORE = (
     _one("sas", "?sv=2020&sr=b&sig=Ab9xQ2mLk7Zt4Wv1Yp6C%2BAb9xQ2mLk7Zt4Wv1Yp6C%3D", "Ab9xQ2mLk7Zt4Wv1Yp6C"),
     _one("dsn user:pw@tcp", "me:s3cretV4lue@tcp(db:3306)/x", "s3cretV4lue"),
     _one("slack old", "xoxp-1234567890-abcdef123456", "abcdef123456"),
-    _one(
-        "discord bot",
-        "MTA1NjQ4MzQ2NzI0MTg5NTk1Ng.GqX2aB.Zq7vK2mXw9aBcDeFgHiJkLmNoPqRsTuVwXyZ01",
-        "Zq7vK2mXw9",
-    ),
+    _one("discord bot", "MTA1NjQ4MzQ2NzI0MTg5NTk1Ng.GqX2aB.Zq7vK2mXw9aBcDeFgHiJkLmNoPqRsTuVwXyZ01", "Zq7vK2mXw9"),
     _one("azure devops pat", "k3x7q2mz9v4w8t1y5r6p0s3d7f2g4h6j8l1n5b9c3v7x2z4q6w8e", "k3x7q2mz9v"),
     _one("cloudflare", "CF-Access-Client-Secret: Ab9xQ2mLk7Zt4Wv1Yp6C", "Ab9xQ2mLk7Zt4Wv1Yp6C"),
     _one("linode", "LINODE_CLI_TOKEN=s3cretV4lue", "s3cretV4lue"),

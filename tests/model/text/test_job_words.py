@@ -1,7 +1,5 @@
 """Word the facts line and the debug taxes, exactly as a person reads them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +31,7 @@ def busy(**fields):
 
 def test_the_example_of_the_guide():
     line = state_facts(1, 4, busy(), (make_gpu(sm_pct=41.0),))
-    expected = (
-        "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"
-    )
+    expected = "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"
     assert line == expected
 
 
@@ -54,10 +50,7 @@ CPU_WORDS = [
     ({"budget_cores": REFUSED}, "2.0 CPUs used"),
     ({"used_cores": REFUSED}, "14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"),
     ({"runnable": REFUSED}, "99 % of 2 CPUs"),
-    (
-        {"throttled_ratio": 0.4, "runnable": REFUSED},
-        "99 % of 2 CPUs · throttled by its quota in 40 % of periods",
-    ),
+    ({"throttled_ratio": 0.4, "runnable": REFUSED}, "99 % of 2 CPUs · throttled by its quota in 40 % of periods"),
     ({"throttled_ratio": 0.01, "runnable": REFUSED}, "99 % of 2 CPUs"),
 ]
 
@@ -162,21 +155,12 @@ def test_a_debug_setting_is_a_tax_unless_it_is_off(name, value, taxed):
 
 @pytest.mark.parametrize(
     ("parts", "taxed"),
-    [
-        ("INIT,ENV", False),
-        ("COLL", True),
-        ("init,coll", True),
-        ("ALL", True),
-        ("^INIT", True),
-        ("^COLL", False),
-    ],
+    [("INIT,ENV", False), ("COLL", True), ("init,coll", True), ("ALL", True), ("^INIT", True), ("^COLL", False)],
 )
 def test_nccl_that_logs_every_collective_is_a_tax_and_its_start_is_none(parts, taxed):
     settings = (EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts))
     assert bool(list_taxes(settings)) == taxed
-    assert not list_taxes(
-        (EnvironmentSetting("NCCL_DEBUG", "WARN"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts))
-    )
+    assert not list_taxes((EnvironmentSetting("NCCL_DEBUG", "WARN"), EnvironmentSetting("NCCL_DEBUG_SUBSYS", parts)))
 
 
 def test_taxes_come_in_one_order_whatever_the_environment_has():

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 import tpmon
 from tests.model.text.secret_lists import HEX32, HEX40, HEX64, KINDS, MORE, OTHERS, PEM, READABLE, S, Secret
-from tpmon.model.text.redaction import (
-    HIDDEN,
-    Redactor,
-    admit_text,
-    hide,
-    hide_lines,
-    hide_words,
-    keep_random,
-)
+from tpmon.model.text.redaction import HIDDEN, Redactor, admit_text, hide, hide_lines, hide_words, keep_random
 from tpmon.model.text.secrets import Rating, rate_name
 from tpmon.probe.host.output import parse_tail
 from tpmon.probe.spy.text import _parse_local
@@ -34,7 +26,7 @@ def named(secret: Secret) -> str:
 
 
 @pytest.mark.parametrize("secret", EVERY, ids=named)
-def test_a_secret_of_each_kind_is_hidden(secret: Secret) -> None:
+def test_a_secret_of_each_kind_is_hidden(secret):
     shown = hide(secret.text)
     assert [part for part in secret.parts if part in shown] == []
     assert HIDDEN in shown
@@ -42,20 +34,20 @@ def test_a_secret_of_each_kind_is_hidden(secret: Secret) -> None:
 
 
 @pytest.mark.parametrize("secret", READABLE, ids=named)
-def test_what_stays_readable_is_known(secret: Secret) -> None:
+def test_what_stays_readable_is_known(secret):
     assert len(READABLE) <= 3
     assert any(part in hide(secret.text) for part in secret.parts)
 
 
 @pytest.mark.parametrize("secret", ONE_LINE, ids=named)
-def test_a_secret_is_hidden_as_one_word_of_a_command_line(secret: Secret) -> None:
+def test_a_secret_is_hidden_as_one_word_of_a_command_line(secret):
     shown = " ".join(hide_words(("python", "train.py", secret.text, "--lr", "3")))
     assert [part for part in secret.parts if part in shown] == []
     assert shown.startswith("python train.py")
     assert shown.endswith("--lr 3")
 
 
-def test_a_word_of_several_lines_is_hidden_to_its_end() -> None:
+def test_a_word_of_several_lines_is_hidden_to_its_end():
     assert hide_words(("x", "--password", f"a\n{S}", "--api-key=b\nc", "3")) == (
         *("x", "--password", "***", "--api-key=***", "3"),
     )
@@ -65,13 +57,13 @@ def test_a_word_of_several_lines_is_hidden_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("secret", EVERY, ids=named)
-def test_a_secret_is_hidden_in_the_tail_of_a_log(secret: Secret) -> None:
+def test_a_secret_is_hidden_in_the_tail_of_a_log(secret):
     tail = parse_tail(f"step 1\n{secret.text}\nstep 2\n".encode(), cut=False, most=20, length=4000)
     assert [part for part in secret.parts if any(part in line for line in tail)] == []
     assert (tail[0], tail[-1]) == ("step 1", "step 2")
 
 
-def test_of_ordinary_logs_two_lines_in_a_hundred_may_change() -> None:
+def test_of_ordinary_logs_two_lines_in_a_hundred_may_change():
     assert len(ORDINARY) >= 200
     together = [line for line, shown in zip(ORDINARY, hide_lines(ORDINARY), strict=True) if line != shown]
     alone = [line for line in ORDINARY if line != hide(line)]
@@ -104,12 +96,12 @@ def test_of_ordinary_logs_two_lines_in_a_hundred_may_change() -> None:
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJb0yq7kXb5jF9cH2nWz8Qe4Rt6Yu1Io3Pa5Sd7Fg9Hj me@host",
     ],
 )
-def test_what_is_called_a_hash_and_what_a_driver_names_stays_readable(text: str) -> None:
+def test_what_is_called_a_hash_and_what_a_driver_names_stays_readable(text):
     assert hide(text) == text
 
 
 @pytest.mark.parametrize("text", [f"got {HEX40}", "value kJ8sQ2zXv5Lp0WbN3rTy7Ucd"])
-def test_what_only_its_randomness_tells_can_be_shown(text: str) -> None:
+def test_what_only_its_randomness_tells_can_be_shown(text):
     try:
         keep_random()
         assert hide(text) == text
@@ -141,19 +133,12 @@ def test_what_only_its_randomness_tells_can_be_shown(text: str) -> None:
         ("public_key", Rating.NONE),
     ],
 )
-def test_a_name_is_rated_by_its_words(name: str, rating: Rating) -> None:
+def test_a_name_is_rated_by_its_words(name, rating):
     assert rate_name(name) is rating
 
 
-def test_lines_between_those_of_a_key_stay() -> None:
-    lines = [
-        "-----BEGIN PRIVATE KEY-----",
-        PEM[0],
-        "step 3 loss 2.1",
-        PEM[4],
-        "-----END PRIVATE KEY-----",
-        "done",
-    ]
+def test_lines_between_those_of_a_key_stay():
+    lines = ["-----BEGIN PRIVATE KEY-----", PEM[0], "step 3 loss 2.1", PEM[4], "-----END PRIVATE KEY-----", "done"]
     shown = hide_lines(lines)
     assert shown[2] == "step 3 loss 2.1"
     assert shown[-1] == "done"
@@ -161,7 +146,7 @@ def test_lines_between_those_of_a_key_stay() -> None:
     assert HIDDEN in shown[3]
 
 
-def test_a_key_that_never_ends_hides_no_log_for_ever() -> None:
+def test_a_key_that_never_ends_hides_no_log_for_ever():
     redactor = Redactor()
     redactor.feed("-----BEGIN PRIVATE KEY-----")
     for _ in range(200):
@@ -180,49 +165,24 @@ def test_a_key_that_never_ends_hides_no_log_for_ever() -> None:
         ("pad_token", "'[PAD]'", "'[PAD]'"),
     ],
 )
-def test_a_variable_is_hidden_where_its_value_tells(name: str, value: str, shown: str) -> None:
+def test_a_variable_is_hidden_where_its_value_tells(name, value, shown):
     assert _parse_local(name, value).value == shown
 
 
-def test_a_secret_is_hidden_before_its_text_is_cut() -> None:
+def test_a_secret_is_hidden_before_its_text_is_cut():
     assert S[:4] not in admit_text("x" * 40 + f" password={S}", 56)
 
 
 @pytest.mark.parametrize(
     "unit",
     [
-        *(
-            "a",
-            "key=",
-            '"',
-            "=",
-            "password ",
-            "(token, ",
-            "curl -u ",
-            "http://",
-            "a@",
-            "a:",
-            "%3D",
-            "<token ",
-            "{",
-        ),
-        *(
-            "-----BEGIN ",
-            HEX32,
-            "aB3/",
-            "\x1b[",
-            "name=token ",
-            "echo a ",
-            "--token ",
-            "a.b-",
-            "é",
-            '{"token":',
-        ),
+        *("a", "key=", '"', "=", "password ", "(token, ", "curl -u ", "http://", "a@", "a:", "%3D", "<token ", "{"),
+        *("-----BEGIN ", HEX32, "aB3/", "\x1b[", "name=token ", "echo a ", "--token ", "a.b-", "é", '{"token":'),
         *("pod/", "token\x1f", "aaaa:bbbb", "eyJaaaaaaaa.", "password='", "\\", "AUTH ", "login(", "_Z"),
     ],
 )
 @pytest.mark.long
-def test_hostile_lines_take_no_longer_than_they_are_long(unit: str) -> None:
+def test_hostile_lines_take_no_longer_than_they_are_long(unit):
     """A pattern that tries every way would take hours for these."""
     long = unit * (100_000 // len(unit))
     code = (
@@ -233,16 +193,16 @@ def test_hostile_lines_take_no_longer_than_they_are_long(unit: str) -> None:
     assert done.returncode == 0
 
 
-def test_a_hostile_text_takes_no_longer_than_it_is_long() -> None:
+def test_a_hostile_text_takes_no_longer_than_it_is_long():
     test_hostile_lines_take_no_longer_than_they_are_long("password a@b:aaaa=(token, '{<curl -u ")
 
 
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,|>%(){}\x1f\n", max_size=60))
-def test_any_text_is_taken(text: str) -> None:
+def test_any_text_is_taken(text):
     assert isinstance(hide(text), str)
 
 
-def test_text_of_others_enters_through_one_border() -> None:
+def test_text_of_others_enters_through_one_border():
     """These clean what is hidden before: words of a command line, lines of a log, a path; or a card's own names."""
     rooms = Path(tpmon.__file__).parent
     bare = {
@@ -264,7 +224,7 @@ def test_text_of_others_enters_through_one_border() -> None:
     }
 
 
-def test_no_pattern_is_compiled_before_it_is_needed() -> None:
+def test_no_pattern_is_compiled_before_it_is_needed():
     code = (
         "import re, time; compile = re.compile; seen = []\n"
         "re.compile = lambda *a, **k: seen.append(a[0]) or compile(*a, **k)\n"

@@ -1,11 +1,8 @@
 """Pickles of plain containers are read; whatever else a pickle can ask for is refused, and cheaply."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
-import random
 import struct
 import subprocess
 import sys
@@ -18,20 +15,12 @@ from tpmon.model.text.unpickle import Limits, PlainError, load_plain
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
-_atoms = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**600), 2**600)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=300)
-)
+_atoms = st.none() | st.booleans() | st.integers(-(2**600), 2**600) | st.floats(allow_nan=False) | st.text(max_size=300)
 _keys = st.text(max_size=20) | st.integers() | st.booleans() | st.none()
 _plain = st.recursive(
     _atoms,
     lambda inner: (
-        st.lists(inner, max_size=5)
-        | st.lists(inner, max_size=5).map(tuple)
-        | st.dictionaries(_keys, inner, max_size=5)
+        st.lists(inner, max_size=5) | st.lists(inner, max_size=5).map(tuple) | st.dictionaries(_keys, inner, max_size=5)
     ),
     max_leaves=40,
 )
@@ -184,7 +173,7 @@ def test_any_bytes_are_read_or_refused(data, begins_well):
 
 
 @given(_plain, st.sampled_from(PROTOCOLS), st.randoms(use_true_random=False))
-def test_a_damaged_pickle_is_read_or_refused(value, protocol, chance: random.Random):
+def test_a_damaged_pickle_is_read_or_refused(value, protocol, chance):
     data = bytearray(pickle.dumps(value, protocol))
     for _ in range(3):
         data[chance.randrange(len(data))] = chance.randrange(256)

@@ -1,11 +1,8 @@
 """No thread can be started any more: the limit is told, and that the job shares it."""
 
-from __future__ import annotations
-
 import os
 import resource
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +16,10 @@ FULL = RuntimeError("can't start new thread")
 
 
 @pytest.fixture
-def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_thread(monkeypatch):
     """Let no thread be started, as the kernel does where the limit is used up."""
 
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(_thread):
         raise FULL
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
@@ -32,9 +29,7 @@ def limit_user(monkeypatch: pytest.MonkeyPatch, soft: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, soft))
 
 
-def test_the_fullest_group_is_named_with_the_limit_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fullest_group_is_named_with_the_limit_of_the_user(tmp_path, monkeypatch):
     limit_user(monkeypatch, 4096)
     tree = Tree(tmp_path)
     tree.mount("cg", "", version=2)
@@ -51,9 +46,7 @@ def test_the_fullest_group_is_named_with_the_limit_of_the_user(
     )
 
 
-def test_without_a_limit_the_machine_is_named_and_another_error_is_none_of_these(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_limit_the_machine_is_named_and_another_error_is_none_of_these(tmp_path, monkeypatch):
     limit_user(monkeypatch, resource.RLIM_INFINITY)
     error = explain_limit(FULL, Tree(tmp_path).proc)
     assert error is not None
@@ -63,19 +56,19 @@ def test_without_a_limit_the_machine_is_named_and_another_error_is_none_of_these
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_source_that_needs_a_thread_says_why_there_is_none() -> None:
+def test_a_source_that_needs_a_thread_says_why_there_is_none():
     assert read_within(1, lambda: 1) == Missing("not read: can't start new thread")
     with pytest.raises(UsageError, match="no thread can be started"):
         Background("log", lambda: 1, 1).start()
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_command_does_without_the_threads_that_only_guard_a_read(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_does_without_the_threads_that_only_guard_a_read(capfd):
     assert main(["ps"]) == ExitCode.OK
     assert "configuration read without a deadline" in capfd.readouterr().err
 
 
-def test_what_needs_a_thread_is_refused_and_no_bug_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_a_thread_is_refused_and_no_bug_is_reported(capfd):
     assert tell_failure(FULL) is ExitCode.USAGE
     said = capfd.readouterr().err
     assert said.startswith("tpmon: no thread can be started: ")

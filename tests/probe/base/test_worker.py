@@ -1,7 +1,5 @@
 """Do what can block off the tick: who hangs ages, who fails says why, and no thread is left."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -28,7 +26,7 @@ def test_a_quick_read_returns_its_value_also_when_that_is_empty():
 def test_a_refusal_is_missing_and_a_bug_is_raised_here():
     assert read_within(5, Path("/nonexistent/file").read_bytes) == Missing("No such file or directory")
 
-    def bug() -> None:
+    def bug():
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
@@ -60,7 +58,7 @@ def test_a_source_that_hangs_is_no_value_any_more(monkeypatch):
     monkeypatch.setattr(background, "OVERDUE_S", 0.2)
     held, seen = threading.Event(), list[int]()
 
-    def read() -> int:
+    def read():
         seen.append(len(seen) + 1)
         if len(seen) > 1:
             held.wait(30)
@@ -104,7 +102,7 @@ def test_a_source_that_hangs_ages_and_neither_it_nor_stop_holds_anybody_up():
     hold = threading.Event()
     reads = []
 
-    def read() -> int:
+    def read():
         reads.append(1)
         if len(reads) == 2:
             hold.wait(20)
@@ -126,7 +124,7 @@ def test_a_source_that_hangs_ages_and_neither_it_nor_stop_holds_anybody_up():
 def test_a_refused_source_is_missing_and_tried_again():
     answers = iter([OSError(13, "Permission denied"), OSError("bare"), 7, 8, 9])
 
-    def read() -> int:
+    def read():
         answer = next(answers)
         if isinstance(answer, OSError):
             raise answer
@@ -144,7 +142,7 @@ def test_a_refused_source_is_missing_and_tried_again():
 def test_two_bugs_in_a_row_turn_a_source_off_with_the_reason():
     answers = iter(["bug", 1, "bug", "bug", 2])
 
-    def read() -> int:
+    def read():
         answer = next(answers)
         if answer == "bug":
             raise KeyError("field")
@@ -206,7 +204,7 @@ def test_a_worker_does_one_request_at_a_time_and_its_state_is_the_answer():
 def test_what_repeats_waits_as_long_as_it_says_or_until_it_is_woken_and_ends_at_once():
     worker, steps = Worker[None]("stepping"), list[float]()
 
-    def step() -> float:
+    def step():
         steps.append(time.monotonic())
         return 0.05 if len(steps) < 3 else 60.0
 
@@ -223,7 +221,7 @@ def test_what_repeats_waits_as_long_as_it_says_or_until_it_is_woken_and_ends_at_
 def test_of_many_reads_some_run_at_once_and_who_is_late_costs_its_own_answer_alone():
     hold, running, most = threading.Event(), list[int](), list[int]()
 
-    def read() -> int:
+    def read():
         running.append(1)
         most.append(len(running))
         time.sleep(0.01)

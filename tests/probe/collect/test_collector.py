@@ -1,7 +1,5 @@
 """Collect Frames of a small real job: processes, threads and parentage of tree_program.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -50,7 +48,7 @@ def small_tree(processes: int, threads: int) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def tree() -> Iterator[subprocess.Popen[str]]:
+def tree():
     """Start a launcher, one rank and its three workers."""
     with small_tree(PROCESSES, THREADS) as process:
         yield process
@@ -241,7 +239,7 @@ def test_what_is_dear_is_looked_at_less_often_while_the_verdict_stands(tree, mon
 def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):
     earlier = set(threading.enumerate())  # some of which end meanwhile
 
-    def held() -> tuple[int, set[threading.Thread]]:
+    def held():
         return len(os.listdir("/proc/self/fd")), set(threading.enumerate()) - earlier
 
     before = held()
@@ -327,20 +325,16 @@ def test_stops_are_events_and_that_no_rank_is_left_is_the_first_fact(tree):
     with collecting(tree.pid) as collector:
         (rank,) = by_role(collector.collect(), Role.RANK)
         os.kill(rank.pid, signal.SIGSTOP)
-        assert [event.text for event in next_frame(collector).events] == [
-            f"rank 0 ({rank.pid}) stopped by a signal"
-        ]
+        assert [event.text for event in next_frame(collector).events] == [f"rank 0 ({rank.pid}) stopped by a signal"]
         os.kill(rank.pid, signal.SIGCONT)
-        assert [event.text for event in next_frame(collector).events] == [
-            f"rank 0 ({rank.pid}) running again"
-        ]
+        assert [event.text for event in next_frame(collector).events] == [f"rank 0 ({rank.pid}) running again"]
         os.kill(rank.pid, signal.SIGKILL)
         frame = next_frame(collector)
         assert (frame.target.state, frame.target.local_ranks) == (TargetState.RUNNING, 0)
         assert frame.facts.startswith("no rank left · ")
 
 
-def test_the_hooks_may_tell_how_many_ranks_a_job_has(tree, monkeypatch: pytest.MonkeyPatch):
+def test_the_hooks_may_tell_how_many_ranks_a_job_has(tree, monkeypatch):
     monkeypatch.setattr(StepsRead, "size_job", lambda self, told, here: 100 * told + here)
     with collecting(tree.pid) as collector:
         assert next_frame(collector, 0.0).target.world_size == 101

@@ -1,7 +1,5 @@
 """Turn the readings of one tick into the parts of a Frame, with what was not read left out of sums."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -81,9 +79,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     now = ProcessReading(
         stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
         rates=ProcessRates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
-        threads=ThreadReading(
-            1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND
-        ),
+        threads=ThreadReading(1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND),
         wchan="futex_do_wait",
         syscall="202",
         waits_for=Wait(WaitReason.LOCK),
@@ -263,10 +259,7 @@ def test_ranks_that_loaded_a_checkpoint_to_the_first_card_keep_their_own():
     ranks = [sample(10 + i, rank=i) for i in range(4)]
     contexts = tuple(GpuProcess(10 + i, GIB // 2, UNTOLD, True) for i in range(1, 4))
     first = make_gpu(0, pids=(10, 11, 12, 13), processes=(GpuProcess(10, 70 * GIB, 95.0, True), *contexts))
-    own = [
-        make_gpu(i, pids=(10 + i,), processes=(GpuProcess(10 + i, 70 * GIB, 95.0, True),))
-        for i in range(1, 4)
-    ]
+    own = [make_gpu(i, pids=(10 + i,), processes=(GpuProcess(10 + i, 70 * GIB, 95.0, True),)) for i in range(1, 4)]
     assert [row.gpu for row in make_rank_rows(ranks, (first, *own))] == [0, 1, 2, 3]
 
 

@@ -1,7 +1,5 @@
 """Name the library of a busy thread pool from what is mapped and where its threads stand."""
 
-from __future__ import annotations
-
 import os
 import platform
 import threading

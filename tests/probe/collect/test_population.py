@@ -1,7 +1,5 @@
 """Read all members of a job while they are born, die, and leave their PIDs to others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -114,8 +112,7 @@ def test_a_hundred_short_lived_children_leave_nothing(population):
         kept = member_of(steady.pid)
         for number in range(100):
             one = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-c", "import time; time.sleep(0.02)"],
-                stdout=subprocess.DEVNULL,
+                [sys.executable, "-S", "-E", "-c", "import time; time.sleep(0.02)"], stdout=subprocess.DEVNULL
             )
             try:
                 member = member_of(one.pid)

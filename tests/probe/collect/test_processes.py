@@ -1,7 +1,5 @@
 """Read real processes second by second: busy, sleeping, dead, zombie, foreign, and after exec."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -52,7 +50,7 @@ def probe():
     """Make ProcessProbes and close them all."""
     made = []
 
-    def make(one: Child | int) -> ProcessProbe:
+    def make(one):
         made.append(ProcessProbe(one if isinstance(one, int) else one.pid, kind_of, Allowance(100)))
         return made[-1]
 
@@ -115,9 +113,7 @@ def test_cpu_is_within_five_points_of_pidstat_over_the_same_second(probe):
     with child("start_burning(1); time.sleep(0.2); say('up'); hear()") as one:
         watched = probe(one)
         command = ["pidstat", "-u", "-p", str(one.pid), "1", "1"]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}
-        ) as pidstat:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}) as pidstat:
             while state_of(pidstat.pid) != "S":
                 time.sleep(0.001)
             read(watched)
@@ -349,7 +345,7 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
     with child("start_burning(1); time.sleep(0.1); say('up'); hear()") as one:
         wait_for_state(one.pid, "S")
 
-        def look() -> dict[str, object]:
+        def look():
             watched = ProcessProbe(one.pid, kind_of, Allowance(100))
             read(watched)
             time.sleep(0.5)

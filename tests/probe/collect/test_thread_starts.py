@@ -1,7 +1,5 @@
 """Find the stack of a thread by glibc's block at its end, and what its first frames left there."""
 
-from __future__ import annotations
-
 import struct
 
 from hypothesis import given
@@ -33,10 +31,7 @@ def make_block(base: int, at: int, tid: int, size: int = 8192) -> bytearray:
 
 
 def test_stacks_are_anonymous_and_lie_behind_a_guard_or_are_large():
-    assert parse_stacks(MAPS) == (
-        Stack(0x7F0000001000, 0x7F0000801000),
-        Stack(0x7F0001000000, 0x7F0003000000),
-    )
+    assert parse_stacks(MAPS) == (Stack(0x7F0000001000, 0x7F0000801000), Stack(0x7F0001000000, 0x7F0003000000))
 
 
 @given(st.integers(0, 900), st.integers(1, 1 << 30))

@@ -1,7 +1,5 @@
 """What the rules of the machine allow whom: Yama, capabilities, containers, hidepid, filters, profiles, perf."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -189,10 +187,7 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     refused = Missing("Operation not permitted")
     assert judge_seccomp(own(), 1).access is ALLOWED
     passed = judge_seccomp(own(filtered=2), 1)
-    assert (passed.access, passed.why) == (
-        ALLOWED,
-        "a seccomp filter binds tpmon, but lets process_vm_readv pass",
-    )
+    assert (passed.access, passed.why) == (ALLOWED, "a seccomp filter binds tpmon, but lets process_vm_readv pass")
     held = judge_seccomp(own(filtered=2), refused)
     assert (held.access, fix_of(held)) == (DENIED, "")
     inside = judge_seccomp(own(filtered=2, runtime=RuntimeKind.ENGINE), refused)
@@ -252,9 +247,7 @@ def test_what_selinux_forbids_is_read_from_its_present_value(tmp_path):
 
 
 def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
-    def place(
-        *marks: str, manager: str = "", release: str = "6.8.0-45-generic", **more: bool
-    ) -> RuntimePlace:
+    def place(*marks, manager="", release="6.8.0-45-generic", **more):
         given = {"pods": False, "own_pids": True, **more}
         return parse_place(frozenset(marks), manager, release, **given)
 

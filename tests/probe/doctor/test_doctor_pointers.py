@@ -1,7 +1,5 @@
 """Every reason that sends to the doctor names a line that the doctor prints."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal
@@ -12,15 +10,7 @@ import pytest
 
 import tpmon
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.results.doctor import (
-    CHECK_NAMES,
-    NOT_PERMITTED,
-    Access,
-    CheckName,
-    drop_pointers,
-    point_to,
-    say_refusal,
-)
+from tpmon.model.results.doctor import CHECK_NAMES, NOT_PERMITTED, Access, drop_pointers, point_to, say_refusal
 from tpmon.probe.doctor.checks import CheckupSubject, NvmlOnce, plan_job, plan_machine
 from tpmon.probe.doctor.nvml import NOT_ASKED
 from tpmon.probe.doctor.rules import make_check
@@ -58,14 +48,14 @@ def names_in_calls() -> Iterator[tuple[str, object]]:
             yield f"{path.name}:{node.lineno}", named.value if isinstance(named, ast.Constant) else None
 
 
-def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs() -> None:
+def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs():
     nvml = NvmlOnce(lambda: NOT_ASKED)
     patient = CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
     plans = (*plan_machine(nvml, no_spy), *plan_job(patient, nvml, no_spy))
     assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
 
 
-def test_every_reason_names_a_line_of_the_doctor() -> None:
+def test_every_reason_names_a_line_of_the_doctor():
     found = dict(names_in_calls())
     assert len(found) > 30
     # Two pass on what their caller names.
@@ -89,18 +79,18 @@ SPY_ENDS = {
 
 
 @pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
-def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome: SpyOutcome) -> None:
+def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome):
     failure = explain_outcome(os.getpid(), outcome, 5.0)
     assert failure is not None
     assert failure.reason != drop_pointers(failure.reason)
 
 
-def test_stacks_without_a_thread_name_their_line() -> None:
+def test_stacks_without_a_thread_name_their_line():
     assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"
 
 
 @pytest.mark.parametrize("code", [0, 3, 4, 9, 12, 15, 18, 999])
-def test_a_pane_without_cards_names_the_line_of_nvml(code: int) -> None:
+def test_a_pane_without_cards_names_the_line_of_nvml(code):
     board = Board(0)
     board.on_line(Line(failure=FailureLine(code, "what NVML said")), 0)
     gpus = board.read({}, {}, True, 10**9).gpus
@@ -111,13 +101,13 @@ def test_a_pane_without_cards_names_the_line_of_nvml(code: int) -> None:
     assert waiting.reason.endswith(" (doctor: nvml)")
 
 
-def test_nothing_spells_a_pointer_out_beside_the_one_place() -> None:
+def test_nothing_spells_a_pointer_out_beside_the_one_place():
     spelled = {path.name for path, text in modules() if "(doctor:" in text or "doctor says more" in text}
     assert spelled == {"doctor.py"}
 
 
 @pytest.mark.parametrize("name", CHECK_NAMES)
-def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(name: CheckName) -> None:
+def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(name):
     reason = say_refusal(PermissionError(13, "Permission denied"), name)
     assert reason == point_to(NOT_PERMITTED, name)
     assert len(reason) <= COLUMNS
@@ -126,6 +116,6 @@ def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(na
     assert make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
 
 
-def test_what_no_check_explains_points_nowhere() -> None:
+def test_what_no_check_explains_points_nowhere():
     assert say_refusal(FileNotFoundError(2, "No such file or directory"), "io") == "no such file or directory"
     assert say_refusal(OSError(), "io") == "refused"

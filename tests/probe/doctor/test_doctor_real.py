@@ -1,7 +1,5 @@
 """The doctor behind real walls: a seccomp filter, hidepid, namespaces, a process that protects itself."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """What is said of the ports, the cards and the container of a job, and what NVML allows."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -143,13 +141,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             "1 of 2 cards gave no answer in time",
             "sudo dmesg | grep -i xid",
         ),
-        (
-            make_answer(1, make_card(lost="GPU is lost")),
-            True,
-            UNKNOWN,
-            "card 0: GPU is lost",
-            "sudo dmesg | grep",
-        ),
+        (make_answer(1, make_card(lost="GPU is lost")), True, UNKNOWN, "card 0: GPU is lost", "sudo dmesg | grep"),
         (
             make_answer(1, make_card(reason=describe_code(NO_PERMISSION))),
             True,
@@ -157,13 +149,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             "no permission for util",
             "sudo tpmon",
         ),
-        (
-            make_answer(0, failure=FailureLine(12, "libnvidia-ml.so.1 not found")),
-            False,
-            ABSENT,
-            "no NVIDIA",
-            "",
-        ),
+        (make_answer(0, failure=FailureLine(12, "libnvidia-ml.so.1 not found")), False, ABSENT, "no NVIDIA", ""),
         (
             make_answer(0, failure=FailureLine(12, "x")),
             True,
@@ -179,13 +165,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             "was updated",
             "sudo reboot",
         ),
-        (
-            make_answer(0, failure=FailureLine(4, "no permission")),
-            True,
-            DENIED,
-            "/dev/nvidiactl",
-            "sudo tpmon",
-        ),
+        (make_answer(0, failure=FailureLine(4, "no permission")), True, DENIED, "/dev/nvidiactl", "sudo tpmon"),
         (
             make_answer(0, failure=FailureLine(0, "the nvidia-ml-py package")),
             True,
@@ -193,13 +173,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             "package",
             install_command("nvidia-ml-py"),
         ),
-        (
-            NvmlAnswer(Missing("no answer"), Missing("none"), ()),
-            True,
-            UNKNOWN,
-            "no answer",
-            "sudo dmesg | grep -i xid",
-        ),
+        (NvmlAnswer(Missing("no answer"), Missing("none"), ()), True, UNKNOWN, "no answer", "sudo dmesg | grep -i xid"),
     ],
 )
 def test_what_nvml_says(answer, loaded, access, why, fix):
@@ -230,9 +204,7 @@ def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_
     (tmp_path / "self" / "mountinfo").write_text("")
     idle = check_groups((7,), str(tmp_path))
     assert (idle.access, fix_of(idle)) == (ABSENT, "")
-    (tmp_path / "self" / "mountinfo").write_text(
-        "30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n"
-    )
+    (tmp_path / "self" / "mountinfo").write_text("30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n")
     (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
     beside = check_groups((7,), str(tmp_path))
     assert beside.access is ABSENT

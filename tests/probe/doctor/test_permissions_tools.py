@@ -1,7 +1,5 @@
 """What is said of py-spy, the clipboard and the log of the kernel; checks that hang or fail."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -9,17 +7,8 @@ import pytest
 
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import Missing
-from tpmon.model.results.doctor import Check
 from tpmon.probe.doctor import checks as permissions_tools
-from tpmon.probe.doctor.checks import (
-    Plan,
-    check_spy,
-    judge_clipboard,
-    judge_log,
-    judge_spy,
-    read_privileges,
-    run_plans,
-)
+from tpmon.probe.doctor.checks import Plan, check_spy, judge_clipboard, judge_log, judge_spy, read_privileges, run_plans
 from tpmon.probe.doctor.rules import make_check
 from tpmon.probe.host.machine import pick_lines
 from tpmon.probe.spy.failure import SpyOutcome
@@ -35,13 +24,7 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
     ("path", "said", "access", "why", "fix"),
     [
         ("/bin/py-spy", outcome(b"py-spy 0.4.1\n"), ALLOWED, "py-spy 0.4.1 at /bin/py-spy", ""),
-        (
-            "/bin/py-spy",
-            outcome(b"py-spy 0.3.14\n"),
-            ALLOWED,
-            "ask for 0.4 or newer",
-            "pip install -U py-spy",
-        ),
+        ("/bin/py-spy", outcome(b"py-spy 0.3.14\n"), ALLOWED, "ask for 0.4 or newer", "pip install -U py-spy"),
         (Missing("py-spy is not installed"), outcome(), ABSENT, "not installed", "pip install -U py-spy"),
         (
             "/bin/py-spy",
@@ -50,21 +33,9 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
             "cannot be started: Exec format",
             "pip install -U py-spy",
         ),
-        (
-            "/bin/py-spy",
-            outcome(b"\x1b[31mgarbage"),
-            DENIED,
-            "does not work: ?[31mgarbage",
-            "pip install -U py-spy",
-        ),
+        ("/bin/py-spy", outcome(b"\x1b[31mgarbage"), DENIED, "does not work: ?[31mgarbage", "pip install -U py-spy"),
         ("/bin/py-spy", outcome(status=3), DENIED, "does not work: status 3", "pip install -U py-spy"),
-        (
-            "/bin/py-spy",
-            outcome(errors=b"no libc\nx", status=1),
-            DENIED,
-            "does not work: no libc",
-            "pip install",
-        ),
+        ("/bin/py-spy", outcome(errors=b"no libc\nx", status=1), DENIED, "does not work: no libc", "pip install"),
         ("/bin/py-spy", outcome(late=True), UNKNOWN, "no answer within 5 s", "/bin/py-spy --version"),
     ],
 )
@@ -134,14 +105,14 @@ def test_of_the_kernels_log_what_concerns_a_training_is_kept():
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
-    def hang() -> Check:
+    def hang():
         time.sleep(30)
         raise AssertionError("nobody waits for this")
 
-    def fail() -> Check:
+    def fail():
         raise ZeroDivisionError("by design")
 
-    def refuse() -> Check:
+    def refuse():
         raise PermissionError(1, "Operation not permitted")
 
     good = make_check("good", ALLOWED, "fine")

@@ -1,7 +1,5 @@
 """Whether the files, the memory and the stacks of a process may be read, and why not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,14 +10,7 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
-from tpmon.probe.doctor.process import (
-    SOURCES,
-    Trial,
-    explain_read,
-    judge_source,
-    judge_stacks,
-    try_source,
-)
+from tpmon.probe.doctor.process import SOURCES, Trial, explain_read, judge_source, judge_stacks, try_source
 from tpmon.probe.proc.access import AccessStanding, Caller, RuntimeKind, read_dumpable, read_standing
 from tpmon.probe.proc.memory import try_memory
 
@@ -37,7 +28,7 @@ def test_each_file_of_an_own_process_may_be_read():
 def test_a_process_that_ended_is_not_counted_as_a_refusal():
     source = SOURCES[0]
 
-    def never(pid: int) -> tuple[str, str]:
+    def never(pid):
         raise AssertionError(pid)
 
     assert judge_source(source, [Trial(1, ""), Trial(2, "No such file", gone=True)], never).access is ALLOWED

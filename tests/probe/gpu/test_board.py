@@ -1,7 +1,5 @@
 """Ages, states and events of the cards, on lines and times: no process, no clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -74,7 +72,7 @@ class Story:
         return int(self.second * SECOND_NS)
 
 
-def test_a_wedged_card_ages_and_the_others_stay_live() -> None:
+def test_a_wedged_card_ages_and_the_others_stay_live():
     story = Story()
     story.driver(3)
     for second in range(10):
@@ -94,7 +92,7 @@ def test_a_wedged_card_ages_and_the_others_stay_live() -> None:
     assert story.cards()[1].state is GpuState.OK
 
 
-def test_a_card_is_not_stale_before_its_line_is_due() -> None:
+def test_a_card_is_not_stale_before_its_line_is_due():
     story = Story()
     story.driver(1)
     story.card(0, next_s=10.0)
@@ -104,7 +102,7 @@ def test_a_card_is_not_stale_before_its_line_is_due() -> None:
     assert story.cards()[0].state is GpuState.STALE
 
 
-def test_a_card_is_missed_within_a_second_where_another_answers() -> None:
+def test_a_card_is_missed_within_a_second_where_another_answers():
     story = Story()
     story.driver(2)
     story.second = 1
@@ -113,7 +111,7 @@ def test_a_card_is_missed_within_a_second_where_another_answers() -> None:
     assert [card.state for card in story.cards()] == [GpuState.OK, GpuState.STALE]
 
 
-def test_versions_that_come_late_change_nothing_else() -> None:
+def test_versions_that_come_late_change_nothing_else():
     story = Story()
     story.board.on_line(Line(driver=DriverLine(Missing("late"), Missing("late"), 1)), 0)
     story.card(0)
@@ -124,7 +122,7 @@ def test_versions_that_come_late_change_nothing_else() -> None:
     assert (reading.events, reading.notes) == ((), ("Xid events are not watched",))
 
 
-def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok() -> None:
+def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok():
     story = Story()
     story.driver(1)
     story.card(0, fast=blank_fast("no permission"), next_s=30.0)
@@ -133,7 +131,7 @@ def test_a_card_that_gives_nothing_but_refusals_is_refused_and_not_ok() -> None:
     assert story.cards()[0].state is GpuState.STALE
 
 
-def test_a_card_that_never_answers_has_a_place_and_an_age() -> None:
+def test_a_card_that_never_answers_has_a_place_and_an_age():
     story = Story()
     story.driver(2)
     story.card(0)
@@ -145,7 +143,7 @@ def test_a_card_that_never_answers_has_a_place_and_an_age() -> None:
     assert silent.sm_pct == Missing("the card has not answered yet")
 
 
-def test_a_lost_card_says_so_once_and_counts_from_its_last_answer() -> None:
+def test_a_lost_card_says_so_once_and_counts_from_its_last_answer():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -165,7 +163,7 @@ def test_a_lost_card_says_so_once_and_counts_from_its_last_answer() -> None:
     assert reading.gpus[0].state is GpuState.OK
 
 
-def test_a_lost_card_without_a_uuid_keeps_its_place() -> None:
+def test_a_lost_card_without_a_uuid_keeps_its_place():
     story = Story()
     story.driver(2)
     story.card(0)
@@ -176,13 +174,10 @@ def test_a_lost_card_without_a_uuid_keeps_its_place() -> None:
     story.card(0)
     story.lose(1, uuid="", identity=replace(IDENTITY, minor=1))
     story.lose(1, uuid="")
-    assert [(card.uuid, card.state) for card in story.cards()] == [
-        ("GPU-0", GpuState.OK),
-        ("GPU-1", GpuState.LOST),
-    ]
+    assert [(card.uuid, card.state) for card in story.cards()] == [("GPU-0", GpuState.OK), ("GPU-1", GpuState.LOST)]
 
 
-def test_a_card_gets_its_uuid_when_it_comes_back() -> None:
+def test_a_card_gets_its_uuid_when_it_comes_back():
     story = Story()
     story.driver(1)
     story.lose(0, uuid="")
@@ -191,7 +186,7 @@ def test_a_card_gets_its_uuid_when_it_comes_back() -> None:
     assert [card.uuid for card in story.cards()] == ["GPU-0"]
 
 
-def test_the_gap_of_a_restart_is_an_event_and_the_cards_stay() -> None:
+def test_the_gap_of_a_restart_is_an_event_and_the_cards_stay():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -210,7 +205,7 @@ def test_the_gap_of_a_restart_is_an_event_and_the_cards_stay() -> None:
     assert reading.gpus[0].state is GpuState.OK
 
 
-def test_events_are_told_once() -> None:
+def test_events_are_told_once():
     story = Story()
     story.driver(1)
     story.end()
@@ -218,7 +213,7 @@ def test_events_are_told_once() -> None:
     assert story.read().events == ()
 
 
-def test_a_card_that_a_new_driver_does_not_list_is_lost() -> None:
+def test_a_card_that_a_new_driver_does_not_list_is_lost():
     story = Story()
     story.driver(2)
     story.card(0)
@@ -242,7 +237,7 @@ def test_a_card_that_a_new_driver_does_not_list_is_lost() -> None:
         (0, "the nvidia-ml-py package is not installed (doctor: nvml)"),
     ],
 )
-def test_no_driver_is_one_clear_line(code: int, text: str) -> None:
+def test_no_driver_is_one_clear_line(code, text):
     story = Story()
     story.failure(code, "the nvidia-ml-py package is not installed")
     story.end("exit 1", 30.0)
@@ -255,7 +250,7 @@ def test_no_driver_is_one_clear_line(code: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "hidden"), [(12, True), (9, True), (4, True), (18, False), (0, False)])
-def test_a_job_with_cards_that_this_shell_cannot_see(code: int, hidden: bool) -> None:
+def test_a_job_with_cards_that_this_shell_cannot_see(code, hidden):
     story = Story()
     story.failure(code)
     story.end("exit 1", 30.0)
@@ -290,9 +285,7 @@ LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
         ),
     ],
 )
-def test_no_card_is_told_from_a_card_that_is_not_read(
-    code: int, has_driver: Known[bool], held: dict[int, Known[tuple[int, ...]]], text: str
-) -> None:
+def test_no_card_is_told_from_a_card_that_is_not_read(code, has_driver, held, text):
     story = Story()
     story.failure(code)
     story.end("exit 1", 30.0)
@@ -303,7 +296,7 @@ def test_no_card_is_told_from_a_card_that_is_not_read(
 
 
 @pytest.mark.parametrize("code", [0, 9, 12, 18, 999])
-def test_a_job_that_holds_a_card_is_never_said_to_hold_none(code: int) -> None:
+def test_a_job_that_holds_a_card_is_never_said_to_hold_none(code):
     story = Story()
     story.failure(code)
     story.end("exit 1", 30.0)
@@ -312,14 +305,14 @@ def test_a_job_that_holds_a_card_is_never_said_to_hold_none(code: int) -> None:
     assert not is_no_card(reading.of_job.reason)
 
 
-def test_no_card_listed_is_no_card_unless_the_job_holds_one() -> None:
+def test_no_card_listed_is_no_card_unless_the_job_holds_one():
     story = Story()
     story.driver(0)
     assert story.read({10: 1}, {10: ()}).gpus == ()
     assert story.read({10: 1}, {10: (3,)}).gpus == Missing(f"{NOT_VISIBLE} (doctor: cards)")
 
 
-def test_a_job_on_cards_that_nvml_does_not_list_is_a_note() -> None:
+def test_a_job_on_cards_that_nvml_does_not_list_is_a_note():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -328,7 +321,7 @@ def test_a_job_on_cards_that_nvml_does_not_list_is_a_note() -> None:
     assert story.read({10: 1}, {10: (0,)}).notes == ()
 
 
-def test_a_driver_that_does_not_answer_is_said_with_its_wait() -> None:
+def test_a_driver_that_does_not_answer_is_said_with_its_wait():
     story = Story()
     story.start()
     assert story.read().gpus == Missing("NVML has not answered yet")
@@ -336,7 +329,7 @@ def test_a_driver_that_does_not_answer_is_said_with_its_wait() -> None:
     assert story.read().gpus == Missing("the NVIDIA driver has not answered for 12 s (doctor: nvml)")
 
 
-def test_a_child_that_dies_before_it_answers_is_said() -> None:
+def test_a_child_that_dies_before_it_answers_is_said():
     story = Story()
     story.end("SIGSEGV")
     assert story.read().gpus == Missing("the GPU child ended before it answered (SIGSEGV) (doctor: nvml)")
@@ -347,7 +340,7 @@ def test_a_child_that_dies_before_it_answers_is_said() -> None:
     assert (reading.gpus, reading.events) == ((), ("NVIDIA driver answers",))
 
 
-def test_a_driver_that_goes_away_is_an_event() -> None:
+def test_a_driver_that_goes_away_is_an_event():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -356,7 +349,7 @@ def test_a_driver_that_goes_away_is_an_event() -> None:
     assert story.read().events[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
 
 
-def test_xids_are_events_and_stay_with_the_card() -> None:
+def test_xids_are_events_and_stay_with_the_card():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -370,7 +363,7 @@ def test_xids_are_events_and_stay_with_the_card() -> None:
     assert story.cards()[0].xids == (79,)
 
 
-def test_driver_source_and_group_age() -> None:
+def test_driver_source_and_group_age():
     story = Story()
     story.driver(2)
     story.card(0)
@@ -382,12 +375,10 @@ def test_driver_source_and_group_age() -> None:
     assert (reading.source, reading.age_s) == ("NVML, driver 580.65.06", 0.5)
 
 
-def test_the_jobs_processes_are_marked_on_their_card() -> None:
+def test_the_jobs_processes_are_marked_on_their_card():
     story = Story()
     story.driver(1)
-    story.card(
-        0, fast=replace(FAST, processes=(CardProcessReading(42, 20, 40.0), CardProcessReading(43, 1, 0.0)))
-    )
+    story.card(0, fast=replace(FAST, processes=(CardProcessReading(42, 20, 40.0), CardProcessReading(43, 1, 0.0))))
     gpus = story.read({42: 1}).gpus
     assert is_known(gpus)
     assert gpus[0].pids == (42,)
@@ -395,7 +386,7 @@ def test_the_jobs_processes_are_marked_on_their_card() -> None:
     assert [one.of_job for one in gpus[0].processes] == [True, False]
 
 
-def test_everything_that_a_child_can_pile_up_is_bounded() -> None:
+def test_everything_that_a_child_can_pile_up_is_bounded():
     story = Story()
     story.driver(10_000)
     for index in range(200):
@@ -410,7 +401,7 @@ def test_everything_that_a_child_can_pile_up_is_bounded() -> None:
     assert reading.notes[-1] == "note 199"
 
 
-def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays() -> None:
+def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays():
     story = Story()
     story.driver(1)
     story.note("Xid events are not watched: not supported", passing=False)
@@ -428,7 +419,7 @@ def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays() -> None:
     assert story.read().notes == (), "the new child says anew what it cannot do"
 
 
-def test_a_child_that_repeats_a_moment_does_not_grow_the_window() -> None:
+def test_a_child_that_repeats_a_moment_does_not_grow_the_window():
     story = Story()
     story.driver(1)
     for _ in range(1000):
@@ -448,17 +439,14 @@ def crash(story: Story) -> None:
 
 
 @pytest.mark.parametrize("wedge", [hang, crash])
-def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(wedge) -> None:
+def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_holds(wedge):
     story = Story()
     wedge(story)
     named = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
     reading = story.read({10: 1}, {10: (1,)}, named)
     assert is_known(reading.gpus)
     told = [(one.index, one.uuid, one.name, one.state, one.age_s, one.pids) for one in reading.gpus]
-    assert told == [
-        (0, "GPU-a", "H100", GpuState.STALE, 12.0, ()),
-        (1, "GPU-b", "H100", GpuState.STALE, 12.0, (10,)),
-    ]
+    assert told == [(0, "GPU-a", "H100", GpuState.STALE, 12.0, ()), (1, "GPU-b", "H100", GpuState.STALE, 12.0, (10,))]
     assert all(is_known(one.unheard) for one in reading.gpus)
     held = story.read({10: 1}, {10: (1,)}, Missing("not read")).gpus
     assert is_known(held)
@@ -467,7 +455,7 @@ def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_hol
         assert isinstance(story.read({10: 1}, nothing).gpus, Missing)
 
 
-def test_no_card_is_silent_where_nvml_says_why_it_does_not_answer() -> None:
+def test_no_card_is_silent_where_nvml_says_why_it_does_not_answer():
     story = Story()
     story.failure(9)
     story.end("exit 1", 30.0)
@@ -475,7 +463,7 @@ def test_no_card_is_silent_where_nvml_says_why_it_does_not_answer() -> None:
     assert isinstance(story.read({10: 1}, {10: (1,)}).gpus, Missing)
 
 
-def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers() -> None:
+def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers():
     story = Story()
     story.driver(1)
     story.card(0)
@@ -485,7 +473,7 @@ def test_cards_are_unheard_while_the_child_is_gone_and_silent_while_it_answers()
     assert is_known(story.cards()[0].unheard)
 
 
-def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_held() -> None:
+def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_held():
     story = Story()
     story.driver(1)
     story.card(0)

@@ -1,15 +1,12 @@
 """What readings of a card can be, and which of the same second cannot both be so: tables, no NVML."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 
 from tests.frames import make_gpu
 from tpmon.model.gpu import GpuProcess, GpuSample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Missing, is_known
 from tpmon.probe.gpu.bounds import LIMITS, READINGS, bound_sample, hold_against
 
 BUSY = make_gpu(
@@ -32,7 +29,7 @@ BUSY = make_gpu(
 UNBOUNDED = {"age_s", "index", "sm_samples"}
 
 
-def test_every_number_that_a_driver_says_has_a_bound() -> None:
+def test_every_number_that_a_driver_says_has_a_bound():
     numbers = {
         field.name
         for field in fields(GpuSample)
@@ -41,13 +38,13 @@ def test_every_number_that_a_driver_says_has_a_bound() -> None:
     assert numbers == {name for names, *_ in (*LIMITS, *READINGS) for name in names}
 
 
-def test_a_sound_sample_stays_as_it_is() -> None:
+def test_a_sound_sample_stays_as_it_is():
     assert hold_against(bound_sample(BUSY), [610.0], is_pcie=True, computed=False) == BUSY
 
 
 @pytest.mark.parametrize("wild", [-1e12, 1e13, 2.0**64])
 @pytest.mark.parametrize("name", sorted({name for names, *_ in (*LIMITS, *READINGS) for name in names}))
-def test_a_wild_value_is_named_with_its_bound(name: str, wild: float) -> None:
+def test_a_wild_value_is_named_with_its_bound(name, wild):
     if name == "memory_total_bytes" and 0 < wild < 2**46:
         return
     found = getattr(bound_sample(replace(BUSY, **{name: wild})), name)
@@ -65,22 +62,16 @@ def test_a_wild_value_is_named_with_its_bound(name: str, wild: float) -> None:
         ({"sm_clock_mhz": 3000.0}, "sm_clock_mhz", "the driver says 3000 MHz, at most 2970 can be"),
         ({"memory_used_bytes": 81}, "memory_used_bytes", "the driver says 81 bytes, at most 80 can be"),
         ({"pcie_width": 32}, "pcie_width", "the driver says 32 lanes, at most 16 can be"),
-        (
-            {"pcie_tx_bytes_s": 8e10},
-            "pcie_tx_bytes_s",
-            "the driver says 8e+10 bytes/s, at most 7.68e+10 can be",
-        ),
+        ({"pcie_tx_bytes_s": 8e10}, "pcie_tx_bytes_s", "the driver says 8e+10 bytes/s, at most 7.68e+10 can be"),
     ],
 )
-def test_one_reading_bounds_another(changes: dict[str, Any], reading: str, reason: str) -> None:
+def test_one_reading_bounds_another(changes, reading, reason):
     assert getattr(bound_sample(replace(BUSY, **changes)), reading) == Missing(reason)
 
 
-def test_a_garbled_pid_makes_the_list_doubtful() -> None:
+def test_a_garbled_pid_makes_the_list_doubtful():
     sample = bound_sample(replace(BUSY, processes=(GpuProcess(1 << 31, 1, 1.0, False),)))
-    assert (
-        sample.processes == sample.pids == Missing("the driver lists PID 2147483648, at most 4194304 can be")
-    )
+    assert sample.processes == sample.pids == Missing("the driver lists PID 2147483648, at most 4194304 can be")
 
 
 NO = Missing("not told")
@@ -113,19 +104,15 @@ UTILISATION = ("sm_pct", "sm_idle_ratio", "sm_busy_ratio", "memory_busy_pct")
         ({"pcie_generation": 1, "pcie_width": 16}, NO, (), ""),
     ],
 )
-def test_readings_of_one_second_are_held_against_each_other(
-    changes: dict[str, Any], drawn_w: Known[float], denied: tuple[str, ...], reason: str
-) -> None:
+def test_readings_of_one_second_are_held_against_each_other(changes, drawn_w, denied, reason):
     sample = replace(BUSY, power_w=drawn_w, **changes)
     held = hold_against(sample, [NO, drawn_w], is_pcie=NO, computed=True)
-    different = {
-        field.name for field in fields(GpuSample) if getattr(held, field.name) != getattr(sample, field.name)
-    }
+    different = {field.name for field in fields(GpuSample) if getattr(held, field.name) != getattr(sample, field.name)}
     assert different == set(denied) | ({"sm_samples"} if "sm_pct" in denied else set())
     assert {getattr(held, name) for name in denied} == ({Missing(reason)} if denied else set())
 
 
-def test_a_card_that_is_not_on_pcie_has_no_link() -> None:
+def test_a_card_that_is_not_on_pcie_has_no_link():
     held = hold_against(replace(BUSY, pcie_generation=1, pcie_width=1), (), is_pcie=False, computed=True)
     none = Missing("the card is not connected by PCIe")
     assert held.pcie_generation == held.pcie_width == held.pcie_generation_max == held.pcie_width_max == none
@@ -142,9 +129,7 @@ def test_a_card_that_is_not_on_pcie_has_no_link() -> None:
         ((NO, NO), 98.0, False, True),
     ],
 )
-def test_zeros_of_all_processes_beside_a_busy_card_are_no_reading(
-    shares: tuple[Known[float], ...], busy_pct: float, computed: bool, believed: bool
-) -> None:
+def test_zeros_of_all_processes_beside_a_busy_card_are_no_reading(shares, busy_pct, computed, believed):
     processes = tuple(GpuProcess(pid, 1, share, False) for pid, share in enumerate(shares))
     sample = replace(BUSY, sm_pct=busy_pct, sm_active_pct=NO, processes=processes)
     held = hold_against(sample, (), is_pcie=True, computed=computed)

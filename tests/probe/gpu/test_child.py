@@ -1,13 +1,10 @@
 """The real main of the NVML child, run as a process with a fake pynvml in the driver's place."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,7 +47,7 @@ def has_cards(count: int) -> object:
     return lambda reading: len(states(reading)) == count
 
 
-def test_cards_are_read_with_their_processes() -> None:
+def test_cards_are_read_with_their_processes():
     probe = start_child()
     reading = read_until(probe, has_cards(3))
     assert is_known(reading.gpus)
@@ -71,7 +68,7 @@ if not {after}:
 
 
 @pytest.fixture(scope="module")
-def wedging() -> Iterator[tuple[GpuProbe, GpuProbe]]:
+def wedging():
     """Start a child whose card wedges after its first lines, and one whose card never answers."""
     probes = (start_child(WEDGE_ONE.format(after=0.5)), start_child(WEDGE_ONE.format(after=0)))
     yield probes
@@ -79,9 +76,7 @@ def wedging() -> Iterator[tuple[GpuProbe, GpuProbe]]:
         probe.stop()
 
 
-def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
-    wedging: tuple[GpuProbe, GpuProbe],
-) -> None:
+def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(wedging):
     probe, _ = wedging
     read_until(probe, has_cards(3))
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
@@ -99,7 +94,7 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
     assert is_gone(pid)
 
 
-def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, GpuProbe]) -> None:
+def test_a_card_wedged_from_the_start_has_its_place(wedging):
     _, probe = wedging
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
     assert is_known(reading.gpus)
@@ -114,7 +109,7 @@ def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, Gpu
         ("nvmlDeviceGetPowerUsage", "power_limit_w"),
     ],
 )
-def test_a_call_that_never_returns_costs_its_own_reading(call: str, reading: str) -> None:
+def test_a_call_that_never_returns_costs_its_own_reading(call, reading):
     probe = start_child(f"nvml.hang[{call!r}] = {{1}}")
     seen = read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
     probe.stop()
@@ -130,7 +125,7 @@ def test_a_call_that_never_returns_costs_its_own_reading(call: str, reading: str
         assert (wedged.remapped_rows_failed, wedged.ecc_uncorrected) == (stuck, 2)
 
 
-def test_versions_that_never_come_keep_no_card_back() -> None:
+def test_versions_that_never_come_keep_no_card_back():
     probe = start_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)")
     reading = read_until(probe, has_cards(3))
     probe.stop()
@@ -138,7 +133,7 @@ def test_versions_that_never_come_keep_no_card_back() -> None:
     assert reading.driver.driver_version == Missing("the driver does not return from this call")
 
 
-def test_an_init_that_never_returns_blocks_nobody() -> None:
+def test_an_init_that_never_returns_blocks_nobody():
     started = time.monotonic()
     probe = start_child("FakeNvml.nvmlInit = lambda self: time.sleep(600)")
     assert time.monotonic() - started < 5
@@ -150,7 +145,7 @@ def test_an_init_that_never_returns_blocks_nobody() -> None:
     assert is_gone(pid)
 
 
-def test_a_killed_child_is_started_again_and_the_gap_is_told() -> None:
+def test_a_killed_child_is_started_again_and_the_gap_is_told():
     probe = start_child(backoff_s=(0.1, 0.1, 0.1))
     read_until(probe, has_cards(3))
     first = probe.child_pid()
@@ -158,7 +153,7 @@ def test_a_killed_child_is_started_again_and_the_gap_is_told() -> None:
     os.kill(first, signal.SIGKILL)
     told: list[str] = []
 
-    def restarted(reading: GpuReading) -> bool:
+    def restarted(reading):
         told.extend(reading.events)
         return any("restarted" in text for text in told)
 
@@ -186,7 +181,7 @@ def test_a_killed_child_is_started_again_and_the_gap_is_told() -> None:
         ("nvml.failures['nvmlDeviceGetCount'] = 999", "unknown driver error (doctor: nvml)"),
     ],
 )
-def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body: str, reason: str) -> None:
+def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body, reason):
     probe = start_child(body, backoff_s=(0.01,))
     reading = read_until(probe, lambda one: not is_known(one.driver) and one.gpus == Missing(reason))
     assert reading.events == ()
@@ -197,21 +192,14 @@ def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body: str, reason: str) -
     probe.stop()
 
 
-def test_a_driver_that_stays_away_is_asked_less_and_less_often() -> None:
+def test_a_driver_that_stays_away_is_asked_less_and_less_often():
     probe = GpuProbe(["true"])
     probe._on_start()
     probe._on_lines([encode_line(Line(failure=FailureLine(12, "")))])
-    assert [probe._on_end("exit 1", attempt) for attempt in (1, 2, 3, 4, 5, 2000)] == [
-        30,
-        60,
-        120,
-        240,
-        300,
-        300,
-    ]
+    assert [probe._on_end("exit 1", attempt) for attempt in (1, 2, 3, 4, 5, 2000)] == [30, 60, 120, 240, 300, 300]
 
 
-def test_without_nvidia_ml_py_the_reading_says_so() -> None:
+def test_without_nvidia_ml_py_the_reading_says_so():
     code = (
         f"import sys; sys.path.append({ROOT!r})\n"
         "from tpmon.probe.gpu.child import load_pynvml, main\n"
@@ -233,14 +221,10 @@ def test_without_nvidia_ml_py_the_reading_says_so() -> None:
         ("nvmlInit = nvmlDeviceGetCount = lambda: {}", "asking NVML failed: TypeError"),
     ],
 )
-def test_a_module_that_breaks_is_named_with_its_file(tmp_path: Path, module: str, start: str) -> None:
+def test_a_module_that_breaks_is_named_with_its_file(tmp_path, module, start):
     file = tmp_path / "pynvml.py"
     file.write_text(module)
-    code = (
-        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\n"
-        "from tpmon.probe.gpu.child import main\n"
-        "main()"
-    )
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\nfrom tpmon.probe.gpu.child import main\nmain()"
     probe = GpuProbe([sys.executable, "-c", code])
     probe.start()
     reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
@@ -250,7 +234,7 @@ def test_a_module_that_breaks_is_named_with_its_file(tmp_path: Path, module: str
     assert str(file)[:60] in reading.gpus.reason
 
 
-def test_a_module_that_answers_in_bytes_is_read() -> None:
+def test_a_module_that_answers_in_bytes_is_read():
     body = """
 def raw(name):
     call = getattr(FakeNvml, name)
@@ -262,7 +246,7 @@ nvml.xids = [(cards[2], 79)]
     probe = start_child(body)
     told: list[str] = []
 
-    def seen(reading: GpuReading) -> bool:
+    def seen(reading):
         told.extend(reading.events)
         return bool(told) and len(states(reading)) == 3
 
@@ -274,7 +258,7 @@ nvml.xids = [(cards[2], 79)]
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
 
 
-def test_a_driver_upgrade_ends_the_child_and_starts_a_fresh_one() -> None:
+def test_a_driver_upgrade_ends_the_child_and_starts_a_fresh_one():
     body = """
 def upgrade():
     nvml.failures.update({name: 18 for name in dir(FakeNvml) if name.startswith("nvml")})
@@ -283,7 +267,7 @@ threading.Timer(0.3, upgrade).start()
     probe = start_child(body, backoff_s=(0.1,))
     told: list[str] = []
 
-    def went_away(reading: GpuReading) -> bool:
+    def went_away(reading):
         told.extend(reading.events)
         return any("restarted" in text for text in told)
 
@@ -293,7 +277,7 @@ threading.Timer(0.3, upgrade).start()
     assert told[1] == "GPU child ended (exit 1); next try in 0.1 s"
 
 
-def test_a_lost_card_is_told_by_its_codes() -> None:
+def test_a_lost_card_is_told_by_its_codes():
     body = """
 class Falling(FakeNvml):
     def __getattribute__(self, name):
@@ -312,7 +296,7 @@ nvml = Falling(cards)
     read_until(probe, has_cards(3))
     told: list[str] = []
 
-    def lost(reading: GpuReading) -> bool:
+    def lost(reading):
         told.extend(reading.events)
         return states(reading) == [GpuState.OK, GpuState.LOST, GpuState.OK]
 
@@ -321,11 +305,11 @@ nvml = Falling(cards)
     probe.stop()
 
 
-def test_xid_events_arrive_beside_the_readings() -> None:
+def test_xid_events_arrive_beside_the_readings():
     probe = start_child("nvml.xids = [(cards[2], 79)]")
     told: list[str] = []
 
-    def seen(reading: GpuReading) -> bool:
+    def seen(reading):
         told.extend(reading.events)
         return bool(told) and len(states(reading)) == 3
 
@@ -336,14 +320,14 @@ def test_xid_events_arrive_beside_the_readings() -> None:
     probe.stop()
 
 
-def test_xid_events_that_cannot_be_watched_are_a_note() -> None:
+def test_xid_events_that_cannot_be_watched_are_a_note():
     probe = start_child("nvml.failures['nvmlEventSetCreate'] = 3")
     reading = read_until(probe, lambda one: bool(one.notes))
     assert reading.notes == ("Xid events are not watched: not supported by this card",)
     probe.stop()
 
 
-def test_what_a_library_prints_does_not_reach_the_lines() -> None:
+def test_what_a_library_prints_does_not_reach_the_lines():
     body = "FakeNvml.nvmlInit = lambda self: print('NVML: warning', flush=True)"
     probe = start_child(body)
     reading = read_until(probe, has_cards(3))
@@ -351,7 +335,7 @@ def test_what_a_library_prints_does_not_reach_the_lines() -> None:
     probe.stop()
 
 
-def test_a_reader_that_breaks_costs_its_card_and_says_so() -> None:
+def test_a_reader_that_breaks_costs_its_card_and_says_so():
     body = """
 class Broken(FakeNvml):
     def nvmlDeviceGetSamples(self, card, kind, since):
@@ -366,7 +350,7 @@ nvml = Broken(cards)
     probe.stop()
 
 
-def test_the_child_ends_when_its_parent_is_killed() -> None:
+def test_the_child_ends_when_its_parent_is_killed():
     code = (
         f"import sys, time; sys.path.append({ROOT!r})\n"
         "from tests.probe.gpu.test_child import WEDGE_ONE, start_child\n"
@@ -391,9 +375,7 @@ def is_zombie(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_files_beside_the_user_do_not_take_the_place_of_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_beside_the_user_do_not_take_the_place_of_modules(tmp_path, monkeypatch):
     for name in ("json", "pynvml", "threading", "queue", "network", "codec", "tpmon"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
     monkeypatch.chdir(tmp_path)
@@ -404,7 +386,7 @@ def test_files_beside_the_user_do_not_take_the_place_of_modules(
     assert is_known(reading.gpus) or "ended" not in reading.gpus.reason
 
 
-def test_the_child_loads_neither_psutil_nor_a_screen() -> None:
+def test_the_child_loads_neither_psutil_nor_a_screen():
     code = child_command()[2].replace("main()", "import sys; print(*sorted(sys.modules))")
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(loaded.stdout.split())

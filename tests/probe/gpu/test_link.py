@@ -1,7 +1,5 @@
 """The pipe to the child: bounded lines, and children that die, flood, stammer or sleep."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -36,7 +34,7 @@ def is_gone(pid: int) -> bool:
         ([b"x" * 8, b"\n"], [b"x" * 8], 0),
     ],
 )
-def test_splitter_drops_overlong_lines_whole(pieces: list[bytes], lines: list[bytes], dropped: int) -> None:
+def test_splitter_drops_overlong_lines_whole(pieces, lines, dropped):
     splitter = LineSplitter(limit=8)
     found = [line for piece in pieces for line in splitter.feed(piece)]
     assert (found, splitter.dropped) == (lines, dropped)
@@ -72,7 +70,7 @@ def run_link(code: str) -> tuple[ChildLink, list[bytes], list[tuple[str, int]], 
         ("import os, time; os.close(1); time.sleep(600)", "SIGKILL"),
     ],
 )
-def test_the_end_of_a_child_is_told_in_words(code: str, how: str) -> None:
+def test_the_end_of_a_child_is_told_in_words(code, how):
     link, _, ends, ended = run_link(code)
     assert ended.wait(10)
     link.stop()
@@ -80,11 +78,11 @@ def test_the_end_of_a_child_is_told_in_words(code: str, how: str) -> None:
     assert not is_known(link.pid())
 
 
-def test_a_command_that_is_not_there_is_told() -> None:
+def test_a_command_that_is_not_there_is_told():
     ended = threading.Event()
     ends: list[str] = []
 
-    def on_end(how: str, attempt: int) -> float:
+    def on_end(how, attempt):
         ends.append(how)
         ended.set()
         return 60.0
@@ -97,7 +95,7 @@ def test_a_command_that_is_not_there_is_told() -> None:
     assert ends == ["cannot start: No such file or directory"]
 
 
-def test_half_a_line_is_waited_for_and_dropped_at_the_end() -> None:
+def test_half_a_line_is_waited_for_and_dropped_at_the_end():
     code = "import sys; sys.stdout.write('whole\\nhal'); sys.stdout.flush(); sys.stdout.write('f\\nrest')"
     link, lines, _, ended = run_link(code)
     assert ended.wait(10)
@@ -105,7 +103,7 @@ def test_half_a_line_is_waited_for_and_dropped_at_the_end() -> None:
     assert lines == [b"whole", b"half"]
 
 
-def test_a_child_that_floods_bytes_is_killed() -> None:
+def test_a_child_that_floods_bytes_is_killed():
     link, lines, ends, ended = run_link("import os\nwhile True: os.write(1, b'x' * 65535 + b'\\n')")
     assert ended.wait(20)
     link.stop()
@@ -113,7 +111,7 @@ def test_a_child_that_floods_bytes_is_killed() -> None:
     assert len(lines) <= gpu_link.MAX_LINES_PER_S
 
 
-def test_a_child_that_floods_lines_is_thinned_and_counted() -> None:
+def test_a_child_that_floods_lines_is_thinned_and_counted():
     link, lines, _, ended = run_link("print('x\\n' * 100_000, end='')")
     assert ended.wait(20)
     link.stop()
@@ -121,7 +119,7 @@ def test_a_child_that_floods_lines_is_thinned_and_counted() -> None:
     assert len(lines) <= 2 * gpu_link.MAX_LINES_PER_S
 
 
-def test_stop_kills_a_child_that_ignores_everything() -> None:
+def test_stop_kills_a_child_that_ignores_everything():
     code = (
         "import signal, time\n"
         "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\n"
@@ -139,7 +137,7 @@ def test_stop_kills_a_child_that_ignores_everything() -> None:
     assert ends == []
 
 
-def test_stop_before_the_child_runs_leaves_none() -> None:
+def test_stop_before_the_child_runs_leaves_none():
     before = set(threading.enumerate())
     link, _, ends, _ = run_link("import time; time.sleep(600)")
     link.stop()
@@ -165,7 +163,7 @@ def read_until(probe: GpuProbe, condition: Callable[[GpuReading], bool]) -> GpuR
     return found[-1]
 
 
-def test_garbage_between_lines_is_counted_and_does_no_harm() -> None:
+def test_garbage_between_lines_is_counted_and_does_no_harm():
     bad = [
         b"not json\n",
         b"[" * 50_000 + b"\n",
@@ -182,7 +180,7 @@ def test_garbage_between_lines_is_counted_and_does_no_harm() -> None:
     assert reading.notes == ("6 lines of the GPU child were not understood",)
 
 
-def test_an_overlong_line_is_counted() -> None:
+def test_an_overlong_line_is_counted():
     code = f"import os, time; os.write(1, b'x' * 300_000 + b'\\n' + {DRIVER!r}); time.sleep(600)"
     probe = start_probe(code)
     reading = read_until(probe, lambda one: is_known(one.driver))
@@ -190,12 +188,12 @@ def test_an_overlong_line_is_counted() -> None:
     assert reading.notes == ("1 lines of the GPU child were too many or too long",)
 
 
-def test_restarts_back_off_while_a_child_keeps_dying() -> None:
+def test_restarts_back_off_while_a_child_keeps_dying():
     waited: list[float] = []
     probe = start_probe("raise SystemExit(7)", backoff_s=(0.01, 0.02, 0.03))
     listener = probe._on_end
 
-    def on_end(how: str, attempt: int) -> float:
+    def on_end(how, attempt):
         waited.append(listener(how, attempt))
         return waited[-1]
 
@@ -207,12 +205,12 @@ def test_restarts_back_off_while_a_child_keeps_dying() -> None:
     assert probe.read({}).gpus == Missing("the GPU child ended before it answered (exit 7) (doctor: nvml)")
 
 
-def test_a_long_life_starts_the_back_off_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_life_starts_the_back_off_anew(monkeypatch):
     monkeypatch.setattr(gpu_link, "STEADY_S", 0.0)
     attempts: list[int] = []
     third = threading.Event()
 
-    def on_end(how: str, attempt: int) -> float:
+    def on_end(how, attempt):
         attempts.append(attempt)
         if len(attempts) == 3:
             third.set()

@@ -1,7 +1,5 @@
 """Which cards a job uses: process lists first, open device files as an upper bound."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe.base.procread import in_first_pid_namespace
 from tpmon.probe.gpu import mapping as gpu_mapping
-from tpmon.probe.gpu.bounds import DriverCard, Listed, read_driver_cards
+from tpmon.probe.gpu.bounds import DriverCard, read_driver_cards
 from tpmon.probe.gpu.mapping import (
     ON_DXG,
     OWN_NAMESPACE,
@@ -43,7 +41,7 @@ def pids_of(cards: tuple[GpuSample, ...]) -> list[object]:
     return [card.pids for card in cards]
 
 
-def test_the_process_list_of_the_card_is_the_truth() -> None:
+def test_the_process_list_of_the_card_is_the_truth():
     cards = (make_card(0, (10, 99), 0), make_card(1, (11,), 1), make_card(2, (), 2))
     # CUDA opens every visible card; the lists win.
     found = map_to_job(cards, JOB, {10: (0, 1, 2), 11: (0, 1, 2)}, pids_are_ours=True)
@@ -53,7 +51,7 @@ def test_the_process_list_of_the_card_is_the_truth() -> None:
     assert [(one.pid, one.of_job) for one in found[0].processes] == [(10, True), (99, False)]
 
 
-def test_a_bare_number_is_not_believed_in_a_container() -> None:
+def test_a_bare_number_is_not_believed_in_a_container():
     cards = (make_card(0, (10,), 0),)
     assert pids_of(map_to_job(cards, JOB, {}, pids_are_ours=False)) == [Missing("open files not read yet")]
     assert pids_of(map_to_job(cards, JOB, {11: ()}, pids_are_ours=False)) == [()]
@@ -63,7 +61,7 @@ def test_a_bare_number_is_not_believed_in_a_container() -> None:
     assert (found[0].pids, found[0].pids_are_visible_only) == ((10,), False)
 
 
-def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody() -> None:
+def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody():
     cards = (make_card(0, (10,), 0),)
     held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
     ours = map_to_job(cards, JOB, held, pids_are_ours=False)
@@ -71,14 +69,14 @@ def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody() -> N
     assert [card.lists_only for card in map_to_job(cards, JOB, held, pids_are_ours=True)] == [NOT_APPLICABLE]
 
 
-def test_open_files_are_an_upper_bound_where_no_list_names_the_job() -> None:
+def test_open_files_are_an_upper_bound_where_no_list_names_the_job():
     cards = (make_card(0, (7000,), 4), make_card(1, Missing("no permission"), 5), make_card(2, (), 6))
     found = map_to_job(cards, JOB, {10: (4, 5), 11: (5,)}, pids_are_ours=True)
     assert pids_of(found) == [(10,), (10, 11), ()]
     assert [card.pids_are_visible_only for card in found] == [True, True, False]
 
 
-def test_a_list_that_cannot_be_read_stays_missing() -> None:
+def test_a_list_that_cannot_be_read_stays_missing():
     cards = (make_card(0, (10,), 0), make_card(1, Missing("no permission"), 1))
     found = map_to_job(cards, JOB, {10: (0, 1)}, pids_are_ours=True)
     assert pids_of(found) == [(10,), Missing("no permission")]
@@ -88,7 +86,7 @@ NO_MINOR = Missing("not supported by this card")
 REFUSED = Missing("permission denied")
 
 
-def test_a_list_in_a_container_and_no_card_numbers_tell_nothing() -> None:
+def test_a_list_in_a_container_and_no_card_numbers_tell_nothing():
     cards = (make_card(0, (7000,), NO_MINOR),)
     assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=False)) == [NO_MINOR]
     # On the machine itself the list names every process of every user.
@@ -96,7 +94,7 @@ def test_a_list_in_a_container_and_no_card_numbers_tell_nothing() -> None:
     assert pids_of(map_to_job(cards, JOB, {10: ON_DXG, 11: ()}, pids_are_ours=True)) == [NO_MINOR]
 
 
-def test_open_files_that_were_not_read_say_nothing() -> None:
+def test_open_files_that_were_not_read_say_nothing():
     cards = (make_card(0, (7000,), 0), make_card(1, (), 1))
     job_held: dict[int, Known[tuple[int, ...]]] = {10: REFUSED, 11: ()}
     assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=False)) == [REFUSED, REFUSED]
@@ -107,12 +105,12 @@ def test_open_files_that_were_not_read_say_nothing() -> None:
     assert pids_of(map_to_job(cards, JOB, {10: left, 11: ()}, pids_are_ours=False)) == [(), ()]
 
 
-def test_a_process_under_wsl_names_no_card(tmp_path: Path) -> None:
+def test_a_process_under_wsl_names_no_card(tmp_path):
     make_process(tmp_path, 5, ["/dev/null", "/dev/dxg"])
     assert open_device_indices(5, str(tmp_path)) == ON_DXG
 
 
-def test_whether_a_card_could_be_used_at_all(tmp_path: Path) -> None:
+def test_whether_a_card_could_be_used_at_all(tmp_path):
     no_dxg, devices = str(tmp_path / "dxg"), tmp_path / "devices"
     assert read_has_driver(str(tmp_path), no_dxg) == Missing("no such file or directory")
     devices.write_text("Character devices:\n  1 mem\n1950 other\n\nBlock devices:\n259 nvme\n")
@@ -131,12 +129,12 @@ def test_whether_a_card_could_be_used_at_all(tmp_path: Path) -> None:
     assert files.has_driver is True
 
 
-def test_processes_that_left_the_job_are_not_mapped() -> None:
+def test_processes_that_left_the_job_are_not_mapped():
     found = map_to_job((make_card(0, (10,), 0),), {12: 1}, {10: (0,)}, pids_are_ours=True)
     assert pids_of(found) == [()]
 
 
-def test_cards_that_the_job_holds_and_nvml_does_not_list() -> None:
+def test_cards_that_the_job_holds_and_nvml_does_not_list():
     cards = (make_card(0, (), 0), make_card(1, (), 1))
     assert unlisted_minors(cards, JOB, {10: (0, 5), 11: (4,), 77: (6,)}) == (4, 5)
     assert unlisted_minors(cards, JOB, {10: Missing("permission denied")}) == ()
@@ -151,26 +149,24 @@ def make_process(proc: Path, pid: int, links: list[str]) -> None:
         os.symlink(target, directory / str(number))
 
 
-def test_open_device_indices_reads_links(tmp_path: Path) -> None:
+def test_open_device_indices_reads_links(tmp_path):
     make_process(
-        tmp_path,
-        5,
-        ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2", "pipe:[1]"],
+        tmp_path, 5, ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2", "pipe:[1]"]
     )
     assert open_device_indices(5, str(tmp_path)) == (2, 10)
 
 
-def test_open_device_indices_of_this_process_and_of_none() -> None:
+def test_open_device_indices_of_this_process_and_of_none():
     assert open_device_indices(os.getpid()) == ()
     assert open_device_indices(2**22 + 1) == Missing("no such file or directory")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
-def test_open_device_indices_of_another_user_is_missing() -> None:
+def test_open_device_indices_of_another_user_is_missing():
     assert open_device_indices(1) == Missing("not permitted (doctor: fd)")
 
 
-def test_kernel_has_driver(tmp_path: Path) -> None:
+def test_kernel_has_driver(tmp_path):
     assert not kernel_has_driver(str(tmp_path))
     (tmp_path / "devices").write_text("Character devices:\n  1 mem\n1950 other\n")
     assert not kernel_has_driver(str(tmp_path))
@@ -178,27 +174,27 @@ def test_kernel_has_driver(tmp_path: Path) -> None:
     assert kernel_has_driver(str(tmp_path))
 
 
-def test_first_pid_namespace(tmp_path: Path) -> None:
+def test_first_pid_namespace(tmp_path):
     (tmp_path / "self" / "ns").mkdir(parents=True)
     os.symlink("pid:[4026531836]", tmp_path / "self" / "ns" / "pid")
     assert in_first_pid_namespace(str(tmp_path))
     assert not in_first_pid_namespace(str(tmp_path / "nothing"))
 
 
-def test_scans_are_skipped_where_the_kernel_has_no_driver(tmp_path: Path) -> None:
+def test_scans_are_skipped_where_the_kernel_has_no_driver(tmp_path):
     make_process(tmp_path, 5, ["/dev/nvidia0"])
     files = DeviceFiles(str(tmp_path))
     files.watch({5: 1})
     assert files.scan() == {}
 
 
-def test_scans_are_rationed_and_forget_what_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_are_rationed_and_forget_what_left(tmp_path, monkeypatch):
     (tmp_path / "devices").write_text("195 nvidia\n")
     for pid in range(100):
         make_process(tmp_path, pid, ["/dev/nvidia0"])
     scanned: list[int] = []
 
-    def count(pid: int, proc: str) -> Known[tuple[int, ...]]:
+    def count(pid, proc):
         scanned.append(pid)
         return open_device_indices(pid, proc)
 
@@ -216,7 +212,7 @@ def test_scans_are_rationed_and_forget_what_left(tmp_path: Path, monkeypatch: py
     assert len(scanned) == 101
 
 
-def test_old_scans_are_repeated_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_scans_are_repeated_a_few_at_a_time(tmp_path, monkeypatch):
     (tmp_path / "devices").write_text("195 nvidia\n")
     for pid in range(20):
         make_process(tmp_path, pid, [])
@@ -231,9 +227,7 @@ def test_old_scans_are_repeated_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
     assert found == [8, 16, 20]
 
 
-def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(tmp_path, monkeypatch):
     (tmp_path / "devices").write_text("195 nvidia\n")
     make_process(tmp_path, 1, [])
     make_process(tmp_path, 2, ["/dev/nvidia0"])
@@ -282,12 +276,7 @@ def make_silent(index: int) -> Card:
         "named and not read",
     ],
 )
-def test_a_card_that_never_answered_is_the_one_that_is_left(
-    driver: Listed,
-    silent: tuple[int, ...],
-    held: dict[int, Known[tuple[int, ...]]],
-    pids: list[object],
-) -> None:
+def test_a_card_that_never_answered_is_the_one_that_is_left(driver, silent, held, pids):
     cards = (make_card(0, (10,), 0), *map(make_silent, silent))
     found = map_to_job(place_silent(cards, driver, JOB, held), JOB, held, pids_are_ours=True)
     assert pids_of(found[1:]) == pids
@@ -295,7 +284,7 @@ def test_a_card_that_never_answered_is_the_one_that_is_left(
     assert all(card.pids_are_visible_only for card in found[1:] if is_known(card.pids) and card.pids)
 
 
-def test_a_card_that_the_driver_names_has_its_name_and_uuid() -> None:
+def test_a_card_that_the_driver_names_has_its_name_and_uuid():
     placed = place_silent((make_card(0, (10,), 0), make_silent(1)), TWO, JOB, {10: (0, 1), 11: ()})
     assert (placed[1].sample.name, placed[1].sample.uuid, placed[1].minor) == ("H100", "GPU-b", 1)
 
@@ -310,15 +299,11 @@ GPU Excluded:\t {excluded}
 """
 
 
-def test_the_kernels_driver_names_its_cards_without_nvml(tmp_path: Path) -> None:
+def test_the_kernels_driver_names_its_cards_without_nvml(tmp_path):
     with pytest.raises(OSError, match="gpus"):
         read_driver_cards(str(tmp_path))
     cards = (("4b", "GPU-b", "1", "No"), ("19", "GPU-a", "0", "No"), ("5d", "GPU-c", "2", "Yes"))
-    for bus, uuid, minor, excluded in (
-        *cards,
-        ("9a", "GPU-????????-????", "3", "No"),
-        ("ba", "GPU-d", "?", "No"),
-    ):
+    for bus, uuid, minor, excluded in (*cards, ("9a", "GPU-????????-????", "3", "No"), ("ba", "GPU-d", "?", "No")):
         folder = tmp_path / "driver/nvidia/gpus" / f"0000:{bus}:00.0"
         folder.mkdir(parents=True)
         text = INFORMATION.format(bus=bus, uuid=uuid, minor=minor, excluded=excluded)

@@ -1,9 +1,6 @@
 """The reader of one card, on a fake pynvml with the real error classes and structures."""
 
-from __future__ import annotations
-
 import ctypes
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -19,20 +16,15 @@ from tpmon.probe.gpu.wire import CardProcessReading, Counter
 
 CODES = (3, 4, 6, 13, 15, 18, 999)
 COUNTERS_WITHOUT_ANOTHER_CALL = {
-    f"fast.counters.values[{counter.value}]"
-    for counter in Counter
-    if Counter.SW_THERMAL <= counter <= Counter.PCIE_RX
+    f"fast.counters.values[{counter.value}]" for counter in Counter if Counter.SW_THERMAL <= counter <= Counter.PCIE_RX
 }
-LINK_COUNTERS = {
-    f"fast.counters.values[{counter.value}]" for counter in (Counter.NVLINK_TX, Counter.NVLINK_RX)
-}
+LINK_COUNTERS = {f"fast.counters.values[{counter.value}]" for counter in (Counter.NVLINK_TX, Counter.NVLINK_RX)}
 # What a failing call costs; a call with a second source costs nothing.
 COSTS = {
     "nvmlDeviceGetSamples": {"fast.busy.idle_ratio", "fast.busy.busy_ratio"},
     "nvmlDeviceGetUtilizationRates": set(),
     "nvmlDeviceGetMemoryInfo": {"fast.memory_used_bytes", "fast.memory_total_bytes"},
-    "nvmlDeviceGetFieldValues": COUNTERS_WITHOUT_ANOTHER_CALL
-    | {"fast.memory_temperature_c", "health.recovery_action"},
+    "nvmlDeviceGetFieldValues": COUNTERS_WITHOUT_ANOTHER_CALL | {"fast.memory_temperature_c", "health.recovery_action"},
     "nvmlDeviceGetPowerUsage": {"fast.power_w"},
     "nvmlDeviceGetClockInfo": {"fast.sm_clock_mhz", "slow.memory_clock_mhz"},
     "nvmlDeviceGetTemperature": set(),
@@ -89,7 +81,7 @@ def missing_in(found: dict[str, object]) -> set[str]:
     return {path for path, value in found.items() if isinstance(value, dict)}
 
 
-def test_a_healthy_card_reads_everything_but_nvlink() -> None:
+def test_a_healthy_card_reads_everything_but_nvlink():
     found = facts(FakeNvml())
     assert missing_in(found) == LINK_COUNTERS
     assert found["fast.power_w"] == 412.5
@@ -99,7 +91,7 @@ def test_a_healthy_card_reads_everything_but_nvlink() -> None:
     assert found["fast.processes[0].sm_pct"] == 40.0
 
 
-def test_the_table_of_costs_names_every_call_of_a_card() -> None:
+def test_the_table_of_costs_names_every_call_of_a_card():
     nvml = FakeNvml()
     read_twice(nvml)
     opening = {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"}
@@ -108,7 +100,7 @@ def test_the_table_of_costs_names_every_call_of_a_card() -> None:
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("name", COSTS)
-def test_one_failing_call_costs_its_own_fields(name: str, code: int) -> None:
+def test_one_failing_call_costs_its_own_fields(name, code):
     healthy = facts(FakeNvml())
     nvml = FakeNvml()
     nvml.failures[name] = code
@@ -120,21 +112,14 @@ def test_one_failing_call_costs_its_own_fields(name: str, code: int) -> None:
         reason = SHARED.reason if (name, code) == ("nvmlDeviceGetMemoryInfo", 3) else describe_code(code)
         assert all(found[path] == {"missing": reason} for path in costs)
     assert found.get("lost") is None
-    other = {
-        "fast.busy",
-        "fast.memory_busy",
-        "fast.temperature",
-        "fast.counters",
-        "fast.gpm",
-        "fast.processes",
-    }
+    other = {"fast.busy", "fast.memory_busy", "fast.temperature", "fast.counters", "fast.gpm", "fast.processes"}
     for path, value in healthy.items():
         if path not in costs and not path.startswith(tuple(other)):
             assert found[path] == value, path
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_a_name_that_nvidia_ml_py_does_not_have_costs_the_same(name: str) -> None:
+def test_a_name_that_nvidia_ml_py_does_not_have_costs_the_same(name):
     healthy = facts(FakeNvml())
     nvml = FakeNvml()
     nvml.absent.add(name)
@@ -142,7 +127,7 @@ def test_a_name_that_nvidia_ml_py_does_not_have_costs_the_same(name: str) -> Non
     assert gone == COSTS[name]
 
 
-def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third() -> None:
+def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
     nvml = FakeNvml([FakeCard(samples=ring([0, 0, 0, 100, 100, 10], 10, 6))])
     reader, clock = make_reader(nvml)
     reader.read()
@@ -154,7 +139,7 @@ def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third() -> Non
     assert (busy.idle_ratio, busy.busy_ratio) == (0.5, pytest.approx(1 / 3))
 
 
-def test_the_first_reading_takes_the_newest_second_of_the_ring_alone() -> None:
+def test_the_first_reading_takes_the_newest_second_of_the_ring_alone():
     nvml = FakeNvml([FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5))])
     busy = make_reader(nvml)[0].read().fast.busy
     assert is_known(busy)
@@ -162,33 +147,33 @@ def test_the_first_reading_takes_the_newest_second_of_the_ring_alone() -> None:
 
 
 @pytest.mark.parametrize("samples", [[], ring([2147483632], 10, 1)])
-def test_an_empty_or_unfilled_buffer_falls_back_to_the_one_shot_value(samples: list) -> None:
+def test_an_empty_or_unfilled_buffer_falls_back_to_the_one_shot_value(samples):
     busy = make_reader(FakeNvml([FakeCard(samples=samples)]))[0].read().fast.busy
     assert is_known(busy)
     assert (busy.mean_pct, busy.samples) == (100.0, 0)
     assert isinstance(busy.idle_ratio, Missing)
 
 
-def test_measure_busy_counts_its_ends() -> None:
+def test_measure_busy_counts_its_ends():
     busy = measure_busy([0, 5, 6, 79, 80, 100])
     assert (busy.idle_ratio, busy.busy_ratio) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
-def test_memory_without_a_number_is_missing() -> None:
+def test_memory_without_a_number_is_missing():
     line = make_reader(FakeNvml([FakeCard(used=None)]))[0].read()
     assert isinstance(line.fast.memory_used_bytes, Missing)
     assert line.fast.memory_total_bytes == 80 << 30
 
 
 @pytest.mark.parametrize("call_fails", [False, True])
-def test_a_card_without_memory_of_its_own_says_so(call_fails: bool) -> None:
+def test_a_card_without_memory_of_its_own_says_so(call_fails):
     nvml = FakeNvml([FakeCard(total=0, used=0)])
     nvml.failures = {"nvmlDeviceGetMemoryInfo": 3} if call_fails else {}
     line = make_reader(nvml)[0].read()
     assert line.fast.memory_used_bytes == line.fast.memory_total_bytes == Missing("shares the host's memory")
 
 
-def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field() -> None:
+def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field():
     nvml = FakeNvml()
     nvml.cards[0].fields |= {91: 18, 138: 7, 139: 9}
     line = make_reader(nvml)[0].read()
@@ -198,7 +183,7 @@ def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field() -> None:
     assert not {138, 139, 202, 204} & set(nvml.guards)
 
 
-def test_links_without_data_counters_use_the_byte_counters() -> None:
+def test_links_without_data_counters_use_the_byte_counters():
     nvml = FakeNvml()
     nvml.cards[0].fields |= {91: 18, 202: 1000, 204: 2000}
     nvml.cards[0].field_errors = {138: 3, 139: 3}
@@ -207,7 +192,7 @@ def test_links_without_data_counters_use_the_byte_counters() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_one_failing_field_costs_one_counter(code: int) -> None:
+def test_one_failing_field_costs_one_counter(code):
     nvml = FakeNvml()
     nvml.cards[0].field_errors[271] = code
     counters = make_reader(nvml)[0].read().fast.counters
@@ -215,28 +200,28 @@ def test_one_failing_field_costs_one_counter(code: int) -> None:
     assert counters.values[Counter.HW_THERMAL] == 0
 
 
-def test_a_32_bit_byte_counter_is_not_believed() -> None:
+def test_a_32_bit_byte_counter_is_not_believed():
     nvml = FakeNvml([FakeCard(narrow_fields=frozenset((197,)))])
     counters = make_reader(nvml)[0].read().fast.counters
     assert isinstance(counters.values[Counter.PCIE_TX], Missing)
     assert counters.values[Counter.PCIE_RX] == 0
 
 
-def test_violation_status_stands_in_for_missing_counters() -> None:
+def test_violation_status_stands_in_for_missing_counters():
     nvml = FakeNvml()
     nvml.cards[0].field_errors = {74: 3, 75: 3}
     counters = make_reader(nvml)[0].read().fast.counters
     assert (counters.values[Counter.POWER_CAP], counters.values[Counter.THERMAL]) == (1000, 2000)
 
 
-def test_reasons_and_temperature_under_their_other_names() -> None:
+def test_reasons_and_temperature_under_their_other_names():
     nvml = FakeNvml([FakeCard(reasons=0x44)])
     nvml.failures = {"nvmlDeviceGetCurrentClocksEventReasons": 13, "nvmlDeviceGetTemperature": 13}
     fast = make_reader(nvml)[0].read().fast
     assert (fast.reasons, fast.temperature_c) == (0x44, 62.0)
 
 
-def test_drivers_530_with_garbled_v3_lists_are_read_by_v2() -> None:
+def test_drivers_530_with_garbled_v3_lists_are_read_by_v2():
     nvml = FakeNvml()
     nvml.symbols = {"nvmlDeviceGetConfComputeMemSizeInfo": None}
     line = make_reader(nvml)[0].read()
@@ -245,8 +230,8 @@ def test_drivers_530_with_garbled_v3_lists_are_read_by_v2() -> None:
     assert "nvmlDeviceGetComputeRunningProcesses_v3" not in nvml.calls
 
 
-def test_the_oldest_drivers_are_read_by_the_unversioned_symbol() -> None:
-    def list_v1(handle: FakeCard, count: object, array: object) -> int:
+def test_the_oldest_drivers_are_read_by_the_unversioned_symbol():
+    def list_v1(handle, count, array):
         number = ctypes.cast(count, ctypes.POINTER(ctypes.c_uint)).contents
         if array is None:
             number.value = 2
@@ -262,15 +247,12 @@ def test_the_oldest_drivers_are_read_by_the_unversioned_symbol() -> None:
         nvml.failures[f"nvmlDeviceGetComputeRunningProcesses_{version}"] = 13
     listed = make_reader(nvml)[0].read().fast.processes
     assert is_known(listed)
-    assert [(one.pid, one.used_bytes) for one in listed] == [
-        (11, 1 << 20),
-        (12, Missing("the driver does not say")),
-    ]
+    assert [(one.pid, one.used_bytes) for one in listed] == [(11, 1 << 20), (12, Missing("the driver does not say"))]
 
 
-def test_library_mismatch_outside_the_error_tree_is_an_old_driver() -> None:
+def test_library_mismatch_outside_the_error_tree_is_an_old_driver():
     class Mismatched(FakeNvml):
-        def nvmlDeviceGetMarginTemperature(self, card: FakeCard) -> int:
+        def nvmlDeviceGetMarginTemperature(self, card):
             raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
 
     slow = make_reader(Mismatched())[0].read().slow
@@ -278,10 +260,8 @@ def test_library_mismatch_outside_the_error_tree_is_an_old_driver() -> None:
     assert slow.margin_c == Missing("this driver does not have the call")
 
 
-def test_processes_without_memory_and_with_wild_utilisation() -> None:
-    card = FakeCard(
-        processes=[(1, None), (2, 5)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)]
-    )
+def test_processes_without_memory_and_with_wild_utilisation():
+    card = FakeCard(processes=[(1, None), (2, 5)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
     listed = make_reader(FakeNvml([card]))[0].read().fast.processes
     assert is_known(listed)
     assert listed[0].used_bytes == Missing("the driver does not say")
@@ -289,14 +269,14 @@ def test_processes_without_memory_and_with_wild_utilisation() -> None:
     assert listed[1].sm_pct == 60.0
 
 
-def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of() -> None:
+def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of():
     card = FakeCard(processes=[(4242, 0)])
     listed = make_reader(FakeNvml([card]))[0].read().fast.processes
     assert is_known(listed)
     assert listed[0].used_bytes == Missing("the driver does not say (container)")
 
 
-def test_what_the_server_of_mps_computes_is_nobodys(tmp_path: Path) -> None:
+def test_what_the_server_of_mps_computes_is_nobodys(tmp_path):
     for pid, comm in ((1, "python"), (2, "nvidia-cuda-mps")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
@@ -306,9 +286,9 @@ def test_what_the_server_of_mps_computes_is_nobodys(tmp_path: Path) -> None:
     assert listed == (CardProcessReading(1, 5, by_server), CardProcessReading(3, 7, by_server))
 
 
-def test_the_size_zero_quirk_is_no_failure() -> None:
+def test_the_size_zero_quirk_is_no_failure():
     class Empty(FakeNvml):
-        def nvmlDeviceGetProcessesUtilizationInfo(self, card: FakeCard, since: int) -> list:
+        def nvmlDeviceGetProcessesUtilizationInfo(self, card, since):
             raise pynvml.NVMLError(0)
 
     listed = make_reader(Empty())[0].read().fast.processes
@@ -332,16 +312,14 @@ SECOND_NS = 1_000_000_000
         (100_900_000, 100.4),
     ],
 )
-def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(stamp: int, expected_s: float) -> None:
+def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(stamp, expected_s):
     times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
     calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
     calls.ask("nvmlSystemGetDriverVersion")
     assert calls.place(stamp) / 1e9 == pytest.approx(expected_s)
 
 
-def test_a_stamp_since_1970_is_placed_whatever_the_clock_of_the_machine_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stamp_since_1970_is_placed_whatever_the_clock_of_the_machine_says(monkeypatch):
     now_ns = 1_800_000_000 * SECOND_NS
     monkeypatch.setattr("time.time_ns", lambda: now_ns)
     times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))

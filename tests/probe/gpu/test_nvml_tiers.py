@@ -1,7 +1,5 @@
 """How often a card is asked what, how it is lost and found, and what GPM and MIG add."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pynvml
@@ -16,13 +14,13 @@ from tpmon.probe.gpu.calls import describe_code
 from tpmon.probe.gpu.wire import Line, decode_line, encode_line
 
 
-def test_pcie_throughput_is_never_asked() -> None:
+def test_pcie_throughput_is_never_asked():
     nvml = FakeNvml()
     read_twice(nvml)
     assert not [name for name in nvml.calls if "Throughput" in name]
 
 
-def test_a_second_costs_at_most_fifteen_calls() -> None:
+def test_a_second_costs_at_most_fifteen_calls():
     nvml = FakeNvml()
     nvml.cards[0].fields[91] = 18
     reader, clock = make_reader(nvml)
@@ -33,7 +31,7 @@ def test_a_second_costs_at_most_fifteen_calls() -> None:
     assert len(nvml.calls) <= 15
 
 
-def test_tiers_are_read_when_due() -> None:
+def test_tiers_are_read_when_due():
     reader, clock = make_reader(FakeNvml())
     seen: dict[str, list[int]] = {"slow": [], "health": [], "identity": []}
     for second in range(31):
@@ -45,11 +43,11 @@ def test_tiers_are_read_when_due() -> None:
     assert seen == {"slow": [0, 10, 20, 30], "health": [0, 30], "identity": [0, 30]}
 
 
-def test_the_link_is_that_of_a_card_under_load() -> None:
+def test_the_link_is_that_of_a_card_under_load():
     class Link(FakeNvml):
         now = 1
 
-        def nvmlDeviceGetCurrPcieLinkGeneration(self, card: FakeCard) -> int:
+        def nvmlDeviceGetCurrPcieLinkGeneration(self, card):
             return self.now
 
     nvml = Link()
@@ -67,7 +65,7 @@ def test_the_link_is_that_of_a_card_under_load() -> None:
     assert seen == [(0, None), (3, 4), (10, 4), (20, 4), (22, 4)]
 
 
-def test_what_is_not_supported_is_asked_again_with_the_health_tier_only() -> None:
+def test_what_is_not_supported_is_asked_again_with_the_health_tier_only():
     nvml = FakeNvml()
     nvml.failures["nvmlDeviceGetPowerUsage"] = 3
     reader, clock = make_reader(nvml)
@@ -78,16 +76,15 @@ def test_what_is_not_supported_is_asked_again_with_the_health_tier_only() -> Non
 
 
 @pytest.mark.parametrize(
-    ("processes", "reasons", "next_s"),
-    [([], 0x1, 10.0), ([], 0x0, 1.0), ([], 0x5, 1.0), ([(1, 2)], 0x1, 1.0)],
+    ("processes", "reasons", "next_s"), [([], 0x1, 10.0), ([], 0x0, 1.0), ([], 0x5, 1.0), ([(1, 2)], 0x1, 1.0)]
 )
-def test_only_an_unused_idle_card_is_read_rarely(processes: list, reasons: int, next_s: float) -> None:
+def test_only_an_unused_idle_card_is_read_rarely(processes, reasons, next_s):
     card = FakeCard(processes=processes, reasons=reasons)
     assert make_reader(FakeNvml([card]))[0].read().next_s == next_s
 
 
 @pytest.mark.parametrize("code", [15, 999])
-def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
+def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code):
     nvml = FakeNvml()
     reader, clock = make_reader(nvml)
     assert reader.read().lost is NOT_APPLICABLE
@@ -106,7 +103,7 @@ def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
     assert line.fast.power_w == 412.5
 
 
-def test_a_card_whose_uuid_is_refused_is_read_and_asked_again() -> None:
+def test_a_card_whose_uuid_is_refused_is_read_and_asked_again():
     nvml = FakeNvml()
     nvml.failures["nvmlDeviceGetUUID"] = 4
     reader, clock = make_reader(nvml)
@@ -117,7 +114,7 @@ def test_a_card_whose_uuid_is_refused_is_read_and_asked_again() -> None:
     assert reader.read().uuid == "GPU-0000"
 
 
-def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors() -> None:
+def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors():
     nvml = FakeNvml()
     nvml.failures = {name: 999 for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlGpm"))}
     del nvml.failures["nvmlDeviceGetTemperature"]
@@ -127,23 +124,15 @@ def test_a_card_that_tells_anything_is_not_lost_by_unknown_errors() -> None:
     assert (line.lost, line.fast.temperature_c) == (NOT_APPLICABLE, 61.0)
 
 
-def test_what_tells_most_is_asked_first() -> None:
+def test_what_tells_most_is_asked_first():
     nvml = FakeNvml()
     make_reader(nvml)[0].read()
-    live = [
-        name
-        for name in nvml.calls
-        if name.endswith(("GetSamples", "PowerUsage", "EventReasons", "GetMemoryInfo"))
-    ]
-    rest = [
-        name
-        for name in nvml.calls
-        if name.endswith(("Name", "LinkWidth", "RemappedRows", "MigMode", "BusType"))
-    ]
+    live = [name for name in nvml.calls if name.endswith(("GetSamples", "PowerUsage", "EventReasons", "GetMemoryInfo"))]
+    rest = [name for name in nvml.calls if name.endswith(("Name", "LinkWidth", "RemappedRows", "MigMode", "BusType"))]
     assert max(map(nvml.calls.index, live)) < min(map(nvml.calls.index, rest))
 
 
-def test_a_card_that_may_not_be_opened_is_not_lost() -> None:
+def test_a_card_that_may_not_be_opened_is_not_lost():
     nvml = FakeNvml()
     nvml.failures["nvmlDeviceGetHandleByIndex"] = 4
     line = make_reader(nvml)[0].read()
@@ -152,7 +141,7 @@ def test_a_card_that_may_not_be_opened_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
-def test_a_driver_that_went_away_is_told_from_a_failing_call(code: int) -> None:
+def test_a_driver_that_went_away_is_told_from_a_failing_call(code):
     nvml = FakeNvml()
     reader, clock = make_reader(nvml)
     reader.read()
@@ -163,7 +152,7 @@ def test_a_driver_that_went_away_is_told_from_a_failing_call(code: int) -> None:
     assert reader.calls.gone_code() == code
 
 
-def test_gpm_wants_two_samples_and_no_gap() -> None:
+def test_gpm_wants_two_samples_and_no_gap():
     reader, clock = make_reader(FakeNvml())
     assert reader.read().fast.gpm == Missing("first GPM sample")
     clock.step(0.05)
@@ -178,7 +167,7 @@ def test_gpm_wants_two_samples_and_no_gap() -> None:
     assert is_known(reader.read().fast.gpm)
 
 
-def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped() -> None:
+def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped():
     card = FakeCard(gpm={2: 100.4, 3: float("nan"), 10: 240.0})
     gpm = read_twice(FakeNvml([card]))[1].fast.gpm
     assert is_known(gpm)
@@ -188,7 +177,7 @@ def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped() -> None:
     assert gpm.dram_pct == Missing("GPM gave 240 %")
 
 
-def test_a_card_without_gpm_is_asked_once() -> None:
+def test_a_card_without_gpm_is_asked_once():
     nvml = FakeNvml([FakeCard(gpm=None)])
     second = read_twice(nvml)[1]
     assert second.fast.gpm == Missing("no GPM on this card (Hopper and newer have it)")
@@ -209,7 +198,7 @@ def make_mig_card() -> FakeCard:
     return FakeCard(mig=1, mig_devices=[device(1), device(2)])
 
 
-def test_mig_instances_have_memory_activity_and_processes() -> None:
+def test_mig_instances_have_memory_activity_and_processes():
     nvml = FakeNvml([make_mig_card()])
     nvml.failures["nvmlDeviceGetSamples"] = 3
     nvml.failures["nvmlDeviceGetUtilizationRates"] = 3
@@ -225,9 +214,9 @@ def test_mig_instances_have_memory_activity_and_processes() -> None:
 
 
 @pytest.mark.parametrize("refused", [{"MIG-1"}, {"MIG-2"}, {"MIG-1", "MIG-2"}])
-def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused: set) -> None:
+def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused):
     class Guarded(FakeNvml):
-        def nvmlDeviceGetComputeRunningProcesses_v3(self, card: FakeCard) -> list:
+        def nvmlDeviceGetComputeRunningProcesses_v3(self, card):
             if card.uuid in refused:
                 raise pynvml.NVMLError(4)
             return FakeNvml.nvmlDeviceGetComputeRunningProcesses_v3(self, card)
@@ -240,7 +229,7 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused: set) ->
         assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]
 
 
-def test_mig_rebuilt_instances_are_found_anew() -> None:
+def test_mig_rebuilt_instances_are_found_anew():
     nvml = FakeNvml([make_mig_card()])
     reader, clock = make_reader(nvml)
     reader.read()
@@ -251,20 +240,20 @@ def test_mig_rebuilt_instances_are_found_anew() -> None:
     assert isinstance(line.fast.instances[0].sm_active_pct, Missing)
 
 
-def test_lines_survive_the_pipe() -> None:
+def test_lines_survive_the_pipe():
     for line in (*read_twice(FakeNvml()), *read_twice(FakeNvml([make_mig_card()]))):
         assert decode_line(encode_line(Line(card=line))) == Line(card=line)
 
 
-def test_strange_answers_cost_their_field() -> None:
+def test_strange_answers_cost_their_field():
     class Strange(FakeNvml):
-        def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> object:
+        def nvmlDeviceGetRemappedRows(self, card):
             return ()
 
-        def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> object:
+        def nvmlDeviceGetPowerUsage(self, card):
             return float("inf")
 
-        def nvmlDeviceGetMigMode(self, card: FakeCard) -> object:
+        def nvmlDeviceGetMigMode(self, card):
             return SimpleNamespace()
 
     line = make_reader(Strange())[0].read()
@@ -275,5 +264,5 @@ def test_strange_answers_cost_their_field() -> None:
     assert isinstance(line.slow.mig, Missing)
 
 
-def test_the_link_is_read_at_the_load_from_which_its_rule_judges_it() -> None:
+def test_the_link_is_read_at_the_load_from_which_its_rule_judges_it():
     assert nvml.LOADED_PCT == LINK_LOAD_PCT

@@ -1,7 +1,5 @@
 """Counters, bits and lines become a GpuSample: tables, no NVML."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 
@@ -10,25 +8,8 @@ import pytest
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe.gpu.nvml import blank_fast
-from tpmon.probe.gpu.rates import (
-    CardTrack,
-    mean_power,
-    name_reasons,
-    rate,
-    throttle_shares,
-    without_live,
-)
-from tpmon.probe.gpu.wire import (
-    Busy,
-    CardIdentity,
-    CardLine,
-    CardProcessReading,
-    Counter,
-    Counters,
-    Fast,
-    Health,
-    Slow,
-)
+from tpmon.probe.gpu.rates import CardTrack, mean_power, name_reasons, rate, throttle_shares, without_live
+from tpmon.probe.gpu.wire import Busy, CardIdentity, CardLine, CardProcessReading, Counter, Counters, Fast, Health, Slow
 
 SECOND_NS = 1_000_000_000
 ZERO = Counters((0,) * len(Counter), (0,) * len(Counter))
@@ -69,9 +50,7 @@ def make_window(counters: dict[Counter, list[Known[int]]]) -> list[CardLine]:
     """Build a line a second, in which the named counters take the given values."""
     length = len(next(iter(counters.values())))
     return [
-        make_line(
-            second, replace(FAST, counters=count({one: told[second] for one, told in counters.items()}))
-        )
+        make_line(second, replace(FAST, counters=count({one: told[second] for one, told in counters.items()})))
         for second in range(length)
     ]
 
@@ -95,12 +74,12 @@ def make_track(*lines: CardLine) -> CardTrack:
         ([10, Missing("no permission")], Missing("no permission")),
     ],
 )
-def test_rate_is_of_the_last_second_and_never_negative(values: list, expected: object) -> None:
+def test_rate_is_of_the_last_second_and_never_negative(values, expected):
     window = make_window({Counter.PCIE_TX: values})
     assert rate(window, Counter.PCIE_TX) == expected
 
 
-def test_rate_over_a_child_restart_is_not_a_second() -> None:
+def test_rate_over_a_child_restart_is_not_a_second():
     window = make_window({Counter.PCIE_TX: [0, 1000]})
     late = replace(window[1], taken_ns=60 * SECOND_NS)
     assert rate([window[0], late], Counter.PCIE_TX) == Missing("first reading after a gap")
@@ -117,11 +96,11 @@ def test_rate_over_a_child_restart_is_not_a_second() -> None:
         ([Missing("not supported"), Missing("not supported")], 300.0, "power sensor"),
     ],
 )
-def test_power_comes_from_the_energy_counter_where_it_moves(energy: list, power: float, source: str) -> None:
+def test_power_comes_from_the_energy_counter_where_it_moves(energy, power, source):
     assert mean_power(make_window({Counter.ENERGY: energy}), 700.0) == (power, source)
 
 
-def test_power_that_nothing_reads_says_why() -> None:
+def test_power_that_nothing_reads_says_why():
     line = make_line(0, replace(FAST, power_w=Missing("no permission")))
     assert mean_power([line], 700.0) == (Missing("no permission"), Missing("no permission"))
 
@@ -138,32 +117,27 @@ def test_power_that_nothing_reads_says_why() -> None:
         (0x1800, ("unknown reason 0x1800",)),
     ],
 )
-def test_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
+def test_reasons_in_words(mask, words):
     assert name_reasons(mask) == words
 
 
-def test_shares_come_from_counters_and_miss_nothing() -> None:
+def test_shares_come_from_counters_and_miss_nothing():
     # 250 ms of each second, and no bit is ever seen set.
-    window = make_window(
-        {Counter.POWER_CAP: [0, 250_000_000, 500_000_000], Counter.HW_THERMAL: [0, 0, 1_000_000_000]}
-    )
+    window = make_window({Counter.POWER_CAP: [0, 250_000_000, 500_000_000], Counter.HW_THERMAL: [0, 0, 1_000_000_000]})
     assert throttle_shares(window) == (
         ThrottleShare("power cap", 25.0, "counter"),
         ThrottleShare("HW thermal", 50.0, "counter"),
     )
 
 
-def test_shares_of_bits_stand_in_where_no_counter_moves() -> None:
+def test_shares_of_bits_stand_in_where_no_counter_moves():
     masks = [0x0, 0x4, 0x4, 0x44]
     lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate(masks)]
-    assert throttle_shares(lines) == (
-        ThrottleShare("power cap", 75.0, "bit"),
-        ThrottleShare("HW thermal", 25.0, "bit"),
-    )
+    assert throttle_shares(lines) == (ThrottleShare("power cap", 75.0, "bit"), ThrottleShare("HW thermal", 25.0, "bit"))
 
 
-def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_bit() -> None:
-    def shares(name: Counter) -> tuple[ThrottleShare, ...]:
+def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_bit():
+    def shares(name):
         lines = []
         for second in range(11):
             counters = count({Counter.SW_THERMAL: Missing("old"), name: second * 3_000_000})
@@ -174,38 +148,38 @@ def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_
     assert shares(Counter.SW_THERMAL) == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
 
 
-def test_a_driver_reload_does_not_make_a_share() -> None:
+def test_a_driver_reload_does_not_make_a_share():
     window = make_window({Counter.POWER_CAP: [9_000_000_000, 100_000_000, 300_000_000]})
     assert throttle_shares(window) == (ThrottleShare("power cap", pytest.approx(20.0), "counter"),)
 
 
-def test_a_counter_cannot_hold_the_clocks_for_more_than_all_the_time() -> None:
+def test_a_counter_cannot_hold_the_clocks_for_more_than_all_the_time():
     window = make_window({Counter.POWER_BRAKE: [0, 5_000_000_000]})
     assert throttle_shares(window) == (ThrottleShare("power brake", 100.0, "counter"),)
 
 
-def test_the_old_thermal_counter_stands_in_for_the_new_one() -> None:
+def test_the_old_thermal_counter_stands_in_for_the_new_one():
     old = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [Missing("old")] * 2})
     new = make_window({Counter.THERMAL: [0, 500_000_000], Counter.SW_THERMAL: [0, 100_000_000]})
     assert throttle_shares(old) == (ThrottleShare("SW thermal", 50.0, "counter"),)
     assert throttle_shares(new) == (ThrottleShare("SW thermal", 10.0, "counter"),)
 
 
-def test_idle_is_no_fault_and_unread_reasons_are_missing() -> None:
+def test_idle_is_no_fault_and_unread_reasons_are_missing():
     idle = make_track(make_line(0, replace(FAST, reasons=0x1))).sample("u")
     assert (idle.throttle, idle.throttle_known, idle.throttle_shares) == ((), True, ())
     unread = make_track(make_line(0, replace(FAST, reasons=Missing("no permission")))).sample("u")
     assert unread.throttle_known == Missing("no permission")
 
 
-def test_the_window_is_ten_seconds_and_keeps_two_readings() -> None:
+def test_the_window_is_ten_seconds_and_keeps_two_readings():
     track = make_track(*(make_line(second) for second in range(30)))
     assert [line.taken_ns // SECOND_NS for line in track.window] == list(range(19, 30))
     track.add(make_line(100))
     assert len(track.window) == 2
 
 
-def test_slower_tiers_stay_until_they_are_read_again() -> None:
+def test_slower_tiers_stay_until_they_are_read_again():
     slow = Slow(700.0, 2619.0, 25.0, 5, 16, False)
     health = Health(2, True, False, 0)
     identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
@@ -217,25 +191,25 @@ def test_slower_tiers_stay_until_they_are_read_again() -> None:
     assert before.power_limit_w == before.ecc_uncorrected == Missing("not read yet")
 
 
-def test_margin_falls_back_to_the_threshold() -> None:
+def test_margin_falls_back_to_the_threshold():
     slow = Slow(*[Missing("not supported")] * 6)
     identity = CardIdentity("A100", 0, 1410.0, 1215.0, 4, 16, 87.0, True)
     assert make_track(make_line(0, slow=slow, identity=identity)).sample("u").temperature_margin_c == 26.0
 
 
-def test_links_and_bus_prefer_gpm_then_counters() -> None:
+def test_links_and_bus_prefer_gpm_then_counters():
     window = make_window({Counter.PCIE_TX: [0, 100], Counter.NVLINK_RX: [0, 300]})
     sample = make_track(*window).sample("u")
     assert (sample.pcie_tx_bytes_s, sample.nvlink_rx_bytes_s) == (100.0, 300.0)
 
 
-def test_one_shot_utilisation_says_so() -> None:
+def test_one_shot_utilisation_says_so():
     one_shot = Missing("a one-shot value has no distribution")
     sample = make_track(make_line(0, replace(FAST, busy=Busy(41.0, 0, one_shot, one_shot)))).sample("u")
     assert (sample.sm_pct, sample.sm_samples, sample.sm_idle_ratio) == (41.0, 0, one_shot)
 
 
-def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live() -> None:
+def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live():
     identity = CardIdentity("H100", 3, 1980.0, 2619.0, 5, 16, 87.0, True)
     health = Health(2, True, False, 0)
     lost = make_line(5, blank_fast("GPU is lost"), lost="GPU is lost")
@@ -249,7 +223,7 @@ def test_a_lost_card_keeps_its_name_processes_and_health_and_nothing_live() -> N
     assert track.last_answer_ns() == 0
 
 
-def test_what_a_silent_card_does_now_is_not_known() -> None:
+def test_what_a_silent_card_does_now_is_not_known():
     sample = make_track(make_line(0, replace(FAST, reasons=0x4))).sample("u")
     silent = without_live(sample, "the card does not answer")
     gone = Missing("the card does not answer")
@@ -259,20 +233,20 @@ def test_what_a_silent_card_does_now_is_not_known() -> None:
     assert silent.processes == sample.processes
 
 
-def test_text_of_the_driver_is_cleaned() -> None:
+def test_text_of_the_driver_is_cleaned():
     identity = CardIdentity("H100\x1b[31m", 0, 1.0, 1.0, 1, 1, 1.0, True)
     sample = make_track(make_line(0, identity=identity)).sample("GPU-\x07")
     assert (sample.name, sample.uuid) == ("H100?[31m", "GPU-?")
 
 
-def test_xids_are_kept_oldest_first_and_bounded() -> None:
+def test_xids_are_kept_oldest_first_and_bounded():
     track = make_track(make_line(0))
     for xid in range(70):
         track.add_xid(xid)
     assert track.sample("u").xids == tuple(range(6, 70))
 
 
-def test_a_call_that_stalls_moves_no_rate() -> None:
+def test_a_call_that_stalls_moves_no_rate():
     # 696 W throughout; the energy is read 300 ms late in each third second.
     lines = []
     for second in range(9):
@@ -299,15 +273,12 @@ def test_a_call_that_stalls_moves_no_rate() -> None:
         ([0, 100_000, 1_100_000], 310.0, "power sensor"),
     ],
 )
-def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy: list, power: float, source: str) -> None:
-    lines = [
-        replace(line, fast=replace(line.fast, power_w=310.0))
-        for line in make_window({Counter.ENERGY: energy})
-    ]
+def test_a_counter_that_moves_seldom_is_held_until_it_moves(energy, power, source):
+    lines = [replace(line, fast=replace(line.fast, power_w=310.0)) for line in make_window({Counter.ENERGY: energy})]
     assert mean_power(lines, 700.0) == (power, source)
 
 
-def test_throttle_shares_take_the_time_of_their_counter() -> None:
+def test_throttle_shares_take_the_time_of_their_counter():
     lines = []
     for second, late_s in ((0, 0.9), (1, 0.0)):
         counters = count({Counter.HW_THERMAL: int((second + late_s) * 1e9 / 2)})
@@ -316,6 +287,6 @@ def test_throttle_shares_take_the_time_of_their_counter() -> None:
     assert throttle_shares(lines) == (ThrottleShare("HW thermal", pytest.approx(50.0), "counter"),)
 
 
-def test_a_reason_without_a_name_has_a_share() -> None:
+def test_a_reason_without_a_name_has_a_share():
     lines = [make_line(s, replace(FAST, reasons=mask)) for s, mask in enumerate([0x1000, 0x0])]
     assert throttle_shares(lines) == (ThrottleShare("unknown reason 0x1000", 50.0, "bit"),)

@@ -1,7 +1,5 @@
 """Limits of a process: the hook never runs into one that ends the program, and tpmon outside learns why it is off."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -77,9 +75,7 @@ def train(before: str = "", after: str = "") -> Iterator[tuple[Identity, str]]:
     [(SHORT_FILES, "ulimit -f allows 4096"), (NO_FILES, "Function not implemented")],
     ids=["a limit on files, and its signal", "no memfd"],
 )
-def test_a_hook_that_can_have_no_page_leaves_the_program_alone_and_says_why_outside(
-    before: str, why: str
-) -> None:
+def test_a_hook_that_can_have_no_page_leaves_the_program_alone_and_says_why_outside(before, why):
     with train(before) as (process, problem):
         assert why in problem
         assert why in explain_absence(process.pid)
@@ -92,7 +88,7 @@ def test_a_hook_that_can_have_no_page_leaves_the_program_alone_and_says_why_outs
     assert "once it trains" not in told.try_this
 
 
-def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart() -> None:
+def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart():
     with train(after=CLOSES) as (process, problem):
         assert problem == ""
         assert explain_absence(process.pid).startswith("the program closed the descriptors of its hook")
@@ -101,21 +97,19 @@ def test_a_program_that_closed_the_descriptors_of_its_hook_is_told_apart() -> No
         assert StepReader().read_steps([process])[process] is not None
 
 
-def test_a_process_without_a_hook_explains_nothing(tmp_path: Path) -> None:
+def test_a_process_without_a_hook_explains_nothing(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as process:
         assert explain_absence(process.pid) == ""
         process.kill()
     assert explain_absence(1, str(tmp_path)) == ""
 
 
-def test_a_word_is_found_where_its_text_may_not_be_read(tmp_path: Path) -> None:
+def test_a_word_is_found_where_its_text_may_not_be_read(tmp_path):
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "maps").write_text(
         f"{wire.WORD_ADDRESS:x}-{wire.WORD_ADDRESS + 4096:x} rw-p 00000000 00:00 0 \n"
     )
-    assert (
-        explain_absence(12, str(tmp_path)) == "its hook turned itself off: why may not be read (ptrace_scope)"
-    )
+    assert explain_absence(12, str(tmp_path)) == "its hook turned itself off: why may not be read (ptrace_scope)"
 
 
 @dataclass(frozen=True)
@@ -143,9 +137,7 @@ LIMITS = (
 
 @pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE, w.KIND_SNAPSHOT])
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Limit, kind: int
-) -> None:
+def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(tmp_path, monkeypatch, limit, kind):
     monkeypatch.setattr(capture_file, "read_file_limit", lambda: limit.most)
     monkeypatch.setattr(capture_file, "ends_at_limit", lambda: limit.deadly)
     monkeypatch.setattr(capture_file, "read_memory_left", lambda: 1 << 40)
@@ -160,7 +152,7 @@ def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(
     assert refusal == (limit.refusal if sized else "")
 
 
-def test_a_signal_is_deadly_where_nobody_ignores_or_handles_it() -> None:
+def test_a_signal_is_deadly_where_nobody_ignores_or_handles_it():
     before = signal.getsignal(signal.SIGXFSZ)
     try:
         for handler, deadly in ((signal.SIG_IGN, False), (lambda *_: None, False), (signal.SIG_DFL, True)):

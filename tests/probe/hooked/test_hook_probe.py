@@ -1,7 +1,5 @@
 """Steps read from outside: whose page it is, what is new since the last look, what cannot be read."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os
@@ -87,7 +85,7 @@ def drive(program: str = DRIVEN, **environment: str) -> Iterator[Driven]:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepReader]:
+def reader(monkeypatch):
     monkeypatch.setattr(hook, "_FIRST_WAIT_S", 0.0)
     monkeypatch.setattr(hook, "_CHECK_S", 0.0)
     reader = StepReader()
@@ -101,7 +99,7 @@ def read(reader: StepReader, process: Identity) -> StepReading:
     return reading
 
 
-def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
+def test_steps_are_read_as_they_are_counted(reader):
     with drive(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1") as job:
         assert reader.read_steps([job.identity]) == {job.identity: Missing(NO_HOOK)}
         job.do("train(5)")
@@ -130,7 +128,7 @@ def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
         assert now.phase is LoopPhase.DATA
 
 
-def test_what_was_overwritten_between_two_looks_is_said_and_stays_in_the_totals(reader: StepReader) -> None:
+def test_what_was_overwritten_between_two_looks_is_said_and_stays_in_the_totals(reader):
     with drive() as job:
         job.do("train(10)")
         read(reader, job.identity)
@@ -152,7 +150,7 @@ FORKED = textwrap.dedent("""
 """)
 
 
-def test_the_page_of_a_parent_is_not_that_of_its_child(reader: StepReader) -> None:
+def test_the_page_of_a_parent_is_not_that_of_its_child(reader):
     """The child of this program has no at-fork handler of the hook: it inherits descriptors and pages."""
     with drive(DRIVEN + FORKED) as job:
         with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
@@ -165,14 +163,14 @@ def test_the_page_of_a_parent_is_not_that_of_its_child(reader: StepReader) -> No
             os.kill(child.pid, 9)
 
 
-def test_a_page_of_another_start_is_not_believed(reader: StepReader) -> None:
+def test_a_page_of_another_start_is_not_believed(reader):
     with drive() as job:
         job.do("train(3)")
         reused = Identity(job.pid, job.identity.start_ticks + 1)
         assert isinstance(reader.read_steps([reused])[reused], Missing)
 
 
-def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader: StepReader) -> None:
+def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader):
     with drive() as job:
         job.do("train(3)")
         read(reader, job.identity)
@@ -183,7 +181,7 @@ def test_an_uninstalled_hook_is_said_once_and_found_again_when_it_is_back(reader
         assert read(reader, job.identity).counts.steps == 3
 
 
-def test_a_program_that_was_replaced_has_no_hook_any_more(reader: StepReader) -> None:
+def test_a_program_that_was_replaced_has_no_hook_any_more(reader):
     with drive() as job:
         job.do("train(3)")
         read(reader, job.identity)
@@ -194,7 +192,7 @@ def test_a_program_that_was_replaced_has_no_hook_any_more(reader: StepReader) ->
         assert last == Missing(NO_HOOK)
 
 
-def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader: StepReader) -> None:
+def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(reader):
     with drive() as job:
         job.do("train(7)")
         assert read(reader, job.identity).counts.steps == 6
@@ -209,7 +207,7 @@ def test_a_program_that_was_replaced_by_itself_has_the_page_of_its_new_hook(read
         assert read(reader, job.identity).counts.steps == 4
 
 
-def test_an_error_of_the_hook_is_read(reader: StepReader) -> None:
+def test_an_error_of_the_hook_is_read(reader):
     with drive() as job:
         job.do("train(3); steps.turn_off('ValueError: \\x1b[31mred')")
         reading = read(reader, job.identity)
@@ -232,21 +230,19 @@ OTHERS = textwrap.dedent("""
 """)
 
 
-def test_memfds_of_that_name_that_are_no_pages_are_passed_over(reader: StepReader) -> None:
+def test_memfds_of_that_name_that_are_no_pages_are_passed_over(reader):
     with drive(OTHERS) as job:
         assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
 
 
-def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader: StepReader) -> None:
+def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader):
     header = wire.pack_header(wire.Header(1, 2, 3))
     with drive(OTHERS) as job:
         job.do(f"make({header!r} + bytes(300000), seal=False)")
         assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
 
 
-def test_a_python_that_does_not_name_the_seals_reads_the_page(
-    reader: StepReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatch):
     for name in [name for name in dir(fcntl) if "SEAL" in name]:
         monkeypatch.delattr(fcntl, name)
     with drive() as job:
@@ -254,7 +250,7 @@ def test_a_python_that_does_not_name_the_seals_reads_the_page(
         assert read(reader, job.identity).state is HookState.RUNNING
 
 
-def test_another_layout_is_named(reader: StepReader) -> None:
+def test_another_layout_is_named(reader):
     header = bytearray(wire.pack_header(wire.Header(1, 2, 3)))
     header[8] = 9
     with drive(OTHERS) as job:
@@ -264,7 +260,7 @@ def test_another_layout_is_named(reader: StepReader) -> None:
         assert "bus layout 9" in reading.reason
 
 
-def test_a_process_that_ended_is_said_and_forgotten(reader: StepReader) -> None:
+def test_a_process_that_ended_is_said_and_forgotten(reader):
     with drive() as job:
         job.do("train(3)")
         gone = job.identity
@@ -278,7 +274,7 @@ def test_a_process_that_ended_is_said_and_forgotten(reader: StepReader) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_processes_without_a_hook_are_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_without_a_hook_are_looked_at_ever_more_rarely(monkeypatch):
     now = 100.0
     looks: list[float] = []
     monkeypatch.setattr(hook.time, "monotonic", lambda: now)
@@ -291,7 +287,7 @@ def test_processes_without_a_hook_are_looked_at_ever_more_rarely(monkeypatch: py
     assert looks == [100, 102, 106, 114, 130, 160, 190]
 
 
-def test_a_reading_names_what_it_does_not_know() -> None:
+def test_a_reading_names_what_it_does_not_know():
     pages = Pages("1", "2", (-1, -1, -1))
     try:
         me = identity(os.getpid())
@@ -345,7 +341,7 @@ def test_a_reading_names_what_it_does_not_know() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_another_user_may_not_read_the_page() -> None:
+def test_another_user_may_not_read_the_page():
     program = textwrap.dedent("""
         import os, sys
         os.setuid(65534)
@@ -363,7 +359,7 @@ def test_another_user_may_not_read_the_page() -> None:
     assert done.stdout.strip() == "descriptors: not permitted (doctor: fd)"
 
 
-def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader: StepReader) -> None:
+def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader):
     libc = ctypes.CDLL(None, use_errno=True)
     program = "import ctypes, os, sys\nassert ctypes.CDLL(None).unshare(0x20000000) == 0\n"
     probe = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -31,7 +31,7 @@ NO_TURNS = Missing("no step was watched from turn to turn")
 
 
 @pytest.fixture
-def page() -> memoryview:
+def page():
     return memoryview(bytearray(4096))
 
 
@@ -47,7 +47,7 @@ def settings_with(page: memoryview, **words: int):
     return settings
 
 
-def test_the_timeout_of_the_default_process_group_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_of_the_default_process_group_is_read(monkeypatch):
     options = SimpleNamespace(_timeout=timedelta(minutes=30))
     group = SimpleNamespace(_get_backend=lambda _device: SimpleNamespace(options=options))
     world = SimpleNamespace(default_pg=None)
@@ -60,19 +60,19 @@ def test_the_timeout_of_the_default_process_group_is_read(monkeypatch: pytest.Mo
     assert settings.read(2)[wire.SET_TIMEOUT_S] == 1800
 
 
-def test_a_page_without_settings_says_so(page: memoryview) -> None:
+def test_a_page_without_settings_says_so(page):
     assert parse_settings(page, 5) == NO_SETTINGS
     assert parse_device(page, 5) == NO_DEVICE
 
 
-def test_what_the_hook_could_not_read_is_missing_and_never_false(page: memoryview) -> None:
+def test_what_the_hook_could_not_read_is_missing_and_never_false(page):
     settings = settings_with(page)
     assert settings.age_s == 2.0
     values = [getattr(settings, name) for name in settings.__slots__ if name != "age_s"]
     assert [value for value in values if not isinstance(value, Missing)] == []
 
 
-def test_switches_and_numbers_come_back_as_they_were(page: memoryview) -> None:
+def test_switches_and_numbers_come_back_as_they_were(page):
     settings = settings_with(
         page,
         matmul_tf32=1,
@@ -87,7 +87,7 @@ def test_switches_and_numbers_come_back_as_they_were(page: memoryview) -> None:
     assert settings_with(page, autocast_dtype=wire.DTYPE_OTHER).autocast_dtype == "another"
 
 
-def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
+def test_groups_come_back_whole_or_missing(page):
     names = ("frames", "frames_ok", "graphs", "breaks", "limit_hits")
     settings = settings_with(page, **{f"dynamo_{name}": number for number, name in enumerate(names)})
     assert settings.compiled == CompileCounts(0, 1, 2, 3, 4)
@@ -103,26 +103,24 @@ def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
     assert settings.ddp == DdpSettings(25, 3, find_unused=True, static_graph=False)
 
 
-def test_fsdp_says_what_it_fetches_ahead(page: memoryview) -> None:
+def test_fsdp_says_what_it_fetches_ahead(page):
     told = {"fsdp_version": 1, "fsdp_units": 9, "fsdp_forward": 0, "fsdp_backward": wire.FSDP_BACKWARD_PRE}
     first = settings_with(page, **told, fsdp_limit=1).fsdp
     assert first == FsdpSettings(1, 9, "off", "BACKWARD_PRE", limit_all_gathers=True)
     told = {"fsdp_version": 2, "fsdp_units": 9, "fsdp_forward": 8, "fsdp_backward": 0}
-    assert settings_with(page, **told).fsdp == FsdpSettings(
-        2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE
-    )
+    assert settings_with(page, **told).fsdp == FsdpSettings(2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE)
     assert not is_known(settings_with(page, fsdp_version=1).fsdp)
     assert not is_known(settings_with(page).fsdp)
 
 
-def test_a_loader_without_workers_fetches_nothing_ahead(page: memoryview) -> None:
+def test_a_loader_without_workers_fetches_nothing_ahead(page):
     settings = settings_with(page, workers=0, pin_memory=1, persistent_workers=0, batch_size=32)
     assert settings.loader == LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32)
     settings = settings_with(page, workers=4, pin_memory=0, prefetch_factor=2, persistent_workers=1)
     assert settings.loader == LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it"))
 
 
-def test_device_times_come_back_as_they_were(page: memoryview) -> None:
+def test_device_times_come_back_as_they_were(page):
     words = [0] * wire.DEVICE_WORDS
     words[wire.DEV_NUMBER] = words[wire.DEV_NUMBER_AGAIN] = 4
     words[wire.DEV_TIME_NS] = 8 * S
@@ -133,11 +131,11 @@ def test_device_times_come_back_as_they_were(page: memoryview) -> None:
     assert parse_device(page, 9 * S) == DeviceTimes(1.0, 3, 16, 2, 60, 20, 30, 10, 75)
 
 
-def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch):
     """The modules of torch are played; tests/frameworks/hooked reads the real ones."""
 
     class State:
-        def __init__(self, forward: int = 0) -> None:
+        def __init__(self, forward=0):
             self._states_to_forward_prefetch = [None] * forward
             self._states_to_backward_prefetch: list[None] = []
 
@@ -146,16 +144,14 @@ def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch: pytest.Mon
         forward_prefetch = True
         limit_all_gathers = False
 
-        def modules(self) -> list[object]:
+        def modules(self):
             return [self, object(), Wrapper()]
 
     words = Settings().words
     assert set(words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]) == {wire.UNKNOWN}
     states = [State(), State(2)]
     played = {
-        "torch.distributed._composable_state": {
-            "_module_state_mapping": dict(enumerate([ref(one) for one in states]))
-        },
+        "torch.distributed._composable_state": {"_module_state_mapping": dict(enumerate([ref(one) for one in states]))},
         "torch.distributed.fsdp._fully_shard._fsdp_state": {"FSDPState": State},
     }
     for name, content in played.items():
@@ -166,16 +162,8 @@ def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch: pytest.Mon
     wrapper = Wrapper()
     settings.fsdp = ref(wrapper)
     settings._read_fsdp()
-    assert settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] == [
-        1,
-        2,
-        1,
-        wire.FSDP_BACKWARD_POST,
-        0,
-    ]
-    monkeypatch.setitem(
-        sys.modules, "torch.distributed._composable_state", SimpleNamespace(_module_state_mapping={})
-    )
+    assert settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] == [1, 2, 1, wire.FSDP_BACKWARD_POST, 0]
+    monkeypatch.setitem(sys.modules, "torch.distributed._composable_state", SimpleNamespace(_module_state_mapping={}))
     del wrapper
     settings._read_fsdp()
     assert set(settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]) == {wire.UNKNOWN}
@@ -201,7 +189,7 @@ class Plain:
         self.param_groups = [{"params": [one for model in models for one in model._parameters.values()]}]
 
 
-def test_of_fsdp_the_outermost_of_each_model_is_kept() -> None:
+def test_of_fsdp_the_outermost_of_each_model_is_kept():
     inner = [Part(), Part()]
     first, second = Part(*inner), Part()
     made: list[object] = []
@@ -212,16 +200,14 @@ def test_of_fsdp_the_outermost_of_each_model_is_kept() -> None:
     assert [one() for one in note_wrapper(made, second)] == [second], "and none that is gone"
 
 
-def test_settings_are_those_of_the_model_that_is_trained_and_go_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings_are_those_of_the_model_that_is_trained_and_go_with_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     actor, reference = Part(size=25), Part(size=99)
     optimizer, other = Plain(actor), Plain(Part())
     made = [ref(actor), ref(reference)]
     settings = Settings()
 
-    def read(optimizer: object) -> int:
+    def read(optimizer):
         settings._readings = 0
         settings.note_wrappers(made, [], ref(optimizer))
         settings._read_ddp()

@@ -1,9 +1,5 @@
 """What a reader makes of a loop, once a second, on a clock that the test holds: from the hook to the pace."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from tests.hook_loop import MS, Batches, Loop
@@ -58,7 +54,7 @@ class Watched(Loop):
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def loop(monkeypatch):
     loop = Watched(monkeypatch)
     yield loop
     loop.steps.drop_pages()
@@ -78,9 +74,7 @@ def train_long(loop: Watched, steps: int, micro: int, forward_ms: float, backwar
     ("steps", "micro", "forward_ms", "backward_ms"),
     [(40, 1, 450, 800), (10, 16, 700, 1_200), (8, 1, 9_500, 18_000), (8, 64, 500, 1_000)],
 )
-def test_long_steps_are_timed_whole(
-    loop: Watched, steps: int, micro: int, forward_ms: float, backward_ms: float
-) -> None:
+def test_long_steps_are_timed_whole(loop, steps, micro, forward_ms, backward_ms):
     step_ms = micro * (50 + forward_ms + backward_ms) + 500
     train_long(loop, steps, micro, forward_ms, backward_ms)
     late = loop.paces()[len(loop.paces()) // 2 :]
@@ -92,7 +86,7 @@ def test_long_steps_are_timed_whole(
     assert max(pace.step_age_s for pace in late) > step_ms / 1000 - 1.5
 
 
-def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop: Watched) -> None:
+def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop):
     train_long(loop, 5, 64, 500, 1_000)
     loop.attach()
     loop.spend(1_000)
@@ -100,7 +94,7 @@ def test_who_comes_late_to_a_run_of_long_steps_knows_them_too(loop: Watched) -> 
     assert loop.last().p50_ms == pytest.approx(64 * 1_550 + 500)
 
 
-def test_who_slept_through_a_long_step_times_no_part_of_it(loop: Watched) -> None:
+def test_who_slept_through_a_long_step_times_no_part_of_it(loop):
     train_long(loop, 3, 1, 450, 1_000)
     loop.next_ns = 1 << 62
     train_long(loop, 1, 400, 500, 1_000)
@@ -109,7 +103,7 @@ def test_who_slept_through_a_long_step_times_no_part_of_it(loop: Watched) -> Non
     assert loop.last().p50_ms == loop.last().longest_ms == 2_000
 
 
-def test_a_step_that_ends_just_after_a_record_of_its_middle_is_told_all_the_same(loop: Watched) -> None:
+def test_a_step_that_ends_just_after_a_record_of_its_middle_is_told_all_the_same(loop):
     for _ in range(5):
         loop.batch(1)
         loop.backward(500, 900)
@@ -119,7 +113,7 @@ def test_a_step_that_ends_just_after_a_record_of_its_middle_is_told_all_the_same
     assert loop.last().count == 5
 
 
-def test_a_loop_that_stands_still_is_told_since_its_last_step(loop: Watched) -> None:
+def test_a_loop_that_stands_still_is_told_since_its_last_step(loop):
     train_long(loop, 10, 1, 450, 1_000)
     loop.batch(50)
     loop.backward(450, 1_000)
@@ -128,7 +122,7 @@ def test_a_loop_that_stands_still_is_told_since_its_last_step(loop: Watched) -> 
     assert is_stalled(loop.last())
 
 
-def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop: Watched) -> None:
+def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop):
     """Where a run stands in a checkpoint or a barrier at the end of an epoch, it is not in forward."""
     loop.train(3)
     loop.stop()
@@ -138,14 +132,14 @@ def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop: Wa
     assert reading.now == LoopNow(LoopPhase.OTHER, 3.0)
 
 
-def test_long_steps_have_an_exact_wait_too(loop: Watched) -> None:
+def test_long_steps_have_an_exact_wait_too(loop):
     train_long(loop, 8, 1, 9_500, 18_000)
     wait = exact_wait(loop.last())
     assert is_known(wait)
     assert wait == pytest.approx(50 / 28_050)
 
 
-def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop: Watched) -> None:
+def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop):
     other = Batches(4)
     for _ in range(6):
         for half in range(2):
@@ -220,9 +214,7 @@ def drawn_for_an_accumulation(loop: Watched) -> None:
         (drawn_for_an_accumulation, 0, 8, (840, 400)),
     ],
 )
-def test_batches_that_are_drawn_for_one_step_are_no_evaluation(
-    loop: Watched, step: Callable[[Watched], None], ahead: int, batches: int, times_ms: tuple[int, int]
-) -> None:
+def test_batches_that_are_drawn_for_one_step_are_no_evaluation(loop, step, ahead, batches, times_ms):
     step_ms, data_ms = times_ms
     for _ in range(ahead):
         loop.batch(100)
@@ -238,7 +230,7 @@ def test_batches_that_are_drawn_for_one_step_are_no_evaluation(
     assert not is_evaluating(pace)
 
 
-def test_a_loader_that_joins_later_and_one_that_comes_now_and_then_are_no_evaluation(loop: Watched) -> None:
+def test_a_loader_that_joins_later_and_one_that_comes_now_and_then_are_no_evaluation(loop):
     for number in range(200):
         loop.batch(100)
         if 50 <= number < 100 or number % 10 == 0:
@@ -248,7 +240,7 @@ def test_a_loader_that_joins_later_and_one_that_comes_now_and_then_are_no_evalua
     assert (loop.steps.steps, loop.steps.eval_steps) == (199, 0)
 
 
-def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop: Watched) -> None:
+def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop):
     for _ in range(3):
         for _ in range(20):
             drawn_from_three(loop)
@@ -262,7 +254,7 @@ def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop: Watche
     assert (loop.steps.steps, loop.steps.eval_steps) == (60, 180)
 
 
-def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop: Watched) -> None:
+def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop):
     loop.train(10)
     loop.stop()
     for _ in range(5):
@@ -272,7 +264,7 @@ def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop: Wa
     assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.samples) == (10, 5, 40)
 
 
-def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop: Watched) -> None:
+def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop):
     """Broken off, so that no DataLoader ends."""
     other = Batches(4)
     for _ in range(5):
@@ -284,7 +276,7 @@ def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop: Watched) 
     assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
 
 
-def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop: Watched) -> None:
+def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop):
     """As of an engine that is called in its own way: the updates alone tell of training."""
     for _ in range(60):
         for _ in range(24):
@@ -296,7 +288,7 @@ def test_micro_batches_whose_backwards_cannot_be_seen_are_no_evaluation(loop: Wa
     assert loop.steps.samples == 59 * 24 * 4
 
 
-def test_an_inference_of_long_batches_is_told_from_the_first_on(loop: Watched) -> None:
+def test_an_inference_of_long_batches_is_told_from_the_first_on(loop):
     for _ in range(5):
         loop.batch(50)
         loop.spend(20_000)
@@ -308,7 +300,7 @@ def test_an_inference_of_long_batches_is_told_from_the_first_on(loop: Watched) -
     assert is_known(reading.settings)
 
 
-def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop: Watched) -> None:
+def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop):
     for _ in range(20):
         loop.batch(50)
         loop.spend(450)
@@ -321,9 +313,7 @@ def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop: W
 @pytest.mark.parametrize("epochs", [30])
 @pytest.mark.parametrize("updates", [1, 10, 16])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_loop_without_a_dataloader_that_validates_on_one_keeps_its_steps(
-    loop: Watched, epochs: int, updates: int, first: bool
-) -> None:
+def test_a_loop_without_a_dataloader_that_validates_on_one_keeps_its_steps(loop, epochs, updates, first):
     """Data that lie on the card, played games: few updates between two validations."""
     for epoch in range(epochs + 1):
         for _ in range(updates if epoch or not first else 0):

@@ -1,7 +1,5 @@
 """A model that is compiled again while it trains is told of: once a rise, for all ranks, not at the start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -42,34 +40,30 @@ class Job:
 
 
 @pytest.fixture
-def job() -> Job:
+def job():
     return Job()
 
 
-def test_a_rise_is_told_once(job: Job) -> None:
+def test_a_rise_is_told_once(job):
     assert job.read(hook_of(12), seconds=60) == []
-    assert job.read(hook_of(14, 3), seconds=200) == [
-        "rank 0 compiled again: 14 frames, 3 at the recompile limit"
-    ]
-    assert job.read(hook_of(14, 4), seconds=200) == [
-        "rank 0 compiled again: 14 frames, 4 at the recompile limit"
-    ]
+    assert job.read(hook_of(14, 3), seconds=200) == ["rank 0 compiled again: 14 frames, 3 at the recompile limit"]
+    assert job.read(hook_of(14, 4), seconds=200) == ["rank 0 compiled again: 14 frames, 4 at the recompile limit"]
 
 
-def test_what_was_compiled_before_tpmon_came_or_in_the_first_steps_is_no_news(job: Job) -> None:
+def test_what_was_compiled_before_tpmon_came_or_in_the_first_steps_is_no_news(job):
     assert job.read(hook_of(14, 3), seconds=60) == []
     young = Job()
     assert young.read(hook_of(1, steps=1), hook_of(1, steps=1, rank=1), seconds=9) == []
     assert young.read(hook_of(5, steps=TRAINED_STEPS), seconds=60) == []
 
 
-def test_a_reading_of_the_first_steps_that_is_still_there_later_counts_for_nothing(job: Job) -> None:
+def test_a_reading_of_the_first_steps_that_is_still_there_later_counts_for_nothing(job):
     old = hook_of(1, steps=400)
     assert job.read(replace(old, settings=replace(old.settings, age_s=4.5)), seconds=3) == []
     assert job.read(hook_of(6), seconds=60) == []
 
 
-def test_ranks_that_compile_together_are_told_together(job: Job) -> None:
+def test_ranks_that_compile_together_are_told_together(job):
     ranks = range(4)
     job.read(*(hook_of(12, rank=rank) for rank in ranks), seconds=9)
     assert job.read(hook_of(13), *(hook_of(12, rank=rank) for rank in ranks[1:]), seconds=3) == []
@@ -77,13 +71,13 @@ def test_ranks_that_compile_together_are_told_together(job: Job) -> None:
     assert texts == ["ranks 0-3 compiled again: 13 to 14 frames"]
 
 
-def test_a_loop_that_compiles_all_the_time_is_told_once_a_minute(job: Job) -> None:
+def test_a_loop_that_compiles_all_the_time_is_told_once_a_minute(job):
     job.read(hook_of(10), seconds=9)
     texts = [text for more in range(300) for text in job.read(hook_of(11 + more))]
     assert len(texts) == 1 + (300 - WAIT_S - 1) // round(AGAIN_S)
 
 
-def test_counters_that_are_not_read_for_a_while_or_were_cleared_are_no_rise(job: Job) -> None:
+def test_counters_that_are_not_read_for_a_while_or_were_cleared_are_no_rise(job):
     job.read(hook_of(12), seconds=9)
     unread = replace(hook_of(12), settings=NO_SETTINGS)
     assert job.read(unread, seconds=9) == []
@@ -95,7 +89,7 @@ def test_counters_that_are_not_read_for_a_while_or_were_cleared_are_no_rise(job:
     assert job.read(hook_of(9), seconds=30) == [], "another run of the same PID"
 
 
-def test_whole_graphs_and_processes_without_a_rank_have_their_own_words(job: Job) -> None:
+def test_whole_graphs_and_processes_without_a_rank_have_their_own_words(job):
     whole = replace(hook_of(0), rank=NOT_APPLICABLE)
     job.read(whole, seconds=9)
     more = replace(hook_of(0, graphs=3), rank=NOT_APPLICABLE)

@@ -1,7 +1,5 @@
 """Rates, percentiles and shares from the readings of a hook, a second apart or so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +105,7 @@ def told(pace: object) -> StepPace:
     return pace
 
 
-def test_the_first_reading_tells_rates_by_the_records_that_are_there() -> None:
+def test_the_first_reading_tells_rates_by_the_records_that_are_there():
     loop, keeper = Loop(), RankPace()
     loop.step(50, 100)
     pace = told(keeper.add(loop.read(), 0))
@@ -119,7 +117,7 @@ def test_the_first_reading_tells_rates_by_the_records_that_are_there() -> None:
     assert pace.own_ms == pytest.approx(22.0)
 
 
-def test_rates_are_of_the_last_ten_seconds() -> None:
+def test_rates_are_of_the_last_ten_seconds():
     loop, keeper = Loop(), RankPace()
     loop.step(100, 30)
     keeper.add(loop.read(), 0)
@@ -130,7 +128,7 @@ def test_rates_are_of_the_last_ten_seconds() -> None:
     assert told(pace).span_s == pytest.approx(10.0)
 
 
-def test_lost_records_lose_no_step() -> None:
+def test_lost_records_lose_no_step():
     loop, keeper = Loop(), RankPace()
     loop.step(10, 3)
     keeper.add(loop.read(), 0)
@@ -141,7 +139,7 @@ def test_lost_records_lose_no_step() -> None:
     assert told(pace).rate_hz == pytest.approx(100, rel=0.01)
 
 
-def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends() -> None:
+def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends():
     loop, keeper = Loop(), RankPace()
     for ms in (90_000, 30_000, 30_000, 30_000, 30_000):
         loop.step(ms)
@@ -158,7 +156,7 @@ def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends() -> None
     assert pace.slowest_ms == pytest.approx(300_000)
 
 
-def test_a_stall_shows_in_the_percentiles_and_not_in_the_median() -> None:
+def test_a_stall_shows_in_the_percentiles_and_not_in_the_median():
     loop, keeper = Loop(), RankPace()
     loop.step(100, 97)
     loop.step(4_000)
@@ -168,7 +166,7 @@ def test_a_stall_shows_in_the_percentiles_and_not_in_the_median() -> None:
     assert pace.p99_ms == pace.longest_ms == pace.slowest_ms == 4_000.0
 
 
-def test_evaluation_counts_apart() -> None:
+def test_evaluation_counts_apart():
     loop, keeper = Loop(), RankPace()
     loop.step(100, 50)
     keeper.add(loop.read(), 0)
@@ -181,7 +179,7 @@ def test_evaluation_counts_apart() -> None:
     assert (pace.count, pace.eval_count) == (50, 12)
 
 
-def test_what_is_not_known_is_missing_with_its_reason() -> None:
+def test_what_is_not_known_is_missing_with_its_reason():
     loop, keeper = Loop(batch=0), RankPace()
     assert keeper.add(loop.read(), 0) == NO_STEP
     loop.step(100)
@@ -192,7 +190,7 @@ def test_what_is_not_known_is_missing_with_its_reason() -> None:
     assert off == Missing("the hook turned itself off: KeyError")
 
 
-def test_a_hook_that_counts_anew_has_no_negative_rate() -> None:
+def test_a_hook_that_counts_anew_has_no_negative_rate():
     loop, keeper = Loop(), RankPace()
     loop.step(100, 50)
     keeper.add(loop.read(), 0)
@@ -204,7 +202,7 @@ def test_a_hook_that_counts_anew_has_no_negative_rate() -> None:
     assert pace.count == 5
 
 
-def test_a_job_adds_up_the_samples_and_shows_its_first_rank() -> None:
+def test_a_job_adds_up_the_samples_and_shows_its_first_rank():
     first = make_hook(4211, pace=make_pace(4211, rank=0, rate_hz=4.0))
     second = make_hook(4212, rank=1, pace=make_pace(4212, rank=1, rate_hz=3.9))
     job = told(join_paces((second, first)))
@@ -214,7 +212,7 @@ def test_a_job_adds_up_the_samples_and_shows_its_first_rank() -> None:
     assert join_paces(Missing("none")) == Missing("none")
 
 
-def test_a_job_without_a_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_a_hook_says_so(monkeypatch):
     probe = StepProbe()
     monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, Missing(NO_HOOK)))
     read = probe.read([make_process()])
@@ -222,7 +220,7 @@ def test_a_job_without_a_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read.put([make_rank()]) == (make_rank(),)
 
 
-def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch):
     probe, loop = StepProbe(), Loop()
     loop.step(100, 20)
     off = loop.read(state=HookState.DISABLED, error="KeyError('x')")
@@ -234,7 +232,7 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_samples_are_not_told_where_no_batch_ends_a_step() -> None:
+def test_samples_are_not_told_where_no_batch_ends_a_step():
     loop, keeper = Loop(batch=1), RankPace()
     loop.step(100, 20)
     pace = told(keeper.add(loop.read(rule=StepRule.UPDATE), 0))
@@ -253,9 +251,7 @@ def test_samples_are_not_told_where_no_batch_ends_a_step() -> None:
         ("odd", 0, 0, False),
     ],
 )
-def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
-    monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, updates: int, said: bool
-) -> None:
+def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(monkeypatch, torch, calls, updates, said):
     probe, loop = StepProbe(), Loop()
     loop.step(100, 20)
     counts = StepCounts(64, 0, 64, 64, calls, updates, Missing("no"), 0, 0, 0)
@@ -266,9 +262,7 @@ def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
     assert not said or "rank 0 ran 64 backwards" in notes[0]
 
 
-def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(monkeypatch):
     probe, loop = StepProbe(), Loop()
     loop.step(100, 20)
     processes = [make_process(4211), make_process(4212, rank=1)]
@@ -282,14 +276,10 @@ def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(
     assert told(read.steps).samples_hz == pytest.approx(320)
 
 
-def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_whose_environment_tells_no_size_has_that_of_its_process_group(monkeypatch):
     probe, loop = StepProbe(), Loop()
     loop.step(100, 20)
-    monkeypatch.setattr(
-        probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, loop.read(world_size=4))
-    )
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, loop.read(world_size=4)))
     read = probe.read([make_process()])
     untold = Missing("no WORLD_SIZE in the start environment")
     assert read.size_job(untold, 4) == 4

@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[2] / "data" / "cgroup"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path):
     return Tree(tmp_path)
 
 
@@ -35,14 +35,12 @@ def v1_job(tree: Tree) -> None:
     tree.process(7, "4:memory:/a/b\n3:cpu:/a\n")
 
 
-def test_v1_reading(tree: Tree) -> None:
+def test_v1_reading(tree):
     v1_job(tree)
 
-    def throttle() -> None:
+    def throttle():
         stat = (DATA / "v1_cpu.stat").read_text()
-        stat = stat.replace("nr_periods 162", "nr_periods 172").replace(
-            "nr_throttled 160", "nr_throttled 168"
-        )
+        stat = stat.replace("nr_periods 162", "nr_periods 172").replace("nr_throttled 160", "nr_throttled 168")
         tree.write("cg/cpu/a/cpu.stat", stat.replace("13861270179", "14361270179"))
         memory = (DATA / "v1_memory.stat").read_text()
         tree.write(
@@ -67,7 +65,7 @@ def test_v1_reading(tree: Tree) -> None:
     assert reading.psi_cpu_some_pct == Missing("control groups v1 have no pressure figures")
 
 
-def test_v1_limit_above_the_container_comes_from_memory_stat(tree: Tree) -> None:
+def test_v1_limit_above_the_container_comes_from_memory_stat(tree):
     v1_job(tree)
     stat = (DATA / "v1_memory.stat").read_text()
     tree.write(
@@ -78,7 +76,7 @@ def test_v1_limit_above_the_container_comes_from_memory_stat(tree: Tree) -> None
     assert (reading.limit_bytes, reading.limit_source) == (100 << 20, "a group above this container")
 
 
-def test_v1_oom_kills_add_up_over_the_groups_of_the_ranks(tree: Tree) -> None:
+def test_v1_oom_kills_add_up_over_the_groups_of_the_ranks(tree):
     v1_job(tree)
     for rank in ("r0", "r1"):
         tree.write(f"cg/memory/a/{rank}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
@@ -104,11 +102,11 @@ def v2_job(tree: Tree) -> None:
     tree.process(7, "0::/pod/c\n")
 
 
-def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree: Tree) -> None:
+def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree):
     v2_job(tree)
     tree.write("cg/pod/cpu.max", "50000 100000\n")
 
-    def throttle() -> None:
+    def throttle():
         stat = (DATA / "v2_cpu.stat").read_text()
         stat = stat.replace("nr_periods 84", "nr_periods 94").replace("nr_throttled 61", "nr_throttled 71")
         tree.write("cg/pod/cpu.stat", stat.replace("5120433", "6370433"))
@@ -119,7 +117,7 @@ def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree: Tree) -
     assert reading.throttled_source == "/pod"
 
 
-def test_v2_reading(tree: Tree) -> None:
+def test_v2_reading(tree):
     v2_job(tree)
     tree.write("cg/pod/memory.max", str(4 << 30))
     tree.write("cg/pod/memory.current", str((7 << 30) // 2))
@@ -135,7 +133,7 @@ def test_v2_reading(tree: Tree) -> None:
     assert reading.psi_io_some_pct == 0.0
 
 
-def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree: Tree) -> None:
+def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree):
     v2_job(tree)
     tree.write("cg/pod/c/memory.current", str(63 << 30))
     tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\nactive_file {50 << 30}\n")
@@ -144,7 +142,7 @@ def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(
     assert two_reads(tree, [7]).used_bytes == Missing("this kernel does not count total_active_file")
 
 
-def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree: Tree) -> None:
+def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree):
     v2_job(tree)
     tree.write("proc/meminfo", f"MemTotal: 9\nMemAvailable: {8 << 20} kB\n")
     tree.write("cg/pod/memory.stat", f"inactive_file {1 << 30}\nactive_file 0\n")
@@ -159,14 +157,14 @@ def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree: T
     assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
 
 
-def test_equal_limits_bind_at_the_outer_group(tree: Tree) -> None:
+def test_equal_limits_bind_at_the_outer_group(tree):
     v2_job(tree)
     tree.write("cg/pod/memory.max", str(4 << 30))
     tree.write("cg/pod/c/memory.max", str(4 << 30))
     assert two_reads(tree, [7]).limit_source == "/pod"
 
 
-def test_memory_counts_in_the_nearest_group_with_the_controller(tree: Tree) -> None:
+def test_memory_counts_in_the_nearest_group_with_the_controller(tree):
     v2_job(tree)
     tree.write("cg/pod/c/leaf/cgroup.events", "populated 1\n")
     tree.process(7, "0::/pod/c/leaf\n")
@@ -175,12 +173,12 @@ def test_memory_counts_in_the_nearest_group_with_the_controller(tree: Tree) -> N
     assert reading.anon_bytes == 1416626176
 
 
-def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree: Tree) -> None:
+def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
     v2_job(tree)
     tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=100\n")
     tree.process(7, "0::/\n")
 
-    def wait_and_refault() -> None:
+    def wait_and_refault():
         tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=500100\n")
         tree.write("proc/vmstat", "nr_free_pages 12\nworkingset_refault_file 110\noom_kill 6\n")
 
@@ -194,7 +192,7 @@ def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree: Tree)
     assert reading.refault_bytes_s == 10 * PAGE_BYTES
 
 
-def test_hidden_quota_shows_in_local_throttling(tree: Tree) -> None:
+def test_hidden_quota_shows_in_local_throttling(tree):
     v2_job(tree)
     tree.write("cg/cgroup.events", "populated 1\n")
     reader = CgroupReader([7], tree.proc)
@@ -204,7 +202,7 @@ def test_hidden_quota_shows_in_local_throttling(tree: Tree) -> None:
     still = two_reads(tree, [7])
     assert (still.throttled_ratio, still.throttled_s) == (0.0, 0.0)
 
-    def throttle() -> None:
+    def throttle():
         tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n")
 
     throttled = two_reads(tree, [7], throttle)
@@ -212,7 +210,7 @@ def test_hidden_quota_shows_in_local_throttling(tree: Tree) -> None:
     assert isinstance(throttled.throttled_ratio, Missing)
 
 
-def test_rates_need_two_readings_and_survive_a_reset(tree: Tree) -> None:
+def test_rates_need_two_readings_and_survive_a_reset(tree):
     v1_job(tree)
     reader = CgroupReader([7], tree.proc)
     assert reader.read(SECOND).throttled_ratio == Missing("needs a second reading")
@@ -223,7 +221,7 @@ def test_rates_need_two_readings_and_survive_a_reset(tree: Tree) -> None:
     reader.close()
 
 
-def test_quota_that_is_set_later_is_found_within_ten_seconds(tree: Tree) -> None:
+def test_quota_that_is_set_later_is_found_within_ten_seconds(tree):
     v2_job(tree)
     reader = CgroupReader([7], tree.proc)
     assert reader.read(SECOND).throttled_source == "no quota"
@@ -232,7 +230,7 @@ def test_quota_that_is_set_later_is_found_within_ten_seconds(tree: Tree) -> None
     reader.close()
 
 
-def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree: Tree) -> None:
+def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree):
     v2_job(tree)
     tree.process(8, "0::/pod\n")
     reader = CgroupReader([7], tree.proc)
@@ -245,7 +243,7 @@ def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree: Tre
     reader.close()
 
 
-def test_one_bad_file_costs_one_value(tree: Tree) -> None:
+def test_one_bad_file_costs_one_value(tree):
     v2_job(tree)
     tree.write("cg/pod/c/memory.swap.current", "what\n")
     (tree.path / "cg/pod/c/memory.events").unlink()
@@ -255,11 +253,11 @@ def test_one_bad_file_costs_one_value(tree: Tree) -> None:
     assert reading.anon_bytes == 1416626176
 
 
-def test_pressure_that_is_compiled_in_but_off_is_missing(tree: Tree, monkeypatch) -> None:
+def test_pressure_that_is_compiled_in_but_off_is_missing(tree, monkeypatch):
     v2_job(tree)
     really_read = ProcFile.read
 
-    def read(self: ProcFile) -> bytes:
+    def read(self):
         raw = really_read(self)
         if raw.startswith(b"some"):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -269,7 +267,7 @@ def test_pressure_that_is_compiled_in_but_off_is_missing(tree: Tree, monkeypatch
     assert two_reads(tree, [7]).psi_cpu_some_pct == Missing("switched off in this kernel")
 
 
-def test_close_gives_every_descriptor_back(tree: Tree) -> None:
+def test_close_gives_every_descriptor_back(tree):
     v2_job(tree)
     before = set(os.listdir("/proc/self/fd"))
     reader = CgroupReader([7], tree.proc)
@@ -279,7 +277,7 @@ def test_close_gives_every_descriptor_back(tree: Tree) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_pressure_and_counter_parsers() -> None:
+def test_pressure_and_counter_parsers():
     assert parse_pressure_us((DATA / "cpu.pressure").read_bytes()) == 4577649
     with pytest.raises(ValueError):
         parse_pressure_us(b"full total=3\n")
@@ -295,9 +293,7 @@ def test_pressure_and_counter_parsers() -> None:
         ("0::/kubepods/pod1/abc\n", "cgroup:[4026531835]", False),
     ],
 )
-def test_without_a_mount_there_is_no_limit_only_at_the_root(
-    tree: Tree, groups: str, namespace: str, free: bool
-) -> None:
+def test_without_a_mount_there_is_no_limit_only_at_the_root(tree, groups, namespace, free):
     tree.process(7, groups)
     if namespace:
         (tree.path / "proc" / "self" / "ns").mkdir()

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,14 +14,14 @@ from tpmon.probe.host.cgroup import combine_budget, parse_cfs_quota, parse_cpu_m
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path):
     return Tree(tmp_path)
 
 
 # -- where the job's groups are ------------------------------------------------------------------
 
 
-def test_v1_nested_takes_the_smallest_quota_above(tree: Tree) -> None:
+def test_v1_nested_takes_the_smallest_quota_above(tree):
     tree.mount("cg/cpu", "cpu,cpuacct")
     tree.write("cg/cpu/release_agent", "")
     tree.v1_quota("cg/cpu", -1)
@@ -34,7 +33,7 @@ def test_v1_nested_takes_the_smallest_quota_above(tree: Tree) -> None:
     assert budget.reason == "1.5 CPUs by quota of /a (affinity 64)"
 
 
-def test_v2_pod_limit_on_parent(tree: Tree) -> None:
+def test_v2_pod_limit_on_parent(tree):
     tree.mount("cg", "", version=2)
     for group in ("cg/kubepods", "cg/kubepods/pod1", "cg/kubepods/pod1/c"):
         tree.write(f"{group}/cgroup.events", "populated 1\n")
@@ -44,7 +43,7 @@ def test_v2_pod_limit_on_parent(tree: Tree) -> None:
     assert tree.budget(7).reason == "4 CPUs by quota of /kubepods/pod1 (affinity 64)"
 
 
-def test_quota_larger_than_affinity_does_not_bind(tree: Tree) -> None:
+def test_quota_larger_than_affinity_does_not_bind(tree):
     tree.mount("cg", "", version=2)
     tree.write("cg/a/cgroup.events", "")
     tree.write("cg/a/cpu.max", "400000 100000\n")
@@ -53,7 +52,7 @@ def test_quota_larger_than_affinity_does_not_bind(tree: Tree) -> None:
     assert (budget.cores, budget.reason) == (2.0, "2 CPUs by affinity")
 
 
-def test_cgroup_namespace_shows_the_container_as_root(tree: Tree) -> None:
+def test_cgroup_namespace_shows_the_container_as_root(tree):
     tree.mount("cg", "", version=2)
     tree.write("cg/cgroup.events", "populated 1\n")
     tree.write("cg/cpu.max", "200000 100000\n")
@@ -61,7 +60,7 @@ def test_cgroup_namespace_shows_the_container_as_root(tree: Tree) -> None:
     assert tree.budget(7).reason == "2 CPUs by quota of this container (affinity 64)"
 
 
-def test_container_without_quota_says_that_more_may_be_hidden(tree: Tree) -> None:
+def test_container_without_quota_says_that_more_may_be_hidden(tree):
     tree.mount("cg", "", version=2)
     tree.write("cg/cgroup.events", "populated 1\n")
     tree.write("cg/cpu.max", "max 100000\n")
@@ -70,7 +69,7 @@ def test_container_without_quota_says_that_more_may_be_hidden(tree: Tree) -> Non
     assert budget.reason == "64 CPUs by affinity (limits above this container are not visible)"
 
 
-def test_container_without_namespace_subtracts_the_mount_root(tree: Tree) -> None:
+def test_container_without_namespace_subtracts_the_mount_root(tree):
     tree.mount("cg/cpu", "cpu", root="/docker/0a1b")
     tree.v1_quota("cg/cpu", 300_000)
     tree.v1_quota("cg/cpu/job", -1)
@@ -78,7 +77,7 @@ def test_container_without_namespace_subtracts_the_mount_root(tree: Tree) -> Non
     assert tree.budget(7).reason == "3 CPUs by quota of /docker/0a1b (affinity 64)"
 
 
-def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree: Tree) -> None:
+def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree):
     tree.mount("cg/cpu", "cpu")
     tree.v1_quota("cg/cpu/s", 100_000)
     tree.mount("cg/unified", "", version=2)
@@ -88,7 +87,7 @@ def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree: Tree) -> None:
     tree.process(7, "3:cpu:/s\n1:name=systemd:/s\n0::/s\n")
     assert tree.budget(7).cores == 1.0
 
-    def wait_a_quarter() -> None:
+    def wait_a_quarter():
         tree.write("cg/unified/s/cpu.pressure", "some avg10=0 avg60=0 avg300=0 total=1250000\n")
 
     reading = two_reads(tree, [7], wait_a_quarter)
@@ -97,7 +96,7 @@ def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree: Tree) -> None:
     assert reading.psi_io_some_pct == Missing("this kernel does not have it")
 
 
-def test_target_outside_our_namespace_is_known_by_affinity_only(tree: Tree) -> None:
+def test_target_outside_our_namespace_is_known_by_affinity_only(tree):
     tree.mount("cg", "", version=2)
     tree.write("cg/cgroup.events", "")
     tree.write("cg/cpu.max", "100000 100000\n")
@@ -113,13 +112,9 @@ def test_target_outside_our_namespace_is_known_by_affinity_only(tree: Tree) -> N
     assert "outside" in tree.budget(7, 8, cpus=4).reason
 
 
-def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree: Tree) -> None:
+def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree):
     tree.mount("cg", "", version=2)
-    for group, limit in (
-        ("job", "600000 100000"),
-        ("job/task0", "100000 100000"),
-        ("job/task1", "max 100000"),
-    ):
+    for group, limit in (("job", "600000 100000"), ("job/task0", "100000 100000"), ("job/task1", "max 100000")):
         tree.write(f"cg/{group}/cgroup.events", "")
         tree.write(f"cg/{group}/cpu.max", limit)
     tree.process(7, "0::/job/task0\n")
@@ -128,7 +123,7 @@ def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree: Tree
     assert tree.budget(7, 8).reason == "6 CPUs by quota of /job (affinity 64)"
 
 
-def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree: Tree) -> None:
+def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree):
     tree.mount("cg/cpu", "cpu")
     tree.v1_quota("cg/cpu/a", 100_000)
     tree.process(7, "3:cpu:/a\n")
@@ -136,13 +131,13 @@ def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree: Tree) -> None:
     assert tree.budget(7, 8).reason == "1 CPU by quota of /a (affinity 64)"
 
 
-def test_without_any_mount_affinity_is_the_budget(tree: Tree) -> None:
+def test_without_any_mount_affinity_is_the_budget(tree):
     tree.process(7, "0::/a\n")
     assert tree.budget(7).reason == "64 CPUs by affinity (no control groups are mounted here)"
     assert isinstance(JobGroups([99], tree.proc).common("cpu"), Missing)
 
 
-def test_the_mount_that_shows_most_of_the_tree_is_used() -> None:
+def test_the_mount_that_shows_most_of_the_tree_is_used():
     mounts = (
         Mount(2, frozenset([""]), "/pod", "/inner"),
         Mount(2, frozenset([""]), "/", "/outer"),
@@ -154,7 +149,7 @@ def test_the_mount_that_shows_most_of_the_tree_is_used() -> None:
     assert [one.path for one in group.lineage()] == ["/pod/a", "/pod", "/"]
 
 
-def test_long_and_hostile_paths_are_cut_and_cleaned(tree: Tree) -> None:
+def test_long_and_hostile_paths_are_cut_and_cleaned(tree):
     tree.mount("cg/cpu", "cpu")
     path = "/kubepods.slice/\x1b[31m" + "x" * 200 + "/job"
     tree.process(7, f"3:cpu:{path}\n")
@@ -165,18 +160,18 @@ def test_long_and_hostile_paths_are_cut_and_cleaned(tree: Tree) -> None:
     assert "\x1b" not in group.label()
 
 
-def test_mountinfo_octal_escapes() -> None:
+def test_mountinfo_octal_escapes():
     (mount,) = parse_mounts(r"36 31 0:29 / /mnt/a\040b rw - cgroup cgroup rw,cpu,cpuacct")
     assert mount.point == "/mnt/a b"
     assert {"cpu", "cpuacct"} <= mount.controllers
 
 
-def test_deleted_groups_are_left_out() -> None:
+def test_deleted_groups_are_left_out():
     assert parse_groups("4:memory:/a (deleted)\n0::/b:c\n") == {"": "/b:c"}
 
 
 @given(st.text())
-def test_parsers_take_any_text(text: str) -> None:
+def test_parsers_take_any_text(text):
     parse_mounts(text)
     assert all(isinstance(path, str) for path in parse_groups(text).values())
 
@@ -185,7 +180,7 @@ names = st.lists(st.sampled_from("abc"), max_size=4)
 
 
 @given(root=names, below=st.lists(names, min_size=1, max_size=3))
-def test_directory_is_mount_point_plus_path_below_its_root(root, below) -> None:
+def test_directory_is_mount_point_plus_path_below_its_root(root, below):
     mount = Mount(1, frozenset(["cpu"]), "/" + "/".join(root), "/mnt")
     paths = ["/" + "/".join(root + rest) for rest in below]
     group = find_group("cpu", paths, [mount])
@@ -201,7 +196,7 @@ def test_directory_is_mount_point_plus_path_below_its_root(root, below) -> None:
 # -- budget --------------------------------------------------------------------------------------
 
 
-def test_quota_formats() -> None:
+def test_quota_formats():
     assert parse_cpu_max("max 100000\n") is None
     assert parse_cpu_max("50000 100000\n") == 0.5
     assert parse_cpu_max("150000\n") == 1.5
@@ -211,15 +206,15 @@ def test_quota_formats() -> None:
         parse_cpu_max("nonsense")
 
 
-def test_pinned_main_thread_does_not_hide_its_pool(tmp_path: Path) -> None:
+def test_pinned_main_thread_does_not_hide_its_pool(tmp_path):
     for tid in (7, 8, 9):
         (tmp_path / "7" / "task" / str(tid)).mkdir(parents=True)
     masks = {7: {0}, 8: {1}, 9: {2}}
     assert read_affinity([7], str(tmp_path), masks.__getitem__, online=8) == 3
 
 
-def test_dead_process_has_no_mask() -> None:
-    def gone(pid: int) -> set[int]:
+def test_dead_process_has_no_mask():
+    def gone(pid):
         raise ProcessLookupError(errno.ESRCH, "No such process")
 
     affinity = read_affinity([7], "/nowhere", gone, online=8)

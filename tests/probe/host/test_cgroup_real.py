@@ -18,9 +18,7 @@ from tpmon.probe.host.cgroup import CgroupReader, parse_counters, read_cpu_budge
 @contextmanager
 def real_group(controller: str):
     """Make a cgroup v1 group of ``controller`` on this machine, or skip with the reason."""
-    mounts = [
-        m for m in parse_mounts(Path("/proc/self/mountinfo").read_text()) if controller in m.controllers
-    ]
+    mounts = [m for m in parse_mounts(Path("/proc/self/mountinfo").read_text()) if controller in m.controllers]
     if not mounts:
         pytest.skip(f"no cgroup v1 {controller} controller is mounted here")
     path = Path(mounts[-1].point) / f"tpmon-{uuid.uuid4().hex[:8]}"
@@ -53,7 +51,7 @@ def member(group: Path, program: str):
         process.stdin.close()
 
 
-def test_real_quota_throttles_a_busy_process() -> None:
+def test_real_quota_throttles_a_busy_process():
     with real_group("cpu") as group:
         (group / "cpu.cfs_period_us").write_text("20000")
         (group / "cpu.cfs_quota_us").write_text("10000")
@@ -79,7 +77,7 @@ def test_real_quota_throttles_a_busy_process() -> None:
     assert reading.throttled_source == f"/{group.name}"
 
 
-def test_real_oom_kill_is_counted_and_survives_the_victim() -> None:
+def test_real_oom_kill_is_counted_and_survives_the_victim():
     with real_group("memory") as group:
         (group / "memory.limit_in_bytes").write_text(str(64 << 20))
         with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
@@ -92,7 +90,7 @@ def test_real_oom_kill_is_counted_and_survives_the_victim() -> None:
     assert last.oom_kills == first.oom_kills + 1
 
 
-def test_this_process_can_be_read() -> None:
+def test_this_process_can_be_read():
     budget = read_cpu_budget([os.getpid()])
     assert is_known(budget.cores)
     assert 0 < budget.cores <= os.cpu_count()

@@ -18,12 +18,12 @@ DATA = Path(__file__).parents[2] / "data" / "host"
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path):
     shutil.copytree(DATA, tmp_path / "proc")
     return tmp_path / "proc"
 
 
-def test_stat_leaves_out_guest_idle_and_steal() -> None:
+def test_stat_leaves_out_guest_idle_and_steal():
     ticks = parse_ticks((DATA / "stat").read_bytes())
     assert ticks.busy == 485300 + 1200 + 229300 + 8500
     assert ticks.steal == 1400
@@ -31,22 +31,20 @@ def test_stat_leaves_out_guest_idle_and_steal() -> None:
     assert ticks.cores == 2
 
 
-def test_stat_without_cpu_line_is_refused() -> None:
+def test_stat_without_cpu_line_is_refused():
     with pytest.raises(ValueError):
         parse_ticks(b"intr 1 2 3\n")
 
 
-def test_meminfo_and_loadavg() -> None:
+def test_meminfo_and_loadavg():
     raw = (DATA / "meminfo").read_bytes()
     assert parse_meminfo(raw, b"MemTotal:") == 24684084 * 1024
     assert parse_meminfo(raw, b"MemAvailable:") == 20376760 * 1024
-    assert parse_meminfo(b"MemTotal: 1 kB\n", b"MemAvailable:") == Missing(
-        "this kernel does not tell MemAvailable:"
-    )
+    assert parse_meminfo(b"MemTotal: 1 kB\n", b"MemAvailable:") == Missing("this kernel does not tell MemAvailable:")
     assert parse_loadavg((DATA / "loadavg").read_bytes()) == 7.39
 
 
-def test_reader_shares_the_ticks_of_the_interval(proc: Path) -> None:
+def test_reader_shares_the_ticks_of_the_interval(proc):
     reader = HostReader(str(proc))
     first = reader.read()
     assert first.used_cores == first.steal_pct == Missing("needs a second reading")
@@ -62,7 +60,7 @@ def test_reader_shares_the_ticks_of_the_interval(proc: Path) -> None:
     reader.close()
 
 
-def test_counters_that_step_back_give_no_negative_share(proc: Path) -> None:
+def test_counters_that_step_back_give_no_negative_share(proc):
     reader = HostReader(str(proc))
     reader.read()
     text = (DATA / "stat").read_text()
@@ -72,12 +70,8 @@ def test_counters_that_step_back_give_no_negative_share(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stat", "loadavg", "meminfo"])
-def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(proc: Path, name: str) -> None:
-    figures = {
-        "stat": ("used_cores", "steal_pct"),
-        "loadavg": ("load",),
-        "meminfo": ("available_bytes", "total_bytes"),
-    }
+def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(proc, name):
+    figures = {"stat": ("used_cores", "steal_pct"), "loadavg": ("load",), "meminfo": ("available_bytes", "total_bytes")}
     whole = (proc / name).read_bytes()
     (proc / name).unlink()
     reader = HostReader(str(proc))
@@ -102,14 +96,14 @@ def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(pro
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=10, max_size=10), st.integers(1, 300))
-def test_shares_are_bounded_for_any_counters(numbers: list[int], cores: int) -> None:
+def test_shares_are_bounded_for_any_counters(numbers, cores):
     lines = ["cpu  " + " ".join(map(str, numbers)), *(f"cpu{i} 0 0" for i in range(cores)), "intr 5 cpu"]
     ticks = parse_ticks("\n".join(lines).encode())
     assert ticks.cores == cores
     assert 0 <= ticks.busy + ticks.steal <= ticks.total
 
 
-def test_this_machine_is_read_and_its_load_seen() -> None:
+def test_this_machine_is_read_and_its_load_seen():
     reader = HostReader()
     first = reader.read()
     until = time.process_time() + 0.1
@@ -124,7 +118,7 @@ def test_this_machine_is_read_and_its_load_seen() -> None:
     assert 0 < second.available_bytes <= second.total_bytes
 
 
-def test_shm_of_the_target_grows_by_what_it_writes() -> None:
+def test_shm_of_the_target_grows_by_what_it_writes():
     if os.path.islink("/dev/shm") or not os.access("/dev/shm", os.W_OK):
         pytest.skip("/dev/shm is not writable here")
     before = read_shm(os.getpid())
@@ -145,7 +139,7 @@ def test_shm_of_the_target_grows_by_what_it_writes() -> None:
     assert during.used_bytes - before.used_bytes > 4 << 20
 
 
-def test_shm_says_why_it_was_not_read(tmp_path: Path) -> None:
+def test_shm_says_why_it_was_not_read(tmp_path):
     assert read_shm(7, str(tmp_path)) == Missing("the process is gone")
     (tmp_path / "7" / "root" / "dev").mkdir(parents=True)
     assert read_shm(7, str(tmp_path)) == Missing("the target has no /dev/shm")

@@ -58,11 +58,11 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_net_dev_columns_and_names_that_touch_their_number() -> None:
+def test_net_dev_columns_and_names_that_touch_their_number():
     found = parse_net_dev((DATA / "net_dev").read_text())
     assert found["enp65s0f0np0"] == InterfaceCounters(66965987000, 131710000, 2 + 1, 17 + 3)
     assert found["lo"] == InterfaceCounters(903193, 903193, 0, 0)
@@ -70,11 +70,11 @@ def test_net_dev_columns_and_names_that_touch_their_number() -> None:
 
 
 @given(st.text(max_size=300))
-def test_net_dev_of_any_text(text: str) -> None:
+def test_net_dev_of_any_text(text):
     assert isinstance(parse_net_dev(text), dict)
 
 
-def test_hardware_and_used_interfaces_are_shown_virtual_ones_are_not(machine: Machine) -> None:
+def test_hardware_and_used_interfaces_are_shown_virtual_ones_are_not(machine):
     samples = machine.reader().read(SECOND, NONE)
     assert [one.interface for one in samples] == ["enp65s0f0np0"]
     samples = machine.reader().read(SECOND, frozenset(["lo", "eth1.100", "gone0"]))
@@ -85,19 +85,19 @@ def test_hardware_and_used_interfaces_are_shown_virtual_ones_are_not(machine: Ma
     ]
 
 
-def test_use_that_is_not_known_is_missing(machine: Machine) -> None:
+def test_use_that_is_not_known_is_missing(machine):
     (sample,) = machine.reader().read(SECOND, Missing("sock_diag is not permitted here"))
     assert sample.used_by_job == Missing("sock_diag is not permitted here")
 
 
-def test_hardware_that_is_down_is_left_out(machine: Machine) -> None:
+def test_hardware_that_is_down_is_left_out(machine):
     (machine.sys / "class/net/enp65s0f0np0/operstate").write_text("down\n")
     names = [one.interface for one in machine.reader().read(SECOND, NONE)]
     # No hardware is left, so everything with traffic but the loopback is shown.
     assert names == ["enp65s0f0np0", "docker0", "vethb1a2c3d", "eth1.100"]
 
 
-def test_another_namespace_shows_its_own_busy_interfaces(machine: Machine) -> None:
+def test_another_namespace_shows_its_own_busy_interfaces(machine):
     (machine.proc / "7/ns/net").unlink()
     (machine.proc / "7/ns/net").symlink_to("net:[2]")
     names = [one.interface for one in machine.reader().read(SECOND, NONE)]
@@ -105,7 +105,7 @@ def test_another_namespace_shows_its_own_busy_interfaces(machine: Machine) -> No
     assert "lo" not in names
 
 
-def test_rates_are_differences_over_time(machine: Machine) -> None:
+def test_rates_are_differences_over_time(machine):
     reader = machine.reader()
     (first,) = reader.read(SECOND, NONE)
     assert first.receive_bytes_s == Missing("needs a second reading")
@@ -118,7 +118,7 @@ def test_rates_are_differences_over_time(machine: Machine) -> None:
     assert third.receive_bytes_s == Missing("counter was reset")
 
 
-def test_interface_that_comes_back_begins_anew(machine: Machine) -> None:
+def test_interface_that_comes_back_begins_anew(machine):
     reader = machine.reader()
     used = frozenset(["eth1.100"])
     reader.read(SECOND, used)
@@ -129,7 +129,7 @@ def test_interface_that_comes_back_begins_anew(machine: Machine) -> None:
     assert back["eth1.100"].receive_bytes_s == Missing("needs a second reading")
 
 
-def test_infiniband_counts_four_bytes_a_unit(machine: Machine) -> None:
+def test_infiniband_counts_four_bytes_a_unit(machine):
     counters = {"port_rcv_data": 1000, "port_xmit_data": 500, "port_rcv_errors": 0}
     machine.port("mlx5_0", **counters)
     machine.port("mlx5_1", state="1: DOWN", **counters)
@@ -143,13 +143,13 @@ def test_infiniband_counts_four_bytes_a_unit(machine: Machine) -> None:
     assert port.drops_s == Missing("the port has no port_xmit_discards")
 
 
-def test_ended_process_is_missing(machine: Machine) -> None:
+def test_ended_process_is_missing(machine):
     shutil.rmtree(machine.proc / "7")
     assert machine.reader().read(SECOND, NONE) == Missing("the process is gone")
 
 
 @given(st.dictionaries(st.text("abc0", min_size=1, max_size=3), st.integers(0, 99), max_size=40), st.data())
-def test_choice_is_bounded_and_used_ones_come_first(traffic, data) -> None:
+def test_choice_is_bounded_and_used_ones_come_first(traffic, data):
     counters = {name: InterfaceCounters(count, 0, 0, 0) for name, count in traffic.items()}
     used = set(data.draw(st.lists(st.sampled_from(sorted(traffic)), max_size=5))) if traffic else set()
     chosen = choose_interfaces(counters, set(), used)
@@ -157,7 +157,7 @@ def test_choice_is_bounded_and_used_ones_come_first(traffic, data) -> None:
     assert set(chosen[: len(used)]) == used
 
 
-def test_the_network_is_read_of_a_rank_that_lives(machine: Machine) -> None:
+def test_the_network_is_read_of_a_rank_that_lives(machine):
     """Its launcher died, or an older rank ended; the interfaces of its namespace are the same."""
     shutil.copytree(machine.proc / "7", machine.proc / "8", symlinks=True)
     ranks = [7, 8]
@@ -171,7 +171,7 @@ def test_the_network_is_read_of_a_rank_that_lives(machine: Machine) -> None:
     assert [one.interface for one in samples] == ["enp65s0f0np0"]
 
 
-def test_real_loopback_carries_what_is_sent() -> None:
+def test_real_loopback_carries_what_is_sent():
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
@@ -207,7 +207,7 @@ def in_own_network():
         process.stdin.close()
 
 
-def test_real_namespace_of_the_target_is_the_one_that_is_read() -> None:
+def test_real_namespace_of_the_target_is_the_one_that_is_read():
     assert same_network_namespace(os.getpid()) is True
     with in_own_network() as pid:
         assert same_network_namespace(pid) is False

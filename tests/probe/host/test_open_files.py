@@ -1,11 +1,8 @@
 """Which open file of a rank was written last: a sign of life after the log, of local file systems only."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -37,13 +34,11 @@ def start_workers(frame: Frame, started: datetime) -> Frame:
     """Let all loader workers have started at one moment."""
     return replace(
         frame,
-        processes=tuple(
-            replace(one, started=started) if one.role is Role.WORKER else one for one in frame.processes
-        ),
+        processes=tuple(replace(one, started=started) if one.role is Role.WORKER else one for one in frame.processes),
     )
 
 
-def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path: Path):
+def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_not(tmp_path):
     log, data = tmp_path / "events", tmp_path / "data"
     data.write_text("x")
     with log.open("w") as one, data.open() as other:
@@ -53,7 +48,7 @@ def test_what_this_process_has_open_for_writing_is_listed_and_what_it_reads_is_n
         assert not any(path.startswith(("/dev/", "pipe:", "socket:")) for path in listed.values())
 
 
-def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path: Path, monkeypatch):
+def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new"
     with old.open("w") as first, new.open("w") as second:
         if read_mount(os.getpid(), first.fileno(), "/proc")[1] not in open_files.LOCAL:
@@ -67,7 +62,7 @@ def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path: P
         assert read_newest_write([os.getpid()]) is NOT_APPLICABLE
 
 
-def test_a_process_that_is_gone_has_none(tmp_path: Path):
+def test_a_process_that_is_gone_has_none(tmp_path):
     assert read_newest_write([1, 2], str(tmp_path)) is NOT_APPLICABLE
 
 
@@ -89,7 +84,7 @@ def test_a_file_that_was_written_just_now_takes_the_word_of_an_old_log_back():
 
 
 @pytest.mark.parametrize("journal", [False, True])
-def test_a_file_alone_is_no_sign_of_silence(journal: bool):
+def test_a_file_alone_is_no_sign_of_silence(journal):
     frames = written(stand(LOCKED, seconds=10, log_age_s=None), 9e5, journal=journal)
     assert run(frames)[-1].frame.verdict.kind is not Kind.HUNG, "many get a line an epoch"
     assert file_age_s(frames[-1]) == 9e5
@@ -142,12 +137,9 @@ hear()
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "expected"),
-    [("a", "{}", True), ("w", "{}", False), ("r+", "{}", False), ("a", "", False)],
+    ("mode", "text", "expected"), [("a", "{}", True), ("w", "{}", False), ("r+", "{}", False), ("a", "", False)]
 )
-def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(
-    tmp_path: Path, mode: str, text: str, expected: bool
-):
+def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(tmp_path, mode, text, expected):
     path = tmp_path / "metrics.jsonl"
     path.touch()
     # In a process of its own: the output of this one may be a file that make has opened for appending.

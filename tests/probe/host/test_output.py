@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -64,7 +63,7 @@ from tpmon.probe.host.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stam
         (r'{"a": "{\"b\": \"{\\\"secret\\\": \\\"hunter2\\\"}\"}"}', "hunter2"),
     ],
 )
-def test_secrets_are_hidden(line: str, secret: str) -> None:
+def test_secrets_are_hidden(line, secret):
     shown = hide(line)
     assert secret not in shown
     assert HIDDEN in shown
@@ -94,12 +93,12 @@ def test_secrets_are_hidden(line: str, secret: str) -> None:
         "",
     ],
 )
-def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
+def test_ordinary_log_lines_stay_as_they_are(line):
     assert hide(line) == line
 
 
 @given(st.text("abk=ey:-/@ '\"tokn.1\\,", max_size=80))
-def test_redaction_takes_any_text_and_settles(text: str) -> None:
+def test_redaction_takes_any_text_and_settles(text):
     once = hide(text)
     assert hide(once) == once
 
@@ -119,43 +118,40 @@ def test_redaction_takes_any_text_and_settles(text: str) -> None:
         (("sh", "-c", "train.py --password 'a b' --lr 3"), "sh -c train.py --password *** --lr 3"),
     ],
 )
-def test_in_a_command_line_a_value_ends_with_its_word(words: tuple[str, ...], shown: str) -> None:
+def test_in_a_command_line_a_value_ends_with_its_word(words, shown):
     assert " ".join(hide_words(words)) == shown
 
 
 # -- the tail ------------------------------------------------------------------------------------
 
 
-def test_last_three_lines_blank_ones_skipped() -> None:
+def test_last_three_lines_blank_ones_skipped():
     assert parse_tail(b"a\nb\n\nc\nd\n\n", cut=False) == ("b", "c", "d")
 
 
-def test_rulers_do_not_take_the_place_of_words() -> None:
-    assert parse_tail(b"Root Cause\n-----\n exitcode: 1\n=====\n*****\n", cut=False) == (
-        "Root Cause",
-        "exitcode: 1",
-    )
+def test_rulers_do_not_take_the_place_of_words():
+    assert parse_tail(b"Root Cause\n-----\n exitcode: 1\n=====\n*****\n", cut=False) == ("Root Cause", "exitcode: 1")
 
 
-def test_progress_bar_shows_what_follows_the_last_carriage_return() -> None:
+def test_progress_bar_shows_what_follows_the_last_carriage_return():
     raw = b"epoch 1\n\r 10%|#  | 1/10\r 20%|## | 2/10\r 30%|###| 3/10"
     assert parse_tail(raw, cut=False) == ("epoch 1", "30%|###| 3/10")
     # tqdm clears its line with blanks; a log with CR LF ends every line in a carriage return.
     assert parse_tail(b"done\r\n\r 90%|#|\r        \r", cut=False) == ("done", "90%|#|")
 
 
-def test_progress_bar_longer_than_the_tail() -> None:
+def test_progress_bar_longer_than_the_tail():
     raw = (b"\r%4d/9999 it" % 1234) * 400
     assert parse_tail(raw[-TAIL_BYTES:], cut=True) == ("1234/9999 it",)
 
 
-def test_half_line_at_the_cut_is_left_out() -> None:
+def test_half_line_at_the_cut_is_left_out():
     assert parse_tail(b"f_secretsecret\nwhole\n", cut=True) == ("whole",)
     assert parse_tail(b"f_secretsecret and the rest of it", cut=True) == ("and the rest of it",)
     assert parse_tail(b"f_secretsecret", cut=True) == ()
 
 
-def test_escape_sequences_and_control_characters_do_not_pass() -> None:
+def test_escape_sequences_and_control_characters_do_not_pass():
     raw = b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[Aup\x9b\x00\xff\n\x1b]52;c;aGk=\x1b\\copied\xe2\x80\xae\n"
     shown = parse_tail(raw, cut=False)
     assert shown[0].startswith("red up")
@@ -164,14 +160,14 @@ def test_escape_sequences_and_control_characters_do_not_pass() -> None:
 
 
 @given(st.binary(max_size=600), st.booleans())
-def test_any_bytes_give_at_most_three_short_printable_lines(raw: bytes, cut: bool) -> None:
+def test_any_bytes_give_at_most_three_short_printable_lines(raw, cut):
     lines = parse_tail(raw, cut)
     assert len(lines) <= 3
     assert all(0 < len(line) <= LINE_LENGTH for line in lines)
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in lines for char in line)
 
 
-def test_line_is_redacted_before_it_is_cut() -> None:
+def test_line_is_redacted_before_it_is_cut():
     (line,) = parse_tail(b"x" * (LINE_LENGTH - 8) + b" token=abcdefghijkl\n", cut=False)
     assert "abc" not in line
 
@@ -180,7 +176,7 @@ def test_line_is_redacted_before_it_is_cut() -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path):
+def writer(tmp_path):
     """Start a process whose stdout and stderr go where the test says; it echoes what it is told."""
     started = []
 
@@ -204,7 +200,7 @@ def say(process, line: str) -> None:
     assert process.stderr.readline() == "ok\n"
 
 
-def test_real_file_is_followed_as_it_grows(tmp_path: Path, writer) -> None:
+def test_real_file_is_followed_as_it_grows(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -223,7 +219,7 @@ def test_real_file_is_followed_as_it_grows(tmp_path: Path, writer) -> None:
     assert sample.last_write_age_s > 1e6
 
 
-def test_reading_leaves_the_access_time_alone(tmp_path: Path, writer) -> None:
+def test_reading_leaves_the_access_time_alone(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -233,7 +229,7 @@ def test_reading_leaves_the_access_time_alone(tmp_path: Path, writer) -> None:
     assert log.stat().st_atime == 1_000
 
 
-def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
+def test_a_log_that_was_deleted_is_still_read(tmp_path, writer):
     log = tmp_path / "gone.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -244,14 +240,14 @@ def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
     assert sample.lines == ("still here",)
 
 
-def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path: Path, writer) -> None:
+def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path, writer):
     with (tmp_path / "both.log").open("wb") as file, (tmp_path / "other.log").open("wb") as other:
         one, two = writer(file, file), writer(file, other)
     samples = OutputReader().read([one.pid, two.pid])
     assert [(sample.pid, sample.fd) for sample in samples] == [(one.pid, 1), (two.pid, 2)]
 
 
-def test_pipes_terminals_and_null_are_never_touched(writer) -> None:
+def test_pipes_terminals_and_null_are_never_touched(writer):
     main, side = os.openpty()
     process = writer(subprocess.PIPE, subprocess.PIPE)
     at_terminal = writer(side, subprocess.DEVNULL)
@@ -263,7 +259,7 @@ def test_pipes_terminals_and_null_are_never_touched(writer) -> None:
     os.close(side)
 
 
-def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> None:
+def test_unreadable_log_says_why_and_keeps_its_age(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -276,10 +272,7 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
             "os.setuid(65534); print(OutputReader().read([int(sys.argv[1])]))"
         )
         seen = subprocess.run(
-            [sys.executable, "-c", program, str(process.pid), os.getcwd()],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-c", program, str(process.pid), os.getcwd()], capture_output=True, text=True, check=False
         )
         assert "not permitted (doctor: fd)" in seen.stdout, seen.stderr
         assert "secret" not in seen.stdout
@@ -290,10 +283,8 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
         assert sample.last_write_age_s < 60
 
 
-def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
+def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_is_refused(tmp_path, monkeypatch):
+    def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "7" / "fd").mkdir(parents=True)
@@ -309,7 +300,7 @@ def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_
     assert read_more(sample, 5, str(tmp_path)) == Missing("not permitted (doctor: fd)")
 
 
-def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
+def test_file_time_ahead_of_our_clock_is_no_age(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -318,7 +309,7 @@ def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
     assert isinstance(sample.last_write_age_s, Missing)
 
 
-def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Path, writer) -> None:
+def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path, writer):
     """Where two looks find two times, the write was between them, whatever the server calls it."""
     log = tmp_path / "train.log"
     with log.open("wb") as file:
@@ -339,7 +330,7 @@ def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Pat
     assert (sample.last_write, sample.last_write_age_s > 0.0) == (written, True)
 
 
-def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -> None:
+def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up():
     first = _stamp(1600.0, 10, None, 1000.0)
     assert (first.ahead_s, first.written_s) == (600.0, None)
     later = _stamp(1600.0, 10, first, 2200.0)
@@ -352,7 +343,7 @@ def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -
     assert _stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
 
 
-def test_a_log_that_was_cut_was_not_written() -> None:
+def test_a_log_that_was_cut_was_not_written():
     """Whoever rotates logs cuts them where they are: no sign of life of the job."""
     first = _stamp(1000.0, 500, None, 5000.0)
     cut = _stamp(4990.0, 0, first, 5001.0)
@@ -371,7 +362,7 @@ def test_a_log_that_was_cut_was_not_written() -> None:
     assert _stamp(9500.0, 0, ahead, 5100.0).written_s == ahead.written_s == 5020.0
 
 
-def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(tmp_path: Path, writer) -> None:
+def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("ab") as file:
         process = writer(file, subprocess.PIPE)
@@ -391,13 +382,13 @@ def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(tmp_p
     assert sample.last_write_age_s < 60
 
 
-def test_process_that_ended_has_no_output() -> None:
+def test_process_that_ended_has_no_output():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert OutputReader().read([process.pid]) == ()
 
 
-def test_last_words_are_read_after_the_end_of_their_writer(tmp_path: Path, writer) -> None:
+def test_last_words_are_read_after_the_end_of_their_writer(tmp_path, writer):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
@@ -413,7 +404,7 @@ def test_last_words_are_read_after_the_end_of_their_writer(tmp_path: Path, write
     assert reader.read([])[0].lines == ("step 1", "RuntimeError: out of memory")
 
 
-def test_a_log_that_is_written_comes_before_one_whose_writer_ended(tmp_path: Path, writer) -> None:
+def test_a_log_that_is_written_comes_before_one_whose_writer_ended(tmp_path, writer):
     with (tmp_path / "first.log").open("wb") as first, (tmp_path / "second.log").open("wb") as second:
         one, two = writer(first, subprocess.PIPE), writer(second, subprocess.PIPE)
     reader = OutputReader()

@@ -1,7 +1,5 @@
 """Measure tpmon's own cost, and shed load over budget without flickering."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

@@ -45,7 +45,7 @@ def parse_dump(data: bytes, inodes: set[int]) -> tuple[list[TcpSocket], int, boo
     return parse_sockets(messages, inodes), len(messages), last
 
 
-def test_captured_dump_agrees_with_ss() -> None:
+def test_captured_dump_agrees_with_ss():
     (found,), seen, last = parse_dump(DUMP, {NEWER})
     assert found == TcpSocket(
         inode=NEWER,
@@ -59,11 +59,11 @@ def test_captured_dump_agrees_with_ss() -> None:
     assert (seen, last) == (2, True)
 
 
-def test_sockets_of_others_are_counted_and_left_out() -> None:
+def test_sockets_of_others_are_counted_and_left_out():
     assert parse_dump(DUMP, set()) == ([], 2, True)
 
 
-def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero() -> None:
+def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero():
     _, kind, *rest = struct.unpack_from("=IHHII", DUMP)
     # The fixed part, and tcp_info cut to the length it had in Linux 2.6 (104 bytes).
     body = DUMP[16 : 16 + 72] + struct.pack("=HH", 4 + 104, 2) + bytes(44) + struct.pack("=I", 77) + bytes(56)
@@ -75,7 +75,7 @@ def test_short_tcp_info_of_an_old_kernel_is_missing_not_zero() -> None:
     assert sum_up([replace(found, last_sent_ms=found.unsent_bytes)]).last_send_s == found.unsent_bytes
 
 
-def test_kernel_error_is_raised_with_its_number() -> None:
+def test_kernel_error_is_raised_with_its_number():
     refused = struct.pack("=IHHII", 20, 2, 0, 0, 0) + struct.pack("=i", -errno.EPERM)
     with pytest.raises(PermissionError):
         parse_messages(refused)
@@ -86,7 +86,7 @@ def test_kernel_error_is_raised_with_its_number() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, len(DUMP)))
-def test_damaged_dumps_end_in_an_answer_or_a_plain_error(noise: bytes, cut: int) -> None:
+def test_damaged_dumps_end_in_an_answer_or_a_plain_error(noise, cut):
     for data in (noise, DUMP[:cut], DUMP[:cut] + noise):
         try:
             parse_dump(data, {NEWER})
@@ -94,8 +94,8 @@ def test_damaged_dumps_end_in_an_answer_or_a_plain_error(noise: bytes, cut: int)
             continue
 
 
-def test_ipv6_and_mapped_addresses() -> None:
-    def with_address(family: int, address: bytes) -> str:
+def test_ipv6_and_mapped_addresses():
+    def with_address(family, address):
         data = bytearray(DUMP)
         data[16] = family
         data[16 + 8 : 16 + 24] = address
@@ -107,7 +107,7 @@ def test_ipv6_and_mapped_addresses() -> None:
     assert with_address(socket.AF_INET6, mapped) == "10.1.2.3"
 
 
-def test_sum_takes_the_newest_movement_and_adds_losses() -> None:
+def test_sum_takes_the_newest_movement_and_adds_losses():
     (one,), _, _ = parse_dump(DUMP, {NEWER})
     two = replace(one, last_sent_ms=40, last_received_ms=9000, retransmits=3, unsent_bytes=10)
     total = sum_up([one, two])
@@ -115,13 +115,13 @@ def test_sum_takes_the_newest_movement_and_adds_losses() -> None:
     assert (total.retransmits, total.unsent_bytes) == (3, 2001930)
 
 
-def test_no_connection_is_a_count_of_zero_and_no_age() -> None:
+def test_no_connection_is_a_count_of_zero_and_no_age():
     total = sum_up([])
     assert total.connections == total.retransmits == 0
     assert total.last_send_s == Missing("no connection")
 
 
-def test_interface_of_a_connection() -> None:
+def test_interface_of_a_connection():
     (one,), _, _ = parse_dump(DUMP, {NEWER})
     interface_of = {"10.0.0.5": "eth0", "127.0.0.1": "lo"}
     assert find_interface(one, interface_of) == "lo"
@@ -133,7 +133,7 @@ def test_interface_of_a_connection() -> None:
     assert find_interface(replace(away, local_address="127.0.1.1"), interface_of) == "lo"
 
 
-def test_descriptors_are_told_by_their_links(tmp_path: Path) -> None:
+def test_descriptors_are_told_by_their_links(tmp_path):
     for pid, links in ((7, ["socket:[11]", "pipe:[12]", "/dev/infiniband/uverbs0"]), (8, ["socket:[13]"])):
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         for number, link in enumerate(links):
@@ -163,7 +163,7 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def test_real_pair_last_movement_grows_and_falls(pair) -> None:
+def test_real_pair_last_movement_grows_and_falls(pair):
     client, peer = pair
     client.sendall(b"x")
     peer.recv(1)
@@ -185,7 +185,7 @@ def test_real_pair_last_movement_grows_and_falls(pair) -> None:
     assert received.last_received_ms < waiting.last_received_ms + 100
 
 
-def test_real_pair_unsent_bytes_of_a_peer_that_does_not_read(pair) -> None:
+def test_real_pair_unsent_bytes_of_a_peer_that_does_not_read(pair):
     client, _ = pair
     client.setblocking(False)
     try:
@@ -197,7 +197,7 @@ def test_real_pair_unsent_bytes_of_a_peer_that_does_not_read(pair) -> None:
     assert stuck.unsent_bytes > 0
 
 
-def test_real_job_is_this_process(pair) -> None:
+def test_real_job_is_this_process(pair):
     sockets = SocketReader()
     now = time.monotonic_ns()
     first = reading(sockets, [os.getpid()], now)
@@ -212,7 +212,7 @@ def test_real_job_is_this_process(pair) -> None:
         late.close()
 
 
-def test_another_network_namespace_is_not_ours_to_ask() -> None:
+def test_another_network_namespace_is_not_ours_to_ask():
     with in_own_network() as pid:
         found = SocketReader().read([pid], 0)
     assert found == Missing("target is in another network namespace (doctor: place)")
@@ -220,5 +220,5 @@ def test_another_network_namespace_is_not_ours_to_ask() -> None:
     assert isinstance(SocketReader().read([], 0), Missing)
 
 
-def test_own_addresses_name_the_loopback() -> None:
+def test_own_addresses_name_the_loopback():
     assert read_addresses()["127.0.0.1"] == "lo"

@@ -1,9 +1,6 @@
 """A program that is just starting is waited for, and what is no training job is refused at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from tpmon.probe.job.resolve import await_job, find_job
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     return FakeProc(tmp_path / "proc")
 
 
@@ -34,22 +31,20 @@ def starts_after(looks: int, fake: FakeProc) -> Callable[[], Job]:
     return find
 
 
-def test_a_program_that_imports_is_waited_for_and_it_is_said_once(fake: FakeProc) -> None:
+def test_a_program_that_imports_is_waited_for_and_it_is_said_once(fake):
     said: list[str] = []
     assert await_job(starts_after(3, fake), said.append, 60.0, every_s=0.0).root.pid == 60
-    assert said == [
-        "process 60 (train.py) is Python without torch (yet); waiting for it, at most 1m00s",
-    ]
+    assert said == ["process 60 (train.py) is Python without torch (yet); waiting for it, at most 1m00s"]
 
 
-def test_nobody_waits_who_did_not_ask_for_it(fake: FakeProc) -> None:
+def test_nobody_waits_who_did_not_ask_for_it(fake):
     said: list[str] = []
     with pytest.raises(StartingError) as caught:
         await_job(starts_after(3, fake), said.append, 0.0)
     assert (said, caught.value.exit_code) == ([], ExitCode.NO_TARGET)
 
 
-def test_what_will_be_no_training_job_is_not_waited_for(fake: FakeProc) -> None:
+def test_what_will_be_no_training_job_is_not_waited_for(fake):
     fake.add(60, 1, ("python", "server.py"))  # started hours ago
     fake.add(61, 1, ("vim", "train.py"))
     fake.add(62, 1, ("sh", "start.sh"), start=fake.now)
@@ -63,12 +58,12 @@ def test_what_will_be_no_training_job_is_not_waited_for(fake: FakeProc) -> None:
 
 
 @pytest.mark.parametrize(("argv", "age_s"), [(("python", "train.py"), 700), (("sh", "start.sh"), 60)])
-def test_who_is_waited_for_may_grow_old(fake: FakeProc, argv: tuple[str, ...], age_s: int) -> None:
+def test_who_is_waited_for_may_grow_old(fake, argv, age_s):
     looks: list[int] = []
     said: list[str] = []
     fake.add(60, 1, argv, start=fake.now)
 
-    def find() -> Job:
+    def find():
         looks.append(len(looks))
         if len(looks) == 4:
             fake.remove(60)
@@ -81,11 +76,11 @@ def test_who_is_waited_for_may_grow_old(fake: FakeProc, argv: tuple[str, ...], a
     assert (len(looks), len(said)) == (4, 1)
 
 
-def test_another_process_under_the_number_is_not_waited_for(fake: FakeProc) -> None:
+def test_another_process_under_the_number_is_not_waited_for(fake):
     looks: list[int] = []
     fake.add(60, 1, ("python", "train.py"), start=fake.now)
 
-    def find() -> Job:
+    def find():
         looks.append(len(looks))
         if len(looks) == 2:
             fake.remove(60)

@@ -1,7 +1,5 @@
 """Word what tpmon attached to, and what happened in one second, the most important last."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -32,13 +30,11 @@ GROUP = CgroupReading(
     ],
 )
 def test_the_first_event_counts_ranks_and_workers(ranks, workers, words):
-    assert describe_attach(4211, ranks, workers, NOW) == Event(
-        NOW, EventKind.ATTACH, f"attached to pid 4211: {words}"
-    )
+    assert describe_attach(4211, ranks, workers, NOW) == Event(NOW, EventKind.ATTACH, f"attached to pid 4211: {words}")
 
 
 @pytest.fixture
-def teller() -> EventTracker:
+def teller():
     return EventTracker(LAUNCHER.identity)
 
 
@@ -49,10 +45,7 @@ def tell(teller: EventTracker, changes: Changes = QUIET, processes=(), others=()
 
 def test_events_of_one_second_stand_by_weight_the_most_important_last(teller):
     tell(teller)
-    others = [
-        Event(NOW, EventKind.GPU, "Xid 79 on GPU 0"),
-        Event(NOW, EventKind.PROBE, "tpmon is over its CPU budget"),
-    ]
+    others = [Event(NOW, EventKind.GPU, "Xid 79 on GPU 0"), Event(NOW, EventKind.PROBE, "tpmon is over its CPU budget")]
     changes = replace(gone((rank(1), EXIT_1), (worker(0), 9)), born=(worker(5),))
     texts = tell(teller, changes, others=others, group=replace(GROUP, oom_kills=1))
     assert [text.split(" (")[0] for text in texts] == [

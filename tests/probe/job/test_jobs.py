@@ -1,11 +1,8 @@
 """Which jobs there are: the only one of this user, and the list of all."""
 
-from __future__ import annotations
-
 import os
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,6 @@ from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Freezer
 from tpmon.model.results.doctor import JobState
-from tpmon.probe.base import procread
 from tpmon.probe.job import discovery as jobs_module
 from tpmon.probe.job import facts
 from tpmon.probe.job import facts as left_threads
@@ -25,11 +21,11 @@ from tpmon.probe.job.resolve import find_only_job
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     return FakeProc(tmp_path / "proc")
 
 
-def test_the_only_job_of_this_user(fake: FakeProc) -> None:
+def test_the_only_job_of_this_user(fake):
     fake.add(60, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
     with pytest.raises(NoTargetError):
         find_only_job(fake.proc)
@@ -45,9 +41,7 @@ def test_the_only_job_of_this_user(fake: FakeProc) -> None:
     assert caught.value.try_this.startswith("tpmon ps")
 
 
-def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(fake, monkeypatch):
     for pid, slurm_job in ((100, "77"), (200, "78"), (300, "")):
         step = {"SLURM_JOB_ID": slurm_job, "SLURM_STEP_ID": "0"} if slurm_job else {}
         fake.add(pid, 1, ("python", f"train{pid}.py"), environ=step, torch=True)
@@ -61,15 +55,13 @@ def test_of_two_jobs_on_a_node_the_one_of_the_own_slurm_job_is_meant(
         find_only_job(fake.proc)
 
 
-def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(fake, monkeypatch):
     fake.add_torchrun(100)
     fake.add(300, 1, ("python", "second.py"), torch=True)
     fake.add(301, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
     late = {300, 301}
 
-    def read(stat: procread.StatLine, proc: str, *, deep: bool = False) -> facts.Facts:
+    def read(stat, proc, *, deep=False):
         if stat.pid in late:
             time.sleep(0.5)
         return read_facts(stat, proc, deep=deep)
@@ -90,7 +82,7 @@ def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the
     assert find_only_job(fake.proc).root.pid == 100, "what is in the job is no other one"
 
 
-def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None:
+def test_jobs_of_the_machine_are_listed_with_their_cards(fake):
     fake.add(40, 1, ("python", "server.py"))
     fake.add(41, 1, ("mpirun", "./cfd"))
     fake.add_torchrun(100)
@@ -107,7 +99,7 @@ def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None
     assert jobs[0].uptime_s == pytest.approx((1_000_000 - 100) / os.sysconf("SC_CLK_TCK"), abs=30)
 
 
-def test_jobs_are_told_apart_by_their_arguments_and_state(fake: FakeProc) -> None:
+def test_jobs_are_told_apart_by_their_arguments_and_state(fake):
     fake.add(60, 1, ("python", "hang.py", "queue", "--api-key", "sk-12345678"), torch=True, state="T")
     fake.add(70, 1, ("python", "-c", "import torch\nlock()", "x"), torch=True)
     fake.add(80, 1, ("python", "-", "a" * 300), torch=True)
@@ -125,7 +117,7 @@ def test_jobs_are_told_apart_by_their_arguments_and_state(fake: FakeProc) -> Non
     }
 
 
-def test_a_job_whose_ranks_are_frozen_is_stopped(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_ranks_are_frozen_is_stopped(fake, monkeypatch):
     fake.add(70, 1, ("python", "train.py"), torch=True, state="D")
     fake.add(80, 1, ("python", "other.py"), torch=True, state="D")
     group = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
@@ -146,7 +138,7 @@ named.wait()
 
 
 @needs_root
-def test_jobs_of_other_users_are_counted_or_listed_without_false_counts(tmp_path: Path) -> None:
+def test_jobs_of_other_users_are_counted_or_listed_without_false_counts(tmp_path):
     """The kernel shows thread names to everybody, so the first job is known to train."""
     with child(NAME_A_THREAD + HOLD_TORCH, str(tmp_path)) as told, child(HOLD_TORCH, str(tmp_path)) as hidden:
         _, jobs = ask_as_another(told.pid)

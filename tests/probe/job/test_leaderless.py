@@ -1,15 +1,11 @@
 """Processes whose first thread has ended while others live: they hold cards, and none of them has ended."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.children import MAP_TORCH, Child, child
+from tests.children import MAP_TORCH, child
 from tests.fake_proc import FakeProc
 from tests.members import member
 from tests.targets import refusal
@@ -46,7 +42,7 @@ HEADLESS = f"its main thread has ended; thread {TID}"
 
 
 @pytest.fixture
-def headless(tmp_path: Path) -> Iterator[Child]:
+def headless(tmp_path):
     """Run a child with torch whose main thread ends alone."""
     with child(MAP_TORCH + END_MAIN, str(tmp_path)) as one:
         one.say("end")
@@ -55,7 +51,7 @@ def headless(tmp_path: Path) -> Iterator[Child]:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     """Hold a rank that was killed and has a thread that is stuck in the driver."""
     fake = FakeProc(tmp_path / "proc")
     fake.add(STUCK, 1, (), name="pt_main_thread", threads=("pt_main_thread",), state="Z")
@@ -78,11 +74,11 @@ def set_thread(fake: FakeProc, state: str, wchan: str, *, pending: int = 0, flag
     ("state", "threads", "ended"),
     [("Z", 1, True), ("Z", 0, True), ("X", 2, True), ("Z", 2, False), ("D", 1, False), ("S", 9, False)],
 )
-def test_a_zombie_whose_threads_live_has_not_ended(state: str, threads: int, ended: bool) -> None:
+def test_a_zombie_whose_threads_live_has_not_ended(state, threads, ended):
     assert has_ended(state, threads) is ended
 
 
-def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -> None:
+def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake):
     words = f"killed, but thread {TID} is stuck in nvidia_ioctl (D)"
     error = refusal(STUCK, fake.proc)
     assert isinstance(error, NoTargetError)
@@ -103,18 +99,13 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -
     ("thread", "words"),
     [
         ({"state": "D", "wchan": "rpc_wait", "flags": 0x4}, f"{STUCK_IN} rpc_wait (D)"),
-        (
-            {"state": "D", "wchan": "0", "pending": 0x100},
-            f"killed, but thread {TID} is stuck in the kernel (D)",
-        ),
+        ({"state": "D", "wchan": "0", "pending": 0x100}, f"killed, but thread {TID} is stuck in the kernel (D)"),
         ({"state": "D", "wchan": "folio_wait"}, f"{HEADLESS} goes on"),
         ({"state": "S", "wchan": "futex_do_wait"}, f"{HEADLESS} goes on"),
         ({"state": "R", "wchan": "0", "flags": 0x4}, f"{HEADLESS} is just ending"),
     ],
 )
-def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(
-    fake: FakeProc, thread: dict[str, object], words: str
-) -> None:
+def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(fake, thread, words):
     set_thread(fake, **thread)
     left = find_left(STUCK, proc=fake.proc)
     assert left is not None
@@ -122,7 +113,7 @@ def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(
 
 
 @needs_exit
-def test_a_process_without_its_main_thread_stays_in_its_job(headless: Child) -> None:
+def test_a_process_without_its_main_thread_stays_in_its_job(headless):
     job = find_job(headless.pid)
     assert [one.identity.pid for one in job.members if one.role is Role.RANK] == [headless.pid]
     assert headless.pid not in {one.pid for one in find_dead({os.getpid()})}
@@ -132,7 +123,7 @@ def test_a_process_without_its_main_thread_stays_in_its_job(headless: Child) -> 
 
 
 @needs_exit
-def test_its_reading_and_its_look_are_those_of_the_thread_that_lives(headless: Child) -> None:
+def test_its_reading_and_its_look_are_those_of_the_thread_that_lives(headless):
     tid = next(int(one) for one in os.listdir(f"/proc/{headless.pid}/task") if one != str(headless.pid))
     probe = ProcessProbe(headless.pid, lambda _: ThreadKind.OTHER, Allowance(100))
     try:

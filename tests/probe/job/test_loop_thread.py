@@ -1,7 +1,5 @@
 """Which thread of a process runs the training loop, told from its stacks, and what is then read of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace
@@ -196,9 +194,7 @@ def test_a_thread_that_has_the_address_of_one_that_ended_is_another(loops, tmp_p
     """Before Python 3.11 py-spy tells threads by their address, which the next thread gets again."""
     address = 0x7F0000001000
     numbers = iter((LOOP, OTHER))
-    monkeypatch.setattr(
-        loop_thread, "number_stacks", lambda _pid, stacks, _here, _proc: [(next(numbers), stacks[0])]
-    )
+    monkeypatch.setattr(loop_thread, "number_stacks", lambda _pid, stacks, _here, _proc: [(next(numbers), stacks[0])])
     stacks = [RESTING, stack(address, TRAIN, STEP)]
     assert loops.learn(ME, stacks, 0) == address
     assert loops.learn(ME, stacks, SECOND) == address
@@ -282,7 +278,7 @@ def test_slices_teach_which_thread_it_is(threaded):
         sampler.watch([SpySubject(me.identity, 0)])
         slices = []
 
-        def sampled() -> bool:
+        def sampled():
             taken = sampler.take()
             slices.extend(taken if is_known(taken) else ())
             return any(piece.seconds > 0 for piece in slices)
@@ -300,7 +296,7 @@ def test_state_waits_and_demand_are_those_of_the_thread_that_trains(threaded):
     me = member(one.pid)
     population = Population()
 
-    def demand(named) -> tuple[float, str]:
+    def demand(named):
         population.read((named,), skip_threads=False)
         time.sleep(0.5)
         ((now),) = population.read((named,), skip_threads=False)

@@ -1,13 +1,9 @@
 """Members that are born, run another program, or are not what their PID says any more."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +15,6 @@ from tpmon.probe.base import procread
 from tpmon.probe.base.procread import boot_time_s
 from tpmon.probe.job import members as members_module
 from tpmon.probe.job.events import Changes, Departure
-from tpmon.probe.job.job import Member
 from tpmon.probe.job.members import BIRTHS_PER_REFRESH, Membership
 from tpmon.probe.job.outcome import UNSEEN
 from tpmon.probe.job.resolve import find_job
@@ -50,19 +45,19 @@ class Watch:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
+def watch(tmp_path):
     one = Watch(FakeProc(tmp_path / "proc"))
     yield one
     one.membership.close()
 
 
-def test_nothing_new_is_no_change(watch: Watch) -> None:
+def test_nothing_new_is_no_change(watch):
     before = watch.membership.members
     assert [watch.refresh(), watch.refresh(6.0), watch.refresh()] == [Changes()] * 3
     assert watch.membership.members == before
 
 
-def test_a_respawn_at_the_end_of_an_epoch(watch: Watch) -> None:
+def test_a_respawn_at_the_end_of_an_epoch(watch):
     watch.fake.remove(110)
     watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
     changes = watch.refresh()
@@ -73,7 +68,7 @@ def test_a_respawn_at_the_end_of_an_epoch(watch: Watch) -> None:
     assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
 
 
-def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch: Watch) -> None:
+def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch):
     """The kernel lists a child under the thread that made it; a scan of all is due every 5 s alone."""
     me = next(one.identity for one in watch.membership.members if one.identity.pid == 101)
     main = watch.fake.path / "101/task/101/children"
@@ -91,19 +86,16 @@ def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch: Watch) -> None:
     assert [member.identity.pid for member in watch.refresh().born] == [140]
 
 
-def test_grandchildren_born_within_a_second_are_met_at_once(watch: Watch) -> None:
+def test_grandchildren_born_within_a_second_are_met_at_once(watch):
     watch.fake.add(140, 101, ("sh", "-c", "tool"))
     watch.fake.add(141, 140, ("tool",))
     watch.fake.add(142, 141, ("tool", "child"))
-    assert {member.identity.pid: member.role for member in watch.refresh().born} == {
-        141: Role.HELPER,
-        142: Role.HELPER,
-    }
+    assert {member.identity.pid: member.role for member in watch.refresh().born} == {141: Role.HELPER, 142: Role.HELPER}
     watch.fake.add(143, 140, ("tool", "second"))
     assert [member.identity.pid for member in watch.refresh().born] == [143]
 
 
-def test_a_fork_by_another_thread_is_met_within_five_seconds(watch: Watch) -> None:
+def test_a_fork_by_another_thread_is_met_within_five_seconds(watch):
     children = watch.fake.path / "101" / "task" / "101" / "children"
     before = children.read_text()
     watch.fake.add(140, 101, ("ffmpeg",))
@@ -112,7 +104,7 @@ def test_a_fork_by_another_thread_is_met_within_five_seconds(watch: Watch) -> No
     assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
 
 
-def test_without_children_files_every_refresh_looks_at_all_processes(tmp_path: Path) -> None:
+def test_without_children_files_every_refresh_looks_at_all_processes(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100, workers=1)
     for path in fake.path.glob("*/task/*/children"):
@@ -127,7 +119,7 @@ def test_without_children_files_every_refresh_looks_at_all_processes(tmp_path: P
     assert len(membership.refresh(3 * SECOND).gone) == 1
 
 
-def test_a_reused_pid_is_another_member(watch: Watch) -> None:
+def test_a_reused_pid_is_another_member(watch):
     watch.fake.remove(110)
     watch.fake.add(110, 101, TRAIN, name="pt_data_worker", start=watch.fake.now - 5)
     changes = watch.refresh()
@@ -135,7 +127,7 @@ def test_a_reused_pid_is_another_member(watch: Watch) -> None:
     assert [member.identity for member in changes.born] == [Identity(110, watch.fake.now - 5)]
 
 
-def test_a_pid_reused_outside_the_job_is_only_gone(watch: Watch) -> None:
+def test_a_pid_reused_outside_the_job_is_only_gone(watch):
     watch.fake.remove(110)
     watch.fake.add(110, 1, ("cron",), start=watch.fake.now - 5)
     changes = watch.refresh(6.0)
@@ -143,7 +135,7 @@ def test_a_pid_reused_outside_the_job_is_only_gone(watch: Watch) -> None:
     assert 110 not in watch.pids()
 
 
-def test_a_number_is_reused_by_a_fork_of_another_thread(watch: Watch) -> None:
+def test_a_number_is_reused_by_a_fork_of_another_thread(watch):
     watch.refresh(6.0)
     watch.fake.remove(110)
     assert len(watch.refresh().gone) == 1
@@ -154,7 +146,7 @@ def test_a_number_is_reused_by_a_fork_of_another_thread(watch: Watch) -> None:
     assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
 
 
-def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path: Path) -> None:
+def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
     fake.add(50, 1, ("mpirun", "x"))
@@ -162,21 +154,15 @@ def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path: 
     fake.add(60, 50, ("python", "train.py"), environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, torch=True)
     fake.add(52, 51, ("python", "train.py"), environ=place, start=fake.now - 100)
     membership = Membership(find_job(50, fake.proc), fake.proc)
-    assert {m.identity.pid: m.role for m in membership.members if m.rank == 0} == {
-        51: Role.RANK,
-        52: Role.HELPER,
-    }
+    assert {m.identity.pid: m.role for m in membership.members if m.rank == 0} == {51: Role.RANK, 52: Role.HELPER}
     maps = fake.path / "52" / "maps"
     maps.write_text(maps.read_text() + "7f00-7f01 r-xp 0 08:01 2    /v/torch/lib/libtorch_cpu.so\n")
     changes = membership.refresh(SECOND)
-    assert {member.identity.pid: member.role for member in changes.changed} == {
-        51: Role.HELPER,
-        52: Role.RANK,
-    }
+    assert {member.identity.pid: member.role for member in changes.changed} == {51: Role.HELPER, 52: Role.RANK}
     membership.close()
 
 
-def test_the_job_is_found_below_what_started_it_once_that_is_seen(tmp_path: Path) -> None:
+def test_the_job_is_found_below_what_started_it_once_that_is_seen(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add(60, 1, ("python", "/venv/bin/yolo", "train"), torch=True)
     membership = Membership(find_job(60, fake.proc), fake.proc)
@@ -195,7 +181,7 @@ def test_the_job_is_found_below_what_started_it_once_that_is_seen(tmp_path: Path
     membership.close()
 
 
-def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch: Watch) -> None:
+def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch):
     watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
     watch.fake.add(140, 101, (), name="python", state="Z")
     changes = watch.refresh()
@@ -203,7 +189,7 @@ def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch: Watch) -> None:
     assert watch.refresh(6.0) == Changes()
 
 
-def test_members_stay_when_their_parent_dies(watch: Watch) -> None:
+def test_members_stay_when_their_parent_dies(watch):
     before = {member.identity.pid: member for member in watch.membership.members}
     watch.fake.remove(101)
     watch.fake.write_stat(110, 1, "pt_data_worker", start=watch.fake.now - 1_000_000 + 110)
@@ -214,7 +200,7 @@ def test_members_stay_when_their_parent_dies(watch: Watch) -> None:
     assert watch.membership.job.world_size == 4
 
 
-def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch: Watch) -> None:
+def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch):
     watch.fake.remove(100)
     assert describe_changes(watch.refresh()) == (f"launcher torchrun (100) gone: {UNSEEN}",)
     assert watch.pids() == {101, 102, 110, 120}
@@ -225,7 +211,7 @@ def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch: Watc
     assert watch.membership.job.script == "train.py"
 
 
-def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch: Watch) -> None:
+def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch):
     for pid in (101, 102, 110, 120):
         watch.fake.remove(pid)
     for rank in range(2):
@@ -236,7 +222,7 @@ def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch: Watch) ->
     assert watch.membership.job.world_size == 2
 
 
-def test_a_process_that_runs_another_program_is_read_again(watch: Watch) -> None:
+def test_a_process_that_runs_another_program_is_read_again(watch):
     start = watch.fake.now - 50
     watch.fake.add(140, 101, TRAIN, name="python", start=start)
     assert [member.label for member in watch.refresh().born] == ["multiprocessing child"]
@@ -247,8 +233,8 @@ def test_a_process_that_runs_another_program_is_read_again(watch: Watch) -> None
     assert (changes.born, changes.gone) == ((), ())
 
 
-def test_the_stacks_of_a_helper_born_later_are_read_while_it_runs_python(watch: Watch) -> None:
-    def read() -> list[int]:
+def test_the_stacks_of_a_helper_born_later_are_read_while_it_runs_python(watch):
+    def read():
         members = dumpable(watch.membership.job)
         return [member.identity.pid for member in members if member.role is Role.HELPER]
 
@@ -263,7 +249,7 @@ def test_the_stacks_of_a_helper_born_later_are_read_while_it_runs_python(watch: 
     assert read() == []
 
 
-def test_a_spawned_worker_is_one_before_it_names_itself(watch: Watch) -> None:
+def test_a_spawned_worker_is_one_before_it_names_itself(watch):
     spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
     start = watch.fake.now - 50
     watch.fake.add(140, 101, spawned, name="python", start=start)
@@ -273,7 +259,7 @@ def test_a_spawned_worker_is_one_before_it_names_itself(watch: Watch) -> None:
     assert watch.refresh() == Changes()
 
 
-def test_a_burst_of_births_is_met_in_portions(watch: Watch) -> None:
+def test_a_burst_of_births_is_met_in_portions(watch):
     for pid in range(1000, 1000 + BIRTHS_PER_REFRESH + 10):
         watch.fake.add(pid, 101, ("true",))
     assert [len(watch.refresh().born) for _ in range(3)] == [BIRTHS_PER_REFRESH, 10, 0]
@@ -283,7 +269,7 @@ def threads_that_read() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name == "tpmon-read"}
 
 
-def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path: Path) -> None:
+def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100, workers=0)
     path = fake.path / "102" / "cmdline"
@@ -313,9 +299,7 @@ def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path: Pa
 
 
 @pytest.mark.parametrize("step_s", [-1800.0, 7200.0])
-def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, step_s: float
-) -> None:
+def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(watch, monkeypatch, step_s):
     before = watch.membership.job
     monkeypatch.setattr(procread, "boot_time_s", lambda: boot_time_s() + step_s)
     assert watch.refresh() == Changes()
@@ -332,14 +316,14 @@ def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(
     assert watch.membership.members is after.members, "a clock that is only adjusted is none that was set"
 
 
-def test_an_interactive_shell_and_what_is_below_it_never_join(watch: Watch) -> None:
+def test_an_interactive_shell_and_what_is_below_it_never_join(watch):
     watch.fake.add(140, 101, BASH)
     watch.fake.add(141, 140, ("top",))
     assert watch.refresh() == Changes()
     assert watch.refresh(6.0) == Changes()
 
 
-def test_descriptors_are_capped_and_given_back(tmp_path: Path) -> None:
+def test_descriptors_are_capped_and_given_back(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100, workers=0)
     for pid in range(1000, 1060):
@@ -362,12 +346,12 @@ def test_descriptors_are_capped_and_given_back(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_many_fates_are_counted_and_few_are_named(watch: Watch) -> None:
+def test_many_fates_are_counted_and_few_are_named(watch):
     by_role = {member.identity.pid: member for member in watch.membership.members}
     worker, rank = by_role[110], by_role[101]
     other = replace(worker, rank=1)
 
-    def gone(member: Member, count: int, status: int) -> tuple[Departure, ...]:
+    def gone(member, count, status):
         return tuple(Departure(member, status) for _ in range(count))
 
     assert describe_changes(Changes(gone=gone(worker, 2, 0))) == ("2 workers of rank 0 ended",)
@@ -379,7 +363,7 @@ def test_many_fates_are_counted_and_few_are_named(watch: Watch) -> None:
     assert describe_changes(Changes(born=(replace(rank, role=Role.HELPER),))) == ()
 
 
-def test_a_scan_is_made_every_five_seconds_and_no_more(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_is_made_every_five_seconds_and_no_more(watch, monkeypatch):
     looks: list[str] = []
     real = members_module.list_pids
     monkeypatch.setattr(members_module, "list_pids", lambda proc: looks.append(proc) or real(proc))

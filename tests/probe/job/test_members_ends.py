@@ -1,12 +1,8 @@
 """How real members end and what is said of it; a root that replaces itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +14,7 @@ from tpmon.probe.base.procread import read_stat
 from tpmon.probe.job import outcome as ending
 from tpmon.probe.job.events import Changes, Departure
 from tpmon.probe.job.members import Membership
-from tpmon.probe.job.outcome import (
-    UNSEEN,
-    describe_end,
-    parse_oom_victims,
-    read_oom_victims,
-    read_wait_status,
-)
+from tpmon.probe.job.outcome import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.job.resolve import find_job
 
 SECOND = 1_000_000_000
@@ -53,7 +43,7 @@ while True:
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[tuple[object, Membership]]:
+def family(tmp_path):
     with child(FAMILY, str(tmp_path), "0.5") as one:
         membership = Membership(find_job(one.pid))
         yield one, membership
@@ -69,7 +59,7 @@ def wait_for_gone(membership: Membership) -> Departure:
     pytest.fail("nobody ended")
 
 
-def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(family) -> None:
+def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(family):
     one, membership = family
     one.say("stay")
     worker = int(one.hear())
@@ -77,12 +67,10 @@ def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(family) -> None:
     os.kill(worker, signal.SIGKILL)
     departure = wait_for_gone(membership)
     assert (departure.member.identity.pid, departure.wait_status) == (worker, signal.SIGKILL)
-    assert describe_changes(Changes(gone=(departure,)))[0].startswith(
-        f"worker 0 ({worker}) of rank 0 gone: SIGKILL"
-    )
+    assert describe_changes(Changes(gone=(departure,)))[0].startswith(f"worker 0 ({worker}) of rank 0 gone: SIGKILL")
 
 
-def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keeps_it(family) -> None:
+def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keeps_it(family):
     one, membership = family
     one.say("exit")
     one.hear()
@@ -96,9 +84,7 @@ def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keep
 
 
 @pytest.mark.parametrize("kernel", ["has pidfd_open", "is older"])
-def test_ends_are_seen_by_a_python_without_pidfd_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
+def test_ends_are_seen_by_a_python_without_pidfd_open(tmp_path, monkeypatch, kernel):
     """Those of conda and many of uv have none: it was not in the headers they were built with."""
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     if kernel == "is older":
@@ -118,7 +104,7 @@ def test_ends_are_seen_by_a_python_without_pidfd_open(
         assert describe_end(departure.wait_status) == "exit 3"
 
 
-def test_the_end_of_an_unwatched_process_is_not_made_up() -> None:
+def test_the_end_of_an_unwatched_process_is_not_made_up():
     with child('say("ready"); hear()') as one:
         stat = read_stat(one.pid)
         one.kill()
@@ -140,11 +126,11 @@ def test_the_end_of_an_unwatched_process_is_not_made_up() -> None:
         (Missing("x"), {"oom_kills": 2}, f"{UNSEEN}; OOM kill counted in its control group"),
     ],
 )
-def test_ends_are_put_in_words(status, oom, text: str) -> None:
+def test_ends_are_put_in_words(status, oom, text):
     assert describe_end(status, **oom) == text
 
 
-def test_only_recent_victims_count_in_the_kernel_log() -> None:
+def test_only_recent_victims_count_in_the_kernel_log():
     log = (
         b"3,100,5000000,-;Out of memory: Killed process 41 (python) total-vm:1kB\n"
         b"3,101,95000000,-;Memory cgroup out of memory: Killed process 42 (pt_data_worker) total-vm:1kB\n"
@@ -155,9 +141,7 @@ def test_only_recent_victims_count_in_the_kernel_log() -> None:
 
 
 @pytest.mark.parametrize(("up_s", "drift_s", "found"), [(1000.0, 65.0, False), (8e6, 65.0, True)])
-def test_the_clock_of_the_kernel_log_may_have_drifted(
-    tmp_path: Path, up_s: float, drift_s: float, found: bool
-) -> None:
+def test_the_clock_of_the_kernel_log_may_have_drifted(tmp_path, up_s, drift_s, found):
     """printk stamps are of a clock that nobody corrects: after months they lag by minutes."""
     stamp_us = int((up_s - drift_s) * 1e6)
     (tmp_path / "kmsg").write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 41 (python) total\n")
@@ -177,7 +161,7 @@ os.execv(sys.executable, [sys.executable, script])
 )
 
 
-def test_that_the_root_replaced_itself_is_told_once_also_by_the_same_interpreter(tmp_path: Path) -> None:
+def test_that_the_root_replaced_itself_is_told_once_also_by_the_same_interpreter(tmp_path):
     with child(EXEC, str(tmp_path)) as one:
         membership = Membership(find_job(one.pid))
         try:
@@ -187,9 +171,7 @@ def test_that_the_root_replaced_itself_is_told_once_also_by_the_same_interpreter
             assert one.hear() == "anew"
             changes = membership.refresh(13 * SECOND)
             assert changes.root_runs == "resume.py"
-            assert describe_changes(changes) == (
-                "the root of the job replaced itself (exec) and now runs resume.py",
-            )
+            assert describe_changes(changes) == ("the root of the job replaced itself (exec) and now runs resume.py",)
             assert membership.members[0].identity.pid == one.pid
             assert membership.refresh(19 * SECOND).root_runs == ""
         finally:

@@ -1,12 +1,9 @@
 """One odd process costs one row: what looks at another job beside it, or around it, works all the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -37,7 +34,7 @@ from tpmon.report.doctor import write_jobs
 
 
 @pytest.fixture(scope="module")
-def odd_folder() -> Iterator[Path]:
+def odd_folder():
     """Give a folder in memory, where a file can have any time, if there is one."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
@@ -46,7 +43,7 @@ def odd_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def victim(odd_folder: Path) -> Iterator[int]:
+def victim(odd_folder):
     """Run one sound rank among the odd ones."""
     assert len(ODD) >= 40
     with start_odd(odd_folder):
@@ -63,7 +60,7 @@ COMMANDS = [("ps",), ("attach", "--once"), ("attach", "--once", "--json"), ("dum
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_on_another_job_works_beside_odd_processes(victim: int, command: tuple[str, ...]) -> None:
+def test_a_command_on_another_job_works_beside_odd_processes(victim, command):
     name, *flags = command
     done = call(name, *([] if name == "ps" else [str(victim)]), *flags)
     assert "bug" not in done.stderr
@@ -72,18 +69,16 @@ def test_a_command_on_another_job_works_beside_odd_processes(victim: int, comman
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
-def test_every_odd_process_has_its_row(victim: int) -> None:
+def test_every_odd_process_has_its_row(victim):
     listed = json.loads(call("ps", "--json").stdout)
     assert len(listed["jobs"]) + listed["unanswered"] > len(ODD) * 0.8, "the rest stands below a launcher"
     assert victim in {job["pid"] for job in listed["jobs"]}
 
 
-def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(tmp_path: Path) -> None:
+def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100)
-    for pid, odd in enumerate(
-        [{"RANK": HUGE}, {"LOCAL_RANK": HUGE}, {"RANK": "\u00b2"}, {"WORLD_SIZE": HUGE}], 150
-    ):
+    for pid, odd in enumerate([{"RANK": HUGE}, {"LOCAL_RANK": HUGE}, {"RANK": "\u00b2"}, {"WORLD_SIZE": HUGE}], 150):
         fake.add(pid, 100, ("python", "train.py"), environ=odd, torch=True)
     found = {one.identity.pid: one.rank for one in find_job(101, fake.proc).members}
     assert (found[101], found[102]) == (0, 1)
@@ -91,7 +86,7 @@ def test_a_sound_rank_beside_odd_ones_of_its_own_job_is_told(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add(100, 1, ("python", "sound.py"), torch=True)
     fake.add(200, 1, ("python", "odd.py"), torch=True)
@@ -102,13 +97,9 @@ def fail(*_: object) -> None:
     raise IndexError("x" * 9999)
 
 
-def test_what_the_reading_of_one_process_raises_is_its_reason(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_reading_of_one_process_raises_is_its_reason(fake, monkeypatch):
     whole = facts.identify
-    monkeypatch.setattr(
-        facts, "identify", lambda name, argv: fail() if "odd.py" in argv else whole(name, argv)
-    )
+    monkeypatch.setattr(facts, "identify", lambda name, argv: fail() if "odd.py" in argv else whole(name, argv))
     read = read_all_facts(read_table(fake.proc).values(), fake.proc)
     assert is_known(read[100].environ)
     assert isinstance(read[200].environ, Missing)
@@ -116,14 +107,10 @@ def test_what_the_reading_of_one_process_raises_is_its_reason(
     assert len(read[200].environ.reason) < 200
     listed = list_jobs(fake.proc)
     assert [one.pid for one in listed.jobs] == [100]
-    assert "1 Python process could not be read and may be jobs too: IndexError" in " ".join(
-        write_jobs(listed)
-    )
+    assert "1 Python process could not be read and may be jobs too: IndexError" in " ".join(write_jobs(listed))
 
 
-def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reason(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reason(fake, monkeypatch):
     whole = survey.choose_root
     monkeypatch.setattr(survey, "choose_root", lambda pid, sight: fail() if pid == 200 else whole(pid, sight))
     listed = list_jobs(fake.proc)
@@ -131,20 +118,16 @@ def test_a_process_whose_place_in_a_job_cannot_be_told_is_counted_with_its_reaso
     assert (listed.unanswered, listed.unanswered_why[0][:11]) == (1, "IndexError:")
 
 
-def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_cannot_be_put_together_has_a_row_with_the_reason(fake, monkeypatch):
     whole = jobs.summarize
-    monkeypatch.setattr(
-        jobs, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc)
-    )
+    monkeypatch.setattr(jobs, "summarize", lambda job, proc: fail() if job.root.pid == 200 else whole(job, proc))
     sound, odd = list_jobs(fake.proc).jobs
     assert (sound.pid, sound.script, odd.pid, odd.script) == (100, "sound.py", 200, "odd.py")
     assert isinstance(odd.ranks, Missing)
     assert odd.ranks.reason.startswith("IndexError: ")
 
 
-def test_the_only_job_is_found_beside_what_has_ended(fake: FakeProc) -> None:
+def test_the_only_job_is_found_beside_what_has_ended(fake):
     fake.remove(200)
     (fake.path / "300").mkdir()
     (fake.path / "300" / "stat").write_text("300 (x")
@@ -152,17 +135,14 @@ def test_the_only_job_is_found_beside_what_has_ended(fake: FakeProc) -> None:
     assert find_only_job(fake.proc).root.pid == 100
 
 
-def test_each_process_keeps_the_reason_of_one_and_leaves_out_what_is_gone() -> None:
-    def read(pid: int) -> int:
+def test_each_process_keeps_the_reason_of_one_and_leaves_out_what_is_gone():
+    def read(pid):
         return 6 // pid if pid < 5 else int(os_error())
 
-    def os_error() -> str:
+    def os_error():
         raise ProcessLookupError(3, "gone")
 
-    assert each_process((3, 0, 9), read) == {
-        3: 2,
-        0: Missing("ZeroDivisionError: integer division or modulo by zero"),
-    }
+    assert each_process((3, 0, 9), read) == {3: 2, 0: Missing("ZeroDivisionError: integer division or modulo by zero")}
     assert read_apart(os_error) == Missing("gone")
 
 
@@ -170,27 +150,25 @@ PLACES = ["\u0663", "\u00b2", HUGE, "-1", "+1", "1_0", "", " 1", "nan", "1e3", "
 
 
 @pytest.mark.parametrize("text", PLACES)
-def test_what_is_no_number_of_a_rank_tells_no_place(text: str) -> None:
+def test_what_is_no_number_of_a_rank_tells_no_place(text):
     assert parse_place({"RANK": text}) is None
     assert parse_place({"SLURM_PROCID": "0", "SLURM_STEP_ID": text}) is None
 
 
-def test_text_of_others_is_bounded_where_it_enters() -> None:
+def test_text_of_others_is_bounded_where_it_enters():
     assert len(parse_cmdline(b"x\0" * 50_000)) <= 4096
-    environ = parse_environ(
-        b"RANK=" + b"1" * 500_000 + b"\0" + b"\0".join(b"NCCL_%d=1" % n for n in range(5000))
-    )
+    environ = parse_environ(b"RANK=" + b"1" * 500_000 + b"\0" + b"\0".join(b"NCCL_%d=1" % n for n in range(5000)))
     assert len(environ["RANK"]) <= 4096
     assert len(environ) <= 512
 
 
-def test_a_file_of_any_year_has_a_time_or_a_reason() -> None:
+def test_a_file_of_any_year_has_a_time_or_a_reason():
     for modified_s in (1e11, -1e11, 1e400, float("nan"), 2.0**62):
         assert isinstance(date_file(modified_s), Missing) or modified_s == 1e11
     assert is_known(date_file(1.7e9))
 
 
-def test_maps_with_thousands_of_odd_paths_are_gone_through_once() -> None:
+def test_maps_with_thousands_of_odd_paths_are_gone_through_once():
     """Backtracking from each of 2,000 starts of 2,000 lines would take a minute and hold all threads."""
     line = b"7f00-7f01 r-xp 0 08:01 2  " + b" /" * 2000 + b"x\n"
     last = b"7f00-7f01 r-xp 00000000 08:01 2     /a /b/torch/lib/libtorch_cpu.so (deleted)\n"

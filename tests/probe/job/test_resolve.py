@@ -1,9 +1,5 @@
 """Which processes make a job, and what is told of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.fake_proc import BASH, FakeProc
@@ -17,7 +13,7 @@ from tpmon.probe.job.resolve import find_job, find_job_again
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     return FakeProc(tmp_path / "proc")
 
 
@@ -26,7 +22,7 @@ def roles(job: Job) -> dict[int, Role]:
 
 
 @pytest.mark.parametrize("asked", [100, 101, 102, 110, 121])
-def test_a_job_is_the_same_whichever_member_is_asked(fake: FakeProc, asked: int) -> None:
+def test_a_job_is_the_same_whichever_member_is_asked(fake, asked):
     fake.add(50, 1, ("-bash",))
     fake.add_torchrun(100, 50)
     job = find_job(asked, fake.proc)
@@ -39,7 +35,7 @@ def test_a_job_is_the_same_whichever_member_is_asked(fake: FakeProc, asked: int)
     assert (job.world_size, job.rank_source, job.script) == (4, "environment", "train.py")
 
 
-def test_two_jobs_of_one_shell_stay_two(fake: FakeProc) -> None:
+def test_two_jobs_of_one_shell_stay_two(fake):
     fake.add(50, 1, ("bash", "run_both.sh"))
     for pid in (60, 70):
         fake.add(pid, 50, ("python", "train.py"), torch=True)
@@ -48,7 +44,7 @@ def test_two_jobs_of_one_shell_stay_two(fake: FakeProc) -> None:
     assert set(roles(find_job(70, fake.proc))) == {70, 71}
 
 
-def test_two_torchrun_nodes_on_one_host_stay_two(fake: FakeProc) -> None:
+def test_two_torchrun_nodes_on_one_host_stay_two(fake):
     fake.add(50, 1, BASH)
     fake.add_torchrun(100, 50)
     fake.add_torchrun(200, 50, first=2)
@@ -58,7 +54,7 @@ def test_two_torchrun_nodes_on_one_host_stay_two(fake: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("asked", [101, 102, 103, 110])
-def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake: FakeProc, asked: int) -> None:
+def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake, asked):
     for rank, pid in ((1, 101), (0, 102), (2, 103)):
         fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank, run="a"), torch=True)
     fake.add(110, 101, ("python", "train.py"), name="pt_data_worker", torch=True)
@@ -74,7 +70,7 @@ def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake: FakeProc, as
     assert sorted(listed) == [(102, 3, 1), (200, 1, 0)]
 
 
-def test_a_job_whose_root_is_gone_is_found_around_a_rank_and_never_by_a_number_alone(fake: FakeProc) -> None:
+def test_a_job_whose_root_is_gone_is_found_around_a_rank_and_never_by_a_number_alone(fake):
     """Of the launcher 100 only its number is left, which a process of another job has in its container."""
     fake.add(101, 1, ("python", "train.py"), environ=place_of_rank(0, run="a"), torch=True)
     fake.add(102, 1, ("python", "train.py"), environ=place_of_rank(1, run="a"), torch=True)
@@ -89,7 +85,7 @@ def test_a_job_whose_root_is_gone_is_found_around_a_rank_and_never_by_a_number_a
         find_job_again((launcher, reused), fake.proc)
 
 
-def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:
+def test_ranks_that_were_started_one_by_one_are_one_job(fake):
     fake.add(50, 1, ("bash", "start.sh"))
     for rank, pid in enumerate((60, 61)):
         fake.add(pid, 50, ("python", "train.py"), environ=place_of_rank(rank, world=2), torch=True)
@@ -110,7 +106,7 @@ STARTS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake: FakeProc, start: str) -> None:
+def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake, start):
     """With hidepid=2, slurmstepd (40) is not in the table; palsd, jsmd and flux-shell are no launchers of ours."""
     name, environ = STARTS[start]
     for rank, pid in enumerate((60, 61, 62)):
@@ -123,17 +119,15 @@ def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake: FakePro
         assert job.rank_source == "environment; no launcher above them, one process started them"
 
 
-def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake: FakeProc) -> None:
+def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake):
     fake.add(60, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "0"}, torch=True)
-    fake.add(
-        61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True
-    )
+    fake.add(61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True)
     for rank, pid in enumerate((70, 71)):
         fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
     assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 70, 71]
 
 
-def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
+def test_ranks_that_cannot_be_of_one_run_stay_apart(fake):
     """One left over from an earlier run, one of another container, one at another port."""
     for pid, rank in ((60, 0), (61, 1), (62, 1)):
         fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank), torch=True)
@@ -144,7 +138,7 @@ def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
     assert set(roles(find_job(60, fake.proc))) == {60}
 
 
-def test_a_launcher_above_an_interactive_shell_does_not_count(fake: FakeProc) -> None:
+def test_a_launcher_above_an_interactive_shell_does_not_count(fake):
     fake.add(50, 1, ("slurmstepd: [77.0]",), name="slurmstepd", exe="/usr/sbin/slurmstepd")
     fake.add(51, 50, BASH)
     fake.add(60, 51, ("python", "a.py"), torch=True)
@@ -154,10 +148,9 @@ def test_a_launcher_above_an_interactive_shell_does_not_count(fake: FakeProc) ->
 
 
 @pytest.mark.parametrize(
-    ("title", "root"),
-    [("slurmstepd: [77.0]", 50), ("slurmstepd: [77.batch]", 60), ("slurmstepd: [77.extern]", 60)],
+    ("title", "root"), [("slurmstepd: [77.0]", 50), ("slurmstepd: [77.batch]", 60), ("slurmstepd: [77.extern]", 60)]
 )
-def test_only_a_numbered_slurm_step_is_a_launcher(fake: FakeProc, title: str, root: int) -> None:
+def test_only_a_numbered_slurm_step_is_a_launcher(fake, title, root):
     fake.add(50, 1, (title,), name="slurmstepd", exe="/usr/sbin/slurmstepd")
     place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8"}
     if root == 50:
@@ -170,7 +163,7 @@ def test_only_a_numbered_slurm_step_is_a_launcher(fake: FakeProc, title: str, ro
     assert (member.rank, member.local_rank, job.world_size, job.rank_source) == expected
 
 
-def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake: FakeProc) -> None:
+def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake):
     fake.add(50, 1, BASH)
     fake.add(60, 50, ("/usr/bin/mpirun", "-n", "2", "bash", "run.sh"))
     for local, pid in enumerate((61, 71)):
@@ -192,14 +185,14 @@ def test_scripts_and_wrappers_may_stand_between_launcher_and_ranks(fake: FakePro
     assert find_job(71, fake.proc).root.pid == 60
 
 
-def test_launchers_of_one_command_are_one(fake: FakeProc) -> None:
+def test_launchers_of_one_command_are_one(fake):
     fake.add(60, 1, ("mpiexec.hydra", "-n", "1", "python", "train.py"))
     fake.add(61, 60, ("/opt/mpi/bin/hydra_pmi_proxy", "--control-port", "x:1"))
     fake.add(62, 61, ("python", "train.py"), torch=True, environ={"PMI_RANK": "0", "PMI_SIZE": "1"})
     assert find_job(62, fake.proc).root.pid == 60
 
 
-def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake: FakeProc) -> None:
+def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake):
     fake.add(50, 1, ("python", "-m", "wandb", "agent", "sweep"))
     fake.add(60, 50, ("python", "train.py"), torch=True)
     fake.add(61, 60, ("sh", "-c", "python eval.py"))
@@ -214,7 +207,7 @@ def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake: Fake
 
 
 @pytest.mark.parametrize("asked", [60, 100, 101, 110])
-def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake: FakeProc, asked: int) -> None:
+def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake, asked):
     fake.add(50, 1, ("-bash",))
     fake.add(60, 50, ("python", "/venv/bin/yolo", "train", "device=0,1"), torch=True)
     fake.add_torchrun(100, 60)
@@ -225,23 +218,21 @@ def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake: Fake
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
 
 
-def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake: FakeProc) -> None:
+def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake):
     fake.add(60, 1, ("python", "sweep.py"), torch=True)
     for pid in (70, 80):
         fake.add(pid, 60, ("python", "train.py", "--seed", str(pid)), torch=True, threads=("pt_autograd_0",))
         fake.add(pid + 1, pid, ("python", "train.py", "--seed", str(pid)), name="pt_data_worker")
     assert roles(find_job(71, fake.proc)) == {70: RANK, 71: WORKER}
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [70, 80]
-    assert (
-        refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
-    )
+    assert refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
     assert refusal(60, fake.proc).try_this == "tpmon attach 70 (train.py) or 80 (train.py)"
     fake.remove(81)
     fake.remove(80)
     assert find_job(60, fake.proc).root.pid == 70
 
 
-def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake: FakeProc) -> None:
+def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake):
     fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
     fake.add(50, 40, ("python", "/venv/bin/jupyter-lab"), torch=True)
     fake.add(60, 50, ("python", "-m", "ipykernel_launcher", "-f", "k.json"), torch=True)
@@ -251,7 +242,7 @@ def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake: FakeProc) -> None
     assert refusal(50, fake.proc).try_this == "tpmon attach 60 (Jupyter kernel)"
 
 
-def test_ray_daemons_are_no_part_of_a_job(fake: FakeProc) -> None:
+def test_ray_daemons_are_no_part_of_a_job(fake):
     fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
     fake.add(50, 40, ("/venv/ray/core/src/ray/raylet/raylet",), name="raylet")
     fake.add(51, 50, ("python", "-u", "/venv/ray/dashboard/agent.py"), torch=True)
@@ -260,7 +251,7 @@ def test_ray_daemons_are_no_part_of_a_job(fake: FakeProc) -> None:
     assert refusal(51, fake.proc).exit_code == ExitCode.NO_TARGET
 
 
-def test_accelerate_with_one_process_has_one_rank(fake: FakeProc) -> None:
+def test_accelerate_with_one_process_has_one_rank(fake):
     fake.add(50, 1, ("python", "/venv/bin/accelerate", "launch", "train.py"), torch=True)
     fake.add(51, 50, ("python", "train.py"), torch=True)
     job = find_job(51, fake.proc)
@@ -269,7 +260,7 @@ def test_accelerate_with_one_process_has_one_rank(fake: FakeProc) -> None:
     assert [m.label for m in job.members] == ["accelerate launch", "train.py"]
 
 
-def test_a_python_wrapper_without_torch_is_not_taken_for_the_rank(fake: FakeProc) -> None:
+def test_a_python_wrapper_without_torch_is_not_taken_for_the_rank(fake):
     place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
     fake.add(50, 1, ("mpirun", "conda", "run", "python", "train.py"))
     fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place)
@@ -278,7 +269,7 @@ def test_a_python_wrapper_without_torch_is_not_taken_for_the_rank(fake: FakeProc
     assert roles(find_job(53, fake.proc)) == {50: LAUNCHER, 51: HELPER, 53: RANK}
 
 
-def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake: FakeProc) -> None:
+def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake):
     fake.add(50, 1, ("python", "my_launcher.py"))
     for local in range(2):
         place = {"RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
@@ -288,7 +279,7 @@ def test_a_python_program_that_gives_ranks_their_places_is_a_launcher(fake: Fake
     assert ranks(job) == {51: 0, 52: 1}
 
 
-def test_trials_that_all_carry_rank_0_stay_jobs_of_their_own(fake: FakeProc) -> None:
+def test_trials_that_all_carry_rank_0_stay_jobs_of_their_own(fake):
     fake.add(50, 1, ("python", "sweep.py"))
     for pid in (51, 52):
         place = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -296,7 +287,7 @@ def test_trials_that_all_carry_rank_0_stay_jobs_of_their_own(fake: FakeProc) -> 
     assert roles(find_job(52, fake.proc)) == {52: RANK}
 
 
-def test_the_first_rank_of_lightning_starts_the_others(fake: FakeProc) -> None:
+def test_the_first_rank_of_lightning_starts_the_others(fake):
     fake.add(50, 1, ("python", "fit.py"), torch=True, threads=("pt_gloo_runloop",))
     place = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
     fake.add(51, 50, ("python", "fit.py"), environ=place, torch=True)
@@ -305,7 +296,7 @@ def test_the_first_rank_of_lightning_starts_the_others(fake: FakeProc) -> None:
     assert job.world_size == 2
 
 
-def test_versions_are_read_without_importing(fake: FakeProc) -> None:
+def test_versions_are_read_without_importing(fake):
     fake.add(60, 1, ("python", "train.py"), torch=True)
     package = fake.path / "60" / "root" / "venv/lib/python3.11/site-packages/torch"
     assert isinstance(find_job(60, fake.proc).torch_version, Missing)
@@ -321,7 +312,7 @@ def test_versions_are_read_without_importing(fake: FakeProc) -> None:
     assert find_job(60, fake.proc).torch_version == Missing("torch was replaced on disk since the start")
 
 
-def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake: FakeProc) -> None:
+def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake):
     environ = {
         "HOME": "/root",
         "OMP_NUM_THREADS": "8",
@@ -339,5 +330,5 @@ def test_only_variables_that_matter_are_shown_and_secrets_are_hidden(fake: FakeP
     }
 
 
-def test_errors_carry_the_exit_codes_of_the_guide() -> None:
+def test_errors_carry_the_exit_codes_of_the_guide():
     assert (NoTargetError.exit_code, NotPermittedError.exit_code, UsageError.exit_code) == (3, 4, 2)

@@ -1,11 +1,8 @@
 """Whose job it is where the launcher above its ranks belongs to somebody else."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,14 +20,12 @@ from tpmon.probe.job.resolve import find_job, find_only_job
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     return FakeProc(tmp_path / "proc")
 
 
 @pytest.mark.parametrize("asked", [50, 60])
-def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, asked: int
-) -> None:
+def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(fake, monkeypatch, asked):
     deny(monkeypatch, 50)
     add_step(fake, user=os.geteuid())
     job = find_job(asked, fake.proc)
@@ -43,9 +38,7 @@ def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(
 
 
 @pytest.mark.parametrize("asked", [50, 60])
-def test_a_job_of_another_user_below_a_launcher_of_root_is_refused(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, asked: int
-) -> None:
+def test_a_job_of_another_user_below_a_launcher_of_root_is_refused(fake, monkeypatch, asked):
     deny(monkeypatch, 50, 60, 61)
     add_step(fake, user=os.geteuid() + 2)
     with pytest.raises(NotPermittedError, match=f"process {asked} belongs to user"):
@@ -54,7 +47,7 @@ def test_a_job_of_another_user_below_a_launcher_of_root_is_refused(
         find_only_job(fake.proc)
 
 
-def test_a_job_is_its_root_s_once_its_first_rank_has_ended(fake: FakeProc) -> None:
+def test_a_job_is_its_root_s_once_its_first_rank_has_ended(fake):
     add_step(fake, user=os.geteuid())
     job = find_job(60, fake.proc)
     for pid in (60, 61):

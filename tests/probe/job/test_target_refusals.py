@@ -1,12 +1,9 @@
 """What is said of PIDs that belong to no job, or to one that may not be read."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +15,11 @@ from tpmon.probe.job.resolve import find_job
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
+def fake(tmp_path):
     return FakeProc(tmp_path / "proc")
 
 
-def test_each_wrong_target_has_its_own_message(fake: FakeProc) -> None:
+def test_each_wrong_target_has_its_own_message(fake):
     fake.add(2, 0, (), name="kthreadd", kernel=True)
     fake.add(50, 1, ("sleep", "100"))
     fake.add(60, 1, ("python", "serve.py"))
@@ -40,7 +37,7 @@ def test_each_wrong_target_has_its_own_message(fake: FakeProc) -> None:
     assert said[999].try_this == "tpmon ps lists the training jobs of this machine"
 
 
-def test_a_shell_names_the_jobs_below_it(fake: FakeProc) -> None:
+def test_a_shell_names_the_jobs_below_it(fake):
     fake.add(50, 1, ("bash", "run.sh"))
     fake.add(60, 50, ("python", "a.py"), torch=True)
     fake.add_torchrun(100, 50)
@@ -49,7 +46,7 @@ def test_a_shell_names_the_jobs_below_it(fake: FakeProc) -> None:
     assert error.try_this == "tpmon attach 60 (a.py) or 100 (torchrun)"
 
 
-def test_a_launcher_of_something_else_is_refused(fake: FakeProc) -> None:
+def test_a_launcher_of_something_else_is_refused(fake):
     fake.add(50, 1, ("mpirun", "./cfd"))
     fake.add(51, 50, ("./cfd",))
     fake.add(60, 1, ("srun", "python", "train.py"))
@@ -58,7 +55,7 @@ def test_a_launcher_of_something_else_is_refused(fake: FakeProc) -> None:
     assert "its tasks run below slurmstepd" in refusal(61, fake.proc).what
 
 
-def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake: FakeProc) -> None:
+def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake):
     fake.add(50, 1, ("sleep", "9"), inside=(1,))
     fake.add(1000, 50, ("python", "train.py"), torch=True, inside=(17,))
     job = find_job(17, fake.proc)
@@ -74,17 +71,15 @@ def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake: Fake
     assert error.what == "no process 17 here, and 2 processes go by it in their containers: 1000, 1001"
 
 
-def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fake: FakeProc) -> None:
+def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fake):
     fake.add(60, 1, ("python", "ours.py"), torch=True)
     fake.add(1000, 1, ("python", "train.py"), torch=True, inside=(1,))
     error = refusal(1, fake.proc)
     assert error.what == "process 1 (init) is not Python"
-    assert error.try_this == (
-        "tpmon attach 1000 (which is 1 in its container) or 60 (ours.py) or 1000 (train.py)"
-    )
+    assert error.try_this == ("tpmon attach 1000 (which is 1 in its container) or 60 (ours.py) or 1000 (train.py)")
 
 
-def test_a_thread_is_taken_for_its_process(fake: FakeProc) -> None:
+def test_a_thread_is_taken_for_its_process(fake):
     fake.add(60, 1, ("python", "train.py"), torch=True)
     (fake.path / "6001").mkdir()
     (fake.path / "6001" / "status").write_text("Tgid:\t60\nPid:\t6001\nUid:\t0\t0\t0\t0\nNSpid:\t6001\n")
@@ -92,7 +87,7 @@ def test_a_thread_is_taken_for_its_process(fake: FakeProc) -> None:
     assert (job.asked_pid, job.remark) == (60, "6001 is a thread of process 60")
 
 
-def test_real_wrong_targets(tmp_path: Path) -> None:
+def test_real_wrong_targets(tmp_path):
     with child(HOLD_TORCH, str(tmp_path)) as target:
         assert find_job(target.pid).root.pid == target.pid
         os.kill(target.pid, signal.SIGKILL)
@@ -103,7 +98,7 @@ def test_real_wrong_targets(tmp_path: Path) -> None:
         assert "Python without torch (yet)" in refusal(plain.pid, "/proc").what
 
 
-def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path):
     look = (
         "import os, sys\n"
         "from tpmon.errors import NotPermittedError\n"
@@ -114,11 +109,7 @@ def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path: Pat
     )
     with child(HOLD_TORCH, str(tmp_path), *(() if os.geteuid() == 0 else ("hide",))) as target:
         said = subprocess.run(
-            [sys.executable, "-c", look, str(target.pid)],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
+            [sys.executable, "-c", look, str(target.pid)], capture_output=True, text=True, timeout=30, check=False
         )
         assert said.stdout.startswith("4 process"), said.stderr
         assert f"tpmon attach {target.pid}" in said.stdout
@@ -148,7 +139,7 @@ hear()
 
 
 @needs_root
-def test_a_worker_that_may_not_be_read_names_its_rank_that_may(tmp_path: Path) -> None:
+def test_a_worker_that_may_not_be_read_names_its_rank_that_may(tmp_path):
     one = Child(FAMILY, str(tmp_path))
     try:
         worker = int(one.hear())

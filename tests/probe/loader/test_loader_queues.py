@@ -1,7 +1,5 @@
 """Which pipes of a DataLoader are its queues, told by who held them first."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -31,12 +29,7 @@ MAPS = {
         15,
         [17, 20],
     ),
-    "fork, three workers": (
-        ends(3, 5, 8, 12),
-        [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 12)],
-        3,
-        [5, 8, 12],
-    ),
+    "fork, three workers": (ends(3, 5, 8, 12), [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 12)], 3, [5, 8, 12]),
     "fork, two loaders": (
         ends(3, 5, 8, 13, 15, 18),
         [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
@@ -61,19 +54,9 @@ MAPS = {
         [3, 3, 3, 13],
         [5, 8, "missing", 18],
     ),
-    "fork, second worker dead": (
-        ends(3, 5, 8, 12),
-        [ends(3, 5), {}, ends(3, 5, 8, 12)],
-        3,
-        [5, "missing", 12],
-    ),
+    "fork, second worker dead": (ends(3, 5, 8, 12), [ends(3, 5), {}, ends(3, 5, 8, 12)], 3, [5, "missing", 12]),
     "fork, first worker dead": (ends(3, 5, 8), [{}, ends(3, 5, 8)], 3, ["missing", 8]),
-    "fork, first two dead": (
-        ends(1, 3, 5, 8, 12),
-        [{}, {}, ends(1, 3, 5, 8, 12)],
-        3,
-        ["missing", "missing", 12],
-    ),
+    "fork, first two dead": (ends(1, 3, 5, 8, 12), [{}, {}, ends(1, 3, 5, 8, 12)], 3, ["missing", "missing", 12]),
     "spawn, first worker dead": (ends(3, 5, 8), [{}, ends(3, 8)], 3, ["missing", 8]),
     "all dead": (ends(3, 5, 8), [{}, {}], "missing", ["missing", "missing"]),
     "a rank that may not share": ({}, [ends(3, 5), ends(3, 8)], "missing", ["missing", "missing"]),

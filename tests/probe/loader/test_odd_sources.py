@@ -1,7 +1,5 @@
 """In every source that reads one process after the other, what one raises is its reason, and the others go on."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -13,16 +11,16 @@ from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
-from tpmon.probe.collect.processes import Population, ProcessProbe, ProcessReading
+from tpmon.probe.collect.processes import Population, ProcessProbe
 from tpmon.probe.hooked import page as hook
 from tpmon.probe.host import output
 from tpmon.probe.host.output import OutputReader
 from tpmon.probe.loader import queues as loader
-from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker, PipeEnds
+from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.proc.files import Shares
 from tpmon.probe.proc.main_threads import Applicable
 from tpmon.probe.spy.failure import Failure
-from tpmon.probe.spy.plan import SliceTurn, SpySubject
+from tpmon.probe.spy.plan import SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
 ODD, SOUND = 1 << 22, os.getpid()
@@ -35,7 +33,7 @@ def fail(*_: object, **__: object) -> None:
 WHY = "IndexError: text of others"
 
 
-def test_the_time_of_one_log_costs_no_other_log(tmp_path: Path) -> None:
+def test_the_time_of_one_log_costs_no_other_log(tmp_path):
     memory = Path("/dev/shm")
     log = (memory if memory.is_dir() else tmp_path) / f"tpmon-test-{os.getpid()}.log"
     sound = tmp_path / "sound.log"
@@ -57,7 +55,7 @@ def test_the_time_of_one_log_costs_no_other_log(tmp_path: Path) -> None:
     assert is_known(read[other.pid].last_write)
 
 
-def test_the_words_of_one_log_cost_no_other_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_one_log_cost_no_other_log(tmp_path, monkeypatch):
     log = tmp_path / "a.log"
     log.write_text("step 3\n")
     monkeypatch.setattr(output, "parse_tail", fail)
@@ -66,8 +64,8 @@ def test_the_words_of_one_log_cost_no_other_log(tmp_path: Path, monkeypatch: pyt
     assert sample.size_bytes == Missing(f"not understood: {WHY}")
 
 
-def test_the_queues_of_one_rank_cost_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(pid: int, _: str) -> dict[int, PipeEnds]:
+def test_the_queues_of_one_rank_cost_no_other_rank(monkeypatch):
+    def read(pid, _):
         return {} if pid == SOUND else fail()
 
     monkeypatch.setattr(loader, "read_queue_pipes", read)
@@ -80,7 +78,7 @@ def test_the_queues_of_one_rank_cost_no_other_rank(monkeypatch: pytest.MonkeyPat
     assert sound.ready_bytes != odd.ready_bytes
 
 
-def test_the_page_of_one_hook_costs_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_one_hook_costs_no_other_rank(monkeypatch):
     processes = [Identity(ODD, 1), Identity(SOUND, 2)]
     reader = hook.StepReader()
     whole = reader._find
@@ -90,10 +88,10 @@ def test_the_page_of_one_hook_costs_no_other_rank(monkeypatch: pytest.MonkeyPatc
     assert read[processes[1]] == Missing(hook.NO_HOOK)
 
 
-def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch):
     looks: list[str] = []
 
-    def look(link: str, *_: object) -> None:
+    def look(link, *_):
         looks.append(link)
         raise OSError
 
@@ -107,10 +105,10 @@ def test_thousands_of_memfds_of_that_name_are_not_all_looked_at(monkeypatch: pyt
     assert looks[0].endswith(f"/{newest}"), "ours lie high"
 
 
-def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch):
     taken: list[int] = []
 
-    def take(_sampler: StackSampler, turn: SliceTurn, *_: object) -> Failure:
+    def take(_sampler, turn, *_):
         taken.append(turn.subject.identity.pid)
         if turn.subject.identity.pid == ODD:
             fail()
@@ -129,13 +127,13 @@ def test_the_sampler_refuses_one_rank_and_goes_on(monkeypatch: pytest.MonkeyPatc
         sampler.stop()
 
 
-def test_one_member_that_cannot_be_read_is_counted_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_member_that_cannot_be_read_is_counted_with_its_reason(monkeypatch):
     whole = ProcessProbe.read
 
     with child("say('up'); hear()") as one, child("say('up'); hear()") as other:
         members = [member_of(one.pid), member_of(other.pid)]
 
-        def read(self: ProcessProbe, *given: object, **named: object) -> ProcessReading:
+        def read(self, *given, **named):
             return fail() if self.pid == one.pid else whole(self, *given, **named)
 
         monkeypatch.setattr(ProcessProbe, "read", read)

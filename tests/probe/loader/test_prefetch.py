@@ -1,7 +1,5 @@
 """What looks at the queues of a real DataLoader tell, and that they take nothing from it."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess
@@ -42,9 +40,7 @@ def tell(process: subprocess.Popen[str], line: str) -> str:
 
 def rank_of(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> LoaderRank:
     workers = [pid for one in truth for pid in one["workers"]]
-    return LoaderRank(
-        0, process.pid, tuple(LoaderWorker(i, pid, 100 + i) for i, pid in enumerate(workers)), False
-    )
+    return LoaderRank(0, process.pid, tuple(LoaderWorker(i, pid, 100 + i) for i, pid in enumerate(workers)), False)
 
 
 def test_depths_ages_and_pending_work_of_a_real_loader():
@@ -108,9 +104,7 @@ def test_two_loaders_of_one_rank_have_a_sample_each(context):
         first, second = probe.latest()
         assert (first.loader, first.ready_batches, first.looks, first.empty_ratio) == (0, 3.0, 2, 0.5)
         assert (second.loader, second.ready_batches, second.looks, second.empty_ratio) == (1, 0.0, 1, 1.0)
-        assert [[queue.pid for queue in one.queues] for one in (first, second)] == [
-            one["workers"] for one in truth
-        ]
+        assert [[queue.pid for queue in one.queues] for one in (first, second)] == [one["workers"] for one in truth]
         assert all(is_known(queue.pending_bytes) for one in (first, second) for queue in one.queues)
         validation = LoaderRank(0, rank.pid, rank.workers[2:], pin_thread=False)
         probe.watch((validation,), 3 * SECOND)
@@ -230,10 +224,10 @@ def test_a_torn_message_does_not_become_the_size_of_a_batch():
 
 
 def test_births_count_new_workers_of_the_last_minute_only():
-    def rank(*pids: int) -> LoaderRank:
+    def rank(*pids):
         return LoaderRank(0, 50, tuple(LoaderWorker(i, pid, pid) for i, pid in enumerate(pids)), False)
 
-    def births(probe: LoaderProbe) -> int:
+    def births(probe):
         return probe.latest()[0].births
 
     probe = LoaderProbe()

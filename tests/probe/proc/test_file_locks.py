@@ -1,9 +1,6 @@
 """Who holds a lock on a file: rows of /proc/locks, and a real flock between two processes."""
 
-from __future__ import annotations
-
 import fcntl
-from pathlib import Path
 
 from tests.probe.proc.test_wait_object import blocked, target_of
 from tpmon.model.known import Missing
@@ -44,13 +41,13 @@ def test_the_inode_is_told_by_newer_kernels():
     assert parse_inode(b"pos:\t0\n") is None
 
 
-def test_without_proc_locks_the_reason_is_told(tmp_path: Path):
+def test_without_proc_locks_the_reason_is_told(tmp_path):
     answer = find_lock_holders(1, 3, str(tmp_path))
     assert isinstance(answer, Missing)
     assert answer.reason.startswith("locks: ")
 
 
-def test_the_process_that_holds_a_flock_is_named(tmp_path: Path):
+def test_the_process_that_holds_a_flock_is_named(tmp_path):
     path = tmp_path / "cache.lock"
     code = """
 import fcntl

@@ -1,7 +1,5 @@
 """Read and parse the hot /proc files, of real processes and of lines that the kernel can write."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -24,7 +22,9 @@ from tpmon.probe.proc.files import (
 )
 
 IDLE = "say('up'); hear()"
-STAT = b"4211 (%s) S 4200 4211 4200 0 -1 4194304 500 9000 7 1 250 150 90 10 20 0 9 0 123456 1000 300 18446744073709551615"
+STAT = (
+    b"4211 (%s) S 4200 4211 4200 0 -1 4194304 500 9000 7 1 250 150 90 10 20 0 9 0 123456 1000 300 18446744073709551615"
+)
 
 
 @pytest.mark.parametrize("name", [b"python", b"a b", b"x) R 1 (", b")", b"((", b"\xff\xfe"])

@@ -1,9 +1,6 @@
 """What a Frame says of processes that a freezer or a debugger keeps from running."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 from tests.frames import make_process, make_worker
 from tests.judging import make_looks
@@ -58,7 +55,7 @@ def test_looks_at_a_frozen_main_thread_count_for_nothing():
     assert leave_out_frozen(UNSEEN, ranks) is UNSEEN
 
 
-def test_a_tracer_is_named_with_its_command_and_no_secret_of_it(tmp_path: Path):
+def test_a_tracer_is_named_with_its_command_and_no_secret_of_it(tmp_path):
     folder = tmp_path / "913"
     folder.mkdir()
     (folder / "comm").write_text("gdb\n")

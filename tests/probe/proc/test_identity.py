@@ -1,11 +1,8 @@
 """Parsing what /proc says of one process, and living with what does not answer."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -38,7 +35,7 @@ STAT = (
 
 
 @given(st.binary(max_size=15).filter(lambda name: b"\0" not in name))
-def test_a_stat_line_is_parsed_whatever_the_name(name: bytes) -> None:
+def test_a_stat_line_is_parsed_whatever_the_name(name):
     stat = parse_stat(STAT % name)
     assert (stat.pid, stat.state, stat.parent, stat.threads, stat.start_ticks) == (4321, "S", 77, 12, 987654)
     assert (stat.wait_status, stat.kernel) == (256, False)
@@ -46,31 +43,26 @@ def test_a_stat_line_is_parsed_whatever_the_name(name: bytes) -> None:
     assert "\x1b" not in stat.name
 
 
-def test_a_name_that_looks_like_a_stat_line_fools_nobody() -> None:
+def test_a_name_that_looks_like_a_stat_line_fools_nobody():
     assert parse_stat(STAT % b") R 1 (").name == ") R 1 ("
 
 
-def test_a_short_stat_line_is_an_error() -> None:
+def test_a_short_stat_line_is_an_error():
     with pytest.raises(ValueError, match="short"):
         parse_stat(b"12 (python) S 1")
 
 
-def test_arguments_keep_empty_ones_and_bad_bytes() -> None:
+def test_arguments_keep_empty_ones_and_bad_bytes():
     assert parse_cmdline(b"python\0-c\0\0x\xff\0") == ("python", "-c", "", "x�")
     assert parse_cmdline(b"") == ()
 
 
-def test_only_variables_of_interest_are_picked() -> None:
+def test_only_variables_of_interest_are_picked():
     data = b"RANK=1\0XRANK=2\0PATH=/bin\0NCCL_IB_HCA=mlx5=0\0OMP_NUM_THREADS=\0LD_RANK=3\0A=RANK=9\0KMP_BLOCKTIME=0"
-    assert parse_environ(data) == {
-        "RANK": "1",
-        "NCCL_IB_HCA": "mlx5=0",
-        "OMP_NUM_THREADS": "",
-        "KMP_BLOCKTIME": "0",
-    }
+    assert parse_environ(data) == {"RANK": "1", "NCCL_IB_HCA": "mlx5=0", "OMP_NUM_THREADS": "", "KMP_BLOCKTIME": "0"}
 
 
-def test_status_tells_thread_group_user_and_inner_numbers() -> None:
+def test_status_tells_thread_group_user_and_inner_numbers():
     status = parse_status(b"Name:\tx\nTgid:\t40\nPid:\t41\nUid:\t1000\t1001\t1001\t1001\nNSpid:\t41\t8\t1\n")
     assert (status.thread_group, status.uid, status.ns_pids) == (40, 1001, (41, 8, 1))
     assert parse_status(b"Tgid:\t40\nUid:\t0\t0\t0\t0\n").ns_pids == (40,)
@@ -90,12 +82,12 @@ def test_status_tells_thread_group_user_and_inner_numbers() -> None:
         ("/home/me/python3.9-notes/data.so", Mapped("", False, "")),
     ],
 )
-def test_torch_and_python_are_told_from_mappings(line: str, expected: Mapped) -> None:
+def test_torch_and_python_are_told_from_mappings(line, expected):
     data = f"7f00-7f01 r-xp 00000000 08:01 1 [heap]\n7f02-7f03 r-xp 00000000 08:01 2    {line}\n".encode()
     assert parse_maps(data) == expected
 
 
-def test_a_real_process_is_read() -> None:
+def test_a_real_process_is_read():
     with child('threading.Thread(target=hear, daemon=True).start(); say("ready"); time.sleep(60)') as one:
         stat = read_stat(one.pid)
         assert (stat.pid, stat.parent, stat.threads, stat.kernel) == (one.pid, os.getpid(), 2, False)
@@ -108,19 +100,17 @@ def test_a_real_process_is_read() -> None:
         read_stat(one.pid)
 
 
-def test_one_read_that_blocks_costs_its_deadline_and_no_more() -> None:
+def test_one_read_that_blocks_costs_its_deadline_and_no_more():
     stuck = os.pipe()
     try:
-        answers = read_each(
-            range(100), lambda pid: os.read(stuck[0], 1) if pid == 40 else pid, each_s=0.2, all_s=5.0
-        )
+        answers = read_each(range(100), lambda pid: os.read(stuck[0], 1) if pid == 40 else pid, each_s=0.2, all_s=5.0)
     finally:
         os.write(stuck[1], b".")
     assert answers.pop(40) == Missing("no answer within 0.2 s")
     assert answers == {pid: pid for pid in range(100) if pid != 40}
 
 
-def test_reads_that_all_block_end_with_the_whole_deadline() -> None:
+def test_reads_that_all_block_end_with_the_whole_deadline():
     stuck = os.pipe()
     started = time.monotonic()
     try:
@@ -132,10 +122,10 @@ def test_reads_that_all_block_end_with_the_whole_deadline() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_no_second_thread_waits_for_a_pid_that_blocks() -> None:
+def test_no_second_thread_waits_for_a_pid_that_blocks():
     stuck, blocked, asked = os.pipe(), {}, []
 
-    def read(pid: int) -> int:
+    def read(pid):
         asked.append(pid)
         if pid == 7 and asked.count(7) == 1:
             os.read(stuck[0], 1)
@@ -155,10 +145,8 @@ def test_no_second_thread_waits_for_a_pid_that_blocks() -> None:
     assert blocked == {}
 
 
-def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
+def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocked(monkeypatch):
+    def refuse(_):
         raise RuntimeError("can't start new thread")
 
     blocked = {}
@@ -169,7 +157,7 @@ def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocke
     assert read_each((6, 7), lambda pid: pid, blocked=blocked) == {6: 6, 7: 7}
 
 
-def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_path: Path) -> None:
+def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add(60, 1, ("python", "train.py"), torch=True, threads=("pt_autograd_0",))
     fake.add(61, 1, ("python", "train.py"), torch=True)
@@ -181,7 +169,7 @@ def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_p
     assert facts[61].argv[1] == "train.py"
 
 
-def test_a_job_is_found_although_a_member_is_stuck(tmp_path: Path) -> None:
+def test_a_job_is_found_although_a_member_is_stuck(tmp_path):
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100)
     (fake.path / "102" / "cmdline").unlink()

@@ -1,7 +1,5 @@
 """Looks at main threads: what each finds, how often they come, and what real programs are found doing."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal
@@ -126,10 +124,7 @@ def look_at(one: Child, times: int = 20) -> MainThreadSample:
     [
         ("say('up'); burn()", "running"),
         ("say('up'); time.sleep(60)", "other"),
-        (
-            "say('up'); l = threading.Lock(); l.acquire(); l.acquire()",
-            "lock",
-        ),
+        ("say('up'); l = threading.Lock(); l.acquire(); l.acquire()", "lock"),
         ("say('up'); l = threading.Lock(); l.acquire(); l.acquire(timeout=60)", "timed_lock"),
         (
             "import multiprocessing as mp\nr, w = mp.Pipe(False)\nsay('up')\nr.poll(5)\nr.poll(5)\nr.poll(60)",
@@ -224,7 +219,7 @@ def test_where_system_calls_may_not_be_read_nothing_is_told(tmp_path, monkeypatc
     probe.watch([(Identity(7, 1), 0)])
     real = os.pread
 
-    def refuse(fd: int, size: int, offset: int) -> bytes:
+    def refuse(fd, size, offset):
         if os.readlink(f"/proc/self/fd/{fd}").endswith("syscall"):
             raise PermissionError(1, "Operation not permitted")
         return real(fd, size, offset)

@@ -1,7 +1,5 @@
 """Ration PSS, in turn and never of large processes; fit growth that one outlier does not move."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -71,9 +69,7 @@ def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_change
     assert reader.read(SECOND, HIDDEN, rows) == AnonMemory(150 * PAGE_BYTES, UNFITTED, True)
     put(7, 900, 800)
     put(8, 95, 0)
-    assert (
-        reader.read(SECOND, HIDDEN, [rows[0], make_process(8, rss_bytes=95)]).anon_bytes == 195 * PAGE_BYTES
-    )
+    assert reader.read(SECOND, HIDDEN, [rows[0], make_process(8, rss_bytes=95)]).anon_bytes == 195 * PAGE_BYTES
     gone = make_process(9)
     assert reader.read(SECOND, HIDDEN, [rows[0], gone]).anon_bytes == 100 * PAGE_BYTES, "it ended meanwhile"
     assert isinstance(reader.read(SECOND, HIDDEN, [gone]).anon_bytes, Missing)
@@ -238,9 +234,7 @@ def test_a_pid_that_another_process_has_by_now_shows_no_figure(tmp_path):
 
 
 def test_pss_of_real_processes_that_share_is_less_than_their_rss():
-    with child(
-        "a = bytearray(os.urandom(24 << 20))\nif not os.fork(): time.sleep(50)\nsay('up'); hear()"
-    ) as one:
+    with child("a = bytearray(os.urandom(24 << 20))\nif not os.fork(): time.sleep(50)\nsay('up'); hear()") as one:
         with open(f"/proc/{one.pid}/statm") as file:
             rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         ration = PssRation()

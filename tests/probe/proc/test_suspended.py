@@ -1,11 +1,8 @@
 """Frozen control groups: what the kernel's files say of them, in fixture trees and where this machine makes some."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ V1, V2 = "docker/0123", "system.slice/train.service"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path):
     return Tree(tmp_path)
 
 
@@ -62,25 +59,25 @@ def v2_job(tree: Tree, group: str = f"{V2}/job") -> None:
         (2, b"populated 1\n", False),
     ],
 )
-def test_what_the_kernel_writes_of_a_group_is_read(version: int, raw: bytes, expected: bool) -> None:
+def test_what_the_kernel_writes_of_a_group_is_read(version, raw, expected):
     assert parse_frozen(version, raw) is expected
 
 
-def test_a_group_of_v1_that_was_frozen_from_above_names_the_one_to_thaw(tree: Tree) -> None:
+def test_a_group_of_v1_that_was_frozen_from_above_names_the_one_to_thaw(tree):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=False)
     freeze_v1(tree, V1, own=True)
     assert read_freezer(7, tree.proc) == Freezer(1, f"/{V1}", str(tree.path / "cg/freezer" / V1))
 
 
-def test_a_group_of_v2_that_was_frozen_itself_is_the_one_to_thaw(tree: Tree) -> None:
+def test_a_group_of_v2_that_was_frozen_itself_is_the_one_to_thaw(tree):
     v2_job(tree)
     freeze_v2(tree, f"{V2}/job", own=True)
     freeze_v2(tree, V2, own=False, frozen=False)
     assert read_freezer(7, tree.proc) == Freezer(2, f"/{V2}/job", str(tree.path / "cg/unified" / V2 / "job"))
 
 
-def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(tree: Tree) -> None:
+def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(tree):
     v2_job(tree, "job")
     freeze_v2(tree, "job", own=False)
     tree.write("cg/unified/cgroup.events", "populated 1\nfrozen 1\n")
@@ -89,7 +86,7 @@ def test_a_group_that_was_frozen_above_the_view_says_where_it_cannot_be_thawed(t
     assert isinstance(found.directory, Missing)
 
 
-def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree: Tree) -> None:
+def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=True, state="THAWED")
     tree.process(8, "6:freezer:/\n0::/\n")
@@ -98,13 +95,13 @@ def test_a_group_that_runs_or_is_the_root_freezes_nothing(tree: Tree) -> None:
     assert read_freezer(9, tree.proc) is NOT_APPLICABLE, "no such process"
 
 
-def test_a_group_that_cannot_be_looked_at_is_missing_and_not_said_to_run(tree: Tree) -> None:
+def test_a_group_that_cannot_be_looked_at_is_missing_and_not_said_to_run(tree):
     tree.mount("cg/unified", "", version=2)
     tree.process(7, "0::/../other\n")
     assert read_freezer(7, tree.proc) == Missing("its control group is outside this container's view")
 
 
-def test_others_are_asked_while_a_rank_is_frozen_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
     v1_job(tree)
     freeze_v1(tree, f"{V1}/job", own=True, state="THAWED")
     tree.process(8, f"6:freezer:/{V1}/job\n0::/\n")
@@ -124,7 +121,7 @@ def test_others_are_asked_while_a_rank_is_frozen_alone(tree: Tree, monkeypatch: 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_real_frozen_process_is_told_until_it_is_thawed(version: int) -> None:
+def test_a_real_frozen_process_is_told_until_it_is_thawed(version):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sleeper:
         try:
             with freezing([sleeper.pid], version) as group:

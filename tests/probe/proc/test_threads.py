@@ -1,7 +1,5 @@
 """Measure demand on real threads that burn, wait, come and go."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -51,10 +49,7 @@ def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch,
     assert now.busy_threads == count
     assert now.running + now.waiting == pytest.approx(now.runnable)
     assert now.running <= len(os.sched_getaffinity(0)) + 0.1
-    assert {(group.kind, group.count) for group in now.groups} == {
-        (ThreadKind.MAIN, 1),
-        (ThreadKind.OTHER, count),
-    }
+    assert {(group.kind, group.count) for group in now.groups} == {(ThreadKind.MAIN, 1), (ThreadKind.OTHER, count)}
     other = next(group for group in now.groups if group.kind is ThreadKind.OTHER)
     assert other.runnable == pytest.approx(now.runnable, abs=0.1)
     assert len(threads.busy_tids()) == count
@@ -215,10 +210,7 @@ def test_names_beyond_the_ration_are_read_at_the_next_listing(watch):
         threads.allowance.names = 100
         clock[0] += RELIST_NS
         now = threads.read(lambda: clock[0], 7, moved=True, skip=False)
-        assert {group.kind: group.count for group in now.groups} == {
-            ThreadKind.MAIN: 1,
-            ThreadKind.OTHER: 6,
-        }
+        assert {group.kind: group.count for group in now.groups} == {ThreadKind.MAIN: 1, ThreadKind.OTHER: 6}
 
 
 def test_a_thread_that_takes_its_name_late_gets_its_kind_at_the_next_listing(watch):

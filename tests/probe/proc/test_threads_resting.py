@@ -1,7 +1,5 @@
 """Which threads are left unread for some ticks, and that nothing is lost by it; on a /proc tree that a test writes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

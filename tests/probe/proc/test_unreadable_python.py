@@ -1,7 +1,5 @@
 """A file of the target's Python that py-spy may not open is no process that may not be looked into."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -12,14 +10,7 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing
 from tpmon.probe.proc import access as stack_refusal
 from tpmon.probe.proc import access as unreadable_python
-from tpmon.probe.proc.access import (
-    AccessStanding,
-    Caller,
-    find_unreadable,
-    judge_file,
-    parse_pythons,
-    read_refusal,
-)
+from tpmon.probe.proc.access import AccessStanding, Caller, find_unreadable, judge_file, parse_pythons, read_refusal
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.failure import SpyOutcome
 
@@ -42,11 +33,11 @@ def test_the_files_of_python_are_found_in_the_maps():
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def closed(monkeypatch):
     """Refuse to open every program and library of Python, as a FUSE mount does to root."""
     really = os.open
 
-    def refuse(path: str, flags: int, *more: int) -> int:
+    def refuse(path, flags, *more):
         if "/root/" in str(path) and "python" in Path(path).name:
             raise PermissionError(13, "Permission denied")
         return really(path, flags, *more)

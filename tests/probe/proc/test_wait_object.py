@@ -1,7 +1,5 @@
 """What a blocked call waits on, told of real small programs: files, pipes, sockets, locks and who can end the wait."""
 
-from __future__ import annotations
-
 import os
 import signal
 import struct
@@ -339,9 +337,7 @@ def test_mounts_are_found_by_number_and_their_names_unescaped():
 def test_connections_are_read_from_the_kernels_table():
     if sys.byteorder != "little":
         pytest.skip("the samples are of a little-endian machine")
-    head = (
-        b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    )
+    head = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     row = b"   0: 0100007F:C350 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x\n"
     listens = b"   1: 00000000:0016 00000000:0000 0A 0:0 0:0 0 0 0 12 1\n"
     one, two = parse_tcp(head + row + b"   2: cut\n" + listens)
@@ -352,7 +348,7 @@ def test_connections_are_read_from_the_kernels_table():
 
 
 def test_the_kernels_answer_about_a_unix_socket_is_read_and_bounded():
-    def answer(body: bytes, kind: int = 20) -> bytes:
+    def answer(body, kind=20):
         return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
 
     message = bytes(16)

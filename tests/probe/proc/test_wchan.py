@@ -1,7 +1,5 @@
 """Turn captured triples of state, wchan and syscall into words, and catch real threads in the act."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -172,10 +170,7 @@ say('up'); c.recv(1)""",
     ),
     "unix socket": ("import socket\na, b = socket.socketpair(); say('up'); a.recv(1)", {"unix socket"}),
     "signal": ("say('up'); signal.pause()", {"signal"}),
-    "select": (
-        "import select\nr, w = os.pipe(); say('up'); select.select([r], [], [], 50)",
-        {"select", "poll"},
-    ),
+    "select": ("import select\nr, w = os.pipe(); say('up'); select.select([r], [], [], 50)", {"select", "poll"}),
     "epoll": ("import select\ne = select.epoll(); say('up'); e.poll(50)", {"epoll"}),
     "stopped": ("say('up'); os.kill(os.getpid(), signal.SIGSTOP)", {"stopped by a signal"}),
     "spinning": ("say('up')\nwhile True: pass", {"running"}),

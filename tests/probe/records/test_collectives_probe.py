@@ -1,7 +1,5 @@
 """Every rank is asked wherever it offers its record; one that hangs or refuses costs its own answer alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -74,8 +72,7 @@ def rank_process(
 
 def read(*pids: int, world_size: int = 2, **options: Any) -> CollectivesReading:
     members = tuple(
-        made_up(pid, rank, started=STARTED, environment=Missing("not read here"))
-        for rank, pid in enumerate(pids)
+        made_up(pid, rank, started=STARTED, environment=Missing("not read here")) for rank, pid in enumerate(pids)
     )
     job: Any = SimpleNamespace(members=members, world_size=world_size)
     return read_collectives(job, someone_waits=True, **options)
@@ -92,9 +89,7 @@ def test_a_lone_process_is_asked_nothing():
 def test_ras_is_asked_on_the_port_of_the_job_and_only_where_the_job_listens():
     answers = ["SERVER PROTOCOL 2\n", "OK\n", BEHIND]
     with rank_process(["pt_nccl_watchdg"], "127.0.0.1", answers, {}) as (process, port):
-        assert reasons(read(process.pid))[RecordSource.RAS].startswith(
-            "no rank of this job listens on port 28028"
-        )
+        assert reasons(read(process.pid))[RecordSource.RAS].startswith("no rank of this job listens on port 28028")
         told = {"NCCL_RAS_ADDR": f"localhost:{port}"}
         with rank_process(["pt_nccl_watchdg"], "127.0.0.1", answers, told) as (other, _):
             # The port of another job is left alone; with the one that listens in the job it is asked.
@@ -106,7 +101,7 @@ def test_ras_is_asked_on_the_port_of_the_job_and_only_where_the_job_listens():
 
 
 def test_a_report_of_nccl_that_breaks_its_parser_costs_no_record(tmp_path, monkeypatch):
-    def break_down(*_given: object, **_more: object) -> None:
+    def break_down(*_given, **_more):
         raise ValueError("Exceeds the limit of digits")
 
     monkeypatch.setattr(collectives, "read_ras", break_down)
@@ -135,10 +130,7 @@ def test_a_server_that_answers_nonsense_costs_that_rank_alone(tmp_path):
         (tmp_path / "fr_1").write_bytes(pickle.dumps(make_raw([make_entry(1)]), 2))
         (tmp_path / "fr_0").write_bytes(b"cos\nsystem\n.")
         both = read(first.pid, second.pid)
-        assert [(one.rank, one.source) for one in both.records] == [
-            (0, RecordSource.SERVER),
-            (1, RecordSource.FILE),
-        ]
+        assert [(one.rank, one.source) for one in both.records] == [(0, RecordSource.SERVER), (1, RecordSource.FILE)]
 
 
 def test_a_file_that_is_no_record_is_told_with_the_reason(tmp_path):

@@ -1,7 +1,5 @@
 """Read the records of a job in the background with a reader that answers when the test says so."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The debug server of a rank is told for certain from its other sockets, and asked with a deadline."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -35,20 +33,14 @@ SERVER = ListeningSocket(13, 52007, "::", 5)
 
 def answer(body: bytes = b'{"version":"2.10"}', status: bytes = b"200 OK", length: int = -1) -> bytes:
     size = len(body) if length < 0 else length
-    return b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        status,
-        size,
-        body,
-    )
+    return b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (status, size, body)
 
 
 def test_only_the_socket_of_the_server_is_picked():
     assert pick_door([GLOO, STORE, SERVER]) == Door(52007)
     for others in ([], [GLOO, STORE], [GLOO, ListeningSocket(14, 1, LOOPBACK, 5)]):
         assert isinstance(pick_door(others), Missing)
-    assert pick_door([ListeningSocket(15, 2, "0.0.0.0", 5), SERVER]) == Door(52007), (
-        "a metrics server in Python"
-    )
+    assert pick_door([ListeningSocket(15, 2, "0.0.0.0", 5), SERVER]) == Door(52007), "a metrics server in Python"
     assert pick_door([ListeningSocket(15, 2, "0.0.0.0", 5)]) == Door(2)
     two = pick_door([SERVER, ListeningSocket(15, 2, "::", 5)])
     assert isinstance(two, Missing)
@@ -91,9 +83,7 @@ def answer_once(listening: socket.socket, data: bytes, *, hold: threading.Event 
 @contextmanager
 def serve(data: bytes, hold: threading.Event | None = None) -> Iterator[Door]:
     with socket.create_server((LOOPBACK, 0)) as listening:
-        thread = threading.Thread(
-            target=answer_once, args=(listening, data), kwargs={"hold": hold}, daemon=True
-        )
+        thread = threading.Thread(target=answer_once, args=(listening, data), kwargs={"hold": hold}, daemon=True)
         thread.start()
         yield Door(listening.getsockname()[1])
         thread.join(25)
@@ -166,10 +156,7 @@ def test_what_is_no_whole_answer_is_refused(data, words):
 
 
 def test_our_own_listening_sockets_are_found_with_their_backlog():
-    with (
-        socket.create_server((LOOPBACK, 0), backlog=5) as one,
-        socket.create_server(("0.0.0.0", 0), backlog=7) as two,
-    ):
+    with socket.create_server((LOOPBACK, 0), backlog=5) as one, socket.create_server(("0.0.0.0", 0), backlog=7) as two:
         mine = read_listeners(os.getpid(), read_all_listeners())
         assert is_known(mine)
         found = {listener.port: listener for listener in mine}

@@ -1,7 +1,5 @@
 """Dumps of eight hosts through one pipe into ``tpmon fold -``: written at once, or cut as srun cuts them."""
 
-from __future__ import annotations
-
 import json
 import random
 import select
@@ -69,7 +67,7 @@ def names_culprit(folded: dict[str, object]) -> bool:
     return isinstance(odd, dict) and (odd["rank"], odd["host"]) == (CULPRIT, f"node-{CULPRIT}")
 
 
-def test_short_dumps_that_eight_processes_write_into_one_pipe_at_once_stay_whole(tmp_path: Path) -> None:
+def test_short_dumps_that_eight_processes_write_into_one_pipe_at_once_stay_whole(tmp_path):
     dumps = make_dumps()
     assert max(map(len, dumps)) < select.PIPE_BUF, "longer ones may be mixed"
     folded = fold_what_is_written(tmp_path, dumps)
@@ -77,7 +75,7 @@ def test_short_dumps_that_eight_processes_write_into_one_pipe_at_once_stay_whole
     assert "left_out" not in folded or folded["left_out"] == []
 
 
-def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_other(tmp_path: Path) -> None:
+def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_other(tmp_path):
     good, path = make_dumps()[0], tmp_path / "dumps"
     path.write_text(f'0: {{"schema":{"[" * 200_000}\n0: x\n{good}\n')
     refused: list[str] = []
@@ -85,7 +83,7 @@ def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_oth
     assert "no dump of tpmon: not JSON" in refused[0]
 
 
-def test_dumps_that_srun_cuts_and_mixes_are_put_together_by_their_labels(tmp_path: Path) -> None:
+def test_dumps_that_srun_cuts_and_mixes_are_put_together_by_their_labels(tmp_path):
     pieces = [cut(number, one) for number, one in enumerate(make_dumps())]
     assert min(map(len, pieces)) > 1
     folded = fold_what_is_written(tmp_path, ["\n".join(those) for those in pieces])
@@ -93,7 +91,7 @@ def test_dumps_that_srun_cuts_and_mixes_are_put_together_by_their_labels(tmp_pat
     assert "left_out" not in folded or folded["left_out"] == []
 
 
-def test_whatever_the_order_each_label_has_its_dumps_and_what_is_none_is_left_out(tmp_path: Path) -> None:
+def test_whatever_the_order_each_label_has_its_dumps_and_what_is_none_is_left_out(tmp_path):
     dumps = make_dumps()
     waiting = [
         [f"0: {dumps[0]}", "0: said after it", *cut(0, dumps[7])],
@@ -110,5 +108,5 @@ def test_whatever_the_order_each_label_has_its_dumps_and_what_is_none_is_left_ou
     assert len(told) == 2
 
 
-def test_a_line_of_nothing_but_a_number_is_left_out_as_any_other() -> None:
+def test_a_line_of_nothing_but_a_number_is_left_out_as_any_other():
     assert list(_join_labelled([b"9" * 5000 + b": x"])) == [(1, b"9" * 5000 + b": x")]

@@ -1,7 +1,5 @@
 """Dumps of torch's FlightRecorder become typed records; what is none, or is of another run, is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -68,11 +66,7 @@ def test_a_record_of_nccl_tells_states_members_and_lines():
     raw = make_raw(entries, pg_config={"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}})
     (group,) = parse_pickle(pickle.dumps(raw, 2), ORIGIN).groups
     assert (group.backend, group.ranks, group.last_called, group.last_done) == ("nccl", (0, 1, 2, 3), 3, 1)
-    assert [call.state for call in group.calls] == [
-        CallState.COMPLETED,
-        CallState.STARTED,
-        CallState.SCHEDULED,
-    ]
+    assert [call.state for call in group.calls] == [CallState.COMPLETED, CallState.STARTED, CallState.SCHEDULED]
     assert group.calls[1].line == StackFrame("train", "/run/train.py", 40)
     assert group.calls[0].line is NOT_APPLICABLE
 
@@ -91,10 +85,7 @@ def test_groups_are_kept_apart_and_transfers_out_of_the_count():
     ]
     world, pair = parse_record(make_raw(entries), ORIGIN).groups
     assert (world.last_called, world.last_done) == (1, 1)
-    assert [(call.name, call.is_transfer) for call in world.calls] == [
-        ("all_reduce", False),
-        ("send 0->1", True),
-    ]
+    assert [(call.name, call.is_transfer) for call in world.calls] == [("all_reduce", False), ("send 0->1", True)]
     assert (pair.description, pair.last_called, pair.last_done) == ("tp", 1, 0)
 
 
@@ -172,15 +163,9 @@ def test_text_of_the_record_is_cleaned():
 @pytest.mark.parametrize(
     ("environment", "paths"),
     [
-        (
-            {"TORCH_FR_DUMP_TEMP_FILE": "/d/fr_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/old_"},
-            ("/d/fr_3",),
-        ),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "/d/fr_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/old_"}, ("/d/fr_3",)),
         ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/old_"}, ("/d/old_3",)),
-        (
-            {"XDG_CACHE_HOME": "/c", "HOME": "/h"},
-            ("/c/torch/comm_lib_trace_rank_3", "/tmp/nccl_trace_rank_3"),
-        ),
+        ({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, ("/c/torch/comm_lib_trace_rank_3", "/tmp/nccl_trace_rank_3")),
         ({"HOME": "/h"}, ("/h/.cache/torch/comm_lib_trace_rank_3", "/tmp/nccl_trace_rank_3")),
         ({}, ("/tmp/.cache/torch/comm_lib_trace_rank_3", "/tmp/nccl_trace_rank_3")),
         ({"TORCH_FR_DUMP_TEMP_FILE": "relative_"}, ()),

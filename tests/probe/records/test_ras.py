@@ -1,7 +1,5 @@
 """NCCL's RAS report is parsed for who lags, is silent or dead; and only an answer of NCCL is one."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -14,15 +12,7 @@ from hypothesis import strategies as st
 
 from tpmon.judge.dumps.collective_words import say_report
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.records.servers import (
-    LOOPBACK,
-    MOST_RANKS,
-    PORT,
-    _list_numbers,
-    find_port,
-    parse_ras,
-    read_ras,
-)
+from tpmon.probe.records.servers import LOOPBACK, MOST_RANKS, PORT, _list_numbers, find_port, parse_ras, read_ras
 
 HEAD = """NCCL version 2.27.5 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12080
@@ -183,9 +173,7 @@ def test_dead_and_silent_processes_are_named():
 def test_the_missing_rank_is_that_of_the_one_dead_process():
     report = parse_ras(DEAD)
     assert [(one.rank, one.process, one.problem) for one in report.ranks] == [(5, 3487984, "no answer")]
-    assert say_report(report) == (
-        "NCCL RAS: process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)"
-    )
+    assert say_report(report) == ("NCCL RAS: process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)")
 
 
 def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
@@ -202,8 +190,7 @@ def test_ranges_are_written_out_no_further_than_ranks_are_kept():
 
 
 @pytest.mark.parametrize(
-    "number",
-    ["1 job process is", "operation 4711", "operation 4710", "Rank 3", "process 4242", "1 job process", "8 "],
+    "number", ["1 job process is", "operation 4711", "operation 4710", "Rank 3", "process 4242", "1 job process", "8 "]
 )
 def test_a_number_of_thousands_of_digits_costs_its_own_line_alone(number):
     """int() refuses it."""
@@ -325,5 +312,5 @@ def test_nobody_listens():
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "0", "65536", "-1", "\u00b2", ""])
-def test_a_port_that_is_none_is_the_usual_one(port: str):
+def test_a_port_that_is_none_is_the_usual_one(port):
     assert find_port([{"NCCL_RAS_ADDR": f"localhost:{port}"}]) == PORT

@@ -3,8 +3,6 @@
 A real process with torch; tpmon is started by a Python that has another py-spy, or none, beside it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -35,15 +33,9 @@ class Case:
 
 
 CASES = {
-    "missing": Case(
-        None, "py-spy is not installed beside tpmon or on PATH", "py-spy", "install", ErrorKind.NO_SPY
-    ),
+    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH", "py-spy", "install", ErrorKind.NO_SPY),
     "failing": Case(
-        "echo 'Error: no luck' >&2; exit 1",
-        "py-spy failed: no luck",
-        "stacks",
-        "tries py-spy",
-        ErrorKind.FAILED,
+        "echo 'Error: no luck' >&2; exit 1", "py-spy failed: no luck", "stacks", "tries py-spy", ErrorKind.FAILED
     ),
     "raving": Case(
         "head -c 3000 /dev/urandom; echo garbage",
@@ -52,9 +44,7 @@ CASES = {
         "tries py-spy",
         ErrorKind.FAILED,
     ),
-    "hanging": Case(
-        "exec sleep 600", "py-spy gave no answer within", "stacks", "tries py-spy", ErrorKind.LATE
-    ),
+    "hanging": Case("exec sleep 600", "py-spy gave no answer within", "stacks", "tries py-spy", ErrorKind.LATE),
 }
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -74,12 +64,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request):
     return CASES[request.param]
 
 
 @pytest.fixture
-def call(case: Case, tmp_path: Path) -> Call:
+def call(case, tmp_path):
     """Give what runs tpmon with the py-spy of the case."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -90,7 +80,7 @@ def call(case: Case, tmp_path: Path) -> Call:
         (folder / "py-spy").chmod(0o755)
     paths = os.pathsep.join((str(ROOT), *(one for one in sys.path if one.endswith("-packages"))))
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments):
         return subprocess.run(
             [str(folder / "python"), "-B", "-m", "tpmon", *arguments],
             check=False,
@@ -108,7 +98,7 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_dump_says_what_why_and_what_to_try(case: Case, call: Call, job: int) -> None:
+def test_dump_says_what_why_and_what_to_try(case, call, job):
     done = call("dump", str(job))
     said = in_one_line(done.stdout)
     assert (done.returncode, done.stderr) == (2, "")
@@ -120,7 +110,7 @@ def test_dump_says_what_why_and_what_to_try(case: Case, call: Call, job: int) ->
     assert "rank 0: stack not read state S, " in said
 
 
-def test_dump_as_json_has_the_threads_and_the_error(case: Case, call: Call, job: int) -> None:
+def test_dump_as_json_has_the_threads_and_the_error(case, call, job):
     done = call("dump", str(job), "--json")
     dump = decode(Dump, done.stdout)
     assert (done.returncode, done.stderr) == (2, "")
@@ -128,7 +118,7 @@ def test_dump_as_json_has_the_threads_and_the_error(case: Case, call: Call, job:
     assert [group.state for group in dump.groups] == ["S"]
 
 
-def test_sample_ends_with_2_what_why_and_what_to_try(case: Case, call: Call, job: int) -> None:
+def test_sample_ends_with_2_what_why_and_what_to_try(case, call, job):
     done = call("sample", str(job), "--seconds", "1")
     price, *_, what, tip = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
@@ -139,7 +129,7 @@ def test_sample_ends_with_2_what_why_and_what_to_try(case: Case, call: Call, job
     assert case.tip in tip
 
 
-def test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see(case: Case, call: Call, job: int) -> None:
+def test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see(case, call, job):
     if case.kind is ErrorKind.LATE:
         pytest.skip("the first slice may take as long as the whole look")
     done = call("diagnose", str(job), "--for", "3s")
@@ -150,7 +140,7 @@ def test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see(case: Case, 
     assert f"data wait (stacks: {case.why} (doctor: {case.line})" in said
 
 
-def test_once_has_rows_and_cpu_and_says_why_there_are_no_stacks(case: Case, call: Call, job: int) -> None:
+def test_once_has_rows_and_cpu_and_says_why_there_are_no_stacks(case, call, job):
     done = call("attach", str(job), "--once")
     said = in_one_line(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
@@ -161,9 +151,7 @@ def test_once_has_rows_and_cpu_and_says_why_there_are_no_stacks(case: Case, call
 
 
 @pytest.mark.long
-def test_a_bundle_has_all_but_stacks_and_the_doctor_of_it(
-    case: Case, call: Call, job: int, tmp_path: Path
-) -> None:
+def test_a_bundle_has_all_but_stacks_and_the_doctor_of_it(case, call, job, tmp_path):
     done = call("bundle", str(job), "--out", str(tmp_path / "evidence"))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -4,8 +4,6 @@ A real process with torch, watched by a real session; py-spy is replaced by a pr
 refused, broken, silent or raving one prints.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -49,12 +47,12 @@ Install = Callable[[str | None], None]
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
+def install(monkeypatch, tmp_path):
     """Put another program, or none, where tpmon looks for py-spy; ptrace_scope is 1 for whom it refuses."""
     (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setattr(stack_refusal, "read_standing", under_yama)
 
-    def put(text: str | None) -> None:
+    def put(text):
         if text is not None:
             (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / "py-spy").chmod(0o755)
@@ -126,13 +124,9 @@ class Case:
 
 CASES = {
     "refused": Case(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, ErrorKind.DENIED),
-    "missing": Case(
-        None, "py-spy is not installed beside tpmon or on PATH (doctor: py-spy): ", ErrorKind.NO_SPY
-    ),
+    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH (doctor: py-spy): ", ErrorKind.NO_SPY),
     "failing": Case(
-        "echo 'Error: Failed to merge' >&2; exit 1",
-        "py-spy failed: Failed to merge (doctor: stacks)",
-        ErrorKind.FAILED,
+        "echo 'Error: Failed to merge' >&2; exit 1", "py-spy failed: Failed to merge (doctor: stacks)", ErrorKind.FAILED
     ),
     "raving": Case(
         "echo garbage; head -c 3000 /dev/urandom",
@@ -145,14 +139,9 @@ CASES = {
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, id=name, marks=[pytest.mark.long] if name == "silent" else [])
-        for name, case in CASES.items()
-    ],
+    [pytest.param(case, id=name, marks=[pytest.mark.long] if name == "silent" else []) for name, case in CASES.items()],
 )
-def test_the_pane_says_why_and_the_rest_lives(
-    job: int, install: Install, monkeypatch: pytest.MonkeyPatch, case: Case
-):
+def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, case):
     install(case.text)
     monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
     if case.kind is ErrorKind.LATE:
@@ -186,7 +175,7 @@ def test_the_pane_says_why_and_the_rest_lives(
     assert wait_until(lambda: spies_of(os.getpid()) == [], SECONDS)
 
 
-def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: Install):
+def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job, install):
     install(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1")
     watched = Watched(job)
     try:
@@ -199,7 +188,7 @@ def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: 
 
 
 @needs_setpriv
-def test_root_without_the_capability_sees_all_but_stacks(job: int):
+def test_root_without_the_capability_sees_all_but_stacks(job):
     words = "not permitted: root without CAP_SYS_PTRACE, and "
     done = call_behind(WITHOUT_PTRACE, "dump", str(job))
     assert done.returncode == 4, done.stderr
@@ -230,7 +219,7 @@ def test_root_without_the_capability_sees_all_but_stacks(job: int):
 
 @needs_setpriv
 @pytest.mark.parametrize("command", ["attach", "dump", "diagnose", "bundle"])
-def test_another_user_is_told_who_may_and_who_knows_more(job: int, command: str):
+def test_another_user_is_told_who_may_and_who_knows_more(job, command):
     if subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip("another user may not start this Python")
     text = ("--once",) if command == "attach" else ()

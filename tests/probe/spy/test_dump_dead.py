@@ -1,13 +1,10 @@
 """Children that died and whose end nobody asked about are told with each look; those that ended well are not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -45,8 +42,8 @@ def test_a_killed_child_is_told_with_its_signal_and_one_that_ended_well_is_not()
     [(30, "SIGKILL; OOM killer (kernel log)"), (1800, "SIGKILL; OOM killer (kernel log)"), (7200, "SIGKILL")],
 )
 def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_the_number_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_s_ago: int, how: str
-) -> None:
+    tmp_path, monkeypatch, killed_s_ago, how
+):
     """The child began an hour ago: a kill of two hours ago was one of another process."""
     up_s = 100_000.0
     monkeypatch.setattr(time, "monotonic", lambda: up_s)
@@ -59,7 +56,4 @@ def test_the_oom_killer_is_named_however_late_the_look_is_but_not_for_who_had_th
     kmsg = tmp_path / "kmsg"
     kmsg.write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 501 (pt_data_worker) total-vm:1kB\n")
     found = sorted(find_dead({500}, made.proc, str(kmsg)), key=lambda one: one.pid)
-    assert found == [
-        DeadChild(501, 500, "pt_data_worker", how),
-        DeadChild(502, 500, "pt_data_worker", "SIGKILL"),
-    ]
+    assert found == [DeadChild(501, 500, "pt_data_worker", how), DeadChild(502, 500, "pt_data_worker", "SIGKILL")]

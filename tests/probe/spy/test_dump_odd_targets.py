@@ -1,7 +1,5 @@
 """Dump what is odd: other Pythons, deleted ones, names that would move the cursor, and what ends meanwhile."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -42,7 +40,7 @@ NEWEST = 13
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
+def _sampling_works():
     if reason := may_sample():
         pytest.skip(reason)
 
@@ -104,7 +102,7 @@ train(7)
 
 
 @pytest.mark.parametrize("minor", range(10, NEWEST + 1))
-def test_each_python_is_read_with_threads_variables_and_no_stop(minor: int):
+def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
     python = find_python(minor)
     if python is None:
         pytest.skip(f"no python3.{minor} here")
@@ -124,13 +122,11 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor: int):
             # Python 3.10 tells py-spy no number; glibc keeps it.
             assert is_known(other.tid)
             assert other.tid != pid
-            assert other.waits_for in map(wait_of, ("sleep", "poll", "select")), (
-                "up to 3.10 time.sleep is a select"
-            )
+            assert other.waits_for in map(wait_of, ("sleep", "poll", "select")), "up to 3.10 time.sleep is a select"
 
 
 @pytest.fixture(scope="module")
-def own_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Mapping[str, str]]:
+def own_python(tmp_path_factory):
     """Copy this Python: its program, its shared library, and what makes the copy find its modules."""
     library = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "none")
     folder = tmp_path_factory.mktemp("python")
@@ -161,12 +157,8 @@ def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python
             assert functions(main_of(mended.processes[0])) == ["<module>", "train", "nap"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "fits"), [("/opt/my env", True), ("/" + "x" * 200, False), ("/opt/\x1b[2J", False)]
-)
-def test_a_deleted_python_is_copied_back_into_the_jobs_own_root_by_a_whole_command_or_none(
-    tmp_path, folder, fits
-):
+@pytest.mark.parametrize(("folder", "fits"), [("/opt/my env", True), ("/" + "x" * 200, False), ("/opt/\x1b[2J", False)])
+def test_a_deleted_python_is_copied_back_into_the_jobs_own_root_by_a_whole_command_or_none(tmp_path, folder, fits):
     """In a container the same name on the host is another file, and py-spy looks inside."""
     (tmp_path / "7").mkdir()
     maps = f"7f000000-7f001000 r-xp 00000000 fe:00 24  {folder}/libpython3.11.so.1.0 (deleted)\n"
@@ -210,7 +202,7 @@ größe(evil, evil)
 """
 
 
-def test_no_name_of_a_program_reaches_the_terminal_as_it_is(tmp_path: Path):
+def test_no_name_of_a_program_reaches_the_terminal_as_it_is(tmp_path):
     folder = tmp_path / f"rün {EVIL}"
     folder.mkdir()
     path = folder / f"träin{EVIL}\n.py"
@@ -263,14 +255,12 @@ def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
     chance = random.Random(7)
     code = "say('up')\ntime.sleep(60)\n"
     for _ in range(3):
-        children = [
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(12)
-        ]
+        children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(12)]
         try:
             time.sleep(0.3)
             members = [member(one.pid, rank) for rank, one in enumerate(children)]
 
-            def end_some(those: Sequence[subprocess.Popen[bytes]] = children) -> None:
+            def end_some(those=children):
                 for one in chance.sample(list(those), 8):
                     time.sleep(chance.random() * 0.02)
                     one.send_signal(signal.SIGKILL)

@@ -1,7 +1,5 @@
 """Dump real small Python programs: what is joined, what is refused, what one failing process costs."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -48,7 +46,7 @@ X86 = os.uname().machine == "x86_64"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
+def _sampling_works():
     if reason := may_sample():
         pytest.skip(reason)
 
@@ -124,17 +122,14 @@ def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(
         (folder / "syscall").write_text(call)
         (folder / "schedstat").write_text("5 6 7")
 
-    def read(*, waits: bool) -> dict[object, ThreadLook]:
+    def read(*, waits):
         looks = read_threads(
             7, Role.RANK, Missing("not asked"), waits=waits, proc=str(tmp_path), machine="x86_64"
         ).looks
         return {one.tid: one for one in looks}
 
     asked, watched = read(waits=True), read(waits=False)
-    assert [(asked[tid].wchan, asked[tid].call) for tid in (8, 9)] == [
-        ("ep_poll", "epoll_wait"),
-        ("0", ON_CPU),
-    ]
+    assert [(asked[tid].wchan, asked[tid].call) for tid in (8, 9)] == [("ep_poll", "epoll_wait"), ("0", ON_CPU)]
     assert all(isinstance(watched[tid].wchan, Missing) for tid in (8, 9))
     assert all(isinstance(watched[tid].call, Missing) for tid in (8, 9))
     assert watched[7].wchan == asked[7].wchan == "ep_poll", "of a thread of Python both are always read"
@@ -230,11 +225,7 @@ def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
             ErrorKind.FAILED,
             "py-spy failed: Failed to merge (doctor: stacks)",
         ),
-        (
-            "echo 'Error: Failed to find python version' >&2; exit 1",
-            ErrorKind.UNKNOWN_PYTHON,
-            "does not know",
-        ),
+        ("echo 'Error: Failed to find python version' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
         ("echo garbage", ErrorKind.FAILED, GARBAGE),
         ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
         ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread (doctor: stacks)"),
@@ -382,9 +373,7 @@ def test_a_stop_between_two_looks_counts_with_the_time_between_them(tmp_path, mo
 
 def test_a_stop_that_a_look_meets_counts_from_the_look_before_to_the_look_after(tmp_path, monkeypatch):
     pause = held_now_and_then(tmp_path, monkeypatch, "SStSS")
-    assert pause.most_ms == pause.paused_ms >= 10.0, (
-        "it may have begun right after the one and ended right before"
-    )
+    assert pause.most_ms == pause.paused_ms >= 10.0, "it may have begun right after the one and ended right before"
 
 
 def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
@@ -450,18 +439,7 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
     spy = find_spy()
     assert is_known(spy)
     with child(NAP) as one:
-        record = [
-            spy,
-            "record",
-            "--nonblocking",
-            "--idle",
-            "--format",
-            "raw",
-            "--rate",
-            "5",
-            "--duration",
-            "30",
-        ]
+        record = [spy, "record", "--nonblocking", "--idle", "--format", "raw", "--rate", "5", "--duration", "30"]
         with subprocess.Popen(
             [*record, "--output", "/dev/null", "--pid", str(one.pid)],
             stdout=subprocess.DEVNULL,
@@ -469,9 +447,7 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
         ) as other:
             try:
                 assert wait_until(lambda: one.pid in find_spies())
-                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [
-                    (other.pid, True)
-                ]
+                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
                 assert read_one(one.pid).errors == ()
                 assert read_one(one.pid, block=True).errors == (), "it needs no stop"
                 begun = time.monotonic()

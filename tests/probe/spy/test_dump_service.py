@@ -1,7 +1,5 @@
 """Run dumps in the background with a dumper that answers when the test says so."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +106,7 @@ def test_a_look_at_a_part_of_the_job_and_one_with_frames_of_c_enter_no_frame():
 
 
 @pytest.mark.parametrize("more", [{}, {"block": True}, {"variables": True}])
-def test_any_other_look_at_the_whole_job_enters_a_frame(more: dict[str, bool]):
+def test_any_other_look_at_the_whole_job_enters_a_frame(more):
     bench = Bench()
     bench.service.ask(DumpRequest(Asker.KEY, **more))
     bench.wait(lambda state: state.answered == 1)

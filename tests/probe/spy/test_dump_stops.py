@@ -1,7 +1,5 @@
 """What may be stopped and what not, and who makes way: threads that take no stop, our own sampler."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -24,15 +22,7 @@ from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.dump import Depth, Dumper
-from tpmon.probe.spy.failure import (
-    Failure,
-    Spy,
-    SpyOutcome,
-    find_obstacle,
-    find_sleeper,
-    parse_length,
-    yield_time_s,
-)
+from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, parse_length, yield_time_s
 from tpmon.probe.spy.pool import SpyChild
 from tpmon.probe.spy.sample import Sampler, SampleTally
 
@@ -155,7 +145,7 @@ def ending(sampler: Sampler, *, is_held: bool) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(monkeypatch, is_held):
-    def begin(*_: object) -> SpyOutcome:
+    def begin(*_):
         raise AssertionError("py-spy was started")
 
     monkeypatch.setattr(SpyChild, "run", begin)
@@ -171,7 +161,7 @@ def test_a_slice_that_was_about_to_begin_does_not_begin_in_a_hold_or_at_the_end(
 def test_a_slice_that_is_just_being_started_ends_at_once_in_a_hold_or_at_the_end(monkeypatch, is_held):
     run, outcomes = SpyChild.run, []
 
-    def begin(spy: SpyChild, *_: object) -> SpyOutcome:
+    def begin(spy, *_):
         end()
         outcomes.append(run(spy, ("/bin/sleep", "60"), 5))
         return outcomes[-1]

@@ -1,7 +1,5 @@
 """Parse what py-spy says in JSON: native frames, variables, and anything at all without raising."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -86,7 +84,7 @@ def test_a_stack_is_lost_where_who_runs_with_the_interpreters_lock_has_none(told
 
 
 def test_of_more_threads_than_are_kept_the_main_one_and_the_loop_are_kept_wherever_they_are_listed():
-    def thread(number: int) -> dict[str, object]:
+    def thread(number):
         name = "MainThread" if number == 7 else f"t{number}"
         return {"thread_name": name, "os_thread_id": number, "frames": [frame("work")]}
 
@@ -113,11 +111,7 @@ def test_variables_of_a_deep_stack_stay_with_their_frames():
 def test_the_place_where_a_deep_stack_was_cut_says_how_many_frames_are_gone():
     stacks = [parse_one(*[frame("walk")] * depth).frames for depth in (MAX_FRAMES, 200, 250)]
     assert [len(one) for one in stacks] == [MAX_FRAMES] * 3
-    assert [one[OUTER_FRAMES].function for one in stacks] == [
-        "walk",
-        "[121 frames left out]",
-        "[171 frames left out]",
-    ]
+    assert [one[OUTER_FRAMES].function for one in stacks] == ["walk", "[121 frames left out]", "[171 frames left out]"]
     assert is_library(stacks[1][OUTER_FRAMES].file)
 
 
@@ -180,15 +174,11 @@ _KEYS = st.sampled_from(
     ]
 )
 _ANY = st.recursive(
-    _LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
-    max_leaves=15,
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=15
 )
 _FRAMES = st.lists(st.dictionaries(_KEYS, _ANY, max_size=5) | _ANY, max_size=3)
 
 
-@given(
-    st.lists(st.fixed_dictionaries({"frames": _FRAMES | _ANY}, optional={"thread_name": _ANY}), max_size=3)
-)
-def test_no_answer_of_py_spy_raises(threads: list[object]):
+@given(st.lists(st.fixed_dictionaries({"frames": _FRAMES | _ANY}, optional={"thread_name": _ANY}), max_size=3))
+def test_no_answer_of_py_spy_raises(threads):
     assert isinstance(parse_dump(json.dumps(threads).encode(), 7), Sampled)

@@ -1,7 +1,5 @@
 """Whose stacks are sampled next, how fast, and how the budget of CPU time is kept."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -41,9 +39,7 @@ def subjects(count: int, first: int = 0) -> list[SpySubject]:
 class Run:
     """Let simulated time pass while the plan is obeyed; a run costs what the test says."""
 
-    def __init__(
-        self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4, *, works: bool = False
-    ) -> None:
+    def __init__(self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4, *, works: bool = False) -> None:
         self.plan = StackPlan(0)
         worker = SpySubject(Identity(900, 7), 0, is_worker=True)
         self.plan.watch([*subjects(ranks), *([worker] if works else [])])
@@ -92,9 +88,7 @@ def test_the_first_slice_is_short_and_of_rank_0():
 def test_a_share_rests_on_more_than_the_first_slice_before_a_verdict_is_due(ranks, sample_ms, least, works):
     """That is 15 s after attaching, and 40 samples leave too much open."""
     done = Run(ranks, sample_ms=sample_ms, works=works).until(60)
-    slices = [
-        (at, turn) for at, turn, _ in done if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker
-    ]
+    slices = [(at, turn) for at, turn, _ in done if turn.kind is SubjectKind.SLICE and not turn.subject.is_worker]
     for rank in range(ranks):
         own = [(at, turn) for at, turn in slices if turn.subject.rank == rank]
         assert sum(turn.rate_hz * turn.seconds for at, turn in own if at < 14 * SECOND) >= least
@@ -130,11 +124,7 @@ def test_one_rank_has_every_slice_without_a_gap_at_the_expected_cost():
     assert min(turn.rate_hz for turn in slices) >= 13
 
 
-@given(
-    st.integers(1, 12),
-    st.floats(5, 400, allow_nan=False),
-    st.floats(0.05, 20, allow_nan=False),
-)
+@given(st.integers(1, 12), st.floats(5, 400, allow_nan=False), st.floats(0.05, 20, allow_nan=False))
 def test_no_minute_after_the_first_costs_more_than_one_percent(ranks, start_ms, sample_ms):
     run = Run(ranks, start_ms, sample_ms)
     done = run.until(400)
@@ -302,7 +292,7 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
     assert 30 + 0.018 * 400 * first.rate_hz * first.seconds <= CREDIT_MS
 
 
-def test_a_working_worker_has_the_second_slice_and_every_fourth() -> None:
+def test_a_working_worker_has_the_second_slice_and_every_fourth():
     ranks = subjects(1)
     worker = SpySubject(Identity(900, 7), 0, is_worker=True)
     plan = StackPlan(0)
@@ -324,7 +314,7 @@ def test_a_working_worker_has_the_second_slice_and_every_fourth() -> None:
     assert seen == [i % WORKER_EVERY == 1 for i in range(10)]
 
 
-def test_a_refused_worker_is_no_word_about_the_ranks() -> None:
+def test_a_refused_worker_is_no_word_about_the_ranks():
     worker = SpySubject(Identity(900, 7), 0, is_worker=True)
     plan = StackPlan(0)
     plan.watch([*subjects(1), worker])
@@ -333,7 +323,7 @@ def test_a_refused_worker_is_no_word_about_the_ranks() -> None:
     assert plan.refusals() == ()
 
 
-def test_the_worker_that_computes_most_is_worth_a_look() -> None:
+def test_the_worker_that_computes_most_is_worth_a_look():
     lazy = make_worker(11, 0, runnable=0.2)
     assert find_working_worker([make_process(10), lazy]) == []
     busy = [
@@ -345,7 +335,7 @@ def test_the_worker_that_computes_most_is_worth_a_look() -> None:
     assert [one.identity.pid for one in find_working_worker([make_process(10), lazy, *busy])] == [13]
 
 
-def test_a_worker_that_sleeps_is_looked_at_where_none_computes() -> None:
+def test_a_worker_that_sleeps_is_looked_at_where_none_computes():
     idle = make_worker(11, 0, runnable=0.02)
     hidden = make_worker(12, 1, runnable=0.02, waits_for=Missing("no"))
     reads = make_worker(13, 2, runnable=0.02, waits_for="disk")

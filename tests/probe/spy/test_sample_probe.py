@@ -1,7 +1,5 @@
 """Sample real small programs for a second or two."""
 
-from __future__ import annotations
-
 import os
 import struct
 import threading
@@ -136,14 +134,8 @@ def test_stacks_beyond_the_most_stay_counted():
     )
     seen = 2 * len(stacks)
     nothing = Missing("no schedstat")
-    tally.add(
-        SampleSlice(
-            Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing
-        )
-    )
-    tally.add(
-        SampleSlice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing)
-    )
+    tally.add(SampleSlice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing))
+    tally.add(SampleSlice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing))
     total = tally.total(20)
     assert len(total.stacks) == MOST_STACKS + 1
     assert sum(one.samples for one in total.stacks) == seen + 2
@@ -199,7 +191,7 @@ while time.time() < end:
 
 
 @pytest.fixture(scope="module")
-def spun(sampling_works) -> dict[int, tuple[SampleReading, SampledProcess]]:
+def spun(sampling_works):
     """Sample a program in each Python that is here, all at once: every thread, then who holds the GIL."""
     with ExitStack() as stack:
         pids = {
@@ -219,7 +211,7 @@ def spun(sampling_works) -> dict[int, tuple[SampleReading, SampledProcess]]:
 
 
 @pytest.mark.parametrize("minor", range(10, NEWEST + 1))
-def test_main_and_other_threads_of_each_python_are_told_apart(minor: int, spun):
+def test_main_and_other_threads_of_each_python_are_told_apart(minor, spun):
     if minor not in spun:
         pytest.skip(f"no python3.{minor} here")
     reading, process = spun[minor]
@@ -237,8 +229,7 @@ def test_running_and_gil_leave_out_a_thread_that_sleeps():
         counts = {CountedFunction.RUNNING: one, CountedFunction.GIL: two, CountedFunction.ALL: three}
         with ThreadPoolExecutor(len(counts)) as pool:
             started = {
-                counted: pool.submit(run, member(napping.pid), counted=counted)
-                for counted, napping in counts.items()
+                counted: pool.submit(run, member(napping.pid), counted=counted) for counted, napping in counts.items()
             }
         found = {counted: one.result().processes for counted, one in started.items()}
         for counted in (CountedFunction.RUNNING, CountedFunction.GIL):
@@ -257,7 +248,7 @@ def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeyp
     parts: list[SampleReading] = []
     most = 0
 
-    def look(part: SampleReading) -> None:
+    def look(part):
         nonlocal most
         parts.append(part)
         most = max(most, len(spies_of(os.getpid())))
@@ -289,7 +280,7 @@ def test_a_worker_that_is_started_anew_is_met(monkeypatch):
 def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(monkeypatch):
     monkeypatch.setattr(sample, "_TICK_S", 0.05)
 
-    def end(part: SampleReading) -> None:
+    def end(part):
         if part.processes:
             one.process.kill()
 
@@ -364,7 +355,7 @@ def test_finish_at_once_is_no_error_of_py_spy():
 
 @pytest.mark.usefixtures("sampling_works")
 def test_a_bug_on_the_way_leaves_no_py_spy():
-    def fail(_part: SampleReading) -> None:
+    def fail(_part):
         raise ZeroDivisionError
 
     with child(NAP) as one, pytest.raises(ZeroDivisionError):

@@ -1,7 +1,5 @@
 """Sample what cannot be sampled: gone, traced, another user's, and with py-spys that fail in every way."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -16,7 +14,7 @@ from tests.spying import spies_of
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing, is_known
-from tpmon.model.sample import SampleReading, SampleRequest
+from tpmon.model.sample import SampleRequest
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy import sample
 from tpmon.probe.spy.failure import find_spy
@@ -47,7 +45,7 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
     looked = 0
     read = spy_failure.read_file
 
-    def held_once(path: str, limit: int = 65536) -> bytes:
+    def held_once(path, limit=65536):
         nonlocal looked
         looked += 1
         return b"TracerPid:\t7\n" if looked == 1 else read(path, limit)
@@ -93,7 +91,7 @@ def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text
     monkeypatch.setattr(spy_failure, "ENDING_S", 0.02)
     monkeypatch.setattr(sample, "_TICK_S", 0.02)
 
-    def look(part: SampleReading) -> None:
+    def look(part):
         if part.errors and len(part.processes) == 1:
             sampler.finish()
 

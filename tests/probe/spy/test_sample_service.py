@@ -1,7 +1,5 @@
 """Sample in the background with a sampler that answers when the test says so."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,9 +78,7 @@ def test_a_sampling_grows_and_ends():
     part = bench.wait(lambda state: is_known(state.reading))
     assert part == SampleState(request, PART, running=True, refused="")
     bench.made[0].go.set()
-    assert bench.wait(lambda state: not state.running) == SampleState(
-        request, WHOLE, running=False, refused=""
-    )
+    assert bench.wait(lambda state: not state.running) == SampleState(request, WHOLE, running=False, refused="")
     assert bench.changes == 3
 
 

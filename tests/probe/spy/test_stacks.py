@@ -1,7 +1,5 @@
 """Sample real small Python programs: who is sampled, what is said when that cannot be, what is left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -114,9 +112,7 @@ def test_stopping_kills_the_slice_that_runs_and_leaves_nothing():
     with child(NAP) as one:
         held = len(os.listdir("/proc/self/fd"))
         with sampling(subject(one.pid)) as sampler:
-            assert wait_until(
-                lambda: sampler.age_s(time.monotonic_ns()) != Missing("no stack was sampled yet")
-            )
+            assert wait_until(lambda: sampler.age_s(time.monotonic_ns()) != Missing("no stack was sampled yet"))
             assert wait_until(lambda: len(spies_of(os.getpid())) == 1)
             assert sampler_threads() == 1
         assert spies_of(os.getpid()) == []
@@ -153,7 +149,7 @@ def test_the_kernel_ends_the_slice_of_a_tpmon_that_was_killed():
         finally:
             tpmon.close()
 
-        def gone() -> bool:
+        def gone():
             try:
                 stat = read_stat(spy)
             except OSError:
@@ -201,7 +197,7 @@ def test_a_process_that_somebody_else_traces_is_left_alone(monkeypatch):
             try:
                 traced = f"/proc/{one.pid}/status"
 
-                def tracer_pid() -> int:
+                def tracer_pid():
                     with open(traced, "rb") as file:
                         return parse_tracer(file.read())
 
@@ -226,9 +222,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
     fake = tmp_path / "py-spy"
     monkeypatch.setattr(stacks, "find_spy", lambda: str(fake))
     monkeypatch.setattr(
-        stack_refusal,
-        "read_standing",
-        lambda _pid, _proc: AccessStanding(Missing("no Yama"), NOBODY, 0, False),
+        stack_refusal, "read_standing", lambda _pid, _proc: AccessStanding(Missing("no Yama"), NOBODY, 0, False)
     )
     with run_as_nobody(spy) as command, child(NAP) as one:
         fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -242,10 +236,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (
-            AccessStanding(1, 1000, 1000, False),
-            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0",
-        ),
+        (AccessStanding(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0"),
         (
             AccessStanding(1, 1000, 1000, False, caller=INSIDE),
             ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host",
@@ -263,10 +254,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             AccessStanding(2, 1000, 1000, False, caller=INSIDE),
             "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
-        (
-            AccessStanding(3, 0, 1000, True),
-            ": ptrace_scope 3: nobody may read until the next start of the machine",
-        ),
+        (AccessStanding(3, 0, 1000, True), ": ptrace_scope 3: nobody may read until the next start of the machine"),
         (AccessStanding(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
         (
             AccessStanding(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
@@ -280,10 +268,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             "it is a process of uid 1000; docker exec -it --privileged -u 0 CONTAINER tpmon attach 7",
         ),
         (AccessStanding(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable)"),
-        (
-            AccessStanding(0, 1000, 1000, False, dumpable=False),
-            "protects itself (not dumpable); sudo tpmon attach",
-        ),
+        (AccessStanding(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
         (
             AccessStanding(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
             "capabilities that tpmon has not",
@@ -302,19 +287,10 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             AccessStanding(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
             "may forbid it (system_u:system_r:container_t:s0); docker run --security-opt label=disable",
         ),
-        (
-            AccessStanding(0, 1000, 1000, False, deny_ptrace=True),
-            "(deny_ptrace is on); sudo setsebool deny_ptrace off",
-        ),
+        (AccessStanding(0, 1000, 1000, False, deny_ptrace=True), "(deny_ptrace is on); sudo setsebool deny_ptrace off"),
         (AccessStanding(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
-        (
-            AccessStanding(0, 0, 0, True, all_users=False),
-            "outside of tpmon's user namespace: run tpmon outside of it",
-        ),
-        (
-            AccessStanding(0, 1000, Missing("hidden"), False),
-            "a sandbox forbids it, or the process protects itself",
-        ),
+        (AccessStanding(0, 0, 0, True, all_users=False), "outside of tpmon's user namespace: run tpmon outside of it"),
+        (AccessStanding(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):
@@ -342,9 +318,7 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with sampling(subject(os.getpid())) as sampler:
         install = install_spy()
-        missing = Missing(
-            f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}"
-        )
+        missing = Missing(f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}")
         assert wait_until(lambda: sampler.take() == missing)
         assert sampler.age_s(0) == missing
         assert sampler.source() == missing.reason
@@ -367,7 +341,7 @@ def test_without_a_rank_it_says_so():
 
 
 def test_a_sampler_that_fails_twice_is_off_with_its_reason(monkeypatch):
-    def fail() -> str:
+    def fail():
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(stacks, "find_spy", fail)

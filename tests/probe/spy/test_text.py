@@ -1,7 +1,5 @@
 """What py-spy prints becomes typed stacks; what others wrote into it can neither raise nor flood."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -114,7 +112,7 @@ def test_stacks_beyond_the_bound_stay_counted():
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a 5\nb", "\n", "a\n\n7"])
-def test_a_line_break_in_a_name_costs_no_stack(name: str):
+def test_a_line_break_in_a_name_costs_no_stack(name):
     lines = f"py-spy> Sampling\n\nthread (1): {name};{name} (/a.py:1) 4\nthread (1): c;f (/a.py:1) 2\npy-spy> Wrote\n"
     sampled = parse_raw(lines.encode(), 1)
     assert (sampled.samples, sampled.lost) == (6, 0)

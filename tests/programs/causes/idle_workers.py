@@ -4,7 +4,4 @@ from loop import Images, Network, Program, make_loader
 
 program = Program(__doc__)
 batch = program.draw.choice((4, 8))
-program.train(
-    make_loader(Images(), batch, program.draw.randint(6, 10)),
-    Network(program.draw.uniform(60, 150), batch),
-)
+program.train(make_loader(Images(), batch, program.draw.randint(6, 10)), Network(program.draw.uniform(60, 150), batch))

@@ -9,8 +9,6 @@ import threading
 from pathlib import Path
 
 path = Path(__file__).with_name(f"{sys.argv.pop(1)}.py")
-trainer = threading.Thread(
-    target=runpy.run_path, args=(str(path),), kwargs={"run_name": "__main__"}, name="trainer"
-)
+trainer = threading.Thread(target=runpy.run_path, args=(str(path),), kwargs={"run_name": "__main__"}, name="trainer")
 trainer.start()
 trainer.join()

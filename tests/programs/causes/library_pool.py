@@ -89,7 +89,5 @@ if program.options.in_rank:
     times = times_for(work, 8 * step_ms)
     program.train(same_batch(batch), network, lambda _images, _loss: work(times))
 else:
-    loader = make_loader(
-        Worked(work, times_for(work, 16 * step_ms / batch)), batch, program.draw.choice((3, 4))
-    )
+    loader = make_loader(Worked(work, times_for(work, 16 * step_ms / batch)), batch, program.draw.choice((3, 4)))
     program.train(loader, network)

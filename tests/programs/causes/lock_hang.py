@@ -20,6 +20,4 @@ program = Program(__doc__)
 last = program.draw.randint(20, 60)
 batch = program.draw.choice((8, 16))
 workers = program.draw.choice((0, 1, 2))
-program.train(
-    make_loader(Images(), batch, workers), Network(program.draw.uniform(20, 60), batch), hold, 10**9
-)
+program.train(make_loader(Images(), batch, workers), Network(program.draw.uniform(20, 60), batch), hold, 10**9)

@@ -189,9 +189,7 @@ class Network(nn.Module):
             images = torch.rand(batch, width, SIDE, SIDE, requires_grad=True)
             one_ms = take_cpu_ms(lambda: block(images).relu().sum().backward())
             depth = max(1, round(step_ms / one_ms))
-        layers = [
-            module for _ in range(depth) for module in (nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
-        ]
+        layers = [module for _ in range(depth) for module in (nn.Conv2d(width, width, 3, padding=1), nn.ReLU())]
         self.first = nn.Conv2d(3, width, 3, padding=1)
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, CLASSES)
@@ -204,9 +202,7 @@ def make_loader(data: Dataset, batch: int, workers: int, **more: object) -> Data
     """Build a DataLoader that keeps its workers."""
     if workers:
         more = {"persistent_workers": True, "multiprocessing_context": "fork"} | more
-    return DataLoader(
-        data, batch_size=batch, num_workers=workers, drop_last=True, **({"shuffle": True} | more)
-    )
+    return DataLoader(data, batch_size=batch, num_workers=workers, drop_last=True, **({"shuffle": True} | more))
 
 
 def same_batch(batch: int) -> Iterable[tuple[Tensor, Tensor]]:

@@ -30,7 +30,5 @@ light = rounds_for(step_ms / 4, batch)
 slow_ms = workers * step_ms * program.draw.uniform(5, 8)
 computes = program.draw.random() < 0.5
 slow = -1 if program.fix else program.draw.randrange(workers)
-data = Uneven(
-    light, slow, rounds_for(slow_ms, batch) if computes else light, 0 if computes else slow_ms / batch / 1000
-)
+data = Uneven(light, slow, rounds_for(slow_ms, batch) if computes else light, 0 if computes else slow_ms / batch / 1000)
 program.train(make_loader(data, batch, workers), Network(step_ms, batch))

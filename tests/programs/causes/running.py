@@ -106,9 +106,7 @@ class Running:
 def run_program(row: Row, seed: int, *more: str, seconds: float = 400.0) -> Iterator[Running]:
     """Start a program, wait until it shows its cause, and end it with all that it started."""
     start = (*TORCHRUN, str(row.ranks)) if row.ranks > 1 else (sys.executable,)
-    with start_program(
-        (*start, str(HERE / row.script)), seed, *row.options, *more, seconds=seconds
-    ) as running:
+    with start_program((*start, str(HERE / row.script)), seed, *row.options, *more, seconds=seconds) as running:
         running.wait_until_ready()
         yield running
 
@@ -215,19 +213,14 @@ def diagnose(pid: int, seconds: float) -> Verdict:
 
 
 def watch(
-    pid: int,
-    seconds: float,
-    is_enough: Callable[[Verdict], bool] = lambda _verdict: False,
-    flags: Sequence[str] = (),
+    pid: int, seconds: float, is_enough: Callable[[Verdict], bool] = lambda _verdict: False, flags: Sequence[str] = ()
 ) -> tuple[list[Verdict], set[str]]:
     """Follow ``tpmon attach --json``: the verdict of every second, and the notes' first words.
 
     Raises:
         RuntimeError: when tpmon printed no reading at all.
     """
-    process = subprocess.Popen(
-        [*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, cwd=ROOT
-    )
+    process = subprocess.Popen([*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, cwd=ROOT)
     begun = 0.0  # the first reading is the moment of attaching
     verdicts: list[Verdict] = []
     notes: set[str] = set()

@@ -13,9 +13,7 @@ with tempfile.TemporaryDirectory(prefix="tpmon-cause-") as folder:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     adds = "; ".join(["value += 1"] * statements)
-    body = "\n".join(
-        f"def function_{line}(value): {adds}; return value + {line}" for line in range(functions)
-    )
+    body = "\n".join(f"def function_{line}(value): {adds}; return value + {line}" for line in range(functions))
     program.truth.ready()
     number = 0
     while not program.is_over:

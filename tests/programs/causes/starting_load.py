@@ -7,11 +7,7 @@ import torch
 from loop import Network, Program, same_batch
 
 program = Program(__doc__)
-count, shards, values = (
-    program.draw.randint(2_000, 8_000),
-    program.draw.randint(4, 12),
-    program.draw.randint(8, 64),
-)
+count, shards, values = (program.draw.randint(2_000, 8_000), program.draw.randint(4, 12), program.draw.randint(8, 64))
 with tempfile.TemporaryDirectory(prefix="tpmon-cause-") as folder:
     for number in range(shards):
         samples = [{"id": index, "values": torch.rand(values)} for index in range(count)]

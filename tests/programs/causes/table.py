@@ -86,17 +86,9 @@ ROWS = (
         remedy="transformed beforehand",
         advice="transform-once",
     ),
+    Row("too_few_workers", Label(Kind.DATA_BOUND, "too-few-workers"), remedy="one worker more", advice="more-workers"),
     Row(
-        "too_few_workers",
-        Label(Kind.DATA_BOUND, "too-few-workers"),
-        remedy="one worker more",
-        advice="more-workers",
-    ),
-    Row(
-        "storage_bandwidth",
-        Label(Kind.DATA_BOUND, "storage-bandwidth"),
-        remedy="kept in memory",
-        advice="cache-in-ram",
+        "storage_bandwidth", Label(Kind.DATA_BOUND, "storage-bandwidth"), remedy="kept in memory", advice="cache-in-ram"
     ),
     Row(
         "storage_latency",
@@ -105,10 +97,7 @@ ROWS = (
         advice="more-readers",
     ),
     Row(
-        "network_store",
-        Label(Kind.DATA_BOUND, "network-store"),
-        remedy="four times the readers",
-        advice="more-readers",
+        "network_store", Label(Kind.DATA_BOUND, "network-store"), remedy="four times the readers", advice="more-readers"
     ),
     Row(
         "page_cache_thrash",
@@ -116,12 +105,7 @@ ROWS = (
         remedy="a higher memory limit",
         advice="more-memory",
     ),
-    Row(
-        "one_slow_worker",
-        Label(Kind.DATA_BOUND, "one-slow-worker"),
-        remedy="equal work",
-        advice="balance-samples",
-    ),
+    Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work", advice="balance-samples"),
     Row(
         "uneven_workers",
         Label(Kind.DATA_BOUND, "uneven-workers"),
@@ -129,18 +113,8 @@ ROWS = (
         advice="more-shards",
     ),
     Row("worker_lock", Label(Kind.DATA_BOUND, "worker-lock"), remedy="no lock", advice="free-the-lock"),
-    Row(
-        "own_loader",
-        Label(Kind.DATA_BOUND, "own-loader"),
-        remedy="four that fill the queue",
-        advice="feed-own-queue",
-    ),
-    Row(
-        "worker_affinity",
-        Label(Kind.DATA_BOUND, "worker-affinity"),
-        remedy="all CPUs",
-        advice="unbind-workers",
-    ),
+    Row("own_loader", Label(Kind.DATA_BOUND, "own-loader"), remedy="four that fill the queue", advice="feed-own-queue"),
+    Row("worker_affinity", Label(Kind.DATA_BOUND, "worker-affinity"), remedy="all CPUs", advice="unbind-workers"),
     Row(
         "respawn",
         Label(Kind.DATA_BOUND, "respawn"),
@@ -162,30 +136,14 @@ ROWS = (
         remedy="a longer queue",
         advice="prefetch-factor",
     ),
-    Row(
-        "collate",
-        Label(Kind.DATA_BOUND, "collate"),
-        remedy="tensors instead of lists",
-        advice="collate-arrays",
-    ),
+    Row("collate", Label(Kind.DATA_BOUND, "collate"), remedy="tensors instead of lists", advice="collate-arrays"),
     Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch", advice="fewer-tensors"),
+    Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads", advice="processes-not-threads"),
     Row(
-        "gil",
-        Label(Kind.PYTHON_BOUND, "gil"),
-        remedy="processes instead of threads",
-        advice="processes-not-threads",
+        "single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation", advice="profile-python"
     ),
     Row(
-        "single_thread",
-        Label(Kind.PYTHON_BOUND, "single-thread"),
-        remedy="a tensor operation",
-        advice="profile-python",
-    ),
-    Row(
-        "blocking_call",
-        Label(Kind.PYTHON_BOUND, "blocking-call"),
-        remedy="in each fiftieth step",
-        advice="call-aside",
+        "blocking_call", Label(Kind.PYTHON_BOUND, "blocking-call"), remedy="in each fiftieth step", advice="call-aside"
     ),
     Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work", advice="even-work"),
     Row(
@@ -196,9 +154,7 @@ ROWS = (
         advice="exchange-less-often",
     ),
     Row("late_in_turn", Label(Kind.COMMS_BOUND, "unknown"), ranks=4),
-    Row(
-        "rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads", advice="cap-rank-threads"
-    ),
+    Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads", advice="cap-rank-threads"),
     Row(
         "worker_pool",
         Label(Kind.OVERSUBSCRIBED, "worker-pool"),
@@ -214,11 +170,7 @@ ROWS = (
             says=f"{says} pools in",
         )
         for library, where, says in (
-            (
-                "numpy",
-                "worker",
-                "OpenBLAS",
-            ),  # which takes no more threads than there are CPUs: not in one rank
+            ("numpy", "worker", "OpenBLAS"),  # which takes no more threads than there are CPUs: not in one rank
             ("cv2", "worker", "OpenCV"),
             ("cv2", "rank", "OpenCV"),
             ("numexpr", "worker", "numexpr"),

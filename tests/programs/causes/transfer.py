@@ -22,9 +22,7 @@ class Wide(nn.Module):
     def __init__(self, mebibytes: int) -> None:
         super().__init__()
         self.first = nn.Linear(3 * 32 * 32, 64)
-        self.table = nn.Parameter(
-            nn.init.normal_(self.first.weight.new_empty(mebibytes * MIB // 4 // 64, 64))
-        )
+        self.table = nn.Parameter(nn.init.normal_(self.first.weight.new_empty(mebibytes * MIB // 4 // 64, 64)))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.first(images.flatten(1)) @ self.table[:64].T

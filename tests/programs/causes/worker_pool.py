@@ -33,7 +33,5 @@ workers = program.draw.choice((3, 4))
 threads = 1 if program.fix else program.draw.choice((3, 4, 6))
 step_ms = program.draw.uniform(15, 30)
 times = max(1, round(16 * step_ms / batch / take_cpu_ms(lambda: project(1))))
-loader = make_loader(
-    Projected(times), batch, workers, worker_init_fn=lambda _worker: torch.set_num_threads(threads)
-)
+loader = make_loader(Projected(times), batch, workers, worker_init_fn=lambda _worker: torch.set_num_threads(threads))
 program.train(loader, Network(step_ms, batch))

@@ -16,9 +16,7 @@ from torch import Tensor
 context = multiprocessing.get_context("fork")
 
 
-def serve(
-    number: int, asked: "multiprocessing.Queue[int]", made: "multiprocessing.Queue[list[float]]"
-) -> None:
+def serve(number: int, asked: "multiprocessing.Queue[int]", made: "multiprocessing.Queue[list[float]]") -> None:
     """Make the images that are asked for; one process dies of it."""
     images = Images()
     torch.set_num_threads(1)

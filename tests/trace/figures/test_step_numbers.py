@@ -1,12 +1,10 @@
 """Which step of the loop a recording of kineto's begins with, by the hook's records and the clock that both know."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, is_known
 from tpmon.model.results.timeline import CountedSteps
 from tpmon.trace.figures.steps import UNCOUNTED, number_first
 
@@ -21,9 +19,7 @@ def spans(*ends_ms: float) -> list[tuple[int, int]]:
 
 def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int = 1) -> CountedSteps:
     return CountedSteps(
-        tuple(BASE + int(ms * MS) for ms in ends_ms),
-        tuple(first + each * at for at in range(len(ends_ms))),
-        at_update,
+        tuple(BASE + int(ms * MS) for ms in ends_ms), tuple(first + each * at for at in range(len(ends_ms))), at_update
     )
 
 
@@ -44,9 +40,7 @@ def counted(*ends_ms: float, first: int = 7, at_update: bool = False, each: int 
         (spans(100, 110, 120), CountedSteps(tuple(BASE + ms * MS for ms in (102, 104, 112, 122)), (7, 7, 8, 9), False), 7),
     ],
 )  # fmt: skip
-def test_a_step_has_the_number_of_those_that_had_ended_before_it(
-    found: list[tuple[int, int]], loop: CountedSteps, first: int
-) -> None:
+def test_a_step_has_the_number_of_those_that_had_ended_before_it(found, loop, first):
     assert number_first(found, BASE, loop) == first
 
 
@@ -62,9 +56,7 @@ def test_a_step_has_the_number_of_those_that_had_ended_before_it(
         (spans(100, 105, 110, 115, 120), BASE, counted(101, 111, 121), "not those that the hook counts"),
     ],
 )
-def test_what_is_not_certain_has_no_number_but_a_reason(
-    found: list[tuple[int, int]], base: int | None, loop: CountedSteps | Missing, why: str
-) -> None:
+def test_what_is_not_certain_has_no_number_but_a_reason(found, base, loop, why):
     told: Known[int] = number_first(found, base, loop)
     assert not is_known(told)
     assert why in told.reason

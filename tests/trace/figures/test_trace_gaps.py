@@ -1,7 +1,5 @@
 """Idle time, its causes and the verdict, on traces with known microseconds."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def busy_trace() -> TraceBuilder:
     return trace
 
 
-def test_every_idle_microsecond_has_one_cause(tmp_path: Path) -> None:
+def test_every_idle_microsecond_has_one_cause(tmp_path):
     gaps = analyse(busy_trace(), tmp_path).gaps[0]
     assert (gaps.window, gaps.busy, gaps.idle) == (1000, 301, 699)
     assert gaps.data == 100
@@ -48,14 +46,14 @@ def test_every_idle_microsecond_has_one_cause(tmp_path: Path) -> None:
     assert sum(causes) + gaps.other == gaps.idle
 
 
-def test_the_first_cause_of_the_order_counts(tmp_path: Path) -> None:
+def test_the_first_cause_of_the_order_counts(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).loader(10, 50).op("aten::copy_", 10, 80)
     trace.call("cudaMalloc", 40, 40).kernel(0, 10, launch=0).kernel(90, 10, launch=89)
     gaps = analyse(trace, tmp_path).gaps[0]
     assert (gaps.data, gaps.alloc, gaps.launch, gaps.cpu_op, gaps.other) == (50, 20, 1, 9, 0)
 
 
-def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path: Path) -> None:
+def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path):
     trace = TraceBuilder().step(1, 0, 100)
     trace.call("cudaMemcpyAsync", 10, 50, correlation=5)
     args = {"device": 0, "stream": 7, "correlation": 5, "bytes": 100}
@@ -67,7 +65,7 @@ def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path: P
     assert (gaps.sync_implicit, gaps.launch) == (0, 30)
 
 
-def test_large_gaps_are_named_with_call_operator_and_line(tmp_path: Path) -> None:
+def test_large_gaps_are_named_with_call_operator_and_line(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 10, launch=0).kernel(900, 100, launch=899)
     trace.op("aten::item", 10, 889).call("cudaStreamSynchronize", 20, 800)
     trace.add("python_function", "train.py(12): step", 5, 950)
@@ -79,13 +77,13 @@ def test_large_gaps_are_named_with_call_operator_and_line(tmp_path: Path) -> Non
     assert largest.source == "train.py(12): step"
 
 
-def test_devices_have_gaps_of_their_own(tmp_path: Path) -> None:
+def test_devices_have_gaps_of_their_own(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).kernel(0, 100, launch=0).kernel(0, 40, launch=1, device=1)
     gaps = analyse(trace, tmp_path).gaps
     assert [(gap.device, gap.idle) for gap in gaps] == [(0, 0), (1, 60)]
 
 
-def test_work_of_one_device_hides_no_communication_of_another(tmp_path: Path) -> None:
+def test_work_of_one_device_hides_no_communication_of_another(tmp_path):
     """Device 0 communicates while device 1 computes: half of the time of both is exposed."""
     trace = TraceBuilder().step(1, 0, 1000)
     trace.kernel(0, 1000, launch=0, name="ncclDevKernel_AllReduce", **{"Collective name": "allreduce"})
@@ -99,7 +97,7 @@ def test_work_of_one_device_hides_no_communication_of_another(tmp_path: Path) ->
     assert (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication) == (500, 500)
 
 
-def test_a_stray_copy_to_another_card_halves_nothing(tmp_path: Path) -> None:
+def test_a_stray_copy_to_another_card_halves_nothing(tmp_path):
     found = []
     for stray in (False, True):
         trace = TraceBuilder()
@@ -124,7 +122,7 @@ def test_a_stray_copy_to_another_card_halves_nothing(tmp_path: Path) -> None:
     assert idle["cpu_op"].after_us == pytest.approx(idle["cpu_op"].before_us, abs=10)
 
 
-def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path: Path) -> None:
+def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path):
     paths = []
     for rank in range(2):
         trace = TraceBuilder().step(1, 0, 1000)
@@ -147,7 +145,7 @@ def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path: Path) -> Non
         ("python", Kind.PYTHON_BOUND, "single-thread"),
     ],
 )
-def test_the_verdict_is_the_largest_cause(cause: str, kind: Kind, named: str, tmp_path: Path) -> None:
+def test_the_verdict_is_the_largest_cause(cause, kind, named, tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     for start in range(0, 1000, 100):
         trace.kernel(start, 5, launch=start)
@@ -163,13 +161,13 @@ def test_the_verdict_is_the_largest_cause(cause: str, kind: Kind, named: str, tm
     assert sum(share.pct for share in verdict.shares) == pytest.approx(100)
 
 
-def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path: Path) -> None:
+def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 800, launch=0).loader(800, 150)
     verdict = analyse(trace, tmp_path).verdict
     assert (verdict.kind, verdict.cause, verdict.second) == (Kind.COMPUTE_BOUND, "gpu", "data-bound")
 
 
-def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path: Path) -> None:
+def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path):
     """The mark ends before the communication begins: the verdict is of the step that the breakdown is of."""
     trace = TraceBuilder().step(1, 0, 100).kernel(10, 490, launch=5)
     trace.kernel(500, 500, launch=6, name="ncclDevKernel_AllReduce")
@@ -181,7 +179,7 @@ def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path:
     assert analyse(graph, tmp_path).verdict.kind is Kind.COMPUTE_BOUND
 
 
-def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path: Path) -> None:
+def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path):
     trace = TraceBuilder().kernel(0, 300, launch=-10).step(1, 100, 500)
     trace.kernel(350, 50, launch=110).kernel(500, 100, launch=120)
     file = analyse(trace, tmp_path)
@@ -189,7 +187,7 @@ def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path: Path) -> None:
     assert [(gap.start_ms, gap.us) for gap in file.gaps[0].largest] == [(0.3, 100), (0.2, 50)]
 
 
-def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -> None:
+def test_exposed_communication_counts_where_no_kernel_computes(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000, "Out msg nelems": 1000}
     trace.kernel(100, 900, launch=1, name="ncclDevKernel_AllReduce", **said, **{"Group size": 4})
@@ -203,7 +201,7 @@ def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -
     assert row.bus_gb_s == pytest.approx(4000 * 1.5 / 900e3)
 
 
-def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path: Path) -> None:
+def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path):
     trace = TraceBuilder()
     for number in range(5):
         at = number * 10_000
@@ -222,7 +220,7 @@ def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path: Path) -> N
     assert (comms.events, comms.comm_us, comms.exposed_us) == (5, 41_000, 41_000)
 
 
-def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path: Path) -> None:
+def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     given = {"Input Dims": [[1000]], "Input type": ["float"]}
     trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
@@ -235,14 +233,12 @@ def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path: 
     assert isinstance(moved["ncclDevKernel_Broadcast"], Missing)
 
 
-def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path: Path) -> None:
+def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 100, 300)
     for start, dims in ((400, [[10, 10]]), (600, [[20]])):
         given = {"Input Dims": dims, "Input type": ["double"]}
         trace.add("user_annotation", "gloo:all_reduce", start, 50, tid=7, args=given)
-    trace.add(
-        "user_annotation", "gloo:barrier", 800, 50, tid=7, args={"Input Dims": [[1]], "Input type": ["byte"]}
-    )
+    trace.add("user_annotation", "gloo:barrier", 800, 50, tid=7, args={"Input Dims": [[1]], "Input type": ["byte"]})
     file = analyse(trace, tmp_path, deviceProperties=[])
     assert file.communication is not NOT_APPLICABLE
     moved = {row.name: row.bytes for row in file.communication.collectives}
@@ -250,7 +246,7 @@ def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path: Path) ->
     assert isinstance(moved["gloo:barrier"], Missing)
 
 
-def test_each_table_of_a_verdict_is_csv(tmp_path: Path) -> None:
+def test_each_table_of_a_verdict_is_csv(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     given = {"Input Dims": [[1000]], "Input type": ["float"]}
     trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
@@ -273,7 +269,7 @@ def test_each_table_of_a_verdict_is_csv(tmp_path: Path) -> None:
     assert len(ranks) == 3
 
 
-def test_what_a_trace_does_not_hold_is_not_zero(tmp_path: Path) -> None:
+def test_what_a_trace_does_not_hold_is_not_zero(tmp_path):
     on_cpu = analyse(TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 300), tmp_path, deviceProperties=[])
     split = on_cpu.overview.breakdown_us
     assert all(isinstance(one, Missing) for one in (split.kernel, split.memcpy, split.memset, split.runtime))
@@ -289,15 +285,10 @@ def test_what_a_trace_does_not_hold_is_not_zero(tmp_path: Path) -> None:
     assert "no host events say why" in file.verdict.summary
     assert all(isinstance(us, Missing) for _name, us in file.gaps[0].causes())
     assert isinstance(file.gaps[0].largest[0].cause, Missing)
-    assert [line.split(",")[5] for line in write_csv(analyze([str(tmp_path / "t.json")]), "idle")] == [
-        "cause",
-        "",
-    ]
+    assert [line.split(",")[5] for line in write_csv(analyze([str(tmp_path / "t.json")]), "idle")] == ["cause", ""]
 
 
-def test_a_busy_device_without_host_events_is_compute_bound_and_its_idle_time_has_no_cause(
-    tmp_path: Path,
-) -> None:
+def test_a_busy_device_without_host_events_is_compute_bound_and_its_idle_time_has_no_cause(tmp_path):
     alone = TraceBuilder()
     for start in (0, 1000):
         alone.add("kernel", "k", start, 900, args={"device": 0, "stream": 7})
@@ -305,22 +296,16 @@ def test_a_busy_device_without_host_events_is_compute_bound_and_its_idle_time_ha
     report = analyze([path])
     verdict = report.files[0].verdict
     assert (verdict.kind, verdict.cause) == (Kind.COMPUTE_BOUND, "gpu")
-    assert {share.name: round(share.pct) for share in verdict.shares} == {
-        "compute": 95,
-        "idle": 5,
-        "comms": 0,
-    }
+    assert {share.name: round(share.pct) for share in verdict.shares} == {"compute": 95, "idle": 5, "comms": 0}
     assert "idle time that no host events explain, 5 %" in verdict.summary
     written = [line for line in write_report(report) if line.strip().startswith(("data ", "CPU operator "))]
     assert [line.split()[-2:] for line in written] == [["n/a", "n/a"], ["n/a", "n/a"]]
     assert not [change for change in compare_traces(*report.files * 2).changes if change.part == "idle"]
     busy = analyse(busy_trace(), tmp_path)
-    assert [change.name for change in compare_traces(busy, busy).changes if change.part == "idle"] == [
-        *GAP_CAUSES
-    ]
+    assert [change.name for change in compare_traces(busy, busy).changes if change.part == "idle"] == [*GAP_CAUSES]
 
 
-def test_an_empty_trace_has_no_numbers(tmp_path: Path) -> None:
+def test_an_empty_trace_has_no_numbers(tmp_path):
     file = analyse(TraceBuilder(), tmp_path, deviceProperties=[])
     assert file.host_us is NOT_APPLICABLE
     assert all(isinstance(getattr(file.overview.breakdown_us, kind), Missing) for kind in KINDS)
@@ -328,21 +313,19 @@ def test_an_empty_trace_has_no_numbers(tmp_path: Path) -> None:
     assert file.verdict.shares == ()
 
 
-def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path: Path) -> None:
-    trace = (
-        TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
-    )
+def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path):
+    trace = TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
     verdict = analyse(trace, tmp_path, deviceProperties=[]).verdict
     assert (verdict.kind, verdict.cause) == (Kind.STARTING, "compile")
     assert {share.name: round(share.pct) for share in verdict.shares} == {"compile": 91, "other": 9}
 
 
-def test_a_moment_without_steps_is_no_evidence(tmp_path: Path) -> None:
+def test_a_moment_without_steps_is_no_evidence(tmp_path):
     verdict = analyse(TraceBuilder().op("aten::ones", 0, 36), tmp_path, deviceProperties=[]).verdict
     assert verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
 
 
-def test_without_a_device_the_host_is_split(tmp_path: Path) -> None:
+def test_without_a_device_the_host_is_split(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).loader(0, 400).op("aten::copy_", 100, 50)
     trace.op("aten::mm", 400, 300).op("aten::item", 700, 100)
     trace.add("user_annotation", "gloo:all_reduce", 650, 250, tid=7)
@@ -354,7 +337,7 @@ def test_without_a_device_the_host_is_split(tmp_path: Path) -> None:
     assert file.verdict.second == "comms-bound"
 
 
-def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -> None:
+def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name="volta_sgemm_128x32_nt")
     trace.op("aten::mm", 0, 10, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
     advised = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
@@ -364,7 +347,7 @@ def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -
     assert not any("bf16" in text or "TF32" in text for text in bf16)
 
 
-def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
+def test_the_loader_of_torchdata_is_one(tmp_path):
     found = []
     for single in (True, False):
         trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 200)
@@ -376,7 +359,7 @@ def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
     assert "num_workers=N" in found[0].advice[0]
 
 
-def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp_path: Path) -> None:
+def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp_path):
     found = []
     for single in (True, False):
         trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
@@ -386,7 +369,7 @@ def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp
     assert ["num_workers=N" in "".join(one.advice) for one in found] == [True, False]
 
 
-def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> None:
+def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path):
     alone = TraceBuilder().step(1, 0, 1000).loader(0, 800).op("aten::mm", 800, 200)
     advice = analyse(alone, tmp_path).verdict.advice
     assert "num_workers=N" in advice[0]
@@ -402,7 +385,7 @@ def rank_trace(tmp_path: Path, name: str, rank: int, world: int, comm_us: float)
     return trace.write(tmp_path / name, {"distributedInfo": about})
 
 
-def test_two_windows_of_one_rank_are_not_matched_as_two_ranks(tmp_path: Path) -> None:
+def test_two_windows_of_one_rank_are_not_matched_as_two_ranks(tmp_path):
     paths = [rank_trace(tmp_path, f"{at}.json", at % 2, 2, 400 + 4000 * at) for at in range(4)]
     two = analyze(paths[:2]).ranks
     assert two is not NOT_APPLICABLE
@@ -413,13 +396,13 @@ def test_two_windows_of_one_rank_are_not_matched_as_two_ranks(tmp_path: Path) ->
     assert every.summary == "4 traces, several traces of one rank: they are of different times"
 
 
-def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path: Path) -> None:
+def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path):
     table = analyze([rank_trace(tmp_path, f"{at}.json", at, 10**12, 400) for at in range(2)]).ranks
     assert table is not NOT_APPLICABLE
     assert table.missing == ()
 
 
-def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path: Path) -> None:
+def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path):
     """One graph a step, launched long before the device comes to it."""
     trace = TraceBuilder()
     for number in range(3):

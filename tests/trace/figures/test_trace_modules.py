@@ -1,7 +1,5 @@
 """Modules, Python functions and allocations of a trace, with known microseconds and bytes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +45,7 @@ def two_layers() -> TraceBuilder:
     return trace
 
 
-def test_modules_have_host_forward_and_backward_time(tmp_path: Path) -> None:
+def test_modules_have_host_forward_and_backward_time(tmp_path):
     rows = analyse(two_layers(), tmp_path).modules
     assert is_known(rows)
     found = {row.name: row for row in rows}
@@ -61,7 +59,7 @@ def test_modules_have_host_forward_and_backward_time(tmp_path: Path) -> None:
     assert (net.backward_total_us, net.backward_self_us) == (160, 0)
 
 
-def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path: Path) -> None:
+def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path):
     trace = two_layers()
     trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
     rows = analyse(trace, tmp_path, deviceProperties=[]).modules
@@ -70,7 +68,7 @@ def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path: Path) 
     assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
 
 
-def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path: Path) -> None:
+def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path):
     trace = two_layers()
     for event in trace.events:
         if event["cat"] == "python_function":
@@ -80,7 +78,7 @@ def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path: Pa
     assert next(row for row in rows if row.name == "Linear_0").forward_total_us == 30
 
 
-def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path: Path) -> None:
+def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     python(trace, "train.py(9): main", 0, 1000)
     python(trace, "tree.py(2): walk", 100, 400)
@@ -117,11 +115,11 @@ def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path: P
         ("<frozen importlib._bootstrap>(3): _find", False),
     ],
 )
-def test_lines_of_the_program(name: str, own: bool) -> None:
+def test_lines_of_the_program(name, own):
     assert is_own_line(name) is own
 
 
-def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     python(trace, "a.py(1): f", 0, 100)
     python(trace, "b.py(2): g", 200, 100)
@@ -146,7 +144,7 @@ def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_an_empty_table_keeps_its_header_and_has_a_reason(table: str, tmp_path: Path) -> None:
+def test_an_empty_table_keeps_its_header_and_has_a_reason(table, tmp_path):
     full = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
     report = replace(full, files=(), ranks=Missing("only one trace"))
     header = write_csv(report, table)
@@ -160,7 +158,7 @@ def test_an_empty_table_keeps_its_header_and_has_a_reason(table: str, tmp_path: 
     assert not told or told.startswith(("ranks: ", f"{table}: ", "no "))
 
 
-def test_the_fields_of_a_header_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_the_fields_of_a_header_are_those_of_the_rows(tmp_path):
     report = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
     assert write_csv(report, "operators")[0].startswith("path,rank,name,calls,")
 
@@ -171,7 +169,7 @@ def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address
     trace.events[-1]["tid"] = HOST
 
 
-def test_allocations_belong_to_the_operator_that_uses_them(tmp_path: Path) -> None:
+def test_allocations_belong_to_the_operator_that_uses_them(tmp_path):
     trace = TraceBuilder().step(1, 0, 500).step(2, 500, 500)
     trace.op("aten::mm", 0, 100).op("aten::empty", 5, 10).op("aten::add", 200, 50)
     trace.op("aten::empty_strided", 600, 50)
@@ -199,13 +197,10 @@ def test_allocations_belong_to_the_operator_that_uses_them(tmp_path: Path) -> No
         (0.31, 1150),
         (0.62, 1350),
     ]
-    assert (
-        points[0].reserved_bytes,
-        len(write_csv(analyze([trace.write(tmp_path / "t.json")]), "curve")),
-    ) == (2200, 6)
+    assert (points[0].reserved_bytes, len(write_csv(analyze([trace.write(tmp_path / "t.json")]), "curve"))) == (2200, 6)
 
 
-def test_traces_without_addresses_or_totals_say_so(tmp_path: Path) -> None:
+def test_traces_without_addresses_or_totals_say_so(tmp_path):
     trace = TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100)
     trace.memory(10, 64, 64)
     for key in ("Addr", "Total Allocated", "Total Reserved"):
@@ -219,7 +214,7 @@ def test_traces_without_addresses_or_totals_say_so(tmp_path: Path) -> None:
     assert not is_known(use.peaks[0].unused_pct)
 
 
-def test_a_curve_is_short_and_keeps_its_highest_point(tmp_path: Path) -> None:
+def test_a_curve_is_short_and_keeps_its_highest_point(tmp_path):
     trace = TraceBuilder().step(1, 0, 20_000)
     for at in range(2000):
         memory(trace, at * 10, 1, 10**9 if at == 1234 else at, at + 1)

@@ -1,7 +1,5 @@
 """Patterns of a trace: each is seen where its condition holds, not just below it, and says what helps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,7 @@ def two_steps() -> TraceBuilder:
 
 
 @pytest.mark.parametrize(("length", "seen"), [(120, True), (80, False)])
-def test_copies_that_no_kernel_hides(length: float, seen: bool, tmp_path: Path) -> None:
+def test_copies_that_no_kernel_hides(length, seen, tmp_path):
     trace = two_steps()
     for step in (0, 1000):
         trace.kernel(step, 500, launch=step)
@@ -44,13 +42,12 @@ def test_copies_that_no_kernel_hides(length: float, seen: bool, tmp_path: Path) 
     if row is not None:
         assert row.share_pct == pytest.approx(length / 10)
         assert (
-            row.seen
-            == "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
+            row.seen == "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
         )
         assert row.advice[0].startswith("pin the batches")
 
 
-def test_copies_within_the_card_want_no_pinning(tmp_path: Path) -> None:
+def test_copies_within_the_card_want_no_pinning(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     trace.kernel(0, 500, launch=0, category="gpu_memcpy", name="Memcpy DtoD (Device -> Device)", bytes=1000)
     row = see(trace, tmp_path, "copy-heavy")
@@ -59,7 +56,7 @@ def test_copies_within_the_card_want_no_pinning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "seen"), [(4, True), (30, False)])
-def test_launches_that_the_card_waits_for(length: float, seen: bool, tmp_path: Path) -> None:
+def test_launches_that_the_card_waits_for(length, seen, tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::add", 0, 1000)
     for at in range(0, 1000, 50):
         trace.kernel(at, length, launch=at)
@@ -72,7 +69,7 @@ def test_launches_that_the_card_waits_for(length: float, seen: bool, tmp_path: P
 
 
 @pytest.mark.parametrize(("count", "seen"), [(120, True), (90, False)])
-def test_one_operator_over_and_over(count: int, seen: bool, tmp_path: Path) -> None:
+def test_one_operator_over_and_over(count, seen, tmp_path):
     trace = TraceBuilder().step(1, 0, 10_000)
     for at in range(count):
         trace.op("aten::add_", at * 20, 12)
@@ -84,7 +81,7 @@ def test_one_operator_over_and_over(count: int, seen: bool, tmp_path: Path) -> N
     assert see(trace, tmp_path, "tiny-operators") is None
 
 
-def test_without_marks_nothing_is_said_of_a_step(tmp_path: Path) -> None:
+def test_without_marks_nothing_is_said_of_a_step(tmp_path):
     trace = TraceBuilder()
     for at in range(200):
         trace.op("vllm::rms_norm", at * 50, 15).kernel(at * 50 + 20, 4, launch=at * 50 + 2)
@@ -96,7 +93,7 @@ def test_without_marks_nothing_is_said_of_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "seen"), [(150, True), (20, False)])
-def test_an_optimizer_of_many_kernels(count: int, seen: bool, tmp_path: Path) -> None:
+def test_an_optimizer_of_many_kernels(count, seen, tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).add("user_annotation", "Optimizer.step#AdamW.step", 100, 600)
     for at in range(count):
         trace.kernel(110 + 3 * at, 2, launch=105 + 3 * at)
@@ -108,7 +105,7 @@ def test_an_optimizer_of_many_kernels(count: int, seen: bool, tmp_path: Path) ->
         assert row.share_pct == 60
 
 
-def test_waits_in_each_step_name_their_operator(tmp_path: Path) -> None:
+def test_waits_in_each_step_name_their_operator(tmp_path):
     trace = two_steps()
     for step in (0, 1000):
         trace.kernel(step, 100, launch=step)
@@ -123,14 +120,14 @@ def test_waits_in_each_step_name_their_operator(tmp_path: Path) -> None:
     assert see(trace, tmp_path, "sync-per-step") is None
 
 
-def test_a_wait_that_keeps_no_card_idle_is_none(tmp_path: Path) -> None:
+def test_a_wait_that_keeps_no_card_idle_is_none(tmp_path):
     trace = two_steps()
     for step in (0, 1000):
         trace.kernel(step, 995, launch=step).call("cudaStreamSynchronize", step + 100, 890)
     assert see(trace, tmp_path, "sync-per-step") is None
 
 
-def test_attention_without_a_fused_kernel(tmp_path: Path) -> None:
+def test_attention_without_a_fused_kernel(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::_scaled_dot_product_attention_math", 0, 100)
     trace.op("aten::bmm", 10, 50).kernel(200, 300, launch=20)
     row = see(trace, tmp_path, "math-attention")
@@ -142,7 +139,7 @@ def test_attention_without_a_fused_kernel(tmp_path: Path) -> None:
     assert see(trace, tmp_path, "math-attention") is None
 
 
-def test_products_in_fp32_where_the_card_has_tf32(tmp_path: Path) -> None:
+def test_products_in_fp32_where_the_card_has_tf32(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
     trace.kernel(200, 300, launch=20, name="ampere_sgemm_128x64_tn")
     row = see(trace, tmp_path, "fp32-products")
@@ -158,7 +155,7 @@ def test_products_in_fp32_where_the_card_has_tf32(tmp_path: Path) -> None:
     assert see(trace, tmp_path, "fp32-products") is None
 
 
-def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_path: Path) -> None:
+def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_path):
     name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name=name)
     inputs = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
@@ -169,7 +166,7 @@ def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_pa
     assert any("TF32" in text for text in file.patterns[0].advice)
 
 
-def test_a_compiler_that_runs_in_several_steps(tmp_path: Path) -> None:
+def test_a_compiler_that_runs_in_several_steps(tmp_path):
     trace = two_steps().op("_compile.compile_inner (dynamo_timed)", 0, 200)
     assert see(trace, tmp_path, "recompiles") is None  # the first compilation alone
     trace.op("_compile.compile_inner (dynamo_timed)", 1000, 200).op("Torch-Compiled Region: 0/1", 1200, 100)
@@ -189,15 +186,14 @@ def recompute(reserved: int | None) -> TraceBuilder:
     return trace
 
 
-def test_recomputing_matters_where_memory_is_free(tmp_path: Path) -> None:
+def test_recomputing_matters_where_memory_is_free(tmp_path):
     whole = A100["totalGlobalMem"]
     assert isinstance(whole, int)
     row = see(recompute(whole // 2), tmp_path, "recompute")
     assert row is not None
     assert row.share_pct == 25
     assert row.seen == (
-        "1 forward operators a step run again in the backward pass, with 50 % of the card's memory never "
-        "reserved"
+        "1 forward operators a step run again in the backward pass, with 50 % of the card's memory never reserved"
     )
     assert row.advice == ("switch activation checkpointing off where memory is free",)
     assert see(recompute(whole * 9 // 10), tmp_path, "recompute") is None
@@ -206,14 +202,14 @@ def test_recomputing_matters_where_memory_is_free(tmp_path: Path) -> None:
     assert unknown.advice[0].startswith("if much of the GPU memory is free")
 
 
-def test_a_plain_step_has_no_pattern(tmp_path: Path) -> None:
+def test_a_plain_step_has_no_pattern(tmp_path):
     half = {**FP32, "Input type": ["c10::Half", "c10::Half"]}
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **half).kernel(10, 980, launch=10)
     assert analyse(trace, tmp_path, deviceProperties=[V100]).patterns == ()
     assert analyse(TraceBuilder(), tmp_path).patterns == ()
 
 
-def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path: Path) -> None:
+def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
     trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn")
     file = analyse(trace, tmp_path)
@@ -222,7 +218,7 @@ def test_patterns_prove_what_the_advice_of_the_verdict_needs(tmp_path: Path) -> 
     assert "pattern  fp32-products, 97.0 % of the window: matmul in fp32 on ordinary cores" in lines
 
 
-def test_shares_are_of_all_devices(tmp_path: Path) -> None:
+def test_shares_are_of_all_devices(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000)
     trace.kernel(0, 400, launch=0, category="gpu_memcpy", name="Memcpy DtoH (Device -> Pinned)", bytes=8)
     trace.kernel(0, 1000, launch=1, device=1)
@@ -232,7 +228,7 @@ def test_shares_are_of_all_devices(tmp_path: Path) -> None:
     assert is_known(row.share_pct)
 
 
-def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path: Path) -> None:
+def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path):
     trace = TraceBuilder().step(1, 0, 100).op("aten::mm", 0, 100, **FP32)
     trace.kernel(50, 10_000, launch=20, name="ampere_sgemm_128x64_tn")
     row = see(trace, tmp_path, "fp32-products")
@@ -240,7 +236,7 @@ def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path: Path) -
     assert row.share_pct == pytest.approx(100 * 10_000 / 10_050)
 
 
-def test_one_table_is_written_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_table_is_written_alone(tmp_path, capfd):
     trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
     path = trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn").write(tmp_path / "t.json")
     assert run_trace(TraceOptions((path,), table="shapes")) == 0
@@ -251,7 +247,7 @@ def test_one_table_is_written_alone(tmp_path: Path, capfd: pytest.CaptureFixture
         run_trace(TraceOptions((path,), table="lines", csv="steps"))
 
 
-def test_every_remedy_of_a_pattern_is_in_the_catalogue() -> None:
+def test_every_remedy_of_a_pattern_is_in_the_catalogue():
     from tpmon.judge.advice.entry import CATALOGUE
 
     named = {name for names in (*_REMEDIES.values(), *_WHEN.values()) for name in names}

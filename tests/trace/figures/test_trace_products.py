@@ -1,7 +1,5 @@
 """Matrix products by type, and what kernels reach, on traces with known sizes and microseconds."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -59,13 +57,9 @@ FFMA = (
         (NAMELESS, BF16, BIG, ("bf16", 312)),
     ],
 )
-def test_a_product_has_the_type_of_inputs_and_kernel_and_its_part_of_the_peak(
-    kernel: str, inputs: dict[str, object], card: dict[str, object], expected: object, tmp_path: Path
-) -> None:
+def test_a_product_has_the_type_of_inputs_and_kernel_and_its_part_of_the_peak(kernel, inputs, card, expected, tmp_path):
     rows = analyse(product(kernel, inputs, 10_000), tmp_path, card).products
-    assert [(row.kind, row.calls, row.total_us, row.share_pct) for row in rows] == [
-        ("matmul", 1, 10_000, 100)
-    ]
+    assert [(row.kind, row.calls, row.total_us, row.share_pct) for row in rows] == [("matmul", 1, 10_000, 100)]
     row = rows[0]
     reached = FLOPS / 10e-3 / 1e12
     assert row.tflop_s == pytest.approx(reached)
@@ -73,7 +67,7 @@ def test_a_product_has_the_type_of_inputs_and_kernel_and_its_part_of_the_peak(
     assert (row.dtype if is_known(row.dtype) else None, peak) == expected
 
 
-def test_what_is_launched_beside_a_product_counts_with_it_and_fused_kernels_do_not(tmp_path: Path) -> None:
+def test_what_is_launched_beside_a_product_counts_with_it_and_fused_kernels_do_not(tmp_path):
     trace = product("ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8", BF16, 1000)
     trace.kernel(1100, 100, launch=20, name="void cublasLt::splitKreduce_kernel<32, 16>()")
     trace.kernel(1300, 300, launch=60, name="triton_poi_fused_addmm_convolution_relu_0")
@@ -85,13 +79,13 @@ def test_what_is_launched_beside_a_product_counts_with_it_and_fused_kernels_do_n
     assert not is_known(gemm.gb_s)  # the bytes are of both
 
 
-def test_more_than_the_card_can_is_not_shown_as_a_share(tmp_path: Path) -> None:
+def test_more_than_the_card_can_is_not_shown_as_a_share(tmp_path):
     row = analyse(product("ampere_bf16_s16816gemm_bf16_x", BF16, 1), tmp_path).products[0]
     assert is_known(row.tflop_s)
     assert not is_known(row.peak_pct)
 
 
-def test_an_elementwise_kernel_is_held_by_the_memory(tmp_path: Path) -> None:
+def test_an_elementwise_kernel_is_held_by_the_memory(tmp_path):
     """256 MiB read twice and written once in 500 us: 1.61 TB/s of 2.04."""
     shape = {"Input Dims": [[1 << 26], [1 << 26], []], "Input type": ["float", "float", "Scalar"]}
     kernel = analyse(product("vectorized_elementwise_kernel", shape, 500, "aten::add"), tmp_path).kernels[0]
@@ -101,7 +95,7 @@ def test_an_elementwise_kernel_is_held_by_the_memory(tmp_path: Path) -> None:
     assert not is_known(kernel.tflop_s)
 
 
-def test_without_shapes_nothing_is_reached(tmp_path: Path) -> None:
+def test_without_shapes_nothing_is_reached(tmp_path):
     file = analyse(product("ampere_bf16_s16816gemm_bf16_x", {}, 500), tmp_path)
     kernel = file.kernels[0]
     values = (kernel.gb_s, kernel.gb_s_peak_pct, kernel.tflop_s, kernel.tflop_s_peak_pct, kernel.bound_by)
@@ -110,7 +104,7 @@ def test_without_shapes_nothing_is_reached(tmp_path: Path) -> None:
     assert not is_known(file.products[0].misaligned_pct)
 
 
-def test_sizes_that_are_no_multiple_of_eight_are_misaligned(tmp_path: Path) -> None:
+def test_sizes_that_are_no_multiple_of_eight_are_misaligned(tmp_path):
     odd = {**BF16, "Input Dims": [[512, 1024], [1024, 30522]]}
     trace = product("ampere_bf16_s16816gemm_bf16_x", odd, 300)
     trace.op("aten::mm", 60, 20, **BF16).kernel(500, 100, launch=61, name="ampere_bf16_s16816gemm_bf16_x")
@@ -121,7 +115,7 @@ def test_sizes_that_are_no_multiple_of_eight_are_misaligned(tmp_path: Path) -> N
     assert pattern.advice[0].startswith("pad vocabulary")
 
 
-def test_convolutions_are_counted_with_the_output_that_their_backward_tells(tmp_path: Path) -> None:
+def test_convolutions_are_counted_with_the_output_that_their_backward_tells(tmp_path):
     image, weight, output = [8, 64, 56, 56], [128, 64, 3, 3], [8, 128, 28, 28]
     types = ["float"] * 3
     trace = TraceBuilder().step(1, 0, 2000)
@@ -137,7 +131,7 @@ def test_convolutions_are_counted_with_the_output_that_their_backward_tells(tmp_
     assert rows[0].tflop_s == pytest.approx(3 * once / 400e-6 / 1e12)
 
 
-def test_without_a_device_the_innermost_products_of_the_host_count(tmp_path: Path) -> None:
+def test_without_a_device_the_innermost_products_of_the_host_count(tmp_path):
     shape = {"Input Dims": [[64, 128], [256, 128], [256]], "Input type": ["float"] * 3}
     inner = {"Input Dims": [[256], [64, 128], [128, 256]], "Input type": ["float"] * 3}
     trace = TraceBuilder().step(1, 0, 1000).op("aten::linear", 0, 120, **shape)
@@ -151,13 +145,11 @@ def test_without_a_device_the_innermost_products_of_the_host_count(tmp_path: Pat
     assert not is_known(rows[0].tflop_s)
 
 
-def test_the_hot_kernel_is_no_communication_and_its_command_is_whole(tmp_path: Path) -> None:
+def test_the_hot_kernel_is_no_communication_and_its_command_is_whole(tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).step(2, 1000, 1000)
     name = "void at::native::(anonymous namespace)::vec_kernel<4, std::array<char*, 2ul> >(int, float)"
     for start in (10, 1010):
-        trace.kernel(
-            start, 300, launch=start - 5, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclArgs<4096ul>)"
-        )
+        trace.kernel(start, 300, launch=start - 5, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclArgs<4096ul>)")
         trace.kernel(start + 300, 100, launch=start, name=name)
     hot = analyse(trace, tmp_path).hot_kernel
     assert hot is not NOT_APPLICABLE
@@ -172,9 +164,7 @@ def test_the_hot_kernel_is_no_communication_and_its_command_is_whole(tmp_path: P
 
 
 @pytest.mark.parametrize("call", ["hipLaunchKernel", "urEnqueueKernelLaunch"])
-def test_no_command_of_nsight_compute_for_cards_of_others_that_nothing_describes(
-    call: str, tmp_path: Path
-) -> None:
+def test_no_command_of_nsight_compute_for_cards_of_others_that_nothing_describes(call, tmp_path):
     trace = TraceBuilder().step(1, 0, 1000).call(call, 1, 1, correlation=1)
     args = {"device": 0, "stream": 0, "correlation": 1}
     trace.add("kernel", "Cijk_Ailk_Bljk_SB_MT64", 10, 900, pid=0, tid=0, args=args)
@@ -187,16 +177,13 @@ def test_no_command_of_nsight_compute_for_cards_of_others_that_nothing_describes
     ("name", "base"),
     [
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, func> >(at::ReduceOp)",
-            "reduce_kernel",
-        ),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, func> >(at::ReduceOp)", "reduce_kernel"),
         ("void (anonymous namespace)::softmax<float>(float*)", "softmax"),
         ("void cutlass::Kernel2<cutlass_80_tensorop>(Params)", "Kernel2"),
         ("<<>>", ""),
     ],
 )
-def test_the_base_name_of_a_kernel(name: str, base: str) -> None:
+def test_the_base_name_of_a_kernel(name, base):
     assert base_name(name) == base
 
 
@@ -218,7 +205,7 @@ def test_the_base_name_of_a_kernel(name: str, base: str) -> None:
         ("attn_fwd", ""),
     ],
 )
-def test_types_in_the_names_of_kernels(name: str, dtype: str) -> None:
+def test_types_in_the_names_of_kernels(name, dtype):
     assert name_kernel_dtype(name) == dtype
 
 
@@ -241,7 +228,7 @@ def test_types_in_the_names_of_kernels(name: str, dtype: str) -> None:
         ("aten::convolution_backward", "[[1,6],[1,5,4],[6,5,3]]", math.nan),
     ],
 )
-def test_operations_of_a_call(op: str, dims: str, flops: float) -> None:
+def test_operations_of_a_call(op, dims, flops):
     found = count_flops(op, parse_inputs((dims.encode(), b'["float","float","float"]')), {})
     assert found == pytest.approx(flops, nan_ok=True)
 
@@ -253,24 +240,19 @@ def test_operations_of_a_call(op: str, dims: str, flops: float) -> None:
         ("aten::fill_", "[[10],[]]", '["double","Scalar"]', 80),
         ("aten::mul", "[[4,1],[1,5]]", '["float","float"]', 4 * (4 + 5 + 20)),
         ("aten::add_", "[[8],[8],[]]", '["float","float","Scalar"]', 96),
-        (
-            "aten::native_layer_norm",
-            "[[8,4],[],[4],[4],[]]",
-            '["float","ScalarList","float","float","Scalar"]',
-            256,
-        ),
+        ("aten::native_layer_norm", "[[8,4],[],[4],[4],[]]", '["float","ScalarList","float","float","Scalar"]', 256),
         ("aten::mm", "[[2,3],[3,4]]", '["c10::Half","c10::Half"]', 2 * (6 + 12 + 8)),
         ("aten::_foreach_add_", "[[[2],[3]]]", '["TensorList"]', math.nan),
         ("aten::add", "[[8],[8]]", '["",""]', math.nan),
         ("aten::index", "[[8]]", '["float"]', math.nan),
     ],
 )
-def test_bytes_of_a_call(op: str, dims: str, types: str, moved: float) -> None:
+def test_bytes_of_a_call(op, dims, types, moved):
     found = count_bytes(op, parse_inputs((dims.encode(), types.encode())))
     assert found == pytest.approx(moved, nan_ok=True)
 
 
-def test_kinds_of_products() -> None:
+def test_kinds_of_products():
     kinds = {"aten::mm": "matmul", "aten::cudnn_convolution": "convolution", "aten::_convert_indices": ""}
     kinds |= {"aten::_flash_attention_forward": "attention", "aten::_scaled_dot_product_attention_math": ""}
     assert {name: name_kind(name) for name in kinds} == kinds
@@ -293,16 +275,14 @@ def test_kinds_of_products() -> None:
         ("GeForce of tomorrow", 1, None),
     ],
 )
-def test_peaks_by_name(name: str, memory: int, gb_s: float | None) -> None:
+def test_peaks_by_name(name, memory, gb_s):
     peak = find_peak(Device(name=name, memory_bytes=memory))
     assert (peak.gb_s if peak else None) == gb_s
     assert find_peak(None) is None
 
 
-def test_the_report_has_products_rates_and_the_command(tmp_path: Path) -> None:
-    path = product("ampere_bf16_s16816gemm_bf16_x", BF16, 1000).write(
-        tmp_path / "t.json", {"deviceProperties": [BIG]}
-    )
+def test_the_report_has_products_rates_and_the_command(tmp_path):
+    path = product("ampere_bf16_s16816gemm_bf16_x", BF16, 1000).write(tmp_path / "t.json", {"deviceProperties": [BIG]})
     text = "\n".join(write_report(analyze([path])))
     assert "bf16  matmul" in text
     assert "44.1 %" in text

@@ -1,7 +1,5 @@
 """Ranges that the program marked: which they are, their times, and the device work inside."""
 
-from __future__ import annotations
-
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.trace_tables import RangeRow
@@ -50,19 +48,7 @@ def test_text_csv_and_screen_show_them(tmp_path):
     report = analyze([build().write(tmp_path / "a.json")])
     for text in (write_report(report), write_tables(report, "ranges", 10)):
         at = text.index("ranges of the program (record_function)")
-        assert text[at + 1].split() == [
-            "host",
-            "ms",
-            "host",
-            "self",
-            "ms",
-            "mean",
-            "ms",
-            "gpu",
-            "ms",
-            "count",
-            "range",
-        ]
+        assert text[at + 1].split() == ["host", "ms", "host", "self", "ms", "mean", "ms", "gpu", "ms", "count", "range"]
         assert text[at + 2].split() == ["0.800", "0.600", "0.400", "0.180", "2", "my", "range"]
     csv = write_csv(report, "ranges")
     assert csv[0] == "path,rank,name,count,host_total_us,host_self_us,host_mean_us,device_total_us"
@@ -71,7 +57,5 @@ def test_text_csv_and_screen_show_them(tmp_path):
         ["inner", "2", "200.0", "200.0", "100.0", "120.0"],
         ["graph", "2", "", "", "", "100.0"],
     ]
-    sheets = [
-        block for block in list_tab(report.files[0], NOT_APPLICABLE, Tab.OPS) if isinstance(block, Sheet)
-    ]
+    sheets = [block for block in list_tab(report.files[0], NOT_APPLICABLE, Tab.OPS) if isinstance(block, Sheet)]
     assert ROWS in [sheet.rows for sheet in sheets]

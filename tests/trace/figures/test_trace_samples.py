@@ -1,7 +1,5 @@
 """Sample traces against an independent reading of each; skipped where the samples are not there."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import cache
@@ -41,16 +39,14 @@ def near(value: float) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:40])
-def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path: Path) -> None:
+def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path):
     facts = read_facts(path)
     file = analyse(f"{path.parent.name}/{path.name}")
     assert file.events == facts["n_events"]
     assert file.json_bytes == facts["raw_bytes"]
     assert (file.lost.events, file.lost.values, file.lost.broken_off) == (0, 0, False)
     steps = facts["host_steps"]
-    assert (
-        file.overview.steps == len(steps) - 1 + steps[-1].get("more", 1) if steps else not file.overview.steps
-    )
+    assert file.overview.steps == len(steps) - 1 + steps[-1].get("more", 1) if steps else not file.overview.steps
     for row, step in zip(file.overview.step_table, steps, strict=False):
         if "name" in step:
             assert (row.name, row.host_ms * 1000) == (step["name"], near(step["dur"]))
@@ -78,9 +74,7 @@ def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path: P
         assert (row.min_us, row.max_us) == (near(kernel["min"]), near(kernel["max"]))
     for key, said in facts.get("memory", {}).items():
         kind, device = map(int, key.split(":"))
-        rows = [
-            row for row in file.memory.peaks if row.device == device and (row.kind == "cpu") == (kind == 0)
-        ]
+        rows = [row for row in file.memory.peaks if row.device == device and (row.kind == "cpu") == (kind == 0)]
         assert [row.events for row in rows] == [said["events"]]
         assert (rows[0].allocations_bytes, rows[0].frees_bytes) == (said["alloc_bytes"], said["free_bytes"])
         peak = rows[0].allocated_bytes
@@ -117,9 +111,7 @@ def _split_marks(path: Path) -> tuple[DeviceGaps, ...]:
     ("name", "utilization", "sm", "occupancy", "loader_us"),
     [("nw0_a", 55.5, 54.7, 49.1, 59_262), ("nw4_a", 70.3, 69.2, 48.9, 1_186)],
 )
-def test_figures_of_resnet_are_those_of_the_plugin(
-    name: str, utilization: float, sm: float, occupancy: float, loader_us: float
-) -> None:
+def test_figures_of_resnet_are_those_of_the_plugin(name, utilization, sm, occupancy, loader_us):
     overview = analyse(f"kineto_resnet50/{name}.pt.trace.json.gz").overview
     card = overview.gpus[0]
     assert card.utilization_pct == pytest.approx(utilization, abs=0.06)
@@ -139,7 +131,7 @@ def test_figures_of_resnet_are_those_of_the_plugin(
         ("fresh_torch213_ours/ddp_gloo_rank0.pt.trace.json.gz", Kind.COMMS_BOUND, "unknown"),
     ],
 )
-def test_verdicts_with_a_known_cause(name: str, kind: Kind, cause: str) -> None:
+def test_verdicts_with_a_known_cause(name, kind, cause):
     verdict = analyse(name).verdict
     assert (verdict.kind, verdict.cause) == (kind, cause)
 
@@ -149,7 +141,7 @@ def compare(pattern: str) -> TraceReport:
     return analyze([str(path) for path in sorted(SAMPLES.glob(pattern))])
 
 
-def test_the_rank_that_waits_least_is_the_straggler() -> None:
+def test_the_rank_that_waits_least_is_the_straggler():
     slowed = compare("fresh_torch213_ours/ddp_gloo_rank*.gz").ranks
     assert is_known(slowed)
     assert slowed.straggler == 1
@@ -161,13 +153,13 @@ def test_the_rank_that_waits_least_is_the_straggler() -> None:
     assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
 
 
-def test_matched_device_work_is_that_of_the_facts() -> None:
+def test_matched_device_work_is_that_of_the_facts():
     for path in PATHS:
         facts = read_facts(path)["correlation"]
         file = analyse(f"{path.parent.name}/{path.name}")
         assert facts["gpu_events"] - file.launched_before == facts["matched_to_runtime_or_driver"]
 
 
-def test_a_python_table_is_there_where_stacks_are() -> None:
+def test_a_python_table_is_there_where_stacks_are():
     trace = read_trace(str(SAMPLES / "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"))
     assert len(trace.python.start) == 5874

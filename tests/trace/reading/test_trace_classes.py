@@ -1,7 +1,5 @@
 """What names of kernels and calls stand for."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel, uses_tensor_cores
@@ -11,10 +9,7 @@ from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel,
     ("name", "communicates"),
     [
         ("multimem_one_shot_all_reduce_kernel", True),
-        (
-            "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
-            True,
-        ),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)", True),
         ("multimem_all_gather_kernel", True),
         ("allreduce_fusion_kernel_oneshot_lamport", True),
         ("gemm_one_shot_all_reduce_kernel", False),
@@ -29,7 +24,7 @@ from tpmon.trace.reading.schema import CallClass, class_of_call, is_comm_kernel,
         ("reduce_kernel", False),
     ],
 )
-def test_kernels_of_symmetric_memory_communicate(name: str, communicates: bool) -> None:
+def test_kernels_of_symmetric_memory_communicate(name, communicates):
     assert is_comm_kernel(name) is communicates
 
 
@@ -51,7 +46,7 @@ def test_kernels_of_symmetric_memory_communicate(name: str, communicates: bool) 
         ("hipModuleLoadData", CallClass.IMPLICIT),
     ],
 )
-def test_calls_of_level_zero_and_unified_runtime_are_told_apart(name: str, expected: CallClass) -> None:
+def test_calls_of_level_zero_and_unified_runtime_are_told_apart(name, expected):
     assert class_of_call(name) is expected
 
 
@@ -70,5 +65,5 @@ def test_calls_of_level_zero_and_unified_runtime_are_told_apart(name: str, expec
         ("void at::native::vectorized_elementwise_kernel<4>(int)", "no"),
     ],
 )
-def test_a_name_that_does_not_tell_tensor_cores_is_unknown(name: str, expected: str) -> None:
+def test_a_name_that_does_not_tell_tensor_cores_is_unknown(name, expected):
     assert uses_tensor_cores(name) == expected

@@ -1,12 +1,8 @@
 """Traces in object stores: a real local S3 server where moto is here, and clear words where the extra is not."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,16 +19,14 @@ HAS_MOTO = all(importlib.util.find_spec(name) for name in ("moto", "flask", "s3f
 needs_moto = pytest.mark.skipif(not HAS_MOTO, reason="no moto server here: pip install -e '.[cloud-test]'")
 
 
-def test_only_stores_are_remote() -> None:
+def test_only_stores_are_remote():
     assert all(map(is_remote, ("s3://b/t.json", "gs://b/t.json", "abfs://c@a.dfs/t.json", "az://c/t")))
-    assert not any(
-        map(is_remote, ("s3:/b", "/tmp/s3://x", "t.json", "file:///t.json", "https://x/t.json", "s3"))
-    )
+    assert not any(map(is_remote, ("s3:/b", "/tmp/s3://x", "t.json", "file:///t.json", "https://x/t.json", "s3")))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "abfs"])
-def test_a_store_without_its_package_names_the_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, *_more: Any) -> Any:
+def test_a_store_without_its_package_names_the_extra(scheme, monkeypatch):
+    def refuse(name, *_more):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", refuse)
@@ -42,7 +36,7 @@ def test_a_store_without_its_package_names_the_extra(scheme: str, monkeypatch: p
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(monkeypatch):
     """Start an S3 server on this machine, and give a client of it."""
     import boto3
     import s3fs
@@ -70,7 +64,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @needs_moto
-def test_traces_in_a_bucket_are_read_like_files(store: Any, tmp_path: Path) -> None:
+def test_traces_in_a_bucket_are_read_like_files(store, tmp_path):
     for rank in range(2):
         built = TraceBuilder()
         for number in range(3):

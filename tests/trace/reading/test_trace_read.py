@@ -1,7 +1,5 @@
 """The reader of traces: generations, layouts, damage, and what is counted as lost."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -33,7 +31,7 @@ def small_trace() -> TraceBuilder:
 
 
 @pytest.mark.parametrize("name", ["rank3.json", "rank3.pt.trace.json.gz"])
-def test_plain_and_packed_files_are_read_whole(name: str, tmp_path: Path) -> None:
+def test_plain_and_packed_files_are_read_whole(name, tmp_path):
     trace = read_trace(small_trace().write(tmp_path / name, traceName="t"))
     assert trace.events == len(small_trace().events)
     assert trace.phases == {"X": 28, "i": 4}
@@ -45,7 +43,7 @@ def test_plain_and_packed_files_are_read_whole(name: str, tmp_path: Path) -> Non
     assert len(trace.memory.time) == 4
 
 
-def test_pieces_of_any_size_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_any_size_give_the_same(tmp_path, monkeypatch):
     path = small_trace().write(tmp_path / "t.json", after="x")
     whole = read_trace(path)
     for size in (300, 1000, 5000):
@@ -56,13 +54,10 @@ def test_pieces_of_any_size_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         assert again.host.start.tolist() == whole.host.start.tolist()
 
 
-def test_what_stands_behind_the_events_is_read_too(tmp_path: Path) -> None:
+def test_what_stands_behind_the_events_is_read_too(tmp_path):
     distributed = {"backend": "nccl", "rank": 5, "world_size": 8}
     path = small_trace().write(
-        tmp_path / "t.json",
-        {"deviceProperties": []},
-        distributedInfo=distributed,
-        deviceProperties=[V100, V100],
+        tmp_path / "t.json", {"deviceProperties": []}, distributedInfo=distributed, deviceProperties=[V100, V100]
     )
     trace = read_trace(path)
     assert trace.rank == 5
@@ -71,9 +66,7 @@ def test_what_stands_behind_the_events_is_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", range(300, 3000, 150))
-def test_cards_behind_the_events_survive_a_cut_between_them(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_behind_the_events_survive_a_cut_between_them(size, tmp_path, monkeypatch):
     cards = [{**V100, "id": number, "name": f"card {number}"} for number in range(8)]
     path = TraceBuilder().step(0, 0, 10).write(tmp_path / "t.json", {}, tpmon_none=1, deviceProperties=cards)
     monkeypatch.setattr(chunks, "PIECE_BYTES", size)
@@ -83,7 +76,7 @@ def test_cards_behind_the_events_survive_a_cut_between_them(
     assert (trace.events, trace.lost.values) == (1, 0)
 
 
-def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
+def test_a_bare_list_of_events_is_a_trace(tmp_path):
     path = tmp_path / "list.json"
     path.write_text(json.dumps(small_trace().events))
     assert read_trace(str(path)).events == 32
@@ -91,7 +84,7 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
     assert read_trace(str(path)).events == 0
 
 
-def test_absolute_times_of_old_traces_stay_exact(tmp_path: Path) -> None:
+def test_absolute_times_of_old_traces_stay_exact(tmp_path):
     trace = TraceBuilder(base_us=1623142623460072)
     for at in range(50):
         trace.add("Kernel", "k", at * 3, 3, pid=0, tid="stream 7", args={"correlation": at + 1})
@@ -104,14 +97,14 @@ def test_absolute_times_of_old_traces_stay_exact(tmp_path: Path) -> None:
     assert card.kernel_busy_us == 150
 
 
-def test_categories_that_are_not_known_are_kept(tmp_path: Path) -> None:
+def test_categories_that_are_not_known_are_kept(tmp_path):
     trace = TraceBuilder().step(0, 0, 10).add("some_new_thing", "x", 1, 2)
     read = read_trace(trace.write(tmp_path / "t.json"))
     assert read.categories["some_new_thing"] == 1
     assert len(read.host.start) == 2
 
 
-def test_events_without_a_category_are_guessed(tmp_path: Path) -> None:
+def test_events_without_a_category_are_guessed(tmp_path):
     trace = TraceBuilder().step(0, 0, 100).op("aten::mm", 1, 20).kernel(10, 5, launch=3, grid=[1, 1, 1])
     for event in trace.events:
         del event["cat"]
@@ -119,7 +112,7 @@ def test_events_without_a_category_are_guessed(tmp_path: Path) -> None:
     assert (len(read.host.start), len(read.calls.start), len(read.work.start)) == (2, 1, 1)
 
 
-def test_one_launch_may_start_many_kernels(tmp_path: Path) -> None:
+def test_one_launch_may_start_many_kernels(tmp_path):
     trace = TraceBuilder().step(0, 0, 100).op("graph", 0, 10).call("cudaGraphLaunch", 1, 5, correlation=9)
     for at in range(300):
         args = {"device": 0, "stream": 7, "correlation": 9}
@@ -150,9 +143,7 @@ def damage(text: str, old: str, new: str, times: int = 1) -> bytes:
         ('"cat": "kernel"', '"cat": [], "x": }', 1, 0),
     ],
 )
-def test_damage_costs_its_own_event_at_most(
-    old: str, new: str, events: int, values: int, tmp_path: Path
-) -> None:
+def test_damage_costs_its_own_event_at_most(old, new, events, values, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(damage(small_trace().text(), old, new))
     trace = read_trace(str(path))
@@ -161,7 +152,7 @@ def test_damage_costs_its_own_event_at_most(
     assert kept == 28 - events
 
 
-def test_a_file_that_breaks_off_gives_what_is_there(tmp_path: Path) -> None:
+def test_a_file_that_breaks_off_gives_what_is_there(tmp_path):
     text = small_trace().text().encode()
     path = tmp_path / "t.json"
     path.write_bytes(text[: len(text) // 2])
@@ -175,17 +166,15 @@ def test_a_file_that_breaks_off_gives_what_is_there(tmp_path: Path) -> None:
     assert "the file is not whole" in "\n".join(write_report(analyze([str(path)])))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"hello", b"{}", b'{"a": 1}', b"\x1f\x8b", b"\x80\x04\x95K", b"[1, 2]"]
-)
-def test_what_is_no_trace_is_refused_with_its_name(data: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"", b"hello", b"{}", b'{"a": 1}', b"\x1f\x8b", b"\x80\x04\x95K", b"[1, 2]"])
+def test_what_is_no_trace_is_refused_with_its_name(data, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(data)
     with pytest.raises(UsageError, match=r"t\.json"):
         read_trace(str(path))
 
 
-def test_a_file_that_is_not_there_or_not_readable_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_not_readable_is_said(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         read_trace(str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="directory"):
@@ -193,14 +182,14 @@ def test_a_file_that_is_not_there_or_not_readable_is_said(tmp_path: Path) -> Non
     assert issubclass(NotPermittedError, TpmonError)
 
 
-def test_escape_sequences_never_reach_the_terminal(tmp_path: Path) -> None:
+def test_escape_sequences_never_reach_the_terminal(tmp_path):
     trace = small_trace().op("evil\x1b[2J\u202e", 650, 300)
     lines = write_report(analyze([trace.write(tmp_path / "t.json")]))
     assert "evil" in "\n".join(lines)
     assert all(line.isprintable() for line in lines if line)
 
 
-def test_the_summary_of_a_capture(tmp_path: Path) -> None:
+def test_the_summary_of_a_capture(tmp_path):
     summary = summarize(small_trace().write(tmp_path / "t.json"))
     assert (summary.steps, summary.kernels) == (4, 4)
     assert summary.step_ms == pytest.approx(0.99)
@@ -212,7 +201,7 @@ def test_the_summary_of_a_capture(tmp_path: Path) -> None:
     assert not summary.lost.broken_off
 
 
-def test_names_with_addresses_of_objects_are_one_name(tmp_path: Path) -> None:
+def test_names_with_addresses_of_objects_are_one_name(tmp_path):
     trace = TraceBuilder().step(0, 0, 100)
     for at in range(20):
         trace.add("python_function", f"<built-in method f of type object at 0x7f{at:08x}>", at, 1)
@@ -275,7 +264,7 @@ def check_report(report: TraceReport) -> None:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_mutated_files_give_an_error_or_a_report(seed: int, tmp_path: Path) -> None:
+def test_mutated_files_give_an_error_or_a_report(seed, tmp_path):
     chance = random.Random(seed)
     data = small_trace().text({"distributedInfo": {"rank": 0}}, {"traceName": "x"}).encode()
     data = mutate(data, chance)
@@ -284,13 +273,13 @@ def test_mutated_files_give_an_error_or_a_report(seed: int, tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 2000))
-def test_many_more_mutated_files(seed: int, tmp_path: Path) -> None:
+def test_many_more_mutated_files(seed, tmp_path):
     chance = random.Random(seed)
     survive(tmp_path / "t.json", mutate(small_trace().text().encode(), chance))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**63, -(10**30), 10**400])
-def test_numbers_that_no_column_holds_are_counted(value: int, tmp_path: Path) -> None:
+def test_numbers_that_no_column_holds_are_counted(value, tmp_path):
     trace = small_trace()
     trace.memory(5.0, value, value)
     trace.kernel(10, 5, launch=8)
@@ -303,13 +292,13 @@ def test_numbers_that_no_column_holds_are_counted(value: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("types", [7, True, None, {"a": 1}])
-def test_types_of_inputs_that_are_no_list_say_nothing(types: object, tmp_path: Path) -> None:
+def test_types_of_inputs_that_are_no_list_say_nothing(types, tmp_path):
     trace = TraceBuilder().step(1, 0, 100)
     trace.op("aten::mm", 0, 90, **{"Input Dims": [[8, 8], [8, 8]], "Input type": types})
     check_report(analyze([trace.write(tmp_path / "t.json")]))
 
 
-def test_times_at_both_ends_of_what_fits_give_no_negative_time(tmp_path: Path) -> None:
+def test_times_at_both_ends_of_what_fits_give_no_negative_time(tmp_path):
     trace = TraceBuilder(0.0).step(1, 0, 100).kernel(10, 5, launch=8).op("aten::mm", 0, 90)
     trace.op("aten::mm", 4.5e15, 1e10).op("aten::add", -4.5e15, 10).op("aten::mul", 9e15, 4e15)
     report = analyze([trace.write(tmp_path / "t.json")])

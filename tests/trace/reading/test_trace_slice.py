@@ -1,7 +1,5 @@
 """Slices: a small trace of some steps or gaps that tpmon reads like the whole, and Perfetto opens."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -25,9 +23,7 @@ RANK = {"distributedInfo": {"backend": "nccl", "rank": 2, "world_size": 4}}
 def make_trace() -> TraceBuilder:
     """Make ten steps of 1 ms whose last kernel runs on into the next step, and a long gap in step 6."""
     trace = TraceBuilder()
-    trace.events.append(
-        {"ph": "M", "name": "process_name", "pid": 4000, "tid": 0, "args": {"name": "python"}}
-    )
+    trace.events.append({"ph": "M", "name": "process_name", "pid": 4000, "tid": 0, "args": {"name": "python"}})
     trace.add("python_function", "train.py(3): main", 0, 12_000)
     for number in range(10):
         start = number * 1000
@@ -51,7 +47,7 @@ def cut(path: str, out: Path, steps: str = "", gaps: int = 0) -> tuple[Written, 
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
-def test_steps_of_a_slice_are_those_of_the_whole(ending: str, tmp_path: Path) -> None:
+def test_steps_of_a_slice_are_those_of_the_whole(ending, tmp_path):
     path = make_trace().write(tmp_path / "whole.json", RANK, traceName="x")
     whole = analyze([path]).files[0]
     written, part = cut(path, tmp_path / f"part{ending}", "3-5")
@@ -67,7 +63,7 @@ def test_steps_of_a_slice_are_those_of_the_whole(ending: str, tmp_path: Path) ->
     assert "a slice of whole.json: ProfilerStep#3 to ProfilerStep#5" in part.overview.notes
 
 
-def test_a_slice_is_plain_json_with_the_events_as_they_were(tmp_path: Path) -> None:
+def test_a_slice_is_plain_json_with_the_events_as_they_were(tmp_path):
     built = make_trace()
     path = built.write(tmp_path / "whole.json", RANK, traceName="x")
     cut(path, tmp_path / "part.json.gz", "6")
@@ -82,7 +78,7 @@ def test_a_slice_is_plain_json_with_the_events_as_they_were(tmp_path: Path) -> N
     assert set(marks) == {"ProfilerStep#6"}
 
 
-def test_the_longest_gap_comes_with_its_surroundings(tmp_path: Path) -> None:
+def test_the_longest_gap_comes_with_its_surroundings(tmp_path):
     path = make_trace().write(tmp_path / "whole.json")
     whole, (written, part) = analyze([path]).files[0], cut(path, tmp_path / "gap.json", gaps=1)
     longest = whole.gaps[0].largest[0]
@@ -94,7 +90,7 @@ def test_the_longest_gap_comes_with_its_surroundings(tmp_path: Path) -> None:
     assert "the longest gap" in part.overview.notes[-1]
 
 
-def test_several_gaps_say_that_the_time_between_is_cut_out(tmp_path: Path) -> None:
+def test_several_gaps_say_that_the_time_between_is_cut_out(tmp_path):
     trace = TraceBuilder()
     for number in range(4):
         start = number * 50_000
@@ -110,7 +106,7 @@ def test_several_gaps_say_that_the_time_between_is_cut_out(tmp_path: Path) -> No
     assert "in 3 parts" in part.overview.notes[-1]
 
 
-def test_pieces_of_any_size_give_the_same_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_any_size_give_the_same_slice(tmp_path, monkeypatch):
     path = make_trace().write(tmp_path / "whole.json", RANK, traceName="x")
     cut(path, tmp_path / "one.json", "2-7")
     monkeypatch.setattr(chunks, "PIECE_BYTES", 700)
@@ -119,7 +115,7 @@ def test_pieces_of_any_size_give_the_same_slice(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "many.json").read_bytes()
 
 
-def test_what_is_no_clean_json_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_what_is_no_clean_json_is_left_out_and_counted(tmp_path):
     text = make_trace().text().replace('"dur": 990', '"dur": NaN', 1).replace("aten::mm", 'a"b', 1)
     (tmp_path / "whole.json").write_text(text)
     written, part = cut(str(tmp_path / "whole.json"), tmp_path / "part.json", "1-4")
@@ -142,9 +138,7 @@ def test_what_is_no_clean_json_is_left_out_and_counted(tmp_path: Path) -> None:
         (TraceOptions(slice="none/o.json", steps="3"), "none/o.json"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_and_leaves_no_file(
-    asked: TraceOptions, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_cut_is_refused_and_leaves_no_file(asked, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = make_trace().write(tmp_path / "whole.json")
     (tmp_path / "there.json").write_text("mine")
@@ -154,7 +148,7 @@ def test_what_cannot_be_cut_is_refused_and_leaves_no_file(
     assert (tmp_path / "there.json").read_text() == "mine"
 
 
-def test_a_trace_without_device_work_has_no_gaps_and_without_marks_no_steps(tmp_path: Path) -> None:
+def test_a_trace_without_device_work_has_no_gaps_and_without_marks_no_steps(tmp_path):
     path = TraceBuilder().op("aten::mm", 0, 10).write(tmp_path / "cpu.json")
     with pytest.raises(UsageError, match="no device work"):
         cut(path, tmp_path / "o.json", gaps=1)

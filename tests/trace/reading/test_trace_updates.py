@@ -1,7 +1,5 @@
 """Which updates of optimizers end a step, in traces that mark none."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -25,7 +23,7 @@ def update(trace: TraceBuilder, name: str, start: float, length: float = 50) -> 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("cut", [0, 1])
-def test_two_optimizers_end_a_step_once(backward: bool, cut: int, tmp_path: Path) -> None:
+def test_two_optimizers_end_a_step_once(backward, cut, tmp_path):
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
     for number in range(4):
         if backward:
@@ -37,7 +35,7 @@ def test_two_optimizers_end_a_step_once(backward: bool, cut: int, tmp_path: Path
     assert [step[1] for step in steps] == [910_000, 1_910_000, 2_910_000, 3_910_000]
 
 
-def test_optimizers_of_two_networks_end_a_step_once(tmp_path: Path) -> None:
+def test_optimizers_of_two_networks_end_a_step_once(tmp_path):
     """Each has a backward pass of its own, and the critic updates three times."""
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
     for at in range(0, 16_000, 1000):
@@ -47,7 +45,7 @@ def test_optimizers_of_two_networks_end_a_step_once(tmp_path: Path) -> None:
     assert [step[1] for step in steps] == [850_000 + at for at in range(3_000_000, 16_000_000, 4_000_000)]
 
 
-def test_updates_one_after_the_other_are_one(tmp_path: Path) -> None:
+def test_updates_one_after_the_other_are_one(tmp_path):
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
     for number in range(3):
         trace.op(NODE, number * 1000 + 300, 100)
@@ -56,7 +54,7 @@ def test_updates_one_after_the_other_are_one(tmp_path: Path) -> None:
     assert [step[1] for step in find(trace, tmp_path).steps] == [870_000, 1_870_000, 2_870_000]
 
 
-def test_updates_within_the_backward_pass_are_no_steps(tmp_path: Path) -> None:
+def test_updates_within_the_backward_pass_are_no_steps(tmp_path):
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
     for at in range(20):
         trace.op(NODE, at * 100, 90)
@@ -65,7 +63,7 @@ def test_updates_within_the_backward_pass_are_no_steps(tmp_path: Path) -> None:
     assert (marks.steps, "within the backward pass" in marks.why) == ((), True)
 
 
-def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tmp_path: Path) -> None:
+def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tmp_path):
     trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
     update(trace, "AdamW", 150)
     for number in range(3):
@@ -76,7 +74,7 @@ def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tm
     assert [step[0] for step in steps] == [200_000, 910_000, 1_910_000]
 
 
-def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path: Path) -> None:
+def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path):
     """TensorBoard's plugin drops a range that begins 1 ns before the one before it ends."""
     trace = TraceBuilder(base_us=BASE_US + 0.818).op("aten::mm", 0, 100)
     for number in range(500):
@@ -92,6 +90,4 @@ def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_pa
     steps = ends[STEP]
     assert steps[0][0] < min(one["ts"] for one in events if one["name"] == "aten::mm")
     assert [end for _, end in steps[:-1]] == [start for start, _ in steps[1:]]
-    assert all(
-        end <= step_end for (_, end), (_, step_end) in zip(ends["Optimizer.step#"], steps, strict=True)
-    )
+    assert all(end <= step_end for (_, end), (_, step_end) in zip(ends["Optimizer.step#"], steps, strict=True))

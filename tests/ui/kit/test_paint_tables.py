@@ -1,7 +1,5 @@
 """Rows come worst first and stay where they are, columns go by need, the cursor is always shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -28,19 +26,7 @@ from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
 from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
-from tpmon.view.layout import (
-    LEVELS,
-    Ink,
-    Size,
-    cut,
-    cut_front,
-    fit_line,
-    pad,
-    pad_left,
-    spark,
-    wrap,
-    wrap_words,
-)
+from tpmon.view.layout import LEVELS, Ink, Size, cut, cut_front, fit_line, pad, pad_left, spark, wrap, wrap_words
 from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
 from tpmon.view.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of
 
@@ -130,9 +116,7 @@ def test_unread_and_inapplicable_look_different():
 
 def test_a_rule_keeps_the_needed_detail():
     details = [Item(5, "nice to know"), Item(0, "12 more")]
-    assert text_of(paint_rule("1 ranks", details, 40)).startswith(
-        "\u2500\u2500 1 ranks  nice to know  12 more \u2500"
-    )
+    assert text_of(paint_rule("1 ranks", details, 40)).startswith("\u2500\u2500 1 ranks  nice to know  12 more \u2500")
     assert "12 more" in text_of(paint_rule("1 ranks 0-1 of 2", details, 24))
     assert text_of(paint_rule("1 ranks", [], 30, focused=True)).startswith("\u2550\u2550 1 ranks \u2550")
 
@@ -236,9 +220,7 @@ def test_a_pane_without_a_living_rank_says_so_first(width):
     one_left = replace(one_left, processes=one_left.processes[:1])
     early = make_frame(ranks=(), processes=(), facts="no rank yet \u00b7 99 % of 2 CPUs")
     for frame in (one_left, early):
-        assert "no rank left" not in "".join(
-            texts_of(paint_ranks(make_view(frame), Size(width, 6), focused=False))
-        )
+        assert "no rank left" not in "".join(texts_of(paint_ranks(make_view(frame), Size(width, 6), focused=False)))
 
 
 def test_hardly_a_thread_has_no_waiting_share():
@@ -299,15 +281,7 @@ def test_workers_sort_and_close_rows_stay_by_pid():
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        ("nfs", [202]),
-        ("!nfs", [201, 203, 50]),
-        ("LAUNCH", [50]),
-        ("w1", [201]),
-        ("203", [203]),
-        ("zzz", []),
-        ("!", 4),
-    ],
+    [("nfs", [202]), ("!nfs", [201, 203, 50]), ("LAUNCH", [50]), ("w1", [201]), ("203", [203]), ("zzz", []), ("!", 4)],
 )
 def test_the_filter_finds_text_and_inverts(text, found):
     shown = pids(make_view(workers_frame(), filter_text=text))
@@ -375,10 +349,7 @@ def test_what_a_card_that_is_well_shows_is_no_warning():
 
 def test_throttling_is_told_with_its_share():
     shares = (ThrottleShare("thermal", 38.0, "counter"), ThrottleShare("power cap", 0.0, "bit"))
-    assert (
-        write_throttle(make_gpu(throttle=("thermal", "brake"), throttle_shares=shares))
-        == "thermal 38 %, brake now"
-    )
+    assert write_throttle(make_gpu(throttle=("thermal", "brake"), throttle_shares=shares)) == "thermal 38 %, brake now"
     assert write_throttle(make_gpu()) == ""
     assert write_throttle(make_gpu(throttle_known=Missing("not supported"))) == "?"
 
@@ -410,13 +381,7 @@ def test_rows_are_shared_by_need():
         Wish(Pane.GPUS, 1, 1, 10),
     ]
     assert share_height(wishes, 7) == {Pane.RANKS: 3, Pane.CPU: 3, Pane.GPUS: 1}
-    assert share_height(wishes, 12) == {
-        Pane.RANKS: 3,
-        Pane.CPU: 3,
-        Pane.WORKERS: 3,
-        Pane.EVENTS: 2,
-        Pane.GPUS: 1,
-    }
+    assert share_height(wishes, 12) == {Pane.RANKS: 3, Pane.CPU: 3, Pane.WORKERS: 3, Pane.EVENTS: 2, Pane.GPUS: 1}
     shared = share_height(wishes, 40)
     assert sum(shared.values()) == 40
     assert shared[Pane.GPUS] == 10
@@ -429,7 +394,5 @@ def test_panes_keep_their_places_when_only_numbers_change():
         return [row for row, line in enumerate(lines) if line[:2] in ("\u2500\u2500", "\u2550\u2550")]
 
     frame = workers_frame()
-    busy = replace(
-        frame, cpu=make_cpu(runnable=99.0, used_cores=8.0, run_delay_ratio=0.9, oversubscription=9.0)
-    )
+    busy = replace(frame, cpu=make_cpu(runnable=99.0, used_cores=8.0, run_delay_ratio=0.9, oversubscription=9.0))
     assert rules(frame) == rules(busy)

@@ -1,7 +1,5 @@
 """Drive the application by its pilot, with a stand-in for the session."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -10,13 +8,7 @@ from dataclasses import dataclass, field
 
 from textual.events import Paste
 
-from tests.frames import (
-    NOW_NS,
-    make_frame,
-    make_process,
-    make_pulses,
-    make_worker,
-)
+from tests.frames import NOW_NS, make_frame, make_process, make_pulses, make_worker
 from tpmon.model.frame import Frame
 from tpmon.model.results.doctor import Update
 from tpmon.ui.kit.canvas import Canvas

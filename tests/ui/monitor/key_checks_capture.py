@@ -1,7 +1,5 @@
 """Check the keys of a capture: its plan, its price, a yes to each, and no."""
 
-from __future__ import annotations
-
 from tests.goldens import capture_views
 from tests.ui.monitor.driving import JOB, Checks
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate

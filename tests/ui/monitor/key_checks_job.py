@@ -1,13 +1,8 @@
 """Check the keys that look at the job: panes, rows, sorting, filters, copies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from tests.frames import (
-    make_event,
-    make_finding,
-)
+from tests.frames import make_event, make_finding
 from tests.ui.monitor.driving import JOB, Checks, paste
 from tpmon.errors import ExitCode
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -298,11 +293,7 @@ async def _(s):
 
 @CHECKS.of("close")
 async def _(s):
-    for opens, overlay in (
-        ("question_mark", Overlay.HELP),
-        ("e", Overlay.ENVIRONMENT),
-        ("enter", Overlay.DETAILS),
-    ):
+    for opens, overlay in (("question_mark", Overlay.HELP), ("e", Overlay.ENVIRONMENT), ("enter", Overlay.DETAILS)):
         await s.press(opens)
         assert s.view.overlay is overlay
         await s.press("escape")

@@ -1,7 +1,5 @@
 """Check the keys that ask for something: dumps, samples, bundles."""
 
-from __future__ import annotations
-
 from tests.goldens import dump_views, sample_views
 from tests.ui.monitor.driving import Checks
 from tpmon.model.dump import Asker, DumpRequest

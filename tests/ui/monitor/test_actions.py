@@ -1,7 +1,5 @@
 """Pure actions: the cursor stays on its process, and nothing leaves its bounds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,12 +42,7 @@ def test_an_overlay_scrolls_and_leaves_the_cursor():
     assert actions.action_move(down, Move.FIRST, ROWS, page=7, scroll_limit=10).scroll == 0
 
 
-@given(
-    st.lists(st.sampled_from(Move), max_size=20),
-    st.integers(0, 6),
-    st.integers(1, 9),
-    st.integers(0, 30),
-)
+@given(st.lists(st.sampled_from(Move), max_size=20), st.integers(0, 6), st.integers(1, 9), st.integers(0, 30))
 def test_moves_never_leave_the_rows_or_the_text(moves, count, page, limit):
     view, rows = make_view(), tuple(range(100, 100 + count))
     for move in moves:

@@ -1,19 +1,12 @@
 """The application by its pilot: Updates, pauses, dumps, bursts, crashes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace
 
 import pytest
 
-from tests.frames import (
-    make_event,
-    make_finding,
-    make_frame,
-    make_target,
-)
+from tests.frames import make_event, make_finding, make_frame, make_target
 from tests.goldens import dump_views
 from tests.ui.monitor.driving import JOB, Session, drive
 from tpmon.errors import ExitCode
@@ -252,7 +245,7 @@ def test_a_painter_that_fails_ends_the_app_with_its_error():
 
     session = Session(paint=paint)
 
-    async def run() -> None:
+    async def run():
         async with session.app.run_test() as session.pilot:
             await session.send(replace(JOB, facts="boom"))
 
@@ -299,7 +292,7 @@ def test_without_colour_only_bold_and_reverse_are_left():
     assert any(style.color for style in ink_styles(colour=True).values())
 
 
-def test_the_bell_is_for_a_verdict_that_turns_bad() -> None:
+def test_the_bell_is_for_a_verdict_that_turns_bad():
     bad = make_frame(verdict=make_finding(kind=Kind.HUNG, cause="lock"))
     calm = make_frame(verdict=make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu"))
     new = (make_event("verdict: other", kind=EventKind.VERDICT),)

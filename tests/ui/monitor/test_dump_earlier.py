@@ -1,7 +1,5 @@
 """One look after another dump: what each thread did since, without saying that what hangs now moves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -40,7 +38,7 @@ def run(bench: Bench, request: DumpRequest) -> DumpState:
 
 
 @pytest.fixture
-def bench(monkeypatch) -> Bench:
+def bench(monkeypatch):
     """Return a service whose looks are from now and may be compared at once."""
     monkeypatch.setattr(dump, "APART_S", -1e12)
     monkeypatch.setattr(dump, "EARLIER_S", 1e12)

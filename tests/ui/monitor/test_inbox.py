@@ -1,7 +1,5 @@
 """Which events stay while a screen is open for days."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,7 +27,7 @@ def _gone(*statuses: int) -> tuple[Departure, ...]:
         Changes(born=tuple(replace(one, role=Role.COMPILE) for one in WORKERS)),
     ],
 )
-def test_what_happens_to_workers_is_of_every_day(changes: Changes) -> None:
+def test_what_happens_to_workers_is_of_every_day(changes):
     lines = describe_changes(changes)
     assert lines
     assert all(is_everyday(make_event(line)) for line in lines)
@@ -43,12 +41,12 @@ def test_what_happens_to_workers_is_of_every_day(changes: Changes) -> None:
         Changes(gone=(Departure(replace(WORKERS[0], role=Role.COMPILE), 9),)),
     ],
 )
-def test_a_worker_that_was_killed_is_not(changes: Changes) -> None:
+def test_a_worker_that_was_killed_is_not(changes):
     assert not any(is_everyday(make_event(line)) for line in describe_changes(changes))
 
 
 @pytest.mark.parametrize("role", [Role.RANK, Role.LAUNCHER])
-def test_what_happens_to_ranks_and_launchers_is_not(role: Role) -> None:
+def test_what_happens_to_ranks_and_launchers_is_not(role):
     members = tuple(replace(one, role=role, label="worker.py") for one in WORKERS)
     ends = tuple(Departure(member, 9) for member in members)
     for changes in (
@@ -62,7 +60,7 @@ def test_what_happens_to_ranks_and_launchers_is_not(role: Role) -> None:
         assert not any(is_everyday(make_event(line)) for line in lines)
 
 
-def test_the_newest_of_each_sort_stay_in_their_order() -> None:
+def test_the_newest_of_each_sort_stay_in_their_order():
     everyday = [make_event(f"epoch respawn: {n} workers of rank 0 replaced") for n in range(1000)]
     verdicts = [make_event(f"verdict: {n}", kind=EventKind.VERDICT) for n in range(1000)]
     mixed = [event for pair in zip(verdicts, everyday, strict=True) for event in pair]

@@ -1,7 +1,5 @@
 """The table of keys: complete, unambiguous, honest about what works, and the source of docs/keys.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -31,9 +29,7 @@ def all_views() -> Iterator[ViewState]:
     for frame, overlay, zoom, focus, text, interval_s in product(
         frames, Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
     ):
-        yield make_view(
-            frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s
-        )
+        yield make_view(frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
 
 
 def test_ids_are_unique():
@@ -57,9 +53,7 @@ def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
     for update, stage, overlay, behind, interval_s in product(
         every, CaptureStage, Overlay, (Overlay.NONE, Overlay.CAPTURE), (0.5, 1.0, 10.0)
     ):
-        view = make_view(
-            capture=replace(update, stage=stage), overlay=overlay, behind=behind, interval_s=interval_s
-        )
+        view = make_view(capture=replace(update, stage=stage), overlay=overlay, behind=behind, interval_s=interval_s)
         rows = [key for key in KEYS if key.when.holds(view)]
         names = [name for key in rows for name in key.keys]
         assert len(set(names)) == len(names), view
@@ -73,9 +67,7 @@ def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
 def test_the_help_over_the_plan_of_a_capture_fits_the_common_screen():
     for update in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording()):
         for behind in (Overlay.CAPTURE, Overlay.NONE):
-            view = make_view(
-                make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update
-            )
+            view = make_view(make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update)
             assert page_of(view, Size(80, 24), keys_shown(view))[1] == 0
 
 
@@ -141,9 +133,7 @@ def test_docs_are_written_from_the_table():
     assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.monitor.keys > docs/keys.md"
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}]
-)
+@pytest.mark.parametrize("fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}])
 def test_all_keys_of_the_help_fit_the_common_screen(fields):
     view = make_view(make_frame(**fields), overlay=Overlay.HELP, filter_text="x")
     keys = keys_shown(view)

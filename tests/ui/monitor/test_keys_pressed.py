@@ -1,7 +1,5 @@
 """Every key of the table is pressed once and does what the table says."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ui.monitor import key_checks_capture, key_checks_job, key_checks_stacks

@@ -1,22 +1,11 @@
 """What was on another day says which, and how long ago where there is room."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
 
-from tests.frames import (
-    NOW,
-    NOW_NS,
-    make_event,
-    make_finding,
-    make_frame,
-    make_process,
-    make_target,
-    make_view,
-)
+from tests.frames import NOW, NOW_NS, make_event, make_finding, make_frame, make_process, make_target, make_view
 from tests.goldens import dump_views
 from tpmon.model.dump import Asker
 from tpmon.model.frame import EventKind, TargetState
@@ -41,8 +30,7 @@ EVENTS = (
     make_event("job ended: exit 137", 1, EventKind.ENDED),
 )
 ENDED = make_frame(
-    target=make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)"),
-    verdict=make_finding(),
+    target=make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)"), verdict=make_finding()
 )
 
 

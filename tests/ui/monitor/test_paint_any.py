@@ -1,7 +1,5 @@
 """Whatever the Frame, the view and the size: the screen has its size and painting never raises."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, get_args, get_type_hints
@@ -27,9 +25,7 @@ from tpmon.ui.monitor.state import OTHER_THREADS, Pane, SortBy, StackRow, Stacks
 from tpmon.view.layout import Size
 
 TEXTS = st.one_of(
-    st.sampled_from(
-        ["", "train.py", "\u8a13\u7df4.py", "e\u0301\u0301 accents", "\U0001f525 fire", "x" * 300]
-    ),
+    st.sampled_from(["", "train.py", "\u8a13\u7df4.py", "e\u0301\u0301 accents", "\U0001f525 fire", "x" * 300]),
     st.text(max_size=40),
 ).map(clean_text)
 REASONS = st.builds(Missing, TEXTS)
@@ -99,17 +95,12 @@ def cards(draw, index):
         throttle_shares=tuple(draw(st.lists(st.builds(ThrottleShare, TEXTS, NUMBERS, TEXTS), max_size=2))),
         xids=tuple(draw(st.lists(st.integers(0, 200), max_size=5))),
         mig_instances=tuple(
-            draw(
-                st.lists(
-                    st.builds(MigInstance, TEXTS, st.integers(0, 9), COUNTS, REASONS, NUMBERS), max_size=2
-                )
-            )
+            draw(st.lists(st.builds(MigInstance, TEXTS, st.integers(0, 9), COUNTS, REASONS, NUMBERS), max_size=2))
         ),
         pids=draw(st.one_of(REASONS, st.lists(st.integers(1, 9999), max_size=20).map(tuple))),
         processes=draw(
             st.one_of(
-                REASONS,
-                st.lists(st.builds(GpuProcess, st.integers(1, 9), COUNTS, REASONS, st.booleans())).map(tuple),
+                REASONS, st.lists(st.builds(GpuProcess, st.integers(1, 9), COUNTS, REASONS, st.booleans())).map(tuple)
             )
         ),
     )
@@ -119,13 +110,7 @@ def cards(draw, index):
 @st.composite
 def findings(draw):
     evidence = st.builds(
-        Evidence,
-        TEXTS | st.sampled_from(sorted(FIGURES)),
-        REASONS | NUMBERS,
-        TEXTS,
-        TEXTS,
-        TEXTS,
-        REASONS | NUMBERS,
+        Evidence, TEXTS | st.sampled_from(sorted(FIGURES)), REASONS | NUMBERS, TEXTS, TEXTS, TEXTS, REASONS | NUMBERS
     )
     readings = st.lists(evidence, max_size=8).map(tuple)
     texts = st.lists(TEXTS, max_size=9).map(tuple)
@@ -171,25 +156,17 @@ def any_frame(draw):
         processes=tuple(members),
         ranks=tuple(ranks),
         ages_s=_shaken(draw, frames.make_ages()),
-        cpu=replace(
-            _shaken(draw, frames.make_cpu()), pool=draw(st.one_of(REASONS, st.just(NOT_APPLICABLE), pool))
-        ),
+        cpu=replace(_shaken(draw, frames.make_cpu()), pool=draw(st.one_of(REASONS, st.just(NOT_APPLICABLE), pool))),
         memory=replace(memory, shm=draw(st.one_of(REASONS, st.builds(ShmSample, TEXTS, COUNTS, COUNTS)))),
-        loader=tuple(
-            _shaken(draw, frames.make_loader(workers=n, looks=n)) for n in range(draw(st.integers(0, 2)))
-        ),
+        loader=tuple(_shaken(draw, frames.make_loader(workers=n, looks=n)) for n in range(draw(st.integers(0, 2)))),
         output=tuple(
-            _shaken(
-                draw, frames.make_output(n, path=draw(TEXTS), lines=tuple(draw(st.lists(TEXTS, max_size=3))))
-            )
+            _shaken(draw, frames.make_output(n, path=draw(TEXTS), lines=tuple(draw(st.lists(TEXTS, max_size=3)))))
             for n in range(draw(st.integers(0, 2)))
         ),
         network=draw(
             st.one_of(
                 REASONS,
-                st.tuples(
-                    st.builds(NetworkSample, TEXTS, TEXTS, st.booleans(), NUMBERS, NUMBERS, REASONS, REASONS)
-                ),
+                st.tuples(st.builds(NetworkSample, TEXTS, TEXTS, st.booleans(), NUMBERS, NUMBERS, REASONS, REASONS)),
             )
         ),
         gpus=draw(st.one_of(REASONS, st.just(known_cards))),
@@ -207,10 +184,7 @@ def any_stacks(draw):
     some = st.frozensets(st.sampled_from(marks))
     times = st.just(NOT_APPLICABLE) | st.just(frames.NOW_NS)
     cursor = st.just(NOT_APPLICABLE) | st.builds(StackRow, st.sampled_from(marks), st.integers(-1, 9))
-    return {
-        "dump": dump,
-        "stacks": draw(st.builds(StacksView, cursor, some, some, times, times, times)),
-    }
+    return {"dump": dump, "stacks": draw(st.builds(StacksView, cursor, some, some, times, times, times))}
 
 
 @st.composite

@@ -1,7 +1,5 @@
 """The pictures in tests/goldens are what the painters paint; `make goldens` rewrites them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -30,9 +28,7 @@ def test_the_picture_is_what_is_painted(picture):
 def test_no_golden_has_a_verdict_that_was_written_by_hand():
     """The rules write every sentence of a picture: ``playing.play`` judges the Frames."""
     for path in sorted(pictures.HERE.glob("*.py")):
-        written = re.findall(
-            r"\b(?:make_finding|make_evidence|Finding|Evidence)\(", path.read_text(encoding="utf-8")
-        )
+        written = re.findall(r"\b(?:make_finding|make_evidence|Finding|Evidence)\(", path.read_text(encoding="utf-8"))
         assert not written, path.name
 
 

@@ -1,7 +1,5 @@
 """Copies: what is sent to the terminal, what tmux says, what a person pastes."""
 
-from __future__ import annotations
-
 import base64
 
 from tests.frames import make_frame, make_target

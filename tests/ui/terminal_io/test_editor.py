@@ -1,7 +1,5 @@
 """The editor: which command, for which file, and what is said where there is none."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -61,9 +59,7 @@ def test_the_editor_gets_the_environment_without_what_the_screen_set(tmp_path, m
     monkeypatch.setenv("ESCDELAY", "25")
     monkeypatch.setenv("KEPT", "yes")
     said = tmp_path / "said"
-    code = (
-        "import os, sys; open(sys.argv[1], 'w').write(f\"{os.environ.get('ESCDELAY')} {os.environ['KEPT']}\")"
-    )
+    code = "import os, sys; open(sys.argv[1], 'w').write(f\"{os.environ.get('ESCDELAY')} {os.environ['KEPT']}\")"
     assert run_editor([sys.executable, "-c", code, str(said)]) == ""
     assert said.read_text() == "None yes"
 

@@ -1,9 +1,5 @@
 """A user without HOME and without an entry in passwd: no file is read or written below a folder named "~"."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tpmon.config import config_path, describe_config, read_file, resolve
@@ -11,7 +7,7 @@ from tpmon.ui.terminal_io.terminal import report_crash
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """Stand in an empty folder without a home."""
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
@@ -19,7 +15,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_crash_without_a_home_is_told_and_written_nowhere(here: Path) -> None:
+def test_a_crash_without_a_home_is_told_and_written_nowhere(here):
     try:
         raise ZeroDivisionError("seen")
     except ZeroDivisionError as error:
@@ -30,7 +26,7 @@ def test_a_crash_without_a_home_is_told_and_written_nowhere(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_configuration_without_a_home_is_none(here: Path) -> None:
+def test_a_configuration_without_a_home_is_none(here):
     path = config_path({})
     file = here / path
     file.parent.mkdir(parents=True)

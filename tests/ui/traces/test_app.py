@@ -1,7 +1,5 @@
 """The screen of a trace by its pilot: every key of its table, the editor, copies, the table itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -151,7 +149,7 @@ def test_the_editor_opens_the_line_below_the_folder_of_the_run(tmp_path, monkeyp
     monkeypatch.delenv("VISUAL", raising=False)
     lent: list[tuple[str, ...]] = []
 
-    async def check(d: Driven) -> None:
+    async def check(d):
         d.app.lend = lambda command: lent.append(tuple(command)) or ""  # type: ignore[method-assign]
         await d.press("3", "o")
         await d.until(lambda: bool(lent))

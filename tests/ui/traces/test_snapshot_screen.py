@@ -1,7 +1,5 @@
 """The screen of memory snapshots: its tabs, every key that works on it, stacks whose frames open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -162,7 +160,7 @@ def test_the_editor_opens_the_frame_under_the_cursor(monkeypatch, tmp_path):
     source = tmp_path / "train.py"
     source.write_text("a\nb\n")
 
-    async def check(d: Driven) -> None:
+    async def check(d):
         lent: list[tuple[str, ...]] = []
         d.app.lend = lambda command: lent.append(tuple(command)) or ""  # type: ignore[method-assign]
         await d.press("3", "j", "enter", "o")
@@ -268,10 +266,7 @@ def test_a_long_stack_is_walked_to_its_end():
     [
         ("/home/me/train.py:10 build", CodePlace("build", "/home/me/train.py", 10)),
         ("a b.py:3 <lambda>", CodePlace("<lambda>", "a b.py", 3)),
-        (
-            "/x/alloc.cpp:12 c10::Allocator::raw(int)",
-            CodePlace("c10::Allocator::raw(int)", "/x/alloc.cpp", 12),
-        ),
+        ("/x/alloc.cpp:12 c10::Allocator::raw(int)", CodePlace("c10::Allocator::raw(int)", "/x/alloc.cpp", 12)),
         ("at::empty", None),
     ],
 )

@@ -1,7 +1,5 @@
 """The tab of a comparison: its answer first, its tables, every key that works beside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -125,10 +123,7 @@ def test_without_another_trace_there_is_no_such_tab():
 def test_a_refusal_names_the_difference_before_any_number():
     comparison = comparison_of("refused")
     answer = answer_change(comparison)
-    assert [item.text for item in answer.items[:2]] == [
-        "! NO ANSWER",
-        "NVIDIA H100 80GB HBM3 and Tesla V100-SXM2-32GB",
-    ]
+    assert [item.text for item in answer.items[:2]] == ["! NO ANSWER", "NVIDIA H100 80GB HBM3 and Tesla V100-SXM2-32GB"]
     assert answer.ink is Ink.WARN
     first, second, *_rest = list_changes(comparison)
     assert isinstance(first, Paragraph)
@@ -190,16 +185,12 @@ def test_every_change_of_the_comparison_is_in_a_table():
 def test_traces_without_a_device_have_no_causes_of_idle_time():
     comparison = comparison_of("pair")
     left = tuple(change for change in comparison.changes if change.part != "idle")
-    said = [
-        block for block in list_changes(replace(comparison, changes=left)) if isinstance(block, Paragraph)
-    ]
+    said = [block for block in list_changes(replace(comparison, changes=left)) if isinstance(block, Paragraph)]
     assert Paragraph("n/a", "idle time by cause: not both traces have device work and host events") in said
 
 
 def test_sorting_goes_from_slower_to_faster_and_back():
-    rows = tuple(
-        Change("operator", name, 10.0, 10.0 + more) for name, more in (("a", -5), ("b", 5), ("c", 1))
-    )
+    rows = tuple(Change("operator", name, 10.0, 10.0 + more) for name, more in (("a", -5), ("b", 5), ("c", 1)))
     run = make_run("pair")
     subject = replace(run.subject, comparison=replace(comparison_of("pair"), changes=rows))
     for turned, names in ((False, ["b", "c", "a"]), (True, ["a", "c", "b"])):
@@ -211,13 +202,9 @@ def test_sorting_goes_from_slower_to_faster_and_back():
 def test_names_of_somebody_else_send_no_escape_sequence():
     odd = "\x1b[2Jodd"
     run = make_run("pair")
-    hostile = replace(
-        comparison_of("refused"), before=f"/tmp/{odd}.json", differences=(odd,), summary=f"not so: {odd}"
-    )
+    hostile = replace(comparison_of("refused"), before=f"/tmp/{odd}.json", differences=(odd,), summary=f"not so: {odd}")
     for size in (Size(120, 40), Size(20, 5)):
-        view = replace(
-            run.view(size.width, tab=Tab.AGAINST), subject=replace(run.subject, comparison=hostile)
-        )
+        view = replace(run.view(size.width, tab=Tab.AGAINST), subject=replace(run.subject, comparison=hostile))
         text = text_of(view, size)
         assert "[2Jodd" in text
         assert "\x1b" not in text

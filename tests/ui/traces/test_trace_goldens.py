@@ -1,7 +1,5 @@
 """The pictures of traces are what the painters paint, at every size; `make goldens` rewrites them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -54,9 +52,7 @@ def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
     report = replace(run.report, files=files, ranks=replace(run.report.ranks, ranks=rows))
     for tab in (Tab.OVERVIEW, Tab.RANKS):
         for overlay, cursor in ((Overlay.NONE, 0), (Overlay.DETAILS, 2)):
-            view = replace(
-                run.view(120), subject=TraceSubject(report), tab=tab, overlay=overlay, cursors=(cursor,) * 6
-            )
+            view = replace(run.view(120), subject=TraceSubject(report), tab=tab, overlay=overlay, cursors=(cursor,) * 6)
             text = "".join(text for line in paint_trace(view, Size(120, 40)) for text, _ink in line)
             assert "[2Jrank0.json" in text
             assert "\x1b" not in text

@@ -1,7 +1,5 @@
 """What a tab is made of: tables of any result, rows as filtered and sorted, n/a with its reason."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest
@@ -50,9 +48,7 @@ FIGURES = (
     TableFigure("calls", lambda row: row.calls, str, 1, sorts=True),
     TableFigure("device ms", lambda row: row.device_us, ms_of_us, 2, sorts=True),
     TableFigure("kept", lambda row: row.kept_bytes, size, 3, sorts=True),
-    TableFigure(
-        "source", lambda row: row.source, lambda source: source if source != NOT_APPLICABLE else "-", 4
-    ),
+    TableFigure("source", lambda row: row.source, lambda source: source if source != NOT_APPLICABLE else "-", 4),
     TableFigure("name", lambda row: row.name, width=16, left=True, grows=True),
 )
 
@@ -80,9 +76,7 @@ def test_a_table_drops_the_columns_that_are_needed_least():
 def test_every_table_of_an_analysis_stands_in_a_tab():
     subject = make_run("ranks").subject
     file = subject.report.files[0]
-    sheets = [
-        block for tab in subject.tabs for block in subject.list_blocks(0, tab) if isinstance(block, Sheet)
-    ]
+    sheets = [block for tab in subject.tabs for block in subject.list_blocks(0, tab) if isinstance(block, Sheet)]
     shown = [sheet.rows for sheet in sheets]
     values = [
         getattr(part, field.name)
@@ -128,10 +122,7 @@ def test_rows_are_filtered_by_any_cell_and_sorted_with_what_is_missing_last():
             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>>",
             "vectorized_elementwise_kernel<4, CUDAFunctor_add<Half>>",
         ),
-        (
-            "void at::native::(anonymous namespace)::softmax_warp<float>(float*)",
-            "softmax_warp<float>(float*)",
-        ),
+        ("void at::native::(anonymous namespace)::softmax_warp<float>(float*)", "softmax_warp<float>(float*)"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
         ("at::", "at::"),
     ],
@@ -159,10 +150,7 @@ def test_only_what_is_shown_is_painted_and_the_head_stays():
     sheet = found_sheet([replace(ROWS[0], calls=number) for number in range(500)])
     counted = replace(
         sheet,
-        columns=(
-            replace(sheet.columns[0], read=lambda row: painted.append(row) or str(row.calls)),
-            sheet.columns[-1],
-        ),
+        columns=(replace(sheet.columns[0], read=lambda row: painted.append(row) or str(row.calls)), sheet.columns[-1]),
     )
     lines = lay_blocks([Paragraph("a", "b"), counted], 300, 80).paint(9)
     assert len(painted) < 12
@@ -205,9 +193,7 @@ def test_patterns_stand_in_the_overview_with_what_to_try_and_nowhere_else():
     blocks = list_blocks(view)
     said = [(one.label, one.text) for one in blocks if isinstance(one, Paragraph)]
     for pattern in patterns:
-        at = next(
-            n for n, (label, text) in enumerate(said) if label == "pattern" and text.startswith(pattern.name)
-        )
+        at = next(n for n, (label, text) in enumerate(said) if label == "pattern" and text.startswith(pattern.name))
         assert pattern.seen in said[at][1]
         assert [text for _, text in said[at + 1 : at + 1 + len(pattern.advice)]] == list(pattern.advice)
     assert len(patterns) >= 2

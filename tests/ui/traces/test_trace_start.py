@@ -1,7 +1,5 @@
 """What `tpmon trace` opens on a terminal, what it prints there, and what is imported for it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -34,23 +32,21 @@ def drawn(monkeypatch):
     shown = []
     monkeypatch.setattr(terminal, "has_terminal", lambda: True)
     monkeypatch.setattr(
-        trace_app,
-        "run_trace_screen",
-        lambda *given, ascii_only: shown.append(given) or ScreenResult(0, "", ""),
+        trace_app, "run_trace_screen", lambda *given, ascii_only: shown.append(given) or ScreenResult(0, "", "")
     )
     return shown
 
 
 @pytest.fixture
-def start() -> Start:
-    def run(*files: str, plain: bool = False, **given: str) -> int:
+def start():
+    def run(*files, plain=False, **given):
         return trace.run(read(TraceOptions, files=files, plain=plain, **given))
 
     return run
 
 
 @pytest.fixture
-def traces(tmp_path) -> tuple[str, str]:
+def traces(tmp_path):
     after = build_gpu_run(0, 1).write(tmp_path / "after.json", {})
     return after, build_gpu_run(0, 1, 2000.0).write(tmp_path / "before.json", {})
 
@@ -79,9 +75,7 @@ def test_a_snapshot_opens_a_screen_without_a_timeline(drawn, start, tmp_path):
     assert controls.find_line(0, "/a/b.py:3 f") == CodePlace("f", "/a/b.py", 3)
 
 
-def test_a_long_snapshot_says_that_it_is_read_and_takes_the_line_back(
-    drawn, start, tmp_path, monkeypatch, capfd
-):
+def test_a_long_snapshot_says_that_it_is_read_and_takes_the_line_back(drawn, start, tmp_path, monkeypatch, capfd):
     path = training().write(tmp_path / "s.pickle")
     assert start(path) == 0
     assert capfd.readouterr().err == "", "a short one says nothing"
@@ -127,10 +121,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_drawn(drawn, star
 
 
 def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
-    only = (
-        "tpmon.ui.traces.snapshots",
-        "tpmon.trace.snapshot",
-    )
+    only = ("tpmon.ui.traces.snapshots", "tpmon.trace.snapshot")
     program = (
         "import sys, tpmon.commands.trace, tpmon.ui.traces.app, tpmon.ui.traces.subject; "
         f"print([one for one in {only} if one in sys.modules])"

@@ -1,7 +1,5 @@
 """Drive the screen of traces and snapshots by its keys, and note which rows of its table were used."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -12,12 +10,7 @@ from tpmon.ui.traces.app import TraceApp
 from tpmon.ui.traces.keys import find_trace_key
 from tpmon.ui.traces.state import TraceControls, TraceView
 
-_SIGNS = {
-    "greater_than_sign": ">",
-    "less_than_sign": "<",
-    "left_curly_bracket": "{",
-    "right_curly_bracket": "}",
-}
+_SIGNS = {"greater_than_sign": ">", "less_than_sign": "<", "left_curly_bracket": "{", "right_curly_bracket": "}"}
 NO_STACKS = Missing("no stacks here")
 
 
@@ -33,9 +26,7 @@ class Driven:
             self.places.append((file, name))
             return place(name) if callable(place) else place
 
-        self.app = TraceApp(
-            self.run.subject, TraceControls(self.run.look, find_line, self.run.group), ascii_only=False
-        )
+        self.app = TraceApp(self.run.subject, TraceControls(self.run.look, find_line, self.run.group), ascii_only=False)
 
     @property
     def view(self) -> TraceView:

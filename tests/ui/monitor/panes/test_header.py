@@ -1,7 +1,5 @@
 """The lines that never leave the screen say who, in which state, how old, and what works."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -152,10 +150,7 @@ def test_before_the_first_reading_the_reason_is_said():
 
 def test_notes_that_do_not_fit_are_counted():
     frame = make_frame(notes=("first", "second", "third"))
-    assert [text_of(line) for line in paint_notes(frame, 60, 2)] == [
-        " ! first",
-        " ! second  (+1 more, 5)",
-    ]
+    assert [text_of(line) for line in paint_notes(frame, 60, 2)] == [" ! first", " ! second  (+1 more, 5)"]
     assert [text_of(line) for line in paint_notes(frame, 60, 3)] == [" ! first", " ! second", " ! third"]
     assert paint_notes(frame, 60, 0) == []
     long = make_frame(notes=("word " * 30,))

@@ -1,7 +1,5 @@
 """Hot functions on the screen: the price, what was lost, whose code it is, and nothing strange."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -133,11 +131,7 @@ def test_its_age_grows_and_stands_while_paused():
 
 
 def test_your_own_code_stands_out():
-    inks = {
-        text: ink
-        for line in paint_screen(sample_view(sample_views.ended()), Size(120, 60))
-        for text, ink in line
-    }
+    inks = {text: ink for line in paint_screen(sample_view(sample_views.ended()), Size(120, 60)) for text, ink in line}
     assert next(ink for text, ink in inks.items() if "decode data.py:88" in text) is Ink.STRONG
     assert next(ink for text, ink in inks.items() if "poll connection.py" in text) is Ink.DIM
 

@@ -1,7 +1,5 @@
 """Figures carry their bound, their proof and their mark; a reason stands for each that is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -82,10 +80,7 @@ def test_many_threads_that_do_not_wait_have_no_mark():
         (make_frame(cpu=make_cpu(host_steal_pct=12.0)), "steal 12 %"),
         (make_frame(memory=make_memory(used_bytes=15 * GIB + 700 * MIB)), "! 15.7G of 16.0G   98 %"),
         (make_frame(memory=make_memory(oom_kills=2)), "2 killed by the OOM killer"),
-        (
-            make_frame(memory=make_memory(shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB))),
-            "next batch may not fit",
-        ),
+        (make_frame(memory=make_memory(shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB))), "next batch may not fit"),
     ],
 )
 def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
@@ -108,9 +103,7 @@ def test_marked_figures_that_do_not_fit_are_counted():
 
 
 def test_missing_figures_give_their_reason():
-    cpu = make_cpu(
-        budget_cores=DENIED, used_cores=DENIED, runnable=DENIED, run_delay_ratio=DENIED, pool=DENIED
-    )
+    cpu = make_cpu(budget_cores=DENIED, used_cores=DENIED, runnable=DENIED, run_delay_ratio=DENIED, pool=DENIED)
     memory = make_memory(used_bytes=DENIED, limit_bytes=NOT_APPLICABLE, shm=Missing("no mount"))
     frame = make_frame(cpu=cpu, memory=memory, loader=(make_loader(ready_batches=DENIED),))
     text = "\n".join(texts_of(cpu_lines(frame)))
@@ -156,9 +149,7 @@ def test_the_job_in_full_has_the_thread_settings_of_its_ranks():
 
     frame = make_frame(
         processes=(
-            rank(
-                1, (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("MKL_NUM_THREADS", "4"))
-            ),
+            rank(1, (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("MKL_NUM_THREADS", "4"))),
             rank(2, (EnvironmentSetting("OMP_NUM_THREADS", "16"),)),
             rank(3, Missing("permission denied")),
         )
@@ -168,9 +159,7 @@ def test_the_job_in_full_has_the_thread_settings_of_its_ranks():
     assert " MKL                4 in 1 rank, not set in 1 rank, ? permission denied in 1 rank" in text
     assert " OPENBLAS           not set in 2 ranks" in text
     assert " NUMEXPR            not set in 2 ranks" in text
-    assert "no rank process seen" in "\n".join(
-        texts_of(paint_cpu_in_full(make_view(make_frame(processes=())), 140))
-    )
+    assert "no rank process seen" in "\n".join(texts_of(paint_cpu_in_full(make_view(make_frame(processes=())), 140)))
 
 
 def test_the_kind_of_an_event_is_said_once():
@@ -315,9 +304,7 @@ def test_the_environment_is_shown_or_its_reason():
 
 
 def test_help_shows_every_key_in_any_number_of_columns():
-    keys = [
-        KeyHelp((chr(97 + n), f"F{n}"), f"does thing {n} to it", f"Part {n % 3}", "", 0) for n in range(12)
-    ]
+    keys = [KeyHelp((chr(97 + n), f"F{n}"), f"does thing {n} to it", f"Part {n % 3}", "", 0) for n in range(12)]
     for width in (30, 80, 200):
         text = " ".join("\n".join(texts_of(paint_help(keys, Size(width, 50), HELP_WORDS))).split())
         for n in range(12):
@@ -342,9 +329,7 @@ def test_a_small_screen_still_shows_what_a_key_asked_for():
     keys = [KeyHelp(("q",), "quit", "tpmon", "quit", 1)]
     tiny = Size(20, 5)
     assert "q" in texts_of(paint_screen(make_view(overlay=Overlay.HELP), tiny, keys))[2]
-    assert texts_of(paint_screen(make_view(overlay=Overlay.FILTER, filter_text="w1"), tiny))[0].startswith(
-        " /w1_"
-    )
+    assert texts_of(paint_screen(make_view(overlay=Overlay.FILTER, filter_text="w1"), tiny))[0].startswith(" /w1_")
     assert texts_of(paint_screen(make_view(message="copied"), tiny))[0].startswith(" copied")
     assert "used" in texts_of(paint_screen(make_view(zoom=Pane.CPU), tiny))[1]
 

@@ -1,7 +1,5 @@
 """The stacks on the screen: what is said of a dump, what is left out, and that nothing strange gets out."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -19,13 +17,7 @@ from tpmon.ui.kit.keys import Move, Overlay
 from tpmon.ui.monitor import requests as ask_dump
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.stack_rows import (
-    action_fold,
-    action_walk,
-    cursor_of,
-    frame_under_cursor,
-    list_rows,
-)
+from tpmon.ui.monitor.panes.stack_rows import action_fold, action_walk, cursor_of, frame_under_cursor, list_rows
 from tpmon.ui.monitor.state import OTHER_THREADS, StacksView
 from tpmon.view.layout import Ink, Size
 from tpmon.view.stacks import name_failed
@@ -75,9 +67,7 @@ def test_its_age_grows_and_stands_while_paused():
 
 def test_what_the_job_recorded_of_its_collectives_stands_below_the_sentence():
     said = text_of(stacks_view(dump_views.hung_recorded()))
-    assert (
-        "all_reduce number 18204 of default_pg: 7 of 64 ranks wait in it for 4m10s; rank 11 has not" in said
-    )
+    assert "all_reduce number 18204 of default_pg: 7 of 64 ranks wait in it for 4m10s; rank 11 has not" in said
     assert said.index("7 of 8 ranks wait") < said.index("number 18204") < said.index("asked by key")
     assert "NCCL aborts this job in about 5m50s" in text_of(stacks_view(dump_views.hung_recorded()), 80, 24)
     assert "number 18204" not in text_of(stacks_view(dump_views.hung_once()))
@@ -147,9 +137,7 @@ def test_equal_reasons_share_an_entry_and_what_has_no_room_is_counted():
     update = dump_views.make_update(make_round(make_rank(0), errors=errors), world_size=60)
     said = text_of(stacks_view(update), 80, 24)
     assert "not read: ranks 9,18,27,36,45,54: reason 0" in said or "not read: ranks 1,10," in said
-    shown = sum(
-        len(re.findall(r"\d+", line.split(":")[1])) for line in said.splitlines() if "not read:" in line
-    )
+    shown = sum(len(re.findall(r"\d+", line.split(":")[1])) for line in said.splitlines() if "not read:" in line)
     more = re.search(r"! (\d+) more not read; y copies why", said)
     assert more is not None
     assert shown + int(more[1]) == 59
@@ -251,9 +239,7 @@ def test_text_of_others_sends_no_escape_sequence():
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text_of(view, 120, 60))
         view = action_walk(view, Move.DOWN, 5)
     hint = replace(
-        view,
-        overlay=Overlay.NONE,
-        dump=replace(update, state=replace(update.state, request=DumpRequest(Asker.WATCH))),
+        view, overlay=Overlay.NONE, dump=replace(update, state=replace(update.state, request=DumpRequest(Asker.WATCH)))
     )
     assert "\x1b" not in text_of(hint)
 

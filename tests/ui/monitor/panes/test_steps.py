@@ -1,7 +1,5 @@
 """The lines of the steps: what they say, where a stall shows, and that no screen gets too wide."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +27,12 @@ def text_of(view: ViewState, width: int, most: int = 4) -> str:
     return "\n".join("".join(text for text, _ in line) for line in paint_steps(view, width, most))
 
 
-def test_without_a_hook_nothing_is_painted() -> None:
+def test_without_a_hook_nothing_is_painted():
     assert paint_steps(make_view(), 200, 4) == []
     assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
 
 
-def test_rates_times_and_split_are_said() -> None:
+def test_rates_times_and_split_are_said():
     text = text_of(view_of(), 200)
     for words in ("4.00 steps/s", "128 samples/s", "p50 248 ms  p95 270 ms  p99 312 ms", "step 2,840"):
         assert words in text
@@ -47,21 +45,9 @@ def rank_table(width: int, **fields: Any) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_do() -> None:
+def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_do():
     wide = rank_table(200, p95_ms=1270.0, p99_ms=2_310.0, rate_hz=48.31, samples_hz=12_840.0)
-    for words in (
-        "p95",
-        "1.3 s",
-        "p99",
-        "2.3 s",
-        "steps/s",
-        "48.3",
-        "12,840",
-        "thr",
-        "wait %",
-        "RSS",
-        "step age",
-    ):
+    for words in ("p95", "1.3 s", "p99", "2.3 s", "steps/s", "48.3", "12,840", "thr", "wait %", "RSS", "step age"):
         assert words in wide, words
     assert " ? " in rank_table(200, p99_ms=Missing("no step was timed"))
     before = {"p50", "own", "step age", "where"}
@@ -80,7 +66,7 @@ def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_d
         assert new == heads & {"steps/s", "p95", "p99", "samples/s"}, width
 
 
-def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing() -> None:
+def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing():
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1)))
     view = make_view(with_hooks(frame, make_hook(4211)))
     lines = paint_ranks(view, Size(200, 6), focused=False)
@@ -99,9 +85,7 @@ def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing() -> None:
         {"rate_hz": 3.2, "p50_ms": 308.0, "p95_ms": 402.0, "p99_ms": 4_120.0, "samples_hz": 1_234_567.0},
     ],
 )
-def test_from_80_columns_on_rate_samples_and_all_percentiles_stand_in_one_line(
-    width: int, fields: dict[str, Any]
-) -> None:
+def test_from_80_columns_on_rate_samples_and_all_percentiles_stand_in_one_line(width, fields):
     view = view_of(**fields)
     assert is_known(view.frame)
     frame = replace(view.frame, steps=replace(make_pace(**fields), ranks=8))
@@ -114,21 +98,20 @@ def test_from_80_columns_on_rate_samples_and_all_percentiles_stand_in_one_line(
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 200])
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"step_age_s": 840.0}, {"samples_hz": Missing("no"), "data_pct": Missing("no")}, {"rate_hz": 0.004}],
+    "fields", [{}, {"step_age_s": 840.0}, {"samples_hz": Missing("no"), "data_pct": Missing("no")}, {"rate_hz": 0.004}]
 )
-def test_no_line_is_wider_than_the_screen(width: int, fields: dict[str, Any]) -> None:
+def test_no_line_is_wider_than_the_screen(width, fields):
     lines = paint_steps(view_of(**fields), width, 4)
     assert lines
     assert all(line_width(line) <= width for line in lines)
 
 
-def test_a_loop_that_takes_no_step_is_marked() -> None:
+def test_a_loop_that_takes_no_step_is_marked():
     line = paint_steps(view_of(step_age_s=840.0), 120, 4)[0]
     assert ("! no step for 14m00s", Ink.WARN) in line
 
 
-def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room() -> None:
+def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room():
     again = make_event("rank 0 compiled again: 14 frames", 12, EventKind.COMPILE)
     view = replace(view_of(), events=(again,))
     assert ("! compiled again 12 s ago", Ink.WARN) in paint_steps(view, 120, 4)[0]
@@ -137,7 +120,7 @@ def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room()
     assert "compiled again" not in text_of(replace(view, events=(old,)), 200)
 
 
-def test_a_stall_of_the_history_is_named_with_its_age() -> None:
+def test_a_stall_of_the_history_is_named_with_its_age():
     view = view_of()
     pulses = list(view.pulses)
     pulses[-21] = replace(pulses[-21], step_ms=4_100.0)
@@ -146,32 +129,29 @@ def test_a_stall_of_the_history_is_named_with_its_age() -> None:
     assert "stall" not in text_of(view, 120)
 
 
-def test_the_bar_has_a_cell_for_each_share_and_the_width_asked_for() -> None:
+def test_the_bar_has_a_cell_for_each_share_and_the_width_asked_for():
     bar = split_bar(make_pace(**split_of(50.0)), 20)
     assert len(bar) == 20
     assert bar.count("█") == 10
     assert split_bar(make_pace(data_pct=Missing("no")), 20) == ""
 
 
-def test_the_pulse_keeps_the_longest_step() -> None:
+def test_the_pulse_keeps_the_longest_step():
     frame = with_hooks(make_frame(), make_hook(pace=make_pace(slowest_ms=333.0)))
     assert pulse_of(frame).step_ms == 333.0
     assert isinstance(pulse_of(make_frame()).step_ms, Missing)
 
 
-def test_a_rank_whose_own_part_is_long_is_marked() -> None:
+def test_a_rank_whose_own_part_is_long_is_marked():
     frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1), make_rank(4213, rank=2)))
-    hooks = [
-        make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own))
-        for i, own in enumerate((100, 240, 110))
-    ]
+    hooks = [make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own)) for i, own in enumerate((100, 240, 110))]
     lines = paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False)
     text = "\n".join("".join(one for one, _ in line) for line in lines)
     assert "240 ms!" in text
     assert text.count("ms!") == 1
 
 
-def test_all_figures_stand_in_the_pane_that_shows_all() -> None:
+def test_all_figures_stand_in_the_pane_that_shows_all():
     view = view_of()
     headings = {group.heading: [fact.pair for fact in group.facts] for group in describe_job(view.frame)}
     assert dict(headings["steps, by the hooks"])["last step"] == "0.1 s ago"
@@ -179,7 +159,7 @@ def test_all_figures_stand_in_the_pane_that_shows_all() -> None:
     assert "steps, by the hooks" not in {group.heading for group in describe_job(plain.frame)}
 
 
-def test_a_screen_without_a_hook_is_what_it_was() -> None:
+def test_a_screen_without_a_hook_is_what_it_was():
     view = make_view()
     hidden = make_view(make_frame(hook=Missing("another reason"), steps=Missing("another reason")))
     assert paint_screen(view, Size(120, 40))[:6] == paint_screen(hidden, Size(120, 40))[:6]

@@ -1,7 +1,5 @@
 """The verdict block says word, cause, confidence, since and what to try at every size, and cuts honestly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,16 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import (
-    NOW,
-    NOW_NS,
-    make_event,
-    make_evidence,
-    make_finding,
-    make_frame,
-    make_pulses,
-    make_target,
-)
+from tests.frames import NOW, NOW_NS, make_event, make_evidence, make_finding, make_frame, make_pulses, make_target
 from tests.frames import make_view as make_any_view
 from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -87,9 +76,7 @@ def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
 
 def test_a_job_that_ended_without_a_verdict_shows_the_last_words_of_its_log():
     words = make_evidence("the log ends with", value=IN_WORDS, unit="", text="RuntimeError: bad shape")
-    failed = make_finding(
-        kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(words,)
-    )
+    failed = make_finding(kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(words,))
     target = make_target(state=TargetState.ENDED, ended="exit 1")
     lines = screen_of_ended(failed, target)
     assert " the log ends with: RuntimeError: bad shape" in lines
@@ -113,9 +100,7 @@ def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
 def test_severity_is_a_sign_and_an_ink(row):
-    sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[
-        row.exit_code
-    ]
+    sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[row.exit_code]
     finding = make_finding(kind=row.kind)
     first = paint_headline(judged(finding), finding, 80)[0]
     assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
@@ -154,11 +139,7 @@ def test_a_cause_that_could_not_be_told_gives_its_reason():
 def test_what_to_try_keeps_its_lines_and_says_its_ceiling():
     lines = block(make_finding(try_="do this:\nfirst  # two blanks\nsecond", ceiling="2.4x"))
     at = lines.index(" Try: do this:")
-    assert lines[at : at + 3] == [
-        " Try: do this:",
-        "      first # two blanks",
-        "      second   Ceiling: 2.4x",
-    ]
+    assert lines[at : at + 3] == [" Try: do this:", "      first # two blanks", "      second   Ceiling: 2.4x"]
     assert not any("Ceiling" in line for line in block(make_finding(ceiling=Missing("unknown share"))))
 
 
@@ -266,9 +247,7 @@ def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own()
 @pytest.mark.parametrize("width", [40, 50, 59])
 def test_two_lists_that_share_a_narrow_line_are_counted(width):
     def shared(finding):
-        return next(
-            line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line
-        )
+        return next(line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line)
 
     assert shared(MANY) == " - 35 ruled out  ? 2 unknown, v"
     short = replace(MANY, ruled_out=("swap",), unknown=("steps",))
@@ -349,9 +328,7 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
     frame = make_frame()
     used = pulse_of(frame).memory_bytes
     row = make_evidence("used of the limit", value=25.0, unit="%")
-    pulses = tuple(
-        replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20))
-    )
+    pulses = tuple(replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20)))
     view = make_any_view(frame, pulses=pulses)
     line = texts_of([paint_evidence(view, row, "+", fit_widths((row,), 120), 120)])[0]
     assert "▂" in line
@@ -376,7 +353,9 @@ def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
     assert row.kind.value.upper()[:15] in lines[1] + lines[2]
 
 
-PASTED = "give each worker one thread:\ndef one_thread(worker_id):\n    cv2.setNumThreads(0)  # where cv2 is used at all"
+PASTED = (
+    "give each worker one thread:\ndef one_thread(worker_id):\n    cv2.setNumThreads(0)  # where cv2 is used at all"
+)
 
 
 @pytest.mark.parametrize("width", [40, 80])
