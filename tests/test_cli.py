@@ -278,18 +278,15 @@ def test_ps_lists_the_job(job):
 @pytest.mark.parametrize("form", ["--json", "--plain"])
 def test_a_signal_ends_a_stream_with_its_code(job, number, code, form):
     with start("attach", str(job), form, "-i", "0.5") as running:
-        assert running.stdout is not None
         assert running.stdout.readline()
         running.send_signal(number)
         assert running.wait(SECONDS) == code
-        assert running.stderr is not None
         assert running.stderr.read() == ""
 
 
 @pytest.mark.torch
 def test_nohup_keeps_a_stream_alive(job):
     with start("attach", str(job), "--json", "-i", "0.5", preexec_fn=_ignore_hang_up) as running:
-        assert running.stdout is not None
         running.stdout.readline()
         running.send_signal(signal.SIGHUP)
         assert running.stdout.readline()
@@ -306,11 +303,9 @@ def _ignore_hang_up() -> None:
 @pytest.mark.parametrize("form", ["--json", "--plain"])
 def test_a_reader_that_had_enough_is_no_error(job, form):
     with start("attach", str(job), form, "-i", "0.5") as running:
-        assert running.stdout is not None
         assert running.stdout.readline()
         running.stdout.close()
         assert running.wait(SECONDS) == 0
-        assert running.stderr is not None
         assert running.stderr.read() == ""
 
 

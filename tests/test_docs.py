@@ -102,7 +102,6 @@ def test_a_block_that_shows_what_tpmon_prints_is_one_of_those_pictures():
 
 def test_the_readme_begins_with_the_two_commands_and_the_menu_has_them():
     first = SHELL_BLOCK.search(README)
-    assert first is not None
     commands = [line.split("#")[0].split() for line in first.group(1).splitlines() if line.strip()]
     assert commands[:2] == [["make", "demo"], ["make", "test"]]
     assert first.start() < 6_000

@@ -48,7 +48,6 @@ def process_of_nobody(code: str, **more: object) -> Iterator[int]:
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, **more
     ) as one:
-        assert one.stderr is not None
         assert one.stderr.read(1) == b"x"
         yield one.pid
         one.kill()
@@ -270,7 +269,6 @@ def test_what_kineto_wrote_for_root_is_its_users(tmp_path):
             window._make_folder()
             recorded = Recorded(CaptureState.VERIFIED, "", source.fileno())
             kept = kineto_capture._keep(window, recorded, 0, "h-1", lambda _line: None, beside=("", ""))
-            assert kept.file is not None
             assert kept.file.steps == 2, STEP
             found = os.stat(kept.file.host_path)
             assert (found.st_uid, found.st_mode & 0o777) == (NOBODY, 0o600)

@@ -33,7 +33,6 @@ def test_a_dump_that_grows_reaches_its_sinks_between_two_readings():
         session.stop()
     assert source.dumps.asked == [DumpRequest(Asker.KEY)]
     assert not is_known(grown[0].dump)
-    assert is_known(grown[1].dump)
     assert [len(group.threads) for group in grown[1].dump.groups] == [1]
     assert (len(sink.updates), errors) == (1, [])
 
@@ -170,7 +169,6 @@ def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readin
         session.stop()
     assert (source.samples.asked, source.samples.finished) == ([request], 1)
     assert not is_known(grown[0].hot)
-    assert is_known(grown[1].hot)
     assert grown[1].hot.groups[0].functions[0].function == "all_reduce"
     assert grown[1].hot.script == source.collect().target.script
     assert (len(sink.updates), errors) == (1, [])

@@ -39,7 +39,6 @@ def read_state(pid: int) -> str:
 
 
 def hear_pid(process: subprocess.Popen[str]) -> int:
-    assert process.stdout is not None
     return int(process.stdout.readline())
 
 

@@ -45,7 +45,6 @@ def test_what_a_tpmon_holds_stays_until_it_is_killed(tmp_path):
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     ) as tool:
-        assert tool.stdout is not None
         assert tool.stdout.readline() == "held\n"
         assert sweep(str(tmp_path)) == []
         assert len(os.listdir(part)) == 2

@@ -53,7 +53,6 @@ def process(setup: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         try:
             yield child
@@ -106,7 +105,6 @@ def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(way, 
 
         def lose_and_send(descriptor, number):
             os.kill(child.pid, signal.SIGWINCH)
-            assert child.stdout is not None
             assert child.stdout.readline() == "lost\n"
             sent.append(number)
             send(descriptor, number)

@@ -60,7 +60,6 @@ def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(monkeypat
     loop = Loop(monkeypatch)
     loop.steps.last_ns = 5
     told = ask_conditions(loop)
-    assert is_known(told)
     assert (told["model"], told["inputs"], told["folder"]) == ("Net", ["float32[4, 8]"], "/work")
     assert "missing" in told["sys_path"]
     assert loop.steps.last_ns > 5
@@ -71,7 +70,6 @@ def test_the_conditions_come_over_the_bus_and_the_pause_is_in_no_phase(monkeypat
 def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch):
     many = [f"float32[{at}, 1024, 1024, 1024]" for at in range(60)]
     told = ask_conditions(Loop(monkeypatch, {**CONDITIONS, "inputs": many}))
-    assert is_known(told)
     assert told["model"] == "Net"
     assert told["inputs"] == {"missing": "there was no room for it on the bus"}
     huge = ask_conditions(Loop(monkeypatch, {**CONDITIONS, "model": "N" * wire_capture.TOLD_BYTES}))

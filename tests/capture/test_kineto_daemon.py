@@ -31,7 +31,7 @@ from tpmon.capture.kineto_daemon import (
 )
 from tpmon.capture.kineto_window import KinetoWindow
 from tpmon.foreign_file import Owner
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.results.timeline import MarkedSteps
@@ -156,7 +156,6 @@ def libkineto(folder):
 
 def test_a_client_is_known_by_its_socket_and_its_folder(libkineto, folder, me):
     client = find_client(me)
-    assert is_known(client)
     assert (client.folder, client.is_ours, client.daemon) == (str(folder), True, f"{folder}/dynolog")
     libkineto.socket.close()
     assert find_client(me) == Missing(
@@ -222,7 +221,6 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(libkineto, 
         assert (told.state, told.reason) == (CaptureState.VERIFIED, "")
         assert said[:2] == [STAYS_SLOWER, "asking kineto for one update first, to size the rest"]
         assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == ["1", "5"]
-        assert is_known(window.price)
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
         assert write_marked(f"/proc/self/fd/{told.source}", str(tmp_path / "marked.json.gz"), 5) == MarkedSteps(

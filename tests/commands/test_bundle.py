@@ -184,7 +184,6 @@ def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid, tmp_path):
         members = {member.name: member for member in tar.getmembers()}
         assert members["ticket"].mode == 0o700
         readme = tar.extractfile("ticket/README.txt")
-        assert readme is not None
         assert "dumps: not read: --no-stacks" in readme.read().decode()
     assert {member.mode for name, member in members.items() if name != "ticket"} == {0o600}
     assert {f"ticket/{name}" for name in PARTS if not name.startswith(("dump", "fold"))} <= set(members)
@@ -204,7 +203,6 @@ def test_what_there_is_stays_when_a_signal_ends_it(job_pid, tmp_path, number, co
         assert wait_until((folder / "doctor.json").exists, SECONDS)
         running.send_signal(number)
         assert running.wait(SECONDS) == code
-        assert running.stderr is not None
         assert f"what there is of the bundle is in {folder}" in running.stderr.read()
     text = (folder / README).read_text()
     assert "the rest: it was interrupted before the rest was written" in text.replace("\n         ", " ")

@@ -110,7 +110,6 @@ def test_several_looks_tell_that_it_rests_and_block_says_its_price(job):
     dump = decode(Dump, done.stdout)
     assert dump.rounds == 3
     assert dump.groups[0].motion is Motion.FROZEN
-    assert is_known(dump.groups[0].since_s)
     assert dump.groups[0].since_s >= 0.3  # two waits of 0.2 s, each from the end of a round
     assert dump.paused_ms == 0.0
 
@@ -136,7 +135,6 @@ def test_native_frames_and_variables_come_after_their_price(job, tmp_path):
     dump = decode(Dump, done.stdout)
     assert dump.paused_ms > 0.0, "a stop is counted"
     (main,) = [group for group in dump.groups if group.threads[0].tid == job]
-    assert is_known(main.frames)
     assert any(".so" in frame.file for frame in main.frames)
     assert is_known(main.threads[0].locals)
     assert wait_until(lambda: read_stat(job).state == "S"), "it goes on as before"
@@ -154,8 +152,6 @@ def test_a_signal_ends_it_with_its_code_and_leaves_no_py_spy(job, number, code):
         assert wait_until(lambda: job in find_spies())
         running.send_signal(number)
         assert running.wait(SECONDS) == code
-        assert running.stdout is not None
         assert running.stdout.read() == ""
-        assert running.stderr is not None
         assert running.stderr.read() == ""
     assert wait_until(lambda: job not in find_spies())

@@ -109,7 +109,6 @@ def test_a_rank_that_is_elsewhere_is_refused_and_all_takes_what_is_here(job):
 @pytest.mark.torch
 def test_an_interrupt_ends_it_early_and_prints_what_there_is(job):
     with start("sample", str(job), "--seconds", "600", "--json") as running:
-        assert running.stderr is not None
         assert running.stderr.readline().startswith("tpmon: samples")
         assert wait_until(lambda: job in find_spies())
         # The first slice is over, so that there is something whatever the second one gives.
@@ -117,7 +116,6 @@ def test_an_interrupt_ends_it_early_and_prints_what_there_is(job):
         assert wait_until(lambda: not first.lives())
         running.send_signal(signal.SIGINT)
         assert running.wait(SECONDS) == 0
-        assert running.stdout is not None
         hot = decode(HotSample, running.stdout.read())
     assert hot.asked_seconds == 600
     assert hot.groups[0].looks > 0
@@ -130,7 +128,6 @@ def test_terminate_ends_it_with_its_code_and_leaves_no_py_spy(job):
         assert wait_until(lambda: job in find_spies())
         running.send_signal(signal.SIGTERM)
         assert running.wait(SECONDS) == 143
-        assert running.stdout is not None
         assert running.stdout.read() == ""
     assert wait_until(lambda: job not in find_spies())
 
@@ -146,7 +143,6 @@ def test_a_job_that_ends_meanwhile_is_said_with_what_there_is():
         training.kill()
         training.wait()
         assert running.wait(SECONDS) == 0
-        assert running.stdout is not None
         said = running.stdout.read()
     assert "ended    all that was sampled ended after " in said
     assert "\nrank 0: " in said
@@ -193,14 +189,11 @@ def test_a_collector_samples_its_job_on_demand_and_not_where_stacks_are_off(job)
         state = collector.samples.state
     finally:
         collector.close()
-    assert is_known(state)
-    assert is_known(state.reading)
     assert [one.pid for one in state.reading.processes] == [job]
     off = Collector(found, stacks=False)
     off.samples.ask(SampleRequest())
     state = off.samples.state
     off.close()
-    assert is_known(state)
     assert (state.running, state.refused) == (False, OFF)
 
 

@@ -76,7 +76,6 @@ def test_a_process_with_a_context_is_found_on_its_card(probe: GpuProbe) -> None:
         pytest.skip(f"no CUDA driver library: {error}")
     process = subprocess.Popen([sys.executable, "-c", HOLD_A_CONTEXT], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
             pytest.skip("CUDA gives no context here")
         assert is_known(open_device_indices(process.pid))
@@ -91,8 +90,6 @@ def test_a_process_with_a_context_is_found_on_its_card(probe: GpuProbe) -> None:
             probe, job, lambda gpus: any(card.uuid == uuid and card.power_source == "energy counter" for card in gpus)
         )
         card = next(card for card in cards if card.uuid == uuid)
-        assert is_known(card.power_w)
-        assert is_known(card.power_limit_w)
         assert 0 < card.power_w < 2 * card.power_limit_w
     finally:
         process.kill()

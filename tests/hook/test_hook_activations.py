@@ -96,7 +96,6 @@ def train(loop: Loop, card: Allocator, optimizers: list[Any], resting: int, forw
 
 def sizes(loop: Loop) -> StateSizes:
     settings = parse_settings(loop.steps.page, loop.now)
-    assert is_known(settings)
     assert is_known(settings.sizes), settings.sizes
     return settings.sizes
 
@@ -165,7 +164,6 @@ def test_tensors_of_the_programs_own_types_are_not_asked(loop, card, torch):
     optimizer.parameters.append(Odd(GIB))
     train(loop, card, [optimizer], 6 * GIB, 9 * GIB)
     settings = parse_settings(loop.steps.page, loop.now)
-    assert is_known(settings)
     assert not is_known(settings.sizes)
     assert (loop.steps.problem, loop.steps.watcher._settings.words[wire.SET_ACTIVATIONS]) == ("", -1)
 
@@ -187,8 +185,6 @@ def test_where_there_is_no_estimate_the_reason_is_told(words, why):
     page = memoryview(bytearray(4096))
     wire.write_settings(page, every)
     settings = parse_settings(page, 5)
-    assert is_known(settings)
-    assert is_known(settings.sizes)
     told = settings.sizes.activation_bytes
     assert isinstance(told, Missing)
     assert why in told.reason

@@ -89,14 +89,11 @@ class Event:
 
     def query(self) -> bool:
         assert not self.card.capturing
-        assert self.at is not None
         return self.card.loop.now >= self.at
 
     def elapsed_time(self, other: Event) -> float:
         assert self.query()
         assert other.query()
-        assert self.at is not None
-        assert other.at is not None
         return (other.at - self.at) / MS
 
 
@@ -250,7 +247,6 @@ def test_a_capture_that_torch_refuses_is_none(loop, card, graphs):
 
 
 def state(loop: Loop) -> tuple[int, str]:
-    assert loop.steps.pages is not None
     told, _, text = wire.parse_status(loop.steps.pages.page)
     return told, text
 
@@ -428,7 +424,6 @@ def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(loop, card,
         loop.stop()
         if loop.steps.watch is not None:
             break
-    assert loop.steps.watch is not None
     assert not loop.steps.watch._timer._measuring
     seen.clear()
     loop.train(1)

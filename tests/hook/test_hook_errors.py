@@ -92,7 +92,6 @@ def test_what_another_thread_has_this_one_raise_is_none_of_ours():
         exec(compile("def count(raised):\n    raise raised()", TORCH + "autograd/graph.py", "exec"), space)
         with pytest.raises(raised) as told:
             space["count"](raised)
-        assert told.value.__traceback__ is not None
         told.value.__traceback__ = told.value.__traceback__.tb_next
         return told.value
 
@@ -106,7 +105,6 @@ def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies():
     for name in ("utils/data/_utils/signal_handling.py", "autograd/graph.py"):
         exec(compile("def handler():\n    raise RuntimeError('killed')", TORCH + name, "exec"), space)
         error = catch(space["handler"])
-        assert error.__traceback__ is not None
         error.__traceback__ = error.__traceback__.tb_next
         assert is_ours(error, TORCH) == (name == "autograd/graph.py")
 

@@ -192,7 +192,6 @@ def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(loop, monkeypa
     loop.stop()
     assert loop.turned_off == 1
     assert "StopIteration" in loop.steps.problem
-    assert loop.steps.pages is not None
     state, patches, error = wire.parse_status(loop.steps.pages.page)
     assert (state, patches) == (wire.STATE_DISABLED, 0)
     assert error == loop.steps.problem

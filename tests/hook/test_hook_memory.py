@@ -90,7 +90,6 @@ def begin_watched(loop: Loop, card: Allocator) -> None:
 
 def read(loop: Loop) -> AllocatorFigures:
     settings = parse_settings(loop.steps.page, loop.now)
-    assert is_known(settings)
     assert is_known(settings.allocator), settings.allocator
     return settings.allocator
 
@@ -239,7 +238,6 @@ def test_an_allocator_that_does_not_tell_leaves_all_else_told(loop, card):
         step(loop, card, 6 * GIB, 7 * GIB)
     assert loop.steps.problem == ""
     settings = parse_settings(loop.steps.page, loop.now)
-    assert is_known(settings)
     assert not is_known(settings.allocator)
 
 
@@ -250,6 +248,4 @@ def test_a_page_of_an_older_hook_has_no_turns(left):
     page = memoryview(bytearray(4096))
     wire.write_settings(page, words)
     settings = parse_settings(page, 5)
-    assert is_known(settings)
-    assert is_known(settings.allocator)
     assert settings.allocator.phases == Missing("no step was watched from turn to turn")

@@ -90,7 +90,6 @@ def test_each_situation_is_named_within_fifteen_seconds(name):
 def test_at_first_it_says_that_it_looks():
     frame = run(starved(COMPUTES)[:2])[-1].frame
     finding = frame.verdict
-    assert is_known(finding)
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "looking" in finding.summary
     assert [note.partition(":")[0] for note in frame.notes] == ["may be data-bound (cpu-transform)"]
@@ -107,12 +106,10 @@ def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_ar
     taken = StackSlice(4211, 0, frames[5].taken, frames[5].taken_ns, 2.0, 20.0, 40, stacks)
     frames[5] = replace(frames[5], stacks=(taken,))
     finding = run(frames)[-1].frame.verdict
-    assert is_known(finding)
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert (finding.evidence[0].name, finding.evidence[0].value) == ("rank 0", 40.0)
     assert "log_metrics" in finding.evidence[0].text
     assert "sleep" in finding.evidence[0].text
-    assert is_known(finding.try_)
     assert "tpmon dump 4211 --rounds 3" in finding.try_
 
 
@@ -247,7 +244,6 @@ def test_the_end_of_a_large_job_is_judged_at_once():
     last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
     before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
     assert after is not before
-    assert is_known(after)
     assert (after.kind, after.cause) == (Kind.IDLE, "finished")
 
 

@@ -196,7 +196,6 @@ def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) ->
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as job:
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             (pid,) = (stat.pid for stat in read_table().values() if stat.parent == job.pid)
             screen = Screen(pid, {})
@@ -263,7 +262,6 @@ def test_ctrl_c_takes_a_capture_back(tmp_path: Path, after: str) -> None:
             stderr=subprocess.PIPE,
             text=True,
         ) as tool:
-            assert tool.stderr is not None
             assert any(after in line for line in tool.stderr)
             tool.send_signal(signal.SIGINT)
             said = tool.communicate(timeout=READY_S)

@@ -34,7 +34,6 @@ def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same
         [*COMMAND, "--until", str(stop)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             code, told, said = capture(
                 job.pid, "--steps", str(STEPS), "--shapes", "--stacks", "--memory",

@@ -55,7 +55,6 @@ def test_a_lightning_run_is_recorded_by_kineto(python: str, tmp_path: Path) -> N
     ) as job:
         folder = ""
         try:
-            assert job.stdout is not None
             assert "ready\n" in iter(job.stdout.readline, "")
             folder = read_folder(job.pid)
             code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))

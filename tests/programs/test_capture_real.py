@@ -167,16 +167,13 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
             stderr=subprocess.PIPE,
             text=True,
         ) as tool:
-            assert tool.stderr is not None
             assert any("recording step" in line for line in tool.stderr)
             tool.kill()
         bus = open_bus(Identity(pid, read_stat(pid).start_ticks))
         told = w.parse_capture(bus.page)
-        assert told is not None
         number = told[0][w.CAP_REQUEST]
         assert wait_until(lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES)
         now = bus.read_progress(number)
-        assert now is not None
         assert (now.state, now.reason) == (w.STATE_CANCELLED, w.NOBODY_WAITS)
         assert now.words[w.CAP_STEPS_DONE] < 1000
         before = bus.read_records(1)[-1][wire.REC_STEPS]
@@ -197,7 +194,6 @@ def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_
             text=True,
         ) as tool,
     ):
-        assert tool.stderr is not None
         assert any("recording step" in line for line in tool.stderr)
         code, told, _ = capture(pid, "--out", str(tmp_path / "second"))
         assert (code, told["state"]) == (2, "busy")

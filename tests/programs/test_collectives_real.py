@@ -127,7 +127,6 @@ def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, m
         for name in ("record_0", "record_1"):
             os.utime(tmp_path / name, (time.time() - 9000, time.time() - 9000))
         old = dump(program.pid).collectives
-        assert is_known(old)
         assert old.records == ()
         assert any("of an earlier run" in note.reason for note in old.notes)
 
@@ -138,7 +137,6 @@ def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", f"{tmp_path}/pipe_")
     with hung(tmp_path, "--way", "pipe") as program:
         view = dump(program.pid).collectives
-        assert is_known(view)
         assert view.records == ()
         assert not (tmp_path / "record_0").exists(), "nobody asked for it"
         refused = call("dump", str(program.pid), "--fr-pipe", "--readonly")

@@ -108,7 +108,6 @@ def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions],
 
 def test_it_ends_with_its_starter_even_when_that_is_killed(directory: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE) as starter:
-        assert starter.stdout is not None
         tree = read_tree(int(starter.stdout.readline()))
         assert len(tree) == 3
         starter.kill()

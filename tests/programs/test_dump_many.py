@@ -112,7 +112,6 @@ def ask(job: Job, limit_s: float) -> tuple[Dump, list[int], float]:
     cpu_s = time.process_time()
     service.ask(DumpRequest(Asker.KEY))
     assert wait_until(lambda: is_known(service.state) and not service.state.running, limit_s)
-    assert is_known(service.state)
     folded = fold_rounds(service.state.rounds, DumpOrigin(job.root.pid, job.script, RANKS))
     return folded, seen, time.process_time() - cpu_s + folded.spy_cpu_ms / 1000
 

@@ -59,7 +59,6 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
         assert found.errors == ()
         assert found.paused_ms == 0.0
         odd = found.odd_one_out
-        assert is_known(odd)
         assert (odd.rank, odd.motion) == (1, Motion.FROZEN)
         assert odd.doing.startswith("hold rank_hang.py:")
         assert odd.waits == "waits for: lock or queue (futex)"
@@ -94,9 +93,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         assert done.returncode == 0, done.stderr
         folded = decode(Dump, done.stdout)
         odd, verdict = folded.odd_one_out, folded.verdict
-        assert is_known(odd)
         assert (odd.rank, odd.host) == (2, "host-1")
-        assert is_known(verdict)
         assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
         assert "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
 
@@ -107,10 +104,8 @@ def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_pat
     with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:
         assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
         once = dump(program.pid).verdict
-        assert is_known(once)
         assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
         # What it says to try decides it.
-        assert is_known(once.try_)
         said = call(*once.try_.split()[1:])
         assert (said.returncode, said.stderr) == (0, "")
         assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout

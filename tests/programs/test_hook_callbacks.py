@@ -74,12 +74,10 @@ def start(folder: Path, *asked: str) -> subprocess.Popen[str]:
 
 
 def read_line(job: subprocess.Popen[str]) -> dict[str, object]:
-    assert job.stdout is not None
     return json.loads(job.stdout.readline() or "{}")
 
 
 def go_on(job: subprocess.Popen[str]) -> None:
-    assert job.stdin is not None
     job.stdin.write("\n")
     job.stdin.flush()
 

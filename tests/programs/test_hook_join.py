@@ -88,7 +88,6 @@ def test_steps_split_and_verdict_are_those_of_the_program(job: tuple[int, Path])
     assert is_known(first.steps), "the first reading tells the steps already"
     assert is_known(last.steps)
     pace = last.steps
-    assert is_known(last.hook)
     assert (last.hook[0].state, last.hook[0].error) == (HookState.RUNNING, "")
     assert (pace.rule, last.hook[0].batch_size) == (StepRule.BATCH_AFTER_UPDATE, BATCH)
 
@@ -110,11 +109,9 @@ def test_steps_split_and_verdict_are_those_of_the_program(job: tuple[int, Path])
 
     assert last.ranks[0].step == pace.count
     finding = last.verdict
-    assert is_known(finding)
     assert (finding.kind, finding.cause) == (Kind.DATA_BOUND, "no-workers")
     assert any("hook" in row.source for row in finding.evidence)
     assert finding.share_pct == pytest.approx(100 * parts[0] / sum(parts), abs=3)
     again = decode(Frame, encode(last))
-    assert is_known(again.steps)
     assert again.steps.count == pace.count
     assert "steps/s" in last.facts

@@ -139,7 +139,6 @@ def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
         text=True,
     ) as job:
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             reader = StepReader()
             rank = Identity(job.pid, read_stat(job.pid).start_ticks)
@@ -148,7 +147,6 @@ def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
             reading = read(reader, rank)
             assert (reading.rank, reading.rule) == (5, StepRule.BATCH_AFTER_UPDATE)
             assert reading.batch_size == 2
-            assert is_known(reading.ended)
             train = reading.ended.train
             assert train.data_ns > 0.5 * train.total_ns  # 10 ms a batch of 1 ms of work
             workers = [stat.pid for stat in read_table().values() if stat.parent == job.pid]

@@ -45,7 +45,6 @@ def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         folder = ""
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             folder = read_folder(job.pid)
             yield job
@@ -121,7 +120,6 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         assert "conf" in os.listdir(read_folder(job.pid))
         assert "dynolog" not in os.listdir(read_folder(job.pid))
         job.kill()
-        assert job.stderr is not None
         # The price, before the program began; a torch for CUDA may complain of the machine itself.
         assert [line[:6] for line in job.stderr.read().splitlines() if "torch/" not in line] == ["tpmon:"]
 
@@ -173,14 +171,12 @@ def test_kineto_goes_first_in_a_hooked_run_that_asks_for_profiles_anyway(tmp_pat
     command = [*TPMON, "run", "--", sys.executable, "-W", "ignore", str(PROGRAM)]
     with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             for flags, backend in (((), FROM_KINETO), (("--seconds", "9"), FROM_HOOK)):
                 code, told, said = capture(job.pid, "--steps", "2", *flags, "--out", str(tmp_path / "out"))
                 assert (code, told["backend"], told["files"][0]["steps"]) == (0, backend, 2), said
         finally:
             job.kill()
-        assert job.stderr is not None
         assert len(job.stderr.readlines()) <= 1, "torch says once that it asks; a capture adds nothing"
 
 
@@ -196,7 +192,6 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
         }  # fmt: skip
         command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "1500"]
         with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
             assert (code, told["backend"]) == (0, FROM_KINETO), said
@@ -216,7 +211,6 @@ def test_neither_hook_nor_kineto_offers_the_sample_and_the_restart() -> None:
         [sys.executable, "-W", "ignore", str(PROGRAM)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     ) as job:
         try:
-            assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
             code, _, said = capture(job.pid)
             assert code == 2
@@ -247,7 +241,6 @@ def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(t
     )
     env = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen([*TPMON, *start, *program], env=env, stdout=subprocess.PIPE, text=True) as job:
-        assert job.stdout is not None
         assert job.stdout.readline() == "ready\n"
         pid = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
         try:
@@ -276,7 +269,6 @@ def test_a_profiler_of_the_program_takes_over_and_is_whole(tmp_path: Path) -> No
         while not (part.is_dir() and any(one.startswith("trace") for one in os.listdir(part))):
             assert thread.is_alive(), done
         os.kill(job.pid, signal.SIGUSR1)
-        assert job.stdout is not None
         assert job.stdout.readline() == "profiled\n"
         assert json.loads(mine.read_text())["traceEvents"]
         thread.join(READY_S)
@@ -299,7 +291,6 @@ def test_what_a_killed_tpmon_left_goes_with_the_next_capture(tmp_path: Path) -> 
             stderr=subprocess.PIPE,
             text=True,
         ) as tool:
-            assert tool.stderr is not None
             assert any("recording 300 updates" in line for line in tool.stderr)
             tool.kill()
         assert part.is_dir()

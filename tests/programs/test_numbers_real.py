@@ -103,7 +103,6 @@ def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(
     full.watch((rank,), 0)
     sample = look_for(full, 1.5)
     assert sample.empty_ratio == 0.0
-    assert is_known(sample.ready_batches)
     assert 0.9 < sample.ready_batches < 4.1, "two workers prefetch two batches each"
     assert abs(sample.ready_batches - round(sample.ready_batches)) < 0.05
     assert look_until(rank, lambda one: read_pending_bytes(one) == [0, 0]), "nothing is left to do"

@@ -73,8 +73,6 @@ def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_p
                 (1, 2, HookState.RUNNING),
             ]
             for one in ranks:
-                assert is_known(one.settings)
-                assert is_known(one.settings.loader)
                 assert (one.settings.loader.workers, one.settings.loader.batch_size) == (1, 4)
             table = read_table()
             assert len(find_descendants(job.pid, table)) >= 4  # two ranks, a worker each
@@ -82,7 +80,6 @@ def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_p
             reader.close()
             for pid in (*find_descendants(job.pid, read_table()), job.pid):
                 os.kill(pid, signal.SIGKILL)
-        assert job.stdout is not None
         assert job.stdout.read() == b""
 
 
@@ -132,5 +129,4 @@ def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_pa
             reader.close()
             for pid in (*find_descendants(job.pid, read_table()), job.pid):
                 os.kill(pid, signal.SIGKILL)
-        assert job.stdout is not None
         assert job.stdout.read() == b""

@@ -29,14 +29,12 @@ def test_a_loader_without_workers_holds_the_run(traces: Path) -> None:
     assert (file.verdict.kind, file.verdict.cause) == (Kind.DATA_BOUND, "no-workers")
     assert file.overview.steps == 3
     assert file.lost.events == 0
-    assert is_known(file.host_us)
     assert file.host_us.data / 3 >= 8 * 4_000  # eight samples of 4 ms each
 
 
 def test_sleeping_between_operators_is_python(traces: Path) -> None:
     file = analyze([str(traces / "python.pt.trace.json")]).files[0]
     assert (file.verdict.kind, file.verdict.cause) == (Kind.PYTHON_BOUND, "single-thread")
-    assert is_known(file.host_us)
     assert file.host_us.other / 3 >= 50_000
     assert file.memory.peaks[0].kind == "cpu"
     assert is_known(file.memory.peaks[0].allocated_bytes)

@@ -47,7 +47,6 @@ class Started:
     @property
     def training(self) -> psutil.Process:
         found = re.search(r"pid (\d+)", self.log.read_text())
-        assert found is not None
         return psutil.Process(int(found[1]))
 
 

@@ -11,7 +11,7 @@ from tests.command_line import read
 from tests.traces import A100, TraceBuilder
 from tpmon.commands.trace import TraceOptions, run_trace
 from tpmon.errors import UsageError
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing
 from tpmon.model.results.trace import TraceComparison, TraceFile
 from tpmon.report.trace import write_changes_csv, write_comparison
 from tpmon.trace.analysis import analyze
@@ -184,8 +184,6 @@ def test_noise_alone_seldom_leaves_the_interval(steps, tmp_path):
     missed = 0
     for _ in range(1000):
         found = compare_traces(*(shake(file, draw) for file in (old, new)))
-        assert is_known(found.ratio_low)
-        assert is_known(found.ratio_high)
         missed += not found.ratio_low <= 1 <= found.ratio_high
     assert missed <= 70
 

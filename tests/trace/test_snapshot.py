@@ -68,7 +68,6 @@ def test_the_peak_is_found_backwards_with_what_was_alive(tmp_path):
     device = analyse(training(), tmp_path)
     assert device.events == 7
     peak = device.peak
-    assert is_known(peak)
     assert peak.requested_bytes == 400 * MB - 10
     assert peak.end_bytes == 106 * MB - 12
     assert (peak.at_event, peak.at_ms) == (2, 2.0)
@@ -86,7 +85,6 @@ def test_what_was_alive_before_the_history_and_freed_in_it_counts_as_older(tmp_p
     built.event("alloc", 5, MB, stack("small")).event("free_requested", 9, 40 * MB, stack("release"))
     built.event("free_requested", 5, MB, stack("release"))
     peak = analyse(built, tmp_path).peak
-    assert is_known(peak)
     assert (peak.requested_bytes, peak.older_bytes, peak.at_event) == (49 * MB, 40 * MB, 0)
     assert {row.line for row in peak.alive} == {"/home/me/train.py:10 keep", "/home/me/train.py:10 small"}
 
@@ -99,7 +97,6 @@ def test_an_address_that_is_used_again_has_the_stack_of_its_time(tmp_path):
     built.event("alloc", address, 50 * MB, stack("second")).event("free_requested", address, 50 * MB, [])
     built.event("alloc", address, MB, stack("last"))
     peak = analyse(built, tmp_path).peak
-    assert is_known(peak)
     assert [(row.bytes, row.line) for row in peak.alive] == [(50 * MB, "/home/me/train.py:10 second")]
 
 

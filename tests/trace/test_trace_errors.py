@@ -139,7 +139,6 @@ def _(tmp_path: Path) -> None:
     for at, name in enumerate(names):
         trace.kernel(at * 100, 50, launch=at, name=name)
     communication = analyse(trace, tmp_path).communication
-    assert is_known(communication)
     assert (communication.events, communication.comm_us) == (4, 200)
 
 
@@ -154,7 +153,6 @@ def _(tmp_path: Path) -> None:
         about = {"rank": rank, "world_size": 2, "backend": "nccl"}
         paths.append(trace.write(tmp_path / f"{rank}.json", {"distributedInfo": about}))
     table = analyze(paths).ranks
-    assert is_known(table)
     assert (table.matched, table.collectives, table.straggler) == (3, 4, 1)
 
 
@@ -221,7 +219,6 @@ def _(tmp_path: Path) -> None:
 @fault("cpu-only")
 def _(tmp_path: Path) -> None:
     file = analyse(TraceBuilder().step(0, 0, 1000).op("aten::mm", 0, 900), tmp_path, deviceProperties=[])
-    assert is_known(file.host_us)
     assert file.host_us.compute == 900
 
 

@@ -36,7 +36,6 @@ def test_sums_agree_and_nothing_is_beyond_what_can_be(path):
         for pct in (kernel.gb_s_peak_pct, kernel.tflop_s_peak_pct):
             assert not is_known(pct) or 0 < pct <= 100
     for pattern in file.patterns:
-        assert is_known(pattern.share_pct)
         assert 0 < pattern.share_pct <= 100
     allocated: defaultdict[str, int] = defaultdict(int)
     at_peak: defaultdict[str, int] = defaultdict(int)
@@ -78,7 +77,6 @@ def test_the_vocabulary_of_bert_is_misaligned_and_its_modules_have_device_time()
     file = analyse(H100)
     row = next(row for row in file.products if row.kind == "matmul")
     assert row.misaligned_pct == pytest.approx(20.9, abs=0.1)  # 30,522 words: 41 of 198 us
-    assert is_known(file.modules)
     root = file.modules[0]
     kernels_us = sum(kernel.total_us for kernel in file.kernels)
     assert root.name == "BertLMHeadModel_0"
@@ -105,14 +103,10 @@ def test_habits_of_the_samples():
 def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines():
     name = "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"
     file = analyze([str(SAMPLES / name)], wanted=("lines",)).files[0]
-    assert is_known(file.modules)
     modules = {row.name: row for row in file.modules}
     assert (modules["Linear_4"].calls, modules["Linear_4"].inside) == (4, "M_0")
     whole = modules["M_0"].backward_total_us
-    assert is_known(whole)
     assert whole >= sum(row.backward_self_us for row in file.modules if is_known(row.backward_self_us)) - 1
-    assert is_known(file.frames)
     sleep = next(row for row in file.frames if "sleep" in row.name)
     assert (sleep.calls, sleep.called_by) == (64, "gen.py(9): __getitem__")
-    assert is_known(file.lines)
     assert any((row.name, row.group) == ("aten::addmm", "gen.py(18): forward") for row in file.lines)

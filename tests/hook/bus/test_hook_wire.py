@@ -180,7 +180,6 @@ def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can():
     command = [sys.executable, "-c", HAMMER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         try:
-            assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"
             with open_page(find_page(writer.pid)) as page:
                 known = seen = rounds = 0
@@ -202,7 +201,6 @@ def test_the_page_of_a_writer_that_is_stopped_can_be_read():
 
     with subprocess.Popen([sys.executable, "-c", HAMMER], stdout=subprocess.PIPE, text=True) as writer:
         try:
-            assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"
             with open_page(find_page(writer.pid)) as page:
                 while wire.parse_live(page)[0] < 3000:

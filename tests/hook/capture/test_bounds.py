@@ -71,7 +71,6 @@ class Captured:
         told[w.ASK_EXPIRES_NS] = self.loop.now + 10**12
         for name, value in words.items():
             told[getattr(w, f"ASK_{name}")] = value
-        assert self.loop.steps.pages is not None
         w.write_request(self.loop.steps.pages.mailbox, w.Request(tuple(told), "/nowhere", "x"))
 
     def record(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
@@ -82,9 +81,7 @@ class Captured:
         assert self.told()[0] == (w.STATE_WARMING if kind == w.KIND_PROBE else w.STATE_RECORDING)
 
     def told(self) -> tuple[int, str]:
-        assert self.loop.steps.pages is not None
         told = w.parse_capture(self.loop.steps.pages.page)
-        assert told is not None
         return told[0][w.CAP_STATE], told[1]
 
 

@@ -56,7 +56,6 @@ def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
 
 def test_a_dump_carries_what_was_recorded_and_survives_its_json():
     dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
-    assert is_known(dump.collectives)
     assert "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read" in dump.collectives.summary
     assert decode(Dump, encode(dump)) == dump
     text = "\n".join(write_dump(dump, lambda _: ()))
@@ -74,7 +73,6 @@ def test_a_dump_of_an_older_tpmon_is_read():
 
 def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
     dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
-    assert is_known(dump.collectives)
     assert dump.collectives.summary == (
         "no record of its collectives; NCCL aborts this job in about 9m00s (assumed: its default timeout)"
     )
@@ -98,7 +96,6 @@ def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words)
         make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s) for at_s in (0.0, 60.0)
     ]
     told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
-    assert is_known(told)
     assert told.summary.endswith(f"NCCL aborts this job {words}")
 
 
@@ -124,10 +121,8 @@ def test_records_of_two_hosts_are_judged_together():
     first = add_collectives(hung_dump((0, 1)), reading(*one_missing()[:2]))
     second = hung_dump((2, 3), "node-02")
     second = add_collectives(second, reading(*(replace(one, host="node-02") for one in one_missing()[2:])))
-    assert is_known(first.collectives)
     assert first.collectives.findings[0].cause is CollectiveCause.REMOTE_RANK
     folded = fold_collectives(fold_dumps([first, second]), [first, second])
-    assert is_known(folded.collectives)
     (found,) = folded.collectives.findings
     assert (found.cause, found.missing) == (CollectiveCause.MISSING_RANK, (3,))
     assert len(folded.collectives.records) == 4
@@ -157,7 +152,6 @@ def test_old_records_without_a_wait_are_not_the_present():
     dump = hung_dump()
     done = make_record(0, make_group(4, 4))
     said = add_collectives(dump, reading(replace(done, taken=dump.taken - timedelta(minutes=2)))).collectives
-    assert is_known(said)
     assert said.summary.startswith("as recorded 2m00s before: every collective that was called is done")
 
 

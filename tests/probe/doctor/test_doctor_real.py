@@ -169,7 +169,6 @@ def test_a_job_in_a_container_below_is_read_and_its_inner_number_said(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     ) as outer:
-        assert outer.stdout is not None
         assert outer.stdout.readline() == "up\n"
         inner = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
         code, checkup = look(inner)

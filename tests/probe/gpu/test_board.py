@@ -151,7 +151,6 @@ def test_a_lost_card_says_so_once_and_counts_from_its_last_answer():
     story.lose(0)
     reading = story.read()
     assert reading.events == ("GPU 0 (H100) is lost: GPU is lost",)
-    assert is_known(reading.gpus)
     assert (reading.gpus[0].state, reading.gpus[0].age_s) == (GpuState.LOST, 4.0)
     story.lose(0)
     assert story.read().events == ()
@@ -159,7 +158,6 @@ def test_a_lost_card_says_so_once_and_counts_from_its_last_answer():
     story.card(0)
     reading = story.read()
     assert reading.events == ("GPU 0 (H100) answers again",)
-    assert is_known(reading.gpus)
     assert reading.gpus[0].state is GpuState.OK
 
 
@@ -201,7 +199,6 @@ def test_the_gap_of_a_restart_is_an_event_and_the_cards_stay():
     story.card(0)
     reading = story.read()
     assert reading.events == ("GPU child restarted after SIGKILL, gap 6 s",)
-    assert is_known(reading.gpus)
     assert reading.gpus[0].state is GpuState.OK
 
 
@@ -357,7 +354,6 @@ def test_xids_are_events_and_stay_with_the_card():
     story.board.on_line(Line(xid=XidLine("GPU-unknown", 13)), 0)
     reading = story.read()
     assert reading.events == ("Xid 79 on GPU 0 (H100)", "Xid 13 on GPU GPU-unknown")
-    assert is_known(reading.gpus)
     assert reading.gpus[0].xids == (79,)
     story.card(0)
     assert story.cards()[0].xids == (79,)
@@ -380,9 +376,7 @@ def test_the_jobs_processes_are_marked_on_their_card():
     story.driver(1)
     story.card(0, fast=replace(FAST, processes=(CardProcessReading(42, 20, 40.0), CardProcessReading(43, 1, 0.0))))
     gpus = story.read({42: 1}).gpus
-    assert is_known(gpus)
     assert gpus[0].pids == (42,)
-    assert is_known(gpus[0].processes)
     assert [one.of_job for one in gpus[0].processes] == [True, False]
 
 
@@ -444,12 +438,10 @@ def test_an_nvml_that_never_answers_is_the_silence_of_the_cards_that_the_job_hol
     wedge(story)
     named = (DriverCard(0, "GPU-a", "H100"), DriverCard(1, "GPU-b", "H100"))
     reading = story.read({10: 1}, {10: (1,)}, named)
-    assert is_known(reading.gpus)
     told = [(one.index, one.uuid, one.name, one.state, one.age_s, one.pids) for one in reading.gpus]
     assert told == [(0, "GPU-a", "H100", GpuState.STALE, 12.0, ()), (1, "GPU-b", "H100", GpuState.STALE, 12.0, (10,))]
     assert all(is_known(one.unheard) for one in reading.gpus)
     held = story.read({10: 1}, {10: (1,)}, Missing("not read")).gpus
-    assert is_known(held)
     assert [one.pids for one in held] == [(10,)]
     for nothing in ({10: ()}, {}):
         assert isinstance(story.read({10: 1}, nothing).gpus, Missing)
@@ -480,7 +472,6 @@ def test_a_card_that_nvml_does_not_list_and_the_driver_has_is_silent_and_held():
     story.second = 1
     named = (DriverCard(0, "GPU-0", "H100"), DriverCard(1, "GPU-b", "H100"))
     reading = story.read({10: 1}, {10: (0, 1)}, named)
-    assert is_known(reading.gpus)
     assert [(one.index, one.uuid, one.state) for one in reading.gpus] == [
         (0, "GPU-0", GpuState.OK),
         (1, "GPU-b", GpuState.STALE),

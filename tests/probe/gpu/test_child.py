@@ -50,10 +50,8 @@ def has_cards(count: int) -> object:
 def test_cards_are_read_with_their_processes():
     probe = start_child()
     reading = read_until(probe, has_cards(3))
-    assert is_known(reading.gpus)
     assert [card.uuid for card in reading.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
     assert [card.sm_pct for card in reading.gpus] == [50.0] * 3
-    assert is_known(reading.driver)
     assert (reading.driver.driver_version, reading.driver.cuda_version) == ("580.65.06", "13.0")
     probe.stop()
 
@@ -97,7 +95,6 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(wedging):
 def test_a_card_wedged_from_the_start_has_its_place(wedging):
     _, probe = wedging
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
-    assert is_known(reading.gpus)
     assert reading.gpus[1].uuid == "card-1"
 
 
@@ -113,7 +110,6 @@ def test_a_call_that_never_returns_costs_its_own_reading(call, reading):
     probe = start_child(f"nvml.hang[{call!r}] = {{1}}")
     seen = read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
     probe.stop()
-    assert is_known(seen.gpus)
     wedged = seen.gpus[1]
     assert wedged.sm_pct == 50.0
     stuck = Missing("the driver does not return from this call")
@@ -129,7 +125,6 @@ def test_versions_that_never_come_keep_no_card_back():
     probe = start_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)")
     reading = read_until(probe, has_cards(3))
     probe.stop()
-    assert is_known(reading.driver)
     assert reading.driver.driver_version == Missing("the driver does not return from this call")
 
 
@@ -252,7 +247,6 @@ nvml.xids = [(cards[2], 79)]
 
     reading = read_until(probe, seen)
     probe.stop()
-    assert is_known(reading.gpus)
     assert (reading.gpus[0].uuid, reading.gpus[0].name) == ("GPU-0", "NVIDIA H100 80GB HBM3")
     assert reading.source == "NVML, driver 580.65.06"
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
@@ -315,7 +309,6 @@ def test_xid_events_arrive_beside_the_readings():
 
     reading = read_until(probe, seen)
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
-    assert is_known(reading.gpus)
     assert reading.gpus[2].xids == (79,)
     probe.stop()
 
@@ -360,7 +353,6 @@ def test_the_child_ends_when_its_parent_is_killed():
         "time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = int(parent.stdout.readline())
     assert not is_gone(child)
     parent.kill()

@@ -8,7 +8,7 @@ import pytest
 from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Missing
 from tpmon.probe.gpu.bounds import SHARED
 from tpmon.probe.gpu.calls import Calls, ProcessList, describe_code
 from tpmon.probe.gpu.nvml import measure_busy
@@ -134,7 +134,6 @@ def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
     clock.step(1)
     nvml.cards[0].samples = ring([100, 100, 10, 0, 0, 0], 11, 6)
     busy = reader.read().fast.busy
-    assert is_known(busy)
     assert (busy.mean_pct, busy.samples) == (35.0, 6)
     assert (busy.idle_ratio, busy.busy_ratio) == (0.5, pytest.approx(1 / 3))
 
@@ -142,14 +141,12 @@ def test_mean_of_the_sample_buffer_sees_a_step_that_is_busy_for_a_third():
 def test_the_first_reading_takes_the_newest_second_of_the_ring_alone():
     nvml = FakeNvml([FakeCard(samples=ring([100] * 60 + [20] * 5, 20, 5))])
     busy = make_reader(nvml)[0].read().fast.busy
-    assert is_known(busy)
     assert (busy.mean_pct, busy.samples) == (20.0, 5)
 
 
 @pytest.mark.parametrize("samples", [[], ring([2147483632], 10, 1)])
 def test_an_empty_or_unfilled_buffer_falls_back_to_the_one_shot_value(samples):
     busy = make_reader(FakeNvml([FakeCard(samples=samples)]))[0].read().fast.busy
-    assert is_known(busy)
     assert (busy.mean_pct, busy.samples) == (100.0, 0)
     assert isinstance(busy.idle_ratio, Missing)
 
@@ -225,7 +222,6 @@ def test_drivers_530_with_garbled_v3_lists_are_read_by_v2():
     nvml = FakeNvml()
     nvml.symbols = {"nvmlDeviceGetConfComputeMemSizeInfo": None}
     line = make_reader(nvml)[0].read()
-    assert is_known(line.fast.processes)
     assert line.fast.processes[0].pid == 4242
     assert "nvmlDeviceGetComputeRunningProcesses_v3" not in nvml.calls
 
@@ -246,7 +242,6 @@ def test_the_oldest_drivers_are_read_by_the_unversioned_symbol():
     for version in ("v2", "v3"):
         nvml.failures[f"nvmlDeviceGetComputeRunningProcesses_{version}"] = 13
     listed = make_reader(nvml)[0].read().fast.processes
-    assert is_known(listed)
     assert [(one.pid, one.used_bytes) for one in listed] == [(11, 1 << 20), (12, Missing("the driver does not say"))]
 
 
@@ -256,14 +251,12 @@ def test_library_mismatch_outside_the_error_tree_is_an_old_driver():
             raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
 
     slow = make_reader(Mismatched())[0].read().slow
-    assert is_known(slow)
     assert slow.margin_c == Missing("this driver does not have the call")
 
 
 def test_processes_without_memory_and_with_wild_utilisation():
     card = FakeCard(processes=[(1, None), (2, 5)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
     listed = make_reader(FakeNvml([card]))[0].read().fast.processes
-    assert is_known(listed)
     assert listed[0].used_bytes == Missing("the driver does not say")
     assert isinstance(listed[0].sm_pct, Missing)
     assert listed[1].sm_pct == 60.0
@@ -272,7 +265,6 @@ def test_processes_without_memory_and_with_wild_utilisation():
 def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of():
     card = FakeCard(processes=[(4242, 0)])
     listed = make_reader(FakeNvml([card]))[0].read().fast.processes
-    assert is_known(listed)
     assert listed[0].used_bytes == Missing("the driver does not say (container)")
 
 
@@ -292,7 +284,6 @@ def test_the_size_zero_quirk_is_no_failure():
             raise pynvml.NVMLError(0)
 
     listed = make_reader(Empty())[0].read().fast.processes
-    assert is_known(listed)
     assert listed[0].sm_pct == Missing("no sample since the last reading")
 
 

@@ -159,7 +159,6 @@ def test_gpm_wants_two_samples_and_no_gap():
     assert reader.read().fast.gpm == Missing("GPM samples lie too close together")
     clock.step(0.06)
     gpm = reader.read().fast.gpm
-    assert is_known(gpm)
     assert (gpm.sm_active_pct, gpm.nvlink_tx_bytes_s) == (91.0, 3 * (1 << 20))
     clock.step(5.5)
     assert reader.read().fast.gpm == Missing("GPM sampled again after a gap")
@@ -170,7 +169,6 @@ def test_gpm_wants_two_samples_and_no_gap():
 def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped():
     card = FakeCard(gpm={2: 100.4, 3: float("nan"), 10: 240.0})
     gpm = read_twice(FakeNvml([card]))[1].fast.gpm
-    assert is_known(gpm)
     assert gpm.sm_active_pct == 100.0
     assert gpm.occupancy_pct == Missing("GPM gave no number")
     assert gpm.tensor_pct == Missing("not supported by this card")
@@ -203,11 +201,9 @@ def test_mig_instances_have_memory_activity_and_processes():
     nvml.failures["nvmlDeviceGetSamples"] = 3
     nvml.failures["nvmlDeviceGetUtilizationRates"] = 3
     first, second = read_twice(nvml)
-    assert is_known(first.slow)
     assert first.slow.mig is True
     shown = [(one.uuid, one.memory_used_bytes, one.sm_active_pct) for one in second.fast.instances]
     assert shown == [("MIG-1", 1 << 30, 10.0), ("MIG-2", 2 << 30, 20.0)]
-    assert is_known(second.fast.processes)
     assert {one.pid for one in second.fast.processes} == {101, 102, 7}
     assert [one.pids for one in second.fast.instances] == [(7, 101), (7, 102)]
     assert second.fast.busy == Missing("not supported by this card")
@@ -225,7 +221,6 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused):
     if len(refused) == 2:
         assert listed == Missing("no permission (doctor: nvml)")
     else:
-        assert is_known(listed)
         assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]
 
 

@@ -62,7 +62,6 @@ def train(before: str = "", after: str = "") -> Iterator[tuple[Identity, str]]:
         env={**os.environ, "PYTHONPATH": ROOT},
     ) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         said = process.stdout.readline()
         assert said, "the program ended"
         yield Identity(process.pid, read_stat(process.pid).start_ticks), said.strip()

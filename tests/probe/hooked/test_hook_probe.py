@@ -110,7 +110,6 @@ def test_steps_are_read_as_they_are_counted(reader):
         assert (first.state, first.error, first.rule) == (HookState.RUNNING, "", StepRule.BATCH_AFTER_UPDATE)
         assert first.patches == (HookPatch.DATA, HookPatch.BACKWARD, HookPatch.OPTIMIZER)
         assert first.batch_size == Missing("the DataLoader does not say it")
-        assert is_known(first.now)
         assert first.now.phase is LoopPhase.OTHER
         assert first.counts.skipped_updates == NO_SCALER  # patches 7: no GradScaler
         job.do("train(3)")
@@ -330,7 +329,6 @@ def test_a_reading_names_what_it_does_not_know():
         pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
         reading, seen = parse_reading(me, header, pages.page, seen, header.created_ns + 10 * MS)
         assert (seen.count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
-        assert is_known(reading.ended)
         assert reading.ended.train == PhaseTimes(1, 2, 3, 4, 5)
         assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
         assert reading.spans == (reading.ended,)
@@ -377,7 +375,6 @@ def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader):
         [sys.executable, "-c", program + "os.waitpid(child, 0)"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "1\n"
             with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
                 inner = identity(int(file.read()))

@@ -128,7 +128,6 @@ def test_after_its_last_batch_a_loop_is_in_none_of_the_phases_of_a_step(loop):
     loop.stop()
     loop.spend(3_000)
     reading = loop.read()
-    assert reading is not None
     assert reading.now == LoopNow(LoopPhase.OTHER, 3.0)
 
 
@@ -293,7 +292,6 @@ def test_an_inference_of_long_batches_is_told_from_the_first_on(loop):
         loop.batch(50)
         loop.spend(20_000)
     reading = loop.read()
-    assert reading is not None
     assert (reading.rule, reading.counts.batches, reading.counts.eval_steps) == (StepRule.BATCH, 4, 4)
     assert loop.last().eval_hz == pytest.approx(1 / 20.05, rel=0.01)
     assert is_evaluating(loop.last())
@@ -305,7 +303,6 @@ def test_batches_that_may_be_fetched_ahead_are_told_as_batches_meanwhile(loop):
         loop.batch(50)
         loop.spend(450)
     reading = loop.read()
-    assert reading is not None
     assert reading.counts.batches >= 17
     assert loop.told[-1] == Missing("no step ended yet")
 

@@ -144,7 +144,6 @@ def test_the_mount_that_shows_most_of_the_tree_is_used():
         Mount(2, frozenset([""]), "/other", "/elsewhere"),
     )
     group = find_group("", ["/pod/a"], mounts)
-    assert is_known(group)
     assert group.directory == "/outer/pod/a"
     assert [one.path for one in group.lineage()] == ["/pod/a", "/pod", "/"]
 
@@ -154,7 +153,6 @@ def test_long_and_hostile_paths_are_cut_and_cleaned(tree):
     path = "/kubepods.slice/\x1b[31m" + "x" * 200 + "/job"
     tree.process(7, f"3:cpu:{path}\n")
     group = JobGroups([7], tree.proc).common("cpu")
-    assert is_known(group)
     assert len(group.label()) <= 60
     assert group.label().endswith("/job")
     assert "\x1b" not in group.label()

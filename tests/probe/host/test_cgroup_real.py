@@ -92,7 +92,6 @@ def test_real_oom_kill_is_counted_and_survives_the_victim():
 
 def test_this_process_can_be_read():
     budget = read_cpu_budget([os.getpid()])
-    assert is_known(budget.cores)
     assert 0 < budget.cores <= os.cpu_count()
     reader = CgroupReader([os.getpid()])
     for reading in (reader.read(time.monotonic_ns()), reader.read(time.monotonic_ns() + 1)):

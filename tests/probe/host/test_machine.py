@@ -112,7 +112,6 @@ def test_this_machine_is_read_and_its_load_seen():
     second = reader.read()
     reader.close()
     assert first.cores == os.cpu_count()
-    assert is_known(second.used_cores)
     assert 0 < second.used_cores <= first.cores
     assert 0 <= second.steal_pct <= 100
     assert 0 < second.available_bytes <= second.total_bytes

@@ -167,7 +167,6 @@ def test_the_network_is_read_of_a_rank_that_lives(machine):
     assert reader.read(2 * SECOND, NONE) == Missing("the process is gone")
     ranks.remove(7)
     samples = reader.read(3 * SECOND, NONE)
-    assert is_known(samples)
     assert [one.interface for one in samples] == ["enp65s0f0np0"]
 
 
@@ -213,6 +212,5 @@ def test_real_namespace_of_the_target_is_the_one_that_is_read():
         assert same_network_namespace(pid) is False
         samples = NetworkReader(lambda: pid).read(SECOND, NONE)
         # A new namespace has a loopback only, which nobody uses.
-        assert is_known(samples)
         assert samples == ()
     assert isinstance(same_network_namespace(pid), Missing)

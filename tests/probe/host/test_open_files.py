@@ -13,7 +13,7 @@ from tests.hanging import conclude, run, stand
 from tpmon.judge.hang.activity import file_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.host import FileWrite, SocketSample
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.probe.host import output as open_files
@@ -56,7 +56,6 @@ def test_the_newest_file_is_told_and_no_network_file_system_is_asked(tmp_path, m
         later = 2_000_000_000
         os.utime(second.fileno(), (later, later))
         found = read_newest_write([os.getpid()])
-        assert is_known(found)
         assert (found.pid, found.path, found.last_write.timestamp()) == (os.getpid(), str(new), later)
         monkeypatch.setattr(open_files, "LOCAL", frozenset())
         assert read_newest_write([os.getpid()]) is NOT_APPLICABLE

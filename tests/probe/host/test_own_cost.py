@@ -67,7 +67,6 @@ def test_our_own_figures_do_not_hang_on_our_number(monkeypatch):
     """In a /proc of another PID namespace /proc/<getpid()> is another process, or none."""
     monkeypatch.setattr(os, "getpid", lambda: 1 << 22)
     told = OwnCostMeter().read([], 1.0, 0.0)
-    assert is_known(told.rss_bytes)
     assert told.rss_bytes > 1 << 20
     assert is_known(told.descriptors)
 
@@ -133,6 +132,5 @@ def test_a_child_that_is_restarted_takes_nothing_away():
     while time.process_time() - used < 0.1:
         pass
     now = meter.read([gone], 0.0, 0.0)
-    assert is_known(now.cpu_pct)
     assert now.cpu_pct > 10
     assert now.children_rss_bytes == 0

@@ -87,11 +87,9 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake):
     files.mkdir()
     (files / "5").symlink_to("/dev/nvidia3")
     left = find_left(STUCK, proc=fake.proc)
-    assert left is not None
     assert left.stuck == Wait(WaitReason.KILLED_IN_DRIVER, f"{words} and holds its cards")
     assert STUCK in find_descendants(1, read_table(fake.proc))
     failure = find_gone(Identity(STUCK, read_stat(STUCK, fake.proc).start_ticks), fake.proc)
-    assert failure is not None
     assert (failure.kind, failure.reason) == (ErrorKind.FAILED, left.stuck.detail)
 
 
@@ -108,7 +106,6 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake):
 def test_only_a_thread_that_was_told_to_end_and_sleeps_is_stuck(fake, thread, words):
     set_thread(fake, **thread)
     left = find_left(STUCK, proc=fake.proc)
-    assert left is not None
     assert left.words == words
 
 
@@ -118,7 +115,6 @@ def test_a_process_without_its_main_thread_stays_in_its_job(headless):
     assert [one.identity.pid for one in job.members if one.role is Role.RANK] == [headless.pid]
     assert headless.pid not in {one.pid for one in find_dead({os.getpid()})}
     fact = FactCache(read_table(), "/proc").get(headless.pid)
-    assert fact is not None
     assert (fact.stat.pid, fact.python, fact.torch) == (headless.pid, True, True)
 
 

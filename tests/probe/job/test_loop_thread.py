@@ -365,7 +365,6 @@ def test_samples_of_a_while_are_of_the_thread_that_trains(threaded):
         reading = Sampler(lambda named=named: (named,), SampleRequest(seconds=3.0)).run()
         (process,) = reading.processes
         assert process.loop_tid == tid
-        assert is_known(process.cpu_s)
         assert process.cpu_s > 0.2  # of the thread that trains, not of the one that rests
         assert process.watched_s > 0
         main, others = hot_functions(reading, DumpOrigin(1, "train.py", 1)).groups

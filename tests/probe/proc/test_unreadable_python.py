@@ -56,7 +56,6 @@ def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
     assert "python" in Path(path).name
     assert refused.why == f"py-spy may not read {path} as root"
     assert refused.fix == f"setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach {one.pid}"
-    assert failure is not None
     assert failure.kind is ErrorKind.DENIED
     assert failure.reason == f"not permitted: {refused.why} (doctor: stacks); {refused.fix}"
 

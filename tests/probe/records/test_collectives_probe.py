@@ -64,7 +64,6 @@ def rank_process(
         env={**os.environ, **environment},
     ) as process:
         try:
-            assert process.stdout is not None
             yield process, int(process.stdout.readline())
         finally:
             process.kill()

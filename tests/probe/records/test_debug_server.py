@@ -158,7 +158,6 @@ def test_what_is_no_whole_answer_is_refused(data, words):
 def test_our_own_listening_sockets_are_found_with_their_backlog():
     with socket.create_server((LOOPBACK, 0), backlog=5) as one, socket.create_server(("0.0.0.0", 0), backlog=7) as two:
         mine = read_listeners(os.getpid(), read_all_listeners())
-        assert is_known(mine)
         found = {listener.port: listener for listener in mine}
         first, second = found[one.getsockname()[1]], found[two.getsockname()[1]]
         assert (first.address, first.backlog, first.is_everywhere) == (LOOPBACK, 5, False)
@@ -172,5 +171,4 @@ def test_sockets_of_others_are_left_out():
         found = read_listeners(
             os.getpid(), (ListeningSocket(inode, 1, LOOPBACK, 5), ListeningSocket(inode + 10**7, 2, "::", 5))
         )
-        assert is_known(found)
         assert [one.port for one in found] == [1]

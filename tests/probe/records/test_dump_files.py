@@ -48,7 +48,6 @@ def fold_what_is_written(folder: Path, texts: Sequence[str]) -> dict[str, object
         command = [sys.executable, "-c", WRITER, str(folder / str(number))]
         writers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=folding.stdin))
     for one in writers:
-        assert one.stdin is not None
         one.stdin.close()  # they begin
     assert [one.wait(30) for one in writers] == [0] * len(texts)
     output, _ = folding.communicate(timeout=30)

@@ -166,8 +166,6 @@ def test_the_pane_says_why_and_the_rest_lives(job, install, monkeypatch, case):
     assert is_known(frame.cpu.used_cores)
     assert is_known(frame.memory.rss_bytes)
     update = watched.ended_dump()
-    assert update is not None
-    assert is_known(update.dump)
     (error,) = update.dump.errors
     assert error.kind is case.kind
     assert "\x1b" not in error.reason
@@ -212,7 +210,6 @@ def test_root_without_the_capability_sees_all_but_stacks(job):
         attached.terminate()
         attached.stdout.close()
         assert attached.wait(SECONDS) == 143
-    assert found is not None
     assert is_known(found.processes[0].rss_bytes)
     assert is_known(found.verdict)
 

@@ -52,7 +52,6 @@ def running(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
         list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline(), f"{command} did not start"
         yield process.pid
     finally:
@@ -114,7 +113,6 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
         (process,) = look.processes
         main = main_of(process)
         assert functions(main) == ["<module>", "train", "nap"]
-        assert is_known(main.locals)
         values = {one.name: one.value for frame in main.locals for one in frame.variables if frame.frame}
         assert values == {"step": "7", "seconds": "60"}
         (other,) = [thread for thread in process.threads if thread.name == "loader"]
@@ -238,7 +236,6 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
         assert wait_until(lambda: read_stat(one.pid).state == "S")
         (process,) = read_one(one.pid, Depth(variables=True)).processes
         main = main_of(process)
-        assert is_known(main.locals)
         values = {each.name: each.value for each in main.locals[-1].variables}
         assert values["api_key"] == "***"
         assert values["password"] == "***"

@@ -56,7 +56,6 @@ def main_of(process: ProcessLook) -> ThreadLook:
 
 
 def functions(thread: ThreadLook) -> list[str]:
-    assert is_known(thread.frames)
     return [frame.function for frame in thread.frames]
 
 
@@ -90,7 +89,6 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             assert functions(main) == ["<module>", "train", "nap"]
             assert (main.tid, main.name, main.state) == (process.pid, "MainThread", "S")
             assert main.waits_for == wait_of("sleep")
-            assert is_known(main.run_ns)
             assert main.run_ns > 0
             other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
             assert other.name == "loader ?[2J"
@@ -464,8 +462,6 @@ def test_a_process_is_read_with_what_it_used(tmp_path):
     with open(os.devnull, "wb", buffering=0) as null:
         null.write(bytes(1_000_000))
     after = read_toll(os.getpid())
-    assert is_known(before)
-    assert is_known(after)
     assert 1_000_000 <= after.moved_bytes - before.moved_bytes < 50_000_000
     assert after.faults >= before.faults > 0
     assert after.cpu_ns >= before.cpu_ns > 0

@@ -47,7 +47,6 @@ def two_layers() -> TraceBuilder:
 
 def test_modules_have_host_forward_and_backward_time(tmp_path):
     rows = analyse(two_layers(), tmp_path).modules
-    assert is_known(rows)
     found = {row.name: row for row in rows}
     assert [row.name for row in rows] == ["Net_0", "Linear_1", "Linear_0"]
     net, first, second = found["Net_0"], found["Linear_0"], found["Linear_1"]
@@ -63,7 +62,6 @@ def test_without_a_device_the_backward_pass_is_that_of_the_host(tmp_path):
     trace = two_layers()
     trace.events = [one for one in trace.events if one["cat"] not in ("kernel", "cuda_runtime")]
     rows = analyse(trace, tmp_path, deviceProperties=[]).modules
-    assert is_known(rows)
     layer = next(row for row in rows if row.name == "Linear_0")
     assert (layer.host_total_us, layer.forward_total_us, layer.backward_total_us) == (80, NOT_APPLICABLE, 100)
 
@@ -74,7 +72,6 @@ def test_functions_of_process_0_stand_for_the_thread_with_operators(tmp_path):
         if event["cat"] == "python_function":
             event |= {"pid": 0, "tid": 0}
     rows = analyse(trace, tmp_path).modules
-    assert is_known(rows)
     assert next(row for row in rows if row.name == "Linear_0").forward_total_us == 30
 
 
@@ -91,7 +88,6 @@ def test_python_functions_count_recursion_once_and_name_their_caller(tmp_path):
     trace.events[-1]["tid"] = 9
     python(trace, "threading.py(359): wait", 0, 1000, tid=10)
     frames = analyse(trace, tmp_path).frames
-    assert is_known(frames)
     found = {row.name.split(" of ")[0]: row for row in frames}
     walk = found["tree.py(2): walk"]
     assert (walk.calls, walk.total_us, walk.self_us) == (3, 410, 310)
@@ -127,12 +123,10 @@ def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path):
         trace.op("aten::mm", at, size, **{"Input Dims": [[size, 2]], "Input type": ["float"]})
     assert not is_known(analyse(trace, tmp_path).shapes)
     file = analyse(trace, tmp_path, "shapes", "lines", deviceProperties=[])
-    assert is_known(file.shapes)
     assert [(row.group, row.calls, row.host_self_us) for row in file.shapes] == [
         ('[[16,2]] ["float"]', 2, 32),
         ('[[8,2]] ["float"]', 1, 8),
     ]
-    assert is_known(file.lines)
     assert [(row.group, row.host_total_us) for row in file.lines] == [("b.py(2): g", 32), ("a.py(1): f", 8)]
     report = analyze([trace.write(tmp_path / "t.json")], wanted=("lines",))
     assert re.search(r"aten::mm +b\.py\(2\): g", "\n".join(write_tables(report, "lines", 10)))

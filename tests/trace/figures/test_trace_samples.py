@@ -81,7 +81,6 @@ def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path):
         assert (peak if is_known(peak) else None) == said["peak_allocated"]
     comm = facts.get("comm")
     if comm and comm["kernels"]:
-        assert is_known(file.communication)
         assert file.communication.events == comm["kernels"]
         assert file.communication.comm_us == near(comm["comm_union"])
         assert file.communication.overlap_us == near(comm["overlap"])
@@ -143,12 +142,10 @@ def compare(pattern: str) -> TraceReport:
 
 def test_the_rank_that_waits_least_is_the_straggler():
     slowed = compare("fresh_torch213_ours/ddp_gloo_rank*.gz").ranks
-    assert is_known(slowed)
     assert slowed.straggler == 1
     assert [row.wait_ms for row in slowed.ranks] == [pytest.approx(118.9 - 24.1, abs=0.2), near(0)]
     assert [row.transfer_ms for row in slowed.ranks] == [pytest.approx(24.1, abs=0.1)] * 2
     ranks = compare("dlrm_ddp8/*.gz").ranks
-    assert is_known(ranks)
     assert ranks.straggler == 7
     assert (ranks.missing, [row.rank for row in ranks.ranks]) == ((), list(range(8)))
 

@@ -132,7 +132,6 @@ def test_several_snapshots_are_walked_like_ranks():
     subject = SnapshotSubject(replace(first, files=(*first.files, *second.files)))
     view = replace(make_run("snapshot").view(100), subject=subject)
     key = find_trace_key(">", view)
-    assert key is not None
     after = key.deed(view)
     assert after.file == 1
     text = "".join(text for line in paint_trace(after, Size(100, 30)) for text, _ink in line)
@@ -227,7 +226,6 @@ def test_a_stack_that_was_not_recorded_says_so():
     assert find_trace_key("o", view) is None
     assert say_trace_unused("o", view).startswith("o works on an operator")
     key = find_trace_key("enter", view)
-    assert key is not None
     opened = key.deed(view)
     assert opened.overlay is Overlay.STACK
     assert "_record_memory_history() was not on" in paragraphs(opened)[1].text
@@ -253,7 +251,6 @@ def test_a_long_stack_is_walked_to_its_end():
     base = make_run("snapshot").view(80, tab=SnapshotTab.LIVE)
     view = replace(base, subject=SnapshotSubject(replace(report, files=(file,))))
     key = find_trace_key("enter", view)
-    assert key is not None
     opened = key.deed(view)
     for scroll, seen in ((opened.scroll, ">b.py:7 "), (999, ">b.py:39 ")):
         lines = paint_trace(replace(opened, scroll=scroll), Size(80, 24), trace_keys_shown(opened))
