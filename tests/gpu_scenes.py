@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.frames import make_frame, make_process
 from tests.judging import make_phases, scene_of
-from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.stacks.profile import Phase
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.known import Missing
@@ -24,8 +23,3 @@ def on(*cards, phases=None, **process):
 
 def held(reason, pct, source="counter"):
     return {"throttle_shares": (ThrottleShare(reason, pct, source),)}
-
-
-def said(answer):
-    """Return kind and cause of a suspicion, else the type of the answer."""
-    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)

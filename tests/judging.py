@@ -7,10 +7,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from tpmon.judge.answers.result import Answer, Suspicion
 from tpmon.judge.features.snapshot import Scene, see
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases, share_of
 from tpmon.model.frame import Frame
+from tpmon.model.known import Applicable
 from tpmon.model.process import MainThreadSample
+from tpmon.model.verdict import Kind
 
 SECOND = 1_000_000_000
 
@@ -63,3 +66,8 @@ def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSamp
 def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
     """See a Frame that was held for ``seconds``."""
     return see(hold(frame, seconds), {one.pid: one for one in phases})
+
+
+def said(answer: Answer) -> tuple[Kind, Applicable[str]] | type[Answer]:
+    """Return kind and cause of a suspicion, else the type of the answer."""
+    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)

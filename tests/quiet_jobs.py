@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.frames import make_process
-from tpmon.judge.answers.result import Suspicion
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 
@@ -24,8 +23,3 @@ def quiet_rank(**fields):
         "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
     }
     return make_process(**{**plain, **fields})
-
-
-def said(answer):
-    """Return kind and cause of a suspicion, else the type of the answer."""
-    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)

@@ -35,14 +35,6 @@ OWN_FLAGS = {
 """Flags that belong to one call and are no settings."""
 
 
-@pytest.fixture(scope="module")
-def job():
-    """Give the PID of a process that lives as long as the tests of this file."""
-    with start_training() as training:
-        yield training.pid
-        training.kill()
-
-
 # help and refusals
 
 

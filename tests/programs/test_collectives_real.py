@@ -14,7 +14,6 @@ import pytest
 from tests.command_line import call
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_dump_real import dump
-from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump
@@ -26,17 +25,12 @@ from tpmon.probe.job.resolve import find_job
 from tpmon.probe.records.collectives import read_collectives
 
 pytestmark = [
+    pytest.mark.usefixtures("sampling_works"),
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
 TIMEOUT_S = 900.0
 PATIENCE_S = 120.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 @contextmanager

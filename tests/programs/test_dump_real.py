@@ -14,7 +14,6 @@ from tests.command_line import call, call_behind
 from tests.nobody import AS_NOBODY, needs_setpriv
 from tests.programs.conftest import TORCHRUN, run_program
 from tests.programs.test_harmless import sampling
-from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
@@ -27,15 +26,10 @@ from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.dump import Dumper, dumpable
 
 pytestmark = [
+    pytest.mark.usefixtures("sampling_works"),
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 def dump(pid: int, *arguments: str) -> Dump:

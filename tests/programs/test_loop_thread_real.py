@@ -8,17 +8,10 @@ import pytest
 
 from tests.programs.causes.running import HERE, Verdict, start_program, watch
 from tests.programs.causes.table import find_row
-from tests.spying import may_sample
 
-pytestmark = [pytest.mark.torch, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, pytest.mark.long]
 WITHIN_S = 45.0
 """Three times the 15 s that a verdict may take."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 @pytest.mark.parametrize("name", ["no_workers", "too_few_workers", "one_slow_worker", "compute"])

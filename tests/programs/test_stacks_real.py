@@ -15,7 +15,7 @@ import pytest
 from tests.programs.chaos_watch import ask_once, watch
 from tests.programs.conftest import run_program
 from tests.programs.test_harmless import sampling
-from tests.spying import may_sample, spies_of
+from tests.spying import spies_of
 from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
@@ -26,6 +26,7 @@ from tpmon.probe.spy.plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
 pytestmark = [
+    pytest.mark.usefixtures("sampling_works"),
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
@@ -36,12 +37,6 @@ SAMPLES = 100
 PATIENCE_S = 60.0
 """Three slices are enough, 13 s where the machine is free; the share of a few samples says little."""
 ERROR_POINTS = 5.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works() -> None:
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 class Truth:

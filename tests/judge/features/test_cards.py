@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import GIB, make_frame, make_gpu, make_loader, make_process
-from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on, said
-from tests.judging import SECOND, hold, make_phases, scene_of
+from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on
+from tests.judging import SECOND, hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import find_gpu_idle, judge_hollow
 from tpmon.judge.features.loader import Starved, find_starved, suspect_loader

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.frames import make_frame
-from tests.judging import scene_of
-from tests.quiet_jobs import quiet_rank, said
+from tests.judging import said, scene_of
+from tests.quiet_jobs import quiet_rank
 from tests.waits import wait_of
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion

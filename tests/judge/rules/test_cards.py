@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import make_frame, make_gpu, make_process
-from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on, said
-from tests.judging import hold, make_phases, scene_of
+from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on
+from tests.judging import hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules import gpu as rules_gpu

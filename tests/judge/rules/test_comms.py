@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
-from tests.judging import hold, make_looks, make_phases, scene_of
+from tests.judging import hold, make_looks, make_phases, said, scene_of
 from tests.starving import line_up
 from tests.waits import wait_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
@@ -48,10 +48,6 @@ def by_looks(*locks, **frame):
     looks = tuple(make_looks(4211 + i, lock=lock) for i, lock in enumerate(locks))
     processes = make_ranks(len(locks))
     return scene_of(make_frame(**{"processes": processes, "loader": (), "main_threads": looks, **frame}))
-
-
-def said(answer):
-    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
 
 
 def test_the_rank_that_waits_least_is_the_late_one_and_what_it_does_is_said():

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.frames import NO_DRIVER, make_frame, make_gpu, make_process
-from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on, said
-from tests.judging import make_phases, scene_of
+from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on
+from tests.judging import make_phases, said, scene_of
 from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.context import observe
 from tpmon.judge.advice.facts import RunFacts

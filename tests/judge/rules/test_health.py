@@ -3,7 +3,7 @@
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_worker
-from tests.judging import make_looks, make_phases, scene_of
+from tests.judging import make_looks, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.finding import rate_confidence
 from tpmon.judge.rules import comms as rules_comms
@@ -24,10 +24,6 @@ def cpu_job(demand, budget=2.0, pool=1.0, phases=TRAINS, where=None, **frame):
     plain = {"processes": (rank,), "loader": (), "cpu": make_cpu(budget_cores=budget, oversubscription=pool)}
     place = {"where": where} if where else {}
     return scene_of(make_frame(**{**plain, **frame}), [make_phases(phases, **place)] if phases else [])
-
-
-def said(answer):
-    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
 
 
 CPU = [

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.frames import make_frame, make_gpu, make_process, make_target
-from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on, said
-from tests.judging import make_phases, scene_of
+from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on
+from tests.judging import make_phases, said, scene_of
 from tpmon.judge.advice.context import observe
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure

@@ -8,8 +8,8 @@ import pytest
 from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_process, make_worker
 from tests.hanging import make_slice
-from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
-from tests.quiet_jobs import UNREAD, quiet_rank, said
+from tests.judging import SECOND, hold, make_looks, make_phases, said, scene_of
+from tests.quiet_jobs import UNREAD, quiet_rank
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Unsure
 from tpmon.judge.features.snapshot import see

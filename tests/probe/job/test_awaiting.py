@@ -12,11 +12,6 @@ from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import await_job, find_job
 
 
-@pytest.fixture
-def fake(tmp_path):
-    return FakeProc(tmp_path / "proc")
-
-
 def starts_after(looks: int, fake: FakeProc) -> Callable[[], Job]:
     """Return a search for PID 60 that finds it importing so often, and training from then on."""
     left = iter(range(looks))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fake_proc import BASH, FakeProc
+from tests.fake_proc import BASH
 from tests.targets import HELPER, LAUNCHER, RANK, WORKER, place_of_rank, ranks, refusal
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -10,11 +10,6 @@ from tpmon.model.process import Identity, Role
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job, find_job_again
-
-
-@pytest.fixture
-def fake(tmp_path):
-    return FakeProc(tmp_path / "proc")
 
 
 def roles(job: Job) -> dict[int, Role]:

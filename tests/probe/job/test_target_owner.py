@@ -19,11 +19,6 @@ from tpmon.probe.job.job import read_owner, user_name
 from tpmon.probe.job.resolve import find_job, find_only_job
 
 
-@pytest.fixture
-def fake(tmp_path):
-    return FakeProc(tmp_path / "proc")
-
-
 @pytest.mark.parametrize("asked", [50, 60])
 def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(fake, monkeypatch, asked):
     deny(monkeypatch, 50)

@@ -5,18 +5,10 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from tests.children import MAP_TORCH, Child, child
-from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, refusal
 from tpmon.errors import ExitCode
 from tpmon.probe.job.resolve import find_job
-
-
-@pytest.fixture
-def fake(tmp_path):
-    return FakeProc(tmp_path / "proc")
 
 
 def test_each_wrong_target_has_its_own_message(fake):

@@ -19,7 +19,6 @@ import pytest
 from tests.children import child
 from tests.members import member
 from tests.probe.spy.test_dump_probe import functions, main_of
-from tests.spying import may_sample
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.judge.dumps.describe import collapse_frames
@@ -34,15 +33,11 @@ from tpmon.probe.spy.failure import explain_deleted, parse_deleted
 from tpmon.report.dump import write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
 
+pytestmark = pytest.mark.usefixtures("sampling_works")
+
 UNSAFE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What may move the cursor, colour the screen, or turn the text around; \\n ends our own lines."""
 NEWEST = 13
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works():
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 @contextmanager

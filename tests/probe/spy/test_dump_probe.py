@@ -17,7 +17,7 @@ import pytest
 from tests.children import child
 from tests.members import member
 from tests.nobody import needs_setpriv, run_as_nobody
-from tests.spying import may_sample, spies_of
+from tests.spying import spies_of
 from tests.waiting import wait_until
 from tests.waits import wait_of
 from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
@@ -32,6 +32,8 @@ from tpmon.probe.spy.dump import Depth, Dumper, is_held, watch_pause
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
 from tpmon.probe.spy.failure import find_spies, find_spy, parse_subject
 
+pytestmark = pytest.mark.usefixtures("sampling_works")
+
 GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
 NAP = """
 def nap():
@@ -43,12 +45,6 @@ say("up")
 train()
 """
 X86 = os.uname().machine == "x86_64"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sampling_works():
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 def main_of(process: ProcessLook) -> ThreadLook:
