@@ -1,10 +1,12 @@
 """Say which torch the trainings of the tests load, without loading it here."""
 
-from __future__ import annotations
-
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no torch in this environment")
 
 
 def read_torch_version() -> str:

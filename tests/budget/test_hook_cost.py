@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 
 import pytest
@@ -20,6 +19,7 @@ from tests.budget.bench_hook import (
     measure_run,
     run_loop,
 )
+from tests.torch_build import needs_torch
 
 pytestmark = pytest.mark.budget
 
@@ -48,7 +48,7 @@ def test_a_program_is_started_hardly_later():
 
 @pytest.mark.torch
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
+@needs_torch
 @pytest.mark.parametrize("loop", ["linear", "linear, loader"])
 def test_a_step_of_a_real_loop_is_hardly_dearer(loop):
     before = slowness()

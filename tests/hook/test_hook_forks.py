@@ -1,6 +1,5 @@
 """What the hook holds of a device is never freed in a forked child: its end there would abort the child."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_build import needs_torch
+
 TREE = str(Path(__file__).parents[2])
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
+pytestmark = needs_torch
 
 CARD = """
 import gc, json, mmap, multiprocessing, os, sys, threading, time

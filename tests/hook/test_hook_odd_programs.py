@@ -1,6 +1,5 @@
 """Programs that do odd but legal things to torch, on a real torch, each in a process of its own with the hook."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_build import needs_torch
+
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
+pytestmark = needs_torch
 
 BEGIN = """
 import json, sys

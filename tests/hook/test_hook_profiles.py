@@ -1,7 +1,6 @@
 """The small helpers around torch.profiler: bounds, tables, files; on a real torch in a process of its own."""
 
 import gzip
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_build import needs_torch
 from tpmon.hook.profiling import export_trace, make_profiler, top_tables
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
+@needs_torch
 def test_a_profile_is_bounded_tabled_and_written_once_per_rank(tmp_path):
     (tmp_path / "file").write_text("no folder")
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ import pytest
 
 from tests.programs.chaos_watch import Document, ask_once, by_pid, run_tpmon, watch
 from tests.programs.shell_jobs import LOAD, Started, jobs
-from tests.torch_build import read_torch_version
+from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
@@ -27,10 +26,7 @@ from tpmon.probe.job.resolve import find_job
 
 __all__ = ["jobs"]  # a fixture of the tests here
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 
 @pytest.fixture(scope="module")

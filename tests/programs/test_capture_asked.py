@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from tests.captures import read_told
 from tests.frames import make_view
 from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.capture.dialog import CaptureDialog
@@ -29,10 +29,7 @@ from tpmon.probe.job.resolve import find_job
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import Demand, find_key
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 PLANNED, PRICED, RECORDING = CaptureStage.PLANNED, CaptureStage.PRICED, CaptureStage.RECORDING
 CAPTURE_RANKS = Path(__file__).parent / "capture_ranks.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,12 +14,9 @@ import pytest
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, capture
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 COMMAND = (sys.executable, "-W", "ignore", str(HERE / "capture_details.py"))
 STEPS = 3

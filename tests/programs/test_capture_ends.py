@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import importlib.util
 import json
 import mmap
 import os
@@ -20,6 +19,7 @@ from tests.captures import read_told
 from tests.hooks import list_pages
 from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.hook.bus import wire
@@ -29,11 +29,7 @@ from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.hooked.page import StepReader
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 CYCLES = 500
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,14 +12,11 @@ import pytest
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, capture, run_json
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.hook.bus import wire_capture as w
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 RANKS = 4
 TRIALS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, PYTHON, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.hook.bus import wire
@@ -21,10 +21,7 @@ from tpmon.hook.bus import wire_capture as w
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 
 def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,12 +13,13 @@ import pytest
 
 from tests.programs import capturing, test_kineto_real
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 
 TENSORBOARD_PYTHON = os.environ.get("TENSORBOARD_PYTHON", "")
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+    needs_torch,
     pytest.mark.skipif(not TENSORBOARD_PYTHON, reason="make test-tensorboard has a Python with the plugin"),
 ]
 

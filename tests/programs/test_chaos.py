@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -21,14 +20,12 @@ import pytest
 from tests.nobody import AS_NOBODY, NOBODY
 from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
 from tests.programs.conftest import TORCHRUN, Program, run_program
+from tests.torch_build import needs_torch
 from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 AS_READING_NOBODY = (
     *AS_NOBODY,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from tests.command_line import call
 from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.test_dump_real import dump
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump
@@ -24,11 +24,7 @@ from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.records.collectives import read_collectives
 
-pytestmark = [
-    pytest.mark.usefixtures("sampling_works"),
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, needs_torch]
 TIMEOUT_S = 900.0
 PATIENCE_S = 120.0
 

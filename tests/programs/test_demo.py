@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -16,13 +15,11 @@ from pathlib import Path
 import pytest
 
 import tpmon
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.commands.demo import BOTTLENECKS, DemoJob, DemoOptions, start_demo
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="this Python has no torch"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
 START = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from tests.command_line import call
 from tests.hangs.programs import start_trees
 from tests.programs.hangs.table import ROWS
+from tests.torch_build import needs_torch
 
 LIFE_S = 300.0
 WAIT_S = 110
@@ -19,10 +19,7 @@ WAIT_S = 110
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 HUNG = 12
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from tests.budget.measure import measure_import, slowness
 from tests.programs.conftest import HERE, Program, run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import may_sample
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode
@@ -29,11 +29,7 @@ from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.dump import DumpService, dumpable
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.budget,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.budget, needs_torch]
 
 RANKS, WORKERS, CULPRIT = 8, 8, 3
 CPU_S = 2.5

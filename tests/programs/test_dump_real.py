@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from tests.command_line import call, call_behind
 from tests.nobody import AS_NOBODY, needs_setpriv
 from tests.programs.conftest import TORCHRUN, run_program
 from tests.programs.test_harmless import sampling
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
@@ -25,11 +25,7 @@ from tpmon.probe.base.procread import read_table
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.dump import Dumper, dumpable
 
-pytestmark = [
-    pytest.mark.usefixtures("sampling_works"),
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, needs_torch]
 
 
 def dump(pid: int, *arguments: str) -> Dump:

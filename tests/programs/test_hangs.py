@@ -6,16 +6,12 @@ and five minutes old: ``make hangs``.
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from tests.hangs.beside import NAMES, Beside
+from tests.torch_build import needs_torch
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 
 @pytest.mark.parametrize("name", NAMES)

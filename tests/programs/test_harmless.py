@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -22,12 +21,10 @@ import pytest
 
 from tests.programs.chaos_watch import by_pid, watch
 from tests.programs.conftest import Program, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 TRAIN = (sys.executable, "chaos_train.py", "--ready", "{ready}")
 STRACE = shutil.which("strace")

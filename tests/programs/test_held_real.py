@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from tests.command_line import call
 from tests.freezing import freezing
 from tests.programs.causes.running import HERE, Running, start_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.job.job import find_descendants
@@ -34,10 +34,7 @@ print("attached", flush=True)
 sys.stdin.read()
 """
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 
 @pytest.fixture(scope="module")

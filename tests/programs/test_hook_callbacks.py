@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.hooks import find_page, open_page
 from tests.programs.capturing import ENVIRONMENT, PYTHON, ROOT
+from tests.torch_build import needs_torch
 from tpmon.hook.bus import wire_capture as w
 from tpmon.model.hook import HookState
 from tpmon.model.known import is_known
@@ -18,11 +18,7 @@ from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.hooked.page import StepReader
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 ENDED_WELL = 7
 

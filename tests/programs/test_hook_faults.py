@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,12 +11,9 @@ import pytest
 
 from tests.programs.capturing import ENVIRONMENT, HERE
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 
 def test_an_error_at_each_ninth_line_of_the_hook_leaves_the_training_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from statistics import median
 import pytest
 
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import judge
@@ -27,10 +27,7 @@ from tpmon.model.verdict import Kind
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("hook_split_train.py")
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 from tests.hooks import list_pages
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.hook.bus import wire
 from tpmon.model.hook import StepReading, StepRule
@@ -23,10 +23,7 @@ from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.hooked.page import NO_HOOK, StepReader
 from tpmon.probe.job.job import find_descendants
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("hook_loops.py")
 ROOT = Path(__file__).parents[2]

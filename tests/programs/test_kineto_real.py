@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import shutil
@@ -20,14 +19,11 @@ import pytest
 
 from tests.captures import read_told
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
-from tests.torch_build import read_torch_version
+from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
 from tpmon.capture.files import name_part
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("kineto_train.py")
 ROOT = Path(__file__).parents[2]

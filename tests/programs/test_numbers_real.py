@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -14,16 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_build import needs_torch
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker, map_queues, read_pipes, read_queue_pipes
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 HERE = Path(__file__).parent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.hook import HookState, StepReading
 from tpmon.model.known import is_known
@@ -20,11 +20,7 @@ from tpmon.probe.base.procread import read_table
 from tpmon.probe.hooked.page import StepReader
 from tpmon.probe.job.job import find_descendants
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,16 +12,13 @@ import pytest
 
 from tests.programs.capturing import ENVIRONMENT, HERE
 from tests.programs.conftest import READY_S
+from tests.torch_build import needs_torch
 from tpmon.hook.bus import wire_capture, wire_settings
 from tpmon.model.hook import DdpSettings, TrainSettings
 from tpmon.model.known import is_known
 from tpmon.probe.hooked.settings import parse_settings
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 OFF = {
     "matmul_tf32": False,

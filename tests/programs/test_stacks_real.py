@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from bisect import bisect_right
@@ -16,6 +15,7 @@ from tests.programs.chaos_watch import ask_once, watch
 from tests.programs.conftest import run_program
 from tests.programs.test_harmless import sampling
 from tests.spying import spies_of
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
@@ -25,11 +25,7 @@ from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.spy.plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, SpySubject
 from tpmon.probe.spy.stacks import StackSampler
 
-pytestmark = [
-    pytest.mark.usefixtures("sampling_works"),
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.usefixtures("sampling_works"), pytest.mark.torch, needs_torch]
 
 TRAIN = (sys.executable, "stack_train.py", "--ready", "{ready}")
 SLICES_S = 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs.conftest import TORCHRUN, run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.process import Role
 from tpmon.model.results.doctor import JobState
@@ -20,11 +20,7 @@ from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.job.tree import LAUNCHER_GONE
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
 TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "300", "--workers", "1")
 

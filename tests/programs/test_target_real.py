@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -13,15 +12,13 @@ import pytest
 
 from tests.members import describe_changes
 from tests.programs.conftest import run_program
+from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.process import Role
 from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.torch, needs_torch]
 
 PYTHON = sys.executable
 TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "300")

@@ -1,6 +1,5 @@
 """With every core busy eight times over the screen lives: ``d`` shows stacks as they come, and ``q`` ends it."""
 
-import importlib.util
 import os
 import re
 import sys
@@ -13,17 +12,14 @@ from tests.programs.conftest import run_program
 from tests.programs.test_dump_many import BUSY_WALL_S, SLOWER, busy_cores
 from tests.pty.conftest import ROOT
 from tests.spying import may_sample
+from tests.torch_build import needs_torch
 from tpmon.model.known import is_known
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spy
 from tpmon.ui.terminal_io.terminal import LEAVE_SECONDS
 
-pytestmark = [
-    pytest.mark.pty,
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.pty, pytest.mark.torch, needs_torch]
 
 RANKS, WORKERS, CULPRIT = 3, 2, 1
 PROCESSES = RANKS * (1 + WORKERS)

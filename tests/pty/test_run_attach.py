@@ -1,6 +1,5 @@
 """``tpmon run --attach`` in a terminal: the screen of a hooked training, which outlives it however it is left."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -12,12 +11,9 @@ import psutil
 import pytest
 
 from tests.pty.conftest import Terminal
+from tests.torch_build import needs_torch
 
-pytestmark = [
-    pytest.mark.pty,
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
-]
+pytestmark = [pytest.mark.pty, pytest.mark.torch, needs_torch]
 
 TRAINING = """
 import os, sys, time
