@@ -24,7 +24,7 @@ from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
-from tpmon.probe.gpu.watch import NO_GPU, ClockWatch, GpuReading
+from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch, GpuReading
 from tpmon.report.capture import write_capture, write_capture_line
 
 

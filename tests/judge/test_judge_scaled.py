@@ -14,13 +14,13 @@ from tests.any_windows import likely_windows
 from tpmon.judge.features.snapshot import Rule, Scene, see
 from tpmon.judge.rules import cards as rules_cards
 from tpmon.judge.rules import cpu as rules_cpu
+from tpmon.judge.rules import custom_loader as rules_waits
 from tpmon.judge.rules import data as rules_data
 from tpmon.judge.rules import gpu as rules_launch
 from tpmon.judge.rules import health as rules_healthy
 from tpmon.judge.rules import lifecycle as rules_progress
 from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules import python as rules_python
-from tpmon.judge.rules import waits as rules_waits
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.cpu import judge_worker_affinity
 from tpmon.judge.rules.gpu import judge_gpu_compute

@@ -17,7 +17,7 @@ import pytest
 from tests.cards import Cards
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.gpu.watch import GpuProbe
+from tpmon.probe.gpu.child_link import GpuProbe
 
 WATCHED_S = 13.0
 STEADY_S = 8.0

@@ -240,7 +240,7 @@ def capture_job(
     from tpmon.capture.window import CaptureWindow
     from tpmon.model.results.capture import CaptureKind, CaptureState
     from tpmon.probe.base.worker import step_back
-    from tpmon.probe.gpu.watch import NO_GPU, watch_clocks
+    from tpmon.probe.gpu.child_link import NO_GPU, watch_clocks
     from tpmon.probe.host.machine import read_memory_left
     from tpmon.probe.job.discovery import runs_cuda_11, stays_slower
 

@@ -37,8 +37,8 @@ from tpmon.judge.rules import (
     memory,
     python,
     storage,
-    waits,
 )
+from tpmon.judge.rules import custom_loader as waits
 from tpmon.judge.rules.hook import with_hooks
 from tpmon.judge.stacks.profile import RankPhases, add_up_phases, read_slices
 from tpmon.judge.watch.tracker import observe

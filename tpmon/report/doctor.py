@@ -1,4 +1,4 @@
-"""Write what may be read and what not, and the training jobs of this machine."""
+"""Write what may be read of a job and what not: what ``tpmon doctor`` prints."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from tpmon.model.results.doctor import (
     Check,
     Checkup,
     JobCheckup,
-    JobList,
-    JobSummary,
     is_obstacle,
     list_obstacles,
 )
-from tpmon.model.units import clean_text, format_seconds
-from tpmon.report.blocks import write_rows, write_unread
+from tpmon.model.units import clean_text
 from tpmon.view.layout import LABEL_WIDTH, WIDTH, lay_paragraph, wrap_all
-from tpmon.view.table import Figures, TableFigure, list_columns, show
 
 _WORDS = {
     Access.ALLOWED: "yes",
@@ -90,61 +86,3 @@ def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
             lines.append(f"{_INDENT}try: {fix}")
         told = fix or told
     return lines
-
-
-NO_JOBS = (
-    "no training job on this machine: no Python process that has loaded torch",
-    "Try: tpmon demo starts a small one and attaches to it",
-)
-NO_OWN_JOBS = "no training job on this machine that this user may read"
-
-
-_JOBS: Figures[JobSummary] = (
-    TableFigure("PID", lambda job: job.pid),
-    TableFigure("USER", lambda job: job.user, keep=5, left=True),
-    TableFigure("STATE", lambda job: show(job.state, lambda state: state.value), keep=6, left=True),
-    TableFigure("RANKS", lambda job: show(job.ranks, str), keep=4),
-    TableFigure("WORKERS", lambda job: show(job.workers, str), keep=8),
-    TableFigure("GPUS", lambda job: show(job.gpus, str), keep=7),
-    TableFigure("UPTIME", lambda job: format_seconds(job.uptime_s)),
-    TableFigure(
-        "SCRIPT",
-        lambda job: f"{job.script} {show(job.arguments, str)}".rstrip(),
-        width=20,
-        left=True,
-        grows=True,
-    ),
-)
-"""Where a terminal leaves the script too little room, the columns that are needed least go."""
-
-
-def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
-    """Write a row for each job, longest running first, and what could not be read; words for no job.
-
-    Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
-    the command that shows other users' jobs, "" where none does.
-    """
-    unread = _say_unread(jobs, as_root)
-    hidden = [line for said in unread for line in wrap_all(said, width)]
-    if not jobs.jobs:
-        said = [NO_OWN_JOBS] if hidden else NO_JOBS
-        return [*(line for text in said for line in wrap_all(text, width)), *hidden]
-    longest = tuple(sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid)))
-    lines = write_rows(list_columns(_JOBS, longest), longest, width=width + 1)
-    return [*(line[1:] for line in lines), *write_unread(longest, width=width), *hidden]
-
-
-def _say_unread(jobs: JobList, as_root: str) -> list[str]:
-    said = []
-    if jobs.unread:
-        shows = f" ({as_root} shows them)" if as_root else ""
-        said.append(f"{_count(jobs.unread)} of other users could not be read{shows}")
-    if jobs.unanswered:
-        why = "; ".join(jobs.unanswered_why) or "no answer in time"
-        may_be = "could not be read and may be jobs too"
-        said.append(f"{_count(jobs.unanswered)} {may_be}: {why} (tpmon ps tries again)")
-    return said
-
-
-def _count(processes: int) -> str:
-    return "1 Python process" if processes == 1 else f"{processes} Python processes"

@@ -34,6 +34,7 @@ from tpmon.trace.figures.kernels import (
     sum_kernels,
     use_cards,
 )
+from tpmon.trace.figures.matmuls import count_work, sum_products
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
 from tpmon.trace.figures.operators import (
     find_launchers,
@@ -44,7 +45,6 @@ from tpmon.trace.figures.operators import (
     time_operators,
 )
 from tpmon.trace.figures.patterns import Parts, find_patterns
-from tpmon.trace.figures.products import count_work, sum_products
 from tpmon.trace.figures.program import nest_python, sum_frames, sum_modules, sum_ranges
 from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts

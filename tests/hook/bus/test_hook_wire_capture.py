@@ -10,7 +10,7 @@ from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.wire_capture import Request
 from tpmon.hook.capture.bounds import is_sane, is_timed
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
 from tpmon.hook.counters import Counts
 
 

@@ -12,10 +12,10 @@ from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.pages import Pages
 from tpmon.hook.capture import bounds as capture_bounds
 from tpmon.hook.capture import capture
-from tpmon.hook.capture import file as capture_file
+from tpmon.hook.capture import trace_file as capture_file
 from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
 
 GIB = 1 << 30
 

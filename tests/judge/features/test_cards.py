@@ -12,10 +12,10 @@ from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on
 from tests.judging import SECOND, hold, make_phases, said, scene_of
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
 from tpmon.judge.features.card_use import find_gpu_idle, judge_hollow
-from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.readings import NO_FRAMES, mean_known
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.features.standstill import gpus_move
+from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.rules import gpu as rules_gpu
 from tpmon.judge.rules.card_faults import note_shared
 from tpmon.judge.rules.cards import judge_thermal

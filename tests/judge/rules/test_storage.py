@@ -8,8 +8,8 @@ from tests.frames import make_memory, make_process
 from tests.starving import COMPUTES, DISK, DISTANT, LINE, SMALL_FILES, SOCKET, THRASHES, line_up, make_second, starve
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.loader import find_starved
 from tpmon.judge.features.snapshot import see
+from tpmon.judge.features.starvation import find_starved
 from tpmon.judge.rules.storage import (
     RULES,
     judge_network_store,

@@ -12,11 +12,11 @@ from tpmon.judge.advice.choose import choose
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
-from tpmon.judge.features.loader import find_named_wait
 from tpmon.judge.features.snapshot import see
+from tpmon.judge.features.starvation import find_named_wait
 from tpmon.judge.ranking import find_explained
+from tpmon.judge.rules.custom_loader import judge_blocking_call, judge_own_loader
 from tpmon.judge.rules.data import judge_no_workers
-from tpmon.judge.rules.waits import judge_blocking_call, judge_own_loader
 from tpmon.judge.stacks.classify import receives
 from tpmon.judge.stacks.profile import DataPart, Phase, Spot, classify, read_phases
 from tpmon.model.stacks import StackCount

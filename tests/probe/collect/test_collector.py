@@ -316,7 +316,7 @@ def test_counts_come_from_membership_and_no_sum_is_told_of_a_part(tree, monkeypa
 
 
 def test_a_limit_below_what_tpmon_needs_is_refused(monkeypatch):
-    monkeypatch.setattr("tpmon.probe.proc.files.raise_descriptor_limit", lambda: 95)
+    monkeypatch.setattr("tpmon.probe.proc.counters.raise_descriptor_limit", lambda: 95)
     with pytest.raises(UsageError, match="the limit of open files is 95; tpmon needs 96"):
         find_job(os.getpid())
 

@@ -30,7 +30,7 @@ from tpmon.probe.collect.processes import ProcessRates, ProcessReading, Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.job.job import Member
-from tpmon.probe.proc.files import Stat
+from tpmon.probe.proc.counters import Stat
 from tpmon.probe.proc.memory import AnonMemory, Pss
 from tpmon.probe.proc.threads import ThreadReading
 

@@ -16,7 +16,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member
-from tpmon.probe.proc.files import KEPT_PROCESSES, KEPT_THREADS, Shares, parse_stat, share_descriptors
+from tpmon.probe.proc.counters import KEPT_PROCESSES, KEPT_THREADS, Shares, parse_stat, share_descriptors
 from tpmon.probe.proc.threads import QUIET_TICKS
 
 
@@ -211,7 +211,7 @@ import resource
 sys.path[:0] = sys.argv[2:]
 from tests.probe.collect.test_population import member_of
 from tpmon.probe.collect.processes import Population
-from tpmon.probe.proc.files import Shares
+from tpmon.probe.proc.counters import Shares
 population = Population(shares=Shares(0, 0, 0, limit=1024))
 member = member_of(int(sys.argv[1]))
 population.read([member], skip_threads=False)

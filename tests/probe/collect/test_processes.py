@@ -16,7 +16,7 @@ from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.probe.collect.processes import ProcessProbe, measure_rates, parse_allowed_cpus
-from tpmon.probe.proc.files import Io, Stat
+from tpmon.probe.proc.counters import Io, Stat
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.proc.wchan import RUNNING
 

@@ -14,7 +14,7 @@ from tpmon.model.results.doctor import CHECK_NAMES, NOT_PERMITTED, Access, drop_
 from tpmon.probe.doctor.checks import CheckupSubject, NvmlOnce, plan_job, plan_machine
 from tpmon.probe.doctor.nvml import NOT_ASKED
 from tpmon.probe.doctor.rules import make_check
-from tpmon.probe.gpu.board import Board
+from tpmon.probe.gpu.card_readings import Board
 from tpmon.probe.gpu.wire import FailureLine, Line
 from tpmon.probe.spy.failure import SpyOutcome, explain_empty, explain_outcome
 from tpmon.probe.spy.text import Sampled

@@ -25,8 +25,8 @@ from tpmon.probe.doctor.nvml import (
     list_minors,
     parse_admin_only,
 )
-from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.nvml import blank_fast
+from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardIdentity, CardLine, DriverLine, FailureLine
 from tpmon.probe.proc.access import Caller, RuntimeKind
 

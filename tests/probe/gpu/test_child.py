@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.gpu.test_link import is_gone, read_until
+from tests.probe.gpu.test_child_link import is_gone, read_until
 from tests.waiting import wait_until
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.gpu.board import GpuReading
-from tpmon.probe.gpu.watch import GpuProbe, child_command
+from tpmon.probe.gpu.card_readings import GpuReading
+from tpmon.probe.gpu.child_link import GpuProbe, child_command
 from tpmon.probe.gpu.wire import FailureLine, Line, encode_line
 
 ROOT = str(Path(__file__).parents[3])

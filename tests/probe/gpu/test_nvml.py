@@ -10,8 +10,8 @@ from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Missing
 from tpmon.probe.gpu.bounds import SHARED
-from tpmon.probe.gpu.calls import Calls, ProcessList, describe_code
 from tpmon.probe.gpu.nvml import measure_busy
+from tpmon.probe.gpu.nvml_queries import Calls, ProcessList, describe_code
 from tpmon.probe.gpu.wire import CardProcessReading, Counter
 
 CODES = (3, 4, 6, 13, 15, 18, 999)

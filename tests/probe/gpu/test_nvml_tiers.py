@@ -10,7 +10,7 @@ from tests.nvml_readings import make_reader, read_twice
 from tpmon.judge.rules.cards import LINK_LOAD_PCT
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.gpu import nvml
-from tpmon.probe.gpu.calls import describe_code
+from tpmon.probe.gpu.nvml_queries import describe_code
 from tpmon.probe.gpu.wire import Line, decode_line, encode_line
 
 

@@ -17,8 +17,8 @@ from tpmon.commands import capture as capture_command
 from tpmon.hook.bus import wire
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.headroom import ends_at_limit
-from tpmon.hook.capture import file as capture_file
-from tpmon.hook.capture.file import CaptureFile, RecordingSizes
+from tpmon.hook.capture import trace_file as capture_file
+from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat

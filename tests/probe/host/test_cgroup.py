@@ -10,7 +10,7 @@ from tests.cgroups import SECOND, Tree, two_reads
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.probe.host.cgroup import CgroupReader, parse_counters, parse_pressure_us
 from tpmon.probe.host.machine import read_memory_left
-from tpmon.probe.proc.files import PAGE_BYTES, ProcFile
+from tpmon.probe.proc.counters import PAGE_BYTES, ProcFile
 
 DATA = Path(__file__).parents[2] / "data" / "cgroup"
 

@@ -11,8 +11,8 @@ from tests.members import describe_changes
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity, Outcome, Role
 from tpmon.probe.job.events import DYING_NS, OUTLIVED_NS, Changes, Departure, MemberEnds, OomKills
+from tpmon.probe.job.exit_status import UNSEEN
 from tpmon.probe.job.job import Member
-from tpmon.probe.job.outcome import UNSEEN
 
 LAUNCHER = Member(
     identity=Identity(100, 1),

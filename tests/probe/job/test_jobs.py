@@ -14,8 +14,8 @@ from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Freezer
 from tpmon.model.results.doctor import JobState
 from tpmon.probe.job import discovery as jobs_module
-from tpmon.probe.job import facts
-from tpmon.probe.job import facts as left_threads
+from tpmon.probe.job import process_facts as facts
+from tpmon.probe.job import process_facts as left_threads
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.resolve import find_only_job
 

@@ -17,9 +17,9 @@ from tpmon.model.waits import Wait, WaitReason
 from tpmon.probe.base.procread import has_ended, read_stat, read_table
 from tpmon.probe.collect.processes import ProcessProbe
 from tpmon.probe.job.discovery import FactCache
-from tpmon.probe.job.facts import find_left
+from tpmon.probe.job.exit_status import find_dead
 from tpmon.probe.job.job import find_descendants
-from tpmon.probe.job.outcome import find_dead
+from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.spy.dump import Dumper

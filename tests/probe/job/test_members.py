@@ -15,10 +15,10 @@ from tpmon.probe.base import procread
 from tpmon.probe.base.procread import boot_time_s
 from tpmon.probe.job import members as members_module
 from tpmon.probe.job.events import Changes, Departure
+from tpmon.probe.job.exit_status import UNSEEN
 from tpmon.probe.job.members import BIRTHS_PER_REFRESH, Membership
-from tpmon.probe.job.outcome import UNSEEN
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.proc.files import Shares
+from tpmon.probe.proc.counters import Shares
 from tpmon.probe.spy.dump import dumpable
 
 SECOND = 1_000_000_000

@@ -11,10 +11,10 @@ from tests.members import describe_changes
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.job import outcome as ending
+from tpmon.probe.job import exit_status as ending
 from tpmon.probe.job.events import Changes, Departure
+from tpmon.probe.job.exit_status import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.job.members import Membership
-from tpmon.probe.job.outcome import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.job.resolve import find_job
 
 SECOND = 1_000_000_000

@@ -26,11 +26,11 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.job import discovery as jobs
 from tpmon.probe.job import discovery as survey
-from tpmon.probe.job import facts
+from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job.discovery import list_jobs
-from tpmon.probe.job.facts import parse_place, read_all_facts
+from tpmon.probe.job.process_facts import parse_place, read_all_facts
 from tpmon.probe.job.resolve import find_job, find_only_job
-from tpmon.report.doctor import write_jobs
+from tpmon.report.jobs import write_jobs
 
 
 @pytest.fixture(scope="module")

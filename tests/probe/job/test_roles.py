@@ -8,8 +8,8 @@ import pytest
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.base.procread import Mapped, StatLine
-from tpmon.probe.job.facts import Facts, RankPlace, parse_place
 from tpmon.probe.job.job import names_workers
+from tpmon.probe.job.process_facts import Facts, RankPlace, parse_place
 from tpmon.probe.job.programs import identify, parse_command
 from tpmon.probe.job.roles import Departed, RolePart, assign_parts, thread_kind
 

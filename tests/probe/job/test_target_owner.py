@@ -13,7 +13,7 @@ from tpmon.model.process import Role
 from tpmon.probe.base import procread
 from tpmon.probe.doctor.checks import make_subject
 from tpmon.probe.job import discovery as survey
-from tpmon.probe.job import facts
+from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import read_owner, user_name
 from tpmon.probe.job.resolve import find_job, find_only_job

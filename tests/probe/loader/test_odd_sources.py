@@ -17,7 +17,7 @@ from tpmon.probe.host import output
 from tpmon.probe.host.output import OutputReader
 from tpmon.probe.loader import queues as loader
 from tpmon.probe.loader.queues import LoaderProbe, LoaderRank, LoaderWorker
-from tpmon.probe.proc.files import Shares
+from tpmon.probe.proc.counters import Shares
 from tpmon.probe.proc.main_threads import Applicable
 from tpmon.probe.spy.failure import Failure
 from tpmon.probe.spy.plan import SpySubject

@@ -25,7 +25,7 @@ from tpmon.probe.base.procread import (
     read_thread_names,
     started_at,
 )
-from tpmon.probe.job.facts import STILL_BLOCKED, read_all_facts, read_each
+from tpmon.probe.job.process_facts import STILL_BLOCKED, read_all_facts, read_each
 from tpmon.probe.job.resolve import find_job
 
 STAT = (

@@ -14,7 +14,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_file, read_stat
 from tpmon.probe.base.worker import Pace
-from tpmon.probe.proc.files import PAGE_BYTES, parse_stat
+from tpmon.probe.proc.counters import PAGE_BYTES, parse_stat
 from tpmon.probe.proc.memory import (
     PSS_EVERY_S,
     PSS_MAX_RSS_BYTES,

@@ -20,7 +20,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import say_target
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.proc.peers import MOST_ENDS, OtherEnds, parse_address, parse_tcp, parse_unix
+from tpmon.probe.proc.pipe_peers import MOST_ENDS, OtherEnds, parse_address, parse_tcp, parse_unix
 from tpmon.probe.proc.syscall import find_child, find_descriptors, name_call, parse_epoll
 from tpmon.probe.proc.wait_object import Waiter, parse_mount, parse_mount_id, parse_mount_of, read_target
 from tpmon.probe.proc.wchan import Syscall

@@ -11,7 +11,7 @@ import pytest
 from tests.fake_proc import FakeProc
 from tpmon.model.dump import DeadChild
 from tpmon.probe.base.procread import TICKS_PER_S
-from tpmon.probe.job.outcome import find_dead
+from tpmon.probe.job.exit_status import find_dead
 
 
 def start(code: str) -> subprocess.Popen[bytes]:

@@ -9,8 +9,8 @@ from time import monotonic_ns
 
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import read_memory_left, read_resident
-from tpmon.hook.capture.file import describe_excess
 from tpmon.hook.capture.recorder import MemoryRecorder, Range, Recorder
+from tpmon.hook.capture.trace_file import describe_excess
 from tpmon.hook.context import GRAPHS, read_ranks
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tpmon.hook.bus.wire_capture import Request
 if TYPE_CHECKING:
     from tpmon.hook.bus.wire_capture import Request
-    from tpmon.hook.capture.file import CaptureFile
+    from tpmon.hook.capture.trace_file import CaptureFile
     from tpmon.hook.counters import Counts
 if TYPE_CHECKING:
     from typing import Any

@@ -33,8 +33,8 @@ from tpmon.hook.capture.bounds import (
     note_rank,
 )
 from tpmon.hook.capture.conditions import describe_run
-from tpmon.hook.capture.file import CaptureFile, RecordingSizes, describe_window
 from tpmon.hook.capture.guard import Guard, is_recording
+from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes, describe_window
 from tpmon.hook.context import describe, is_of_torch, is_ours, torch_folder
 
 TYPE_CHECKING = False

@@ -16,8 +16,8 @@ from tpmon.judge.answers.result import Answer, Suspicion, Unsure
 from tpmon.judge.dumps.outlier import PATIENT
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import CardScene, is_sliced
-from tpmon.judge.features.loader import see_pins
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
+from tpmon.judge.features.starvation import see_pins
 from tpmon.judge.stacks.profile import Phase, RankPhases
 from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s

@@ -18,8 +18,8 @@ from functools import lru_cache
 
 from tpmon.judge.answers.result import reading
 from tpmon.judge.features.cpu import FREE_CORES, are_others_waited_for
-from tpmon.judge.features.loader import IDLE_WORKERS, Starved, find_onset, find_starved
 from tpmon.judge.features.snapshot import Scene, WorkerScene, once
+from tpmon.judge.features.starvation import IDLE_WORKERS, Starved, find_onset, find_starved
 from tpmon.judge.stacks.classify import (
     FETCH_FILE,
     StackPlace,

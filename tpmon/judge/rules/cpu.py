@@ -23,8 +23,8 @@ from tpmon.judge.features.cpu import (
     find_taker,
     find_used_by_others,
 )
-from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
+from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.model.frame import CPU_DELAY, RUNNABLE
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known

@@ -7,7 +7,9 @@ import math
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
 from tpmon.judge.features.data_wait import LEAST_READINGS, DataWait, measure_share
-from tpmon.judge.features.loader import (
+from tpmon.judge.features.series import CORRELATION, count_steps_between, find_period, round_steps, say_nth
+from tpmon.judge.features.snapshot import RankScene, Rule, Scene
+from tpmon.judge.features.starvation import (
     BUSY_PIN,
     IDLE_WORKERS,
     LEAST_WAIT,
@@ -24,8 +26,6 @@ from tpmon.judge.features.loader import (
     see_waits,
     suspect_loader,
 )
-from tpmon.judge.features.series import CORRELATION, count_steps_between, find_period, round_steps, say_nth
-from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.workers import (
     COLLATE_SHARE,
     Load,

@@ -16,10 +16,10 @@ from tpmon.judge.features.cpu import (
     taker_unread,
 )
 from tpmon.judge.features.data_wait import LEAST_SAMPLES, measure_share
-from tpmon.judge.features.loader import name_hot, see_pins
 from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, demand_of
 from tpmon.judge.features.standstill import LEAST_STACK_SPAN_S
+from tpmon.judge.features.starvation import name_hot, see_pins
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.stacks.phases import OUTSIDE
 from tpmon.judge.stacks.profile import Phase, Share

@@ -11,8 +11,8 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
-from tpmon.judge.features.loader import Starved, find_starved, suspect_loader
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
+from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.features.workers import (
     BLOCKED_WORKER,
     BUSY_WORKER,

@@ -42,7 +42,7 @@ from tpmon.probe.collect.frame import (
 )
 from tpmon.probe.collect.pools import PoolLibraries
 from tpmon.probe.collect.processes import Population, Reading, describe_shortage
-from tpmon.probe.gpu.watch import GpuProbe
+from tpmon.probe.gpu.child_link import GpuProbe
 from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
 from tpmon.probe.host.machine import HostReader, OwnCostMeter, read_shm
@@ -54,7 +54,7 @@ from tpmon.probe.job.job import Job, Member, pids_of
 from tpmon.probe.job.loop_thread import LoopThreads, describe_loops
 from tpmon.probe.job.members import Membership
 from tpmon.probe.loader.queues import LoaderProbe, LoaderRank
-from tpmon.probe.proc.files import read_shares
+from tpmon.probe.proc.counters import read_shares
 from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.proc.memory import AnonReader, PssRation
 from tpmon.probe.proc.suspended import SuspendedReader, are_all_suspended, leave_out_frozen

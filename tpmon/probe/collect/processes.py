@@ -16,10 +16,10 @@ from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
 from tpmon.probe.base.procread import has_ended, read_apart, read_stat
-from tpmon.probe.job.facts import LeftThread, find_left
 from tpmon.probe.job.job import Member, now_ticks
+from tpmon.probe.job.process_facts import LeftThread, find_left
 from tpmon.probe.job.roles import thread_kind
-from tpmon.probe.proc.files import (
+from tpmon.probe.proc.counters import (
     KEPT_PROCESSES,
     NO_DESCRIPTOR,
     Io,

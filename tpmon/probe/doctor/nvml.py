@@ -15,9 +15,9 @@ from tpmon.model.results.doctor import Access, Check
 from tpmon.own_command import install_command
 from tpmon.probe.base.procread import PROC, read_file, read_or
 from tpmon.probe.doctor.rules import ANY_JOB, Own, make_check
-from tpmon.probe.gpu.calls import NO_PERMISSION, describe_code
+from tpmon.probe.gpu.child_link import ChildLink, Listener, child_command
 from tpmon.probe.gpu.mapping import kernel_has_driver
-from tpmon.probe.gpu.watch import ChildLink, Listener, child_command
+from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line, decode_line
 from tpmon.probe.proc.access import Caller, RuntimeKind, administer, read_caller
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from tpmon.model.known import Missing, is_known, map_known
 from tpmon.model.results.doctor import point_to
-from tpmon.probe.gpu.calls import STUCK, Calls, Question, code_of, describe_code, describe_error
 from tpmon.probe.gpu.nvml import CLOSED_S, CardReader
+from tpmon.probe.gpu.nvml_queries import STUCK, Calls, Question, code_of, describe_code, describe_error
 from tpmon.probe.gpu.wire import DriverLine, FailureLine, Line, NoteLine, XidLine, encode_line
 
 MAX_CARDS = 64

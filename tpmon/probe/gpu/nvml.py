@@ -21,7 +21,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.gpu.bounds import SHARED, bound
-from tpmon.probe.gpu.calls import (
+from tpmon.probe.gpu.nvml_queries import (
     NO_PERMISSION,
     NOTHING_STUCK,
     UNSUPPORTED,

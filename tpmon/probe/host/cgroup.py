@@ -22,7 +22,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
 from tpmon.probe.base.procread import read_or
-from tpmon.probe.proc.files import PAGE_BYTES, CounterRates, ProcFile
+from tpmon.probe.proc.counters import PAGE_BYTES, CounterRates, ProcFile
 
 THREADS_READ = 256
 """Threads of one process whose mask is read: bounds the cost of a pinned job."""

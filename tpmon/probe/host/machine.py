@@ -21,7 +21,7 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.host.cgroup import CgroupReader
-from tpmon.probe.proc.files import NEEDS_SECOND, ProcFile, parse_stat
+from tpmon.probe.proc.counters import NEEDS_SECOND, ProcFile, parse_stat
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.probe.base.procread import read_or, read_text
-from tpmon.probe.proc.files import CounterRates
+from tpmon.probe.proc.counters import CounterRates
 
 REFRESH_EVERY_NS = 10_000_000_000
 MOST_INTERFACES = 16

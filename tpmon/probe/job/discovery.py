@@ -33,8 +33,8 @@ from tpmon.probe.base.procread import (
     read_table,
     read_text,
 )
-from tpmon.probe.job.facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.job import Job, assemble_job, find_descendants
+from tpmon.probe.job.process_facts import Facts, pick_reader, read_facts_of
 from tpmon.probe.job.programs import parse_command
 from tpmon.probe.job.tree import LAUNCHER_GONE, Family, join_strays, starts_ranks
 from tpmon.probe.proc.suspended import read_freezer

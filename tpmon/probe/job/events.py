@@ -19,8 +19,8 @@ from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Ro
 from tpmon.model.text.job_words import say_stop
 from tpmon.model.units import count_of
 from tpmon.probe.host.cgroup import HOST, CgroupReading
+from tpmon.probe.job.exit_status import UNSEEN, describe_end, name_signal
 from tpmon.probe.job.job import Member
-from tpmon.probe.job.outcome import UNSEEN, describe_end, name_signal
 
 NAMED = 4
 """More members than this that met the same fate in the same second are counted, not named."""

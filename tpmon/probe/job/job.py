@@ -29,7 +29,7 @@ from tpmon.probe.base.procread import (
     started_at,
 )
 from tpmon.probe.base.worker import read_within
-from tpmon.probe.job.facts import WORKER_UNREAD, Facts, read_facts_of
+from tpmon.probe.job.process_facts import WORKER_UNREAD, Facts, read_facts_of
 from tpmon.probe.job.roles import RolePart, assign_parts
 
 NO_TORCH = Missing("no process of the job has torch mapped yet")

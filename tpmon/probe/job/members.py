@@ -31,7 +31,7 @@ from tpmon.probe.base.procread import (
     started_at,
 )
 from tpmon.probe.job.events import Changes, Departure, standing_of
-from tpmon.probe.job.facts import Facts, read_all_facts
+from tpmon.probe.job.exit_status import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.job.job import (
     Job,
     Member,
@@ -44,9 +44,9 @@ from tpmon.probe.job.job import (
     now_ticks,
     read_torch_version,
 )
-from tpmon.probe.job.outcome import open_pidfd, read_oom_victims, read_wait_status
+from tpmon.probe.job.process_facts import Facts, read_all_facts
 from tpmon.probe.job.roles import STARTING, YOUNG_S, Departed, RolePart, assign_parts
-from tpmon.probe.proc.files import NO_DESCRIPTOR, Shares, read_shares
+from tpmon.probe.proc.counters import NO_DESCRIPTOR, Shares, read_shares
 
 SCAN_EVERY_NS = 5_000_000_000
 FULL_SCAN_EVERY_NS = 60_000_000_000

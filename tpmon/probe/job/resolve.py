@@ -42,12 +42,12 @@ from tpmon.probe.base.procread import (
 )
 from tpmon.probe.base.worker import explain_limit
 from tpmon.probe.job.discovery import FactCache, ancestry, choose_root, survey
-from tpmon.probe.job.facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.job.process_facts import IMPORT_S, Facts, find_left
 from tpmon.probe.job.roles import YOUNG_S
 from tpmon.probe.job.tree import LAUNCHER_GONE, read_rendezvous
 from tpmon.probe.proc.access import call_as_user, call_with_capability, read_caller, read_group
-from tpmon.probe.proc.files import require_descriptors
+from tpmon.probe.proc.counters import require_descriptors
 
 _MOST_NAMED = 8
 _SLURM_JOB = "SLURM_JOB_ID"

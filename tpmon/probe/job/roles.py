@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.base.procread import TICKS_PER_S, Mapped
-from tpmon.probe.job.facts import BY_ENVIRONMENT, IMPORT_S, Facts, RankPlace
+from tpmon.probe.job.process_facts import BY_ENVIRONMENT, IMPORT_S, Facts, RankPlace
 from tpmon.probe.job.tree import COMM_THREADS, Family, describe_stray
 
 BY_PARENTAGE = "parentage and threads"

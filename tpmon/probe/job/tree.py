@@ -15,7 +15,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME
 from tpmon.probe.base.procread import PROC, read_status
-from tpmon.probe.job.facts import BY_MPI, BY_SLURM, Facts, RankPlace
+from tpmon.probe.job.process_facts import BY_MPI, BY_SLURM, Facts, RankPlace
 from tpmon.probe.job.programs import FORKSERVER, parse_command
 
 COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")

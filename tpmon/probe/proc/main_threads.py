@@ -22,7 +22,7 @@ from tpmon.model.process import Identity, MainThreadSample, Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.waits import FILES, INPUTS, SOCKETS, WaitReason
 from tpmon.probe.base.worker import Pace, Worker
-from tpmon.probe.proc.files import ProcFile
+from tpmon.probe.proc.counters import ProcFile
 from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 MOST_HZ = 10.0

@@ -20,7 +20,7 @@ from tpmon.model.process import Identity, ProcessSample
 from tpmon.model.results.doctor import say_refusal
 from tpmon.probe.base.procread import read_file, read_stat
 from tpmon.probe.base.worker import Background, Pace
-from tpmon.probe.proc.files import PAGE_BYTES
+from tpmon.probe.proc.counters import PAGE_BYTES
 
 PSS_EVERY_S = 10.0
 PSS_SETTLED_S = 25.0

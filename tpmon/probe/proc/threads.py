@@ -17,7 +17,7 @@ from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount
 from tpmon.probe.base.procread import PROC, read_file, read_status
-from tpmon.probe.proc.files import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
+from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
 from tpmon.probe.proc.syscall import read_memory
 
 BUSY_DEMAND = 0.25

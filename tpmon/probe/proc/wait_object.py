@@ -18,7 +18,7 @@ from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.waits import QUEUES, Wait, WaitReason
 from tpmon.probe.base.procread import PROC, each_process, read_file
-from tpmon.probe.proc.peers import MOST_ENDS, OtherEnds
+from tpmon.probe.proc.pipe_peers import MOST_ENDS, OtherEnds
 from tpmon.probe.proc.syscall import (
     MOST_WATCHED,
     PATH_CHARS,

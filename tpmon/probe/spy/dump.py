@@ -35,11 +35,11 @@ from tpmon.model.process import Identity, Role
 from tpmon.model.stacks import StackCount
 from tpmon.probe.base.procread import PROC
 from tpmon.probe.base.worker import Turns, Worker, read_within, start_thread
-from tpmon.probe.job.facts import find_left
+from tpmon.probe.job.exit_status import find_dead
 from tpmon.probe.job.job import Job, Member
-from tpmon.probe.job.outcome import find_dead
-from tpmon.probe.proc.files import ProcFile
-from tpmon.probe.proc.peers import OtherEnds
+from tpmon.probe.job.process_facts import find_left
+from tpmon.probe.proc.counters import ProcFile
+from tpmon.probe.proc.pipe_peers import OtherEnds
 from tpmon.probe.proc.suspended import read_freezer
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
 from tpmon.probe.spy.failure import (

@@ -16,9 +16,9 @@ from tpmon.model.waits import FROZEN, RUNNING
 from tpmon.probe.base.procread import PROC, TICKS_PER_S, StatLine, parse_stat, read_file
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
-from tpmon.probe.proc.files import parse_io, parse_schedstat
-from tpmon.probe.proc.files import parse_stat as parse_counters
-from tpmon.probe.proc.peers import OtherEnds
+from tpmon.probe.proc.counters import parse_io, parse_schedstat
+from tpmon.probe.proc.counters import parse_stat as parse_counters
+from tpmon.probe.proc.pipe_peers import OtherEnds
 from tpmon.probe.proc.syscall import name_call
 from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target

@@ -34,10 +34,10 @@ from tpmon.probe.base.procread import (
     read_file,
     read_stat,
 )
-from tpmon.probe.job.facts import find_left
 from tpmon.probe.job.job import Member, now_ticks
+from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
-from tpmon.probe.proc.files import parse_stat
+from tpmon.probe.proc.counters import parse_stat
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
 
 CPU_LIMIT_S = 2

@@ -28,7 +28,7 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.text.redaction import name_failure
 from tpmon.probe.base.procread import PROC
-from tpmon.probe.proc.files import parse_stat
+from tpmon.probe.proc.counters import parse_stat
 from tpmon.probe.spy.failure import (
     CPU_LIMIT_S,
     Failure,

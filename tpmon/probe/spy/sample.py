@@ -37,7 +37,7 @@ from tpmon.probe.base.procread import PROC, read_file, read_or
 from tpmon.probe.base.worker import Turns, Worker
 from tpmon.probe.job.job import Member
 from tpmon.probe.job.loop_thread import find_loop, read_loop
-from tpmon.probe.proc.files import SchedStat, parse_schedstat
+from tpmon.probe.proc.counters import SchedStat, parse_schedstat
 from tpmon.probe.spy.failure import (
     CPU_LIMIT_S,
     NO_ANSWER,

@@ -12,7 +12,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.trace import CardUse, CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
-from tpmon.trace.figures.products import DTYPES, CountedProduct, find_peak, rate, share_of_peak
+from tpmon.trace.figures.matmuls import DTYPES, CountedProduct, find_peak, rate, share_of_peak
 from tpmon.trace.reading.columns import Ints, Launch, Reals, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import Category, Device, is_comm_kernel, uses_tensor_cores

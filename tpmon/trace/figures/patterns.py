@@ -17,8 +17,8 @@ from tpmon.model.results.trace import DeviceGaps, MemoryPeak
 from tpmon.model.results.trace_tables import ProductRow
 from tpmon.trace.figures.breakdown import Activity
 from tpmon.trace.figures.gaps import HostCauses
+from tpmon.trace.figures.matmuls import DTYPES, KINDS, CountedProduct
 from tpmon.trace.figures.operators import OperatorTimes, measure_product, parse_inputs
-from tpmon.trace.figures.products import DTYPES, KINDS, CountedProduct
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device

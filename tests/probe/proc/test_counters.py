@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.children import Child, child
-from tpmon.probe.proc import files as procfs
-from tpmon.probe.proc.files import (
+from tpmon.probe.proc import counters as procfs
+from tpmon.probe.proc.counters import (
     Io,
     ProcFile,
     SchedStat,

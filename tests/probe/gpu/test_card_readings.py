@@ -7,8 +7,8 @@ import pytest
 from tests.probe.gpu.test_rates import FAST, make_line
 from tpmon.model.gpu import NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.gpu.board import NOT_VISIBLE, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu.bounds import DriverCard, Listed
+from tpmon.probe.gpu.card_readings import NOT_VISIBLE, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu.nvml import blank_fast
 from tpmon.probe.gpu.wire import (
     CardIdentity,

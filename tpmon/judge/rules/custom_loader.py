@@ -11,8 +11,8 @@ from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, take_heaviest
 from tpmon.judge.features.card_use import find_gpu_idle
 from tpmon.judge.features.data_wait import LEAST_SAMPLES, is_behind
-from tpmon.judge.features.loader import HIDDEN_IDLE, LEAST_WAIT, find_named_wait, name_spot
 from tpmon.judge.features.snapshot import MainThreadScene, RankScene, Rule, Scene
+from tpmon.judge.features.starvation import HIDDEN_IDLE, LEAST_WAIT, find_named_wait, name_spot
 from tpmon.judge.rules.python import others_demand
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of

@@ -10,9 +10,9 @@ import pytest
 
 from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.gpu import watch as gpu_link
-from tpmon.probe.gpu.board import GpuReading
-from tpmon.probe.gpu.watch import ChildLink, GpuProbe, LineSplitter, Listener
+from tpmon.probe.gpu import child_link as gpu_link
+from tpmon.probe.gpu.card_readings import GpuReading
+from tpmon.probe.gpu.child_link import ChildLink, GpuProbe, LineSplitter, Listener
 from tpmon.probe.gpu.wire import DriverLine, Line, encode_line
 
 DRIVER = encode_line(Line(driver=DriverLine("580", "13.0", 0)))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tpmon.hook.bus import wire_capture as w
-from tpmon.hook.capture.file import CaptureFile, RecordingSizes
 from tpmon.hook.capture.recorder import rename_cut
+from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from tpmon.model.results.trace import TraceFile
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.kernels import base_name
+from tpmon.trace.figures.matmuls import find_peak, name_kernel_dtype
 from tpmon.trace.figures.operators import count_bytes, count_flops, name_kind, parse_inputs
-from tpmon.trace.figures.products import find_peak, name_kernel_dtype
 from tpmon.trace.reading.schema import Device
 
 FP32 = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "float"]}

@@ -30,8 +30,8 @@ from tpmon.model.results.capture import GpuClocks
 from tpmon.own_command import call_python
 from tpmon.probe.base.procread import in_first_pid_namespace
 from tpmon.probe.base.worker import Background, Worker
-from tpmon.probe.gpu.board import Board, GpuReading
 from tpmon.probe.gpu.bounds import read_driver_cards
+from tpmon.probe.gpu.card_readings import Board, GpuReading
 from tpmon.probe.gpu.mapping import DeviceFiles, open_device_indices
 from tpmon.probe.gpu.wire import decode_line
 
