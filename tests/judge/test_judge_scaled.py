@@ -1,7 +1,7 @@
 """A run k times as slow, its shares the same: whatever is judged by shares and ratios is judged alike.
 
 Left out are the rules that compare with a rate or a time on purpose: reads and faults a second (storage,
-memory), bytes over links (transfer, what a full card exchanges), what stands still or is young.
+memory), bytes over links (transfer, GPU compute by what a card exchanges), what stands still or is young.
 """
 
 from dataclasses import replace
@@ -23,7 +23,6 @@ from tpmon.judge.rules import loader as rules_loader
 from tpmon.judge.rules import python as rules_python
 from tpmon.judge.rules.comms import judge_straggler
 from tpmon.judge.rules.cpu import judge_worker_affinity
-from tpmon.judge.rules.gpu import judge_gpu_compute
 from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known, known_or, map_known
@@ -40,7 +39,6 @@ RULES: tuple[Rule, ...] = (
     rules_cpu.judge_oversubscription,
     judge_straggler,
     judge_worker_affinity,
-    judge_gpu_compute,
     rules_progress.judge_checkpoint,
     rules_progress.judge_validation,
 )

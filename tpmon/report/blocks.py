@@ -77,7 +77,7 @@ def write_unread(of: object, apart: Sequence[str] = (), width: int = WIDTH) -> l
 
 def _find_unread(value: object, name: str, apart: Sequence[str], found: dict[str, dict[str, None]]) -> None:
     if isinstance(value, Missing):
-        found.setdefault(value.reason, {})[name] = None
+        found.setdefault(value.reason.removeprefix(f"{name}: "), {})[name] = None
     elif isinstance(value, tuple):
         for one in value:
             _find_unread(one, name, apart, found)

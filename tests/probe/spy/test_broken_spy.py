@@ -147,7 +147,7 @@ def test_once_has_rows_and_cpu_and_says_why_there_are_no_stacks(case, call, job)
     assert f" 0 {job} S " in said
     assert "cpu budget " in said
     if case.kind is not ErrorKind.LATE:
-        assert f"Python stacks ({case.why} (doctor: {case.line})" in said
+        assert f"stacks ({case.why} (doctor: {case.line})" in said
 
 
 @pytest.mark.long
