@@ -93,6 +93,33 @@ def _child(pid: int, label: str, *frames: StackFrame, **fields: Any) -> ProcessL
     )
 
 
+@pytest.mark.parametrize("package", ["multiprocess", "joblib/externals/loky/backend"])
+def test_a_copy_of_the_resource_tracker_is_left_out_as_the_original(package):
+    waits = make_rank(
+        0,
+        frames=(
+            StackFrame("<module>", "/run/train.py", 9),
+            StackFrame("result", f"{LIB}/concurrent/futures/_base.py", 450),
+        ),
+    )
+
+    def judged(file: str) -> tuple[Kind, str]:
+        tracker = _child(
+            4500,
+            "train.py",
+            StackFrame("main", file, 213),
+            state="S",
+            wchan="pipe_read",
+            call="read",
+            waits_for="pipe read",
+        )
+        return said(stand(waits, tracker, seconds=2000, log_age_s=None))
+
+    original = judged(f"{LIB}/multiprocessing/resource_tracker.py")
+    assert judged(f"{LIB}/site-packages/{package}/resource_tracker.py") == original
+    assert judged("/run/pool.py") != original, "a child that the program started itself is blamed"
+
+
 def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
     lock = make_rank(0, frames=IN_LOCK)
     trained = replace(lock, threads=(make_thread(4000, frames=ITEM, **RUNS),))

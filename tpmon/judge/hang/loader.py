@@ -32,7 +32,8 @@ from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.verdict import Origin
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
-_TRACKER = "multiprocessing/resource_tracker.py"
+_TRACKER = "/resource_tracker.py"
+"""Of multiprocessing, and of the copies that loky and multiprocess keep: it waits on a pipe all its life."""
 _BATCH = "a batch"
 _TASKS = (
     LibraryCall.POOL_RESULT,
