@@ -11,7 +11,7 @@ from tests.frames import make_frame, make_loader, make_process, make_target
 from tests.reports import full_frame
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
-from tpmon.model.process import EnvironmentSetting
+from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.report.blocks import write_unread
 from tpmon.report.once import write_once
 from tpmon.view.layout import WIDTH, lay_columns, lay_phrases, to_ascii
@@ -123,6 +123,17 @@ def test_once_shows_a_question_mark_and_says_the_reason_once():
     text = text_of(frame)
     assert text.count("first reading") == 1
     assert "not read processes cpu, processes runnable (first reading)" in text
+
+
+def test_what_was_not_read_is_no_zero_in_a_sum():
+    unread = Missing("first reading")
+    worker = make_process(pid=4300, role=Role.WORKER, worker=0, cpu_pct=unread)
+    loader = make_loader()
+    queues = tuple(replace(one, pending_bytes=unread) for one in loader.queues)
+    text = text_of(make_frame(processes=(worker,), loader=(replace(loader, queues=queues),)))
+    assert "workers 1, CPU ? together" in text
+    assert "workers without work" not in text
+    assert "0 of 2 workers without work" in text_of(make_frame(loader=(loader,)))
 
 
 def test_once_says_in_one_line_why_there_is_no_gpu():

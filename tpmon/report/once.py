@@ -88,7 +88,8 @@ def _write_workers(frame: Frame) -> list[str]:
     others = [one for one in frame.processes if one.role in (Role.COMPILE, Role.HELPER, Role.LAUNCHER)]
     lines = []
     if workers:
-        cpu = say_pct(sum(known_or(one.cpu_pct, 0.0) for one in workers))
+        shares = [one.cpu_pct for one in workers if is_known(one.cpu_pct)]
+        cpu = say_pct(sum(shares)) if shares else "?"
         rss = format_bytes(sum(one.rss_bytes for one in workers))
         shared = "shared pages more than once"
         lines.append(f"workers  {len(workers)}, CPU {cpu} together, RSS {rss} together ({shared})")

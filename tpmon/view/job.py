@@ -173,8 +173,9 @@ def _describe_loader(loader: LoaderSample) -> Fact:
     rank = f"rank {loader.rank}" if is_known(loader.rank) else f"pid {loader.pid}"
     if loader.loader:
         rank += f", loader {loader.loader + 1}"
-    idle = sum(is_known(queue.pending_bytes) and queue.pending_bytes == 0 for queue in loader.queues)
-    words = f"{{}}, empty in {{}} of {loader.looks} readings, {idle} of {loader.workers} workers without work"
+    pending = [queue.pending_bytes for queue in loader.queues if is_known(queue.pending_bytes)]
+    words = f"{{}}, empty in {{}} of {loader.looks} readings"
+    words += f", {pending.count(0)} of {len(pending)} workers without work" if pending else ""
     if loader.births:
         words += f", {loader.births} workers born in the last minute"
     words += ", pin-memory thread" if loader.pin_thread else ""
