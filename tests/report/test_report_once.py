@@ -111,7 +111,10 @@ def test_once_puts_ranks_in_order_and_the_busiest_workers_first():
     lines = write_once(full_frame())
     words = [line.split() for line in lines if len(line.split()) > 3]
     assert [row[:2] for row in words if row[1] in ("4211", "4212")] == [["0", "4211"], ["1", "4212"]]
-    assert [row[0] for row in words if row[0].startswith("43")] == [str(4311 - i) for i in range(8)]
+    busiest = [str(4311 - i) for i in range(8)]
+    assert [row[0] for row in words if row[0].startswith("43")] == 2 * busiest, "with the columns that had no room"
+    heads = [line for line in lines if line.startswith((" rank ", "     PID "))]
+    assert [head for head in ("MHz/max", "thr", "wait %", "RSS", "read/s", "PSS") if head not in " ".join(heads)] == []
     assert "  and 4 more that use no more CPU" in lines
 
 

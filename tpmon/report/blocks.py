@@ -48,7 +48,10 @@ def write_rows(
     below: Callable[[Row], Sequence[str]] | None = None,
     width: int = WIDTH,
 ) -> list[str]:
-    """Write heads and rows; nothing without rows. ``below`` returns what stands below a row."""
+    """Write heads and rows; nothing without rows. ``below`` returns what stands below a row.
+
+    Columns that have no room follow in further tables, each behind the first column: text loses no figure.
+    """
     if not rows:
         return []
     table = Table(columns, width)
@@ -56,6 +59,8 @@ def write_rows(
     for row in rows:
         lines.append(text_of(table.paint_row(row)).rstrip())
         lines += [f"    {text}" for text in (below(row) if below is not None else ())]
+    if table.dropped and columns[0] not in table.dropped and len(table.dropped) < len(columns) - 1:
+        lines += write_rows([columns[0], *table.dropped], rows, None, width)
     return lines
 
 

@@ -21,6 +21,8 @@ from tpmon.view.table import explain, show
 MOST_RANKS = 32
 MOST_WORKERS = 8
 MOST_EVENTS = 5
+_ALL_COLUMNS = 120
+"""Cells of a pane that shows all columns of workers."""
 _UNREAD_APART = ("verdict", "self_", "ages_s")
 """Parts of a Frame that say themselves what they lack."""
 
@@ -94,7 +96,7 @@ def _write_workers(frame: Frame) -> list[str]:
         shared = "shared pages more than once"
         lines.append(f"workers  {len(workers)}, CPU {cpu} together, RSS {rss} together ({shared})")
         busiest = sorted(workers, key=lambda one: (-known_or(one.cpu_pct, 0.0), one.pid))
-        lines += write_rows(list_worker_columns(WIDTH, {}), busiest[:MOST_WORKERS])
+        lines += write_rows(list_worker_columns(_ALL_COLUMNS, {}), busiest[:MOST_WORKERS])
         if len(workers) > MOST_WORKERS:
             lines.append(f"  and {len(workers) - MOST_WORKERS} more that use no more CPU")
     if others:

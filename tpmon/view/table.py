@@ -144,6 +144,7 @@ class Table(Generic[Row]):
         kept = list(columns)
         while len(kept) > 1 and self._total(kept) > width:
             kept.remove(max(kept, key=lambda column: column.keep))
+        self.dropped = [column for column in columns if column not in kept]
         spare = max(0, width - self._total(kept))
         self._columns = [(column, column.width + (spare if column.grows else 0)) for column in kept]
         self._width = width
