@@ -8,7 +8,10 @@ import termios
 import pytest
 
 from tpmon.errors import UsageError
+from tpmon.report.blocks import write_blocks
 from tpmon.report.text import Output, ReaderGone, complain
+from tpmon.view.blocks import lay_sheet
+from tpmon.view.table import TableFigure
 
 
 def test_output_writes_whole_lines():
@@ -81,3 +84,10 @@ def test_a_line_is_as_wide_as_the_terminal_and_100_in_a_pipe():
     finally:
         for descriptor in (reader, writer, screen, terminal):
             os.close(descriptor)
+
+
+@pytest.mark.parametrize(("table", "shown"), [("kernels", 10), ("ranks", 12), ("gpus", 12)])
+def test_each_rank_and_card_has_a_row_however_few_others_are_asked_for(table, shown):
+    figures = (TableFigure("rank", lambda row: row, str),)
+    lines = write_blocks([lay_sheet("rows", figures, tuple(range(12)), str, table=table)], 10)
+    assert sum(line.strip().isdigit() for line in lines) == shown

@@ -13,6 +13,8 @@ from tpmon.view.layout import WIDTH, lay_paragraph, text_of
 from tpmon.view.table import Column, Row, Table
 
 MOST_REASONS = 12
+_WHOLE = ("gpus", "ranks")
+"""Tables of which each row is wanted: the slow rank may be the last."""
 MOST_NAMES = 10
 """Of what was not read, for one reason."""
 LINE_CHARS = 400
@@ -37,7 +39,7 @@ def _write_paragraph(block: Paragraph) -> list[str]:
 
 
 def _write_sheet(sheet: Sheet[Any], top: int) -> list[str]:
-    shown = cap(sheet, top) if sheet.table else sheet
+    shown = cap(sheet, top) if sheet.table and sheet.table not in _WHOLE else sheet
     lines = [sheet.title, *write_rows(shown.columns, shown.rows, shown.below)]
     return [*lines, f"  {shown.hidden:,} more (--top, --csv {sheet.table})"] if shown.hidden else lines
 
