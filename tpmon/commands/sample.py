@@ -181,7 +181,7 @@ def _watch(service: SampleService, live: Live, origin: DumpOrigin, poll: Callabl
             if is_known(state) and not state.running:
                 if is_known(state.reading) and not state.refused:
                     return state.reading
-                raise RuntimeError(state.refused or "a sampling ended without a result")
+                raise service.failure or RuntimeError(state.refused or "a sampling ended without a result")
             if live.is_due and is_known(state) and is_known(state.reading):
                 live.show(hot_functions(state.reading, origin))
             time.sleep(_LOOK_EVERY_S)

@@ -10,7 +10,7 @@ from tests.cgroups import Tree
 from tpmon.cli import main, tell_failure
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
-from tpmon.probe.base.worker import Background, explain_limit, read_within
+from tpmon.probe.base.worker import Background, Worker, explain_limit, read_within
 
 FULL = RuntimeError("can't start new thread")
 
@@ -73,3 +73,18 @@ def test_what_needs_a_thread_is_refused_and_no_bug_is_reported(capfd):
     assert said.startswith("tpmon: no thread can be started: ")
     assert "bug" not in said
     assert said.splitlines()[1].startswith("Try: ")
+
+
+def test_a_refusal_in_a_service_is_kept_for_the_command_in_its_own_words():
+    said = []
+    worker = Worker("test")
+    over = threading.Event()
+    worker.on_change = over.set
+
+    def refuse():
+        raise UsageError("no thread can be started: pids.max", "end what is left over")
+
+    worker.begin(refuse, lambda _state, answer: said.append(answer))
+    assert over.wait(10)
+    assert said == [Missing("no thread can be started: pids.max")]
+    assert isinstance(worker.failure, UsageError)

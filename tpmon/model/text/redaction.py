@@ -13,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import TypeVar, cast
 
+from tpmon.errors import TpmonError
 from tpmon.model.text.secrets import (
     Rating,
     find_arguments,
@@ -399,9 +400,11 @@ MOST_DIGITS = 6
 
 
 def name_failure(error: BaseException) -> str:
-    """Name an exception and cut its words, which may quote text of others; an OSError has its own."""
+    """Name an exception and cut its words: text of others. Errors of tpmon and of the system have their own."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, TpmonError):
+        return error.what
     words = admit_text(str(error), _FAILURE_CHARS)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

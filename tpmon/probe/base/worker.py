@@ -23,7 +23,7 @@ from enum import Enum
 from functools import partial
 from typing import Generic, TypeVar
 
-from tpmon.errors import UsageError
+from tpmon.errors import TpmonError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.probe.base.cgroup_tree import JobGroups
 from tpmon.probe.base.procread import PROC, read_apart, read_file
@@ -129,6 +129,8 @@ class Worker(Generic[S]):
         self.stopped = threading.Event()
         self.off = ""
         """Why what repeats ended itself; "" while it works."""
+        self.failure: TpmonError | None = None
+        """What the newest request was refused with, for a command to end with."""
         self._name = name
         self._lock = threading.RLock()
         self._state: Applicable[S] = NOT_APPLICABLE
@@ -173,8 +175,16 @@ class Worker(Generic[S]):
             self.is_busy = True
             self._state = first if is_known(first) else self._state
 
+        def attempt() -> T:
+            try:
+                return work()
+            except TpmonError as error:
+                self.failure = error
+                raise
+
         def run() -> None:
-            answer = read_apart(work)
+            self.failure = None
+            answer = read_apart(attempt)
             with self._lock:
                 self.is_busy = False
                 self._state = done(self._state, answer)

@@ -268,25 +268,27 @@ class Dumper:
         got: dict[Member, _Answer] = {}
         end_s = time.monotonic() + limit_s
         told, told_s = 0, time.monotonic()
-        while (waiting or turns.active) and not self._pool.is_ending:
-            now_s = time.monotonic()
-            if progress is not None and len(got) > told and now_s - told_s >= PROGRESS_S:
-                told, told_s = len(got), now_s
-                progress(self._close(got, now, before_s), told)
-            for member in turns.give_up(end_s):
-                got[member] = self._give_up(member, now, NO_ANSWER)
-            if now_s >= end_s:
-                break
-            while waiting and len(turns.active) < most:
-                member = waiting.popleft()
-                turns.begin(member, now_s + self._timeout_s(now.of(member)))
-            # What has come is told also while the rest takes its time.
-            tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
-            if (answered := turns.wait(min(end_s, tell_s, *turns.active.values()))) is not None:
-                got[answered[0]] = answered[1]
+        try:
+            while (waiting or turns.active) and not self._pool.is_ending:
+                now_s = time.monotonic()
+                if progress is not None and len(got) > told and now_s - told_s >= PROGRESS_S:
+                    told, told_s = len(got), now_s
+                    progress(self._close(got, now, before_s), told)
+                for member in turns.give_up(end_s):
+                    got[member] = self._give_up(member, now, NO_ANSWER)
+                if now_s >= end_s or not (waiting or turns.active):
+                    break
+                while waiting and len(turns.active) < most:
+                    member = waiting.popleft()
+                    turns.begin(member, now_s + self._timeout_s(now.of(member)))
+                # What has come is told also while the rest takes its time.
+                tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
+                if (answered := turns.wait(min(end_s, tell_s, *turns.active.values()))) is not None:
+                    got[answered[0]] = answered[1]
+        finally:
+            self._pool.kill()
         for member in waiting:
             got[member] = self._give_up(member, now, f"not reached within {limit_s:g} s")
-        self._pool.kill()
         late_s = time.monotonic() + _LATE_S
         # Of those that were given up py-spy has just been killed: their stops count too.
         while self._depth.stops and turns.late and time.monotonic() < late_s:

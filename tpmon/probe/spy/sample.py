@@ -455,7 +455,7 @@ class SampleService(Worker[SampleState]):
             elif choose_members(members, fixed) and not self.stopped.is_set() and not self._suspended:
                 sampler = self._sampler = self._make(lambda: choose_members(self._members(), fixed), request)
                 show = partial(self._show, request)
-                self.begin(lambda: sampler.run(show), partial(_end, request), first)
+                self.begin(lambda: sampler.run(show), partial(self._end, request), first)
             else:
                 refused = OFF if not self._enabled else HELD if self._suspended else NOBODY
                 self.change(
@@ -464,6 +464,12 @@ class SampleService(Worker[SampleState]):
 
     def _show(self, request: SampleRequest, part: SampleReading) -> None:
         self.change(lambda _: SampleState(request, part, running=True, refused=""))
+
+    def _end(
+        self, request: SampleRequest, state: Applicable[SampleState], answer: Known[SampleReading]
+    ) -> SampleState:
+        self._sampler = None  # with all the stacks that it counted
+        return _end(request, state, answer)
 
     def finish(self) -> None:
         """End what runs, and keep what was sampled."""

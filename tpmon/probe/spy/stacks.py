@@ -159,7 +159,11 @@ class StackSampler:
         pid, told = identity.pid, self._loops.said(identity)
         if (gone := find_gone(identity, self._proc)) is not None:
             return Failure(ErrorKind.GONE, gone.reason)
-        if tracer := parse_tracer(read_file(f"{self._proc}/{pid}/status")):
+        try:
+            tracer = parse_tracer(read_file(f"{self._proc}/{pid}/status"))
+        except OSError:
+            return Failure(ErrorKind.GONE, "it ended")
+        if tracer:
             return Failure(ErrorKind.TRACED, f"not sampled while pid {tracer} traces the process")
         request = (
             SpyRequest(pid, dump_arguments(pid), partial(parse_dump, pid=pid, loop_tid=told), GRACE_S)
