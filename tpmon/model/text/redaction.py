@@ -400,7 +400,7 @@ MOST_DIGITS = 6
 
 
 def name_failure(error: BaseException) -> str:
-    """Name an exception and cut its words: text of others. Errors of tpmon and of the system have their own."""
+    """Name an exception and cut its words, text of others; errors of tpmon and the system have their own."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, TpmonError):
