@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
+from tests.data_rules import ALL
 from tests.waits import wait_of
 from tpmon.judge.advice.entry import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import RULES, judge
-from tpmon.judge.rules import comms
+from tpmon.judge.rules import comms, gpu, health
 from tpmon.judge.stacks.profile import read_phases
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import Frame, TargetState
@@ -26,6 +27,8 @@ from tpmon.model.verdict import TABLE, Finding
 
 ROWS = {row.kind: row.causes for row in TABLE}
 FIELDS = fields_to_blank()
+PAST_THRESHOLD = (*comms.RULES, *gpu.RULES, *health.RULES, *ALL)
+"""Rules that suspect nothing below their threshold; those of the lifecycle begin at half of it."""
 NUMBERS = st.sampled_from((0.0, 1e-9, 0.5, 3.0, 250.0, 1e6, 1e12))
 WAITS = st.sampled_from(
     (*map(wait_of, ("a batch (loader queue)", "NFS", "terminal input", "running", "sleep", "frozen")), GONE)
@@ -120,8 +123,24 @@ def test_each_rule_gives_an_answer_in_bounds_to_any_window(frames):
         assert 0 <= answer.weight <= 1
         assert answer.margin >= 0.5
         assert not is_known(answer.share) or math.isfinite(answer.share)
+        assert answer.cause != "no-progress" or scene.history_s >= 25
     # A late rank, a transfer and an unknown wait of ranks exclude each other.
     assert sum(isinstance(rule(scene), Suspicion) for rule in comms.RULES) <= 1
+    for rule in PAST_THRESHOLD:
+        answer = rule(scene)
+        assert not isinstance(answer, Suspicion) or answer.margin >= 0.999
+
+
+@given(torn_windows(), st.sampled_from(("main_threads", "stacks")))
+def test_a_group_that_was_not_read_adds_no_origin_to_a_suspicion(frames, group):
+    def answers(frames: Sequence[Frame]) -> list[object]:
+        slices = [one for frame in frames for one in known_or(frame.stacks, ())]
+        scene = see(frames, read_phases(slices, frames[-1].taken_ns) if slices else {})
+        return [rule(scene) for rule in (*comms.RULES, *health.RULES)]
+
+    for before, after in zip(answers(frames), answers([replace(one, **{group: GONE}) for one in frames]), strict=True):
+        if isinstance(before, Suspicion) and isinstance(after, Suspicion) and before.cause == after.cause:
+            assert len(after.origins) <= len(before.origins)
 
 
 @pytest.mark.parametrize("group", sorted(WORDS_OF))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
 
 LOOPBACK = "lo"
@@ -52,6 +52,8 @@ class CpuSample:
     host_used_cores: Known[float]
     host_steal_pct: Known[float]
     host_load: Known[float]
+    psi_of_host: Applicable[bool] = NOT_APPLICABLE
+    """True where ``psi_some_pct`` is the host's, of /proc; absent where it is the control group's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class MemorySample:
     host_available_bytes: Known[int]
     host_total_bytes: Known[int]
     shm: Known[ShmSample]
+    psi_of_host: Applicable[bool] = NOT_APPLICABLE
+    """True where ``psi_some_pct`` is the host's, of /proc; absent where it is the control group's."""
 
 
 @dataclass(frozen=True, slots=True)

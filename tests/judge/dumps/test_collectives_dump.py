@@ -107,6 +107,8 @@ def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_r
     synchronize = (*DECODE[:2], StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
     assert may_wait(fold_rounds([make_round(make_rank(0, frames=synchronize))], ORIGIN).groups)
     assert may_wait(fold_rounds([make_round(make_rank(0, frames=Missing("denied")))], ORIGIN).groups)
+    in_driver = make_rank(0, state="D", wchan="nv_wait", waits_for="nv_wait")
+    assert may_wait(fold_rounds([make_round(in_driver)], ORIGIN).groups), "its records may know more"
 
 
 def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():

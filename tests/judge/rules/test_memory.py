@@ -13,6 +13,7 @@ from tpmon.judge.advice.context import observe
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Cleared, Suspicion, Unsure
+from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules.memory import RULES, judge_copy_on_write, judge_leak, judge_shm, judge_swap
 from tpmon.model.host import SUMMED_ANON, ShmSample
@@ -266,3 +267,12 @@ def test_a_full_mount_is_no_danger_to_a_job_that_does_not_use_it():
 def test_a_healthy_job_has_no_memory_trouble():
     scene = grow(0.0, workers=WORKERS)
     assert all(isinstance(rule(scene), Cleared) for rule in RULES)
+
+
+def test_pressure_of_the_host_is_no_second_origin_beside_proc():
+    swapped = {"swap_bytes": 2 << 30, "major_faults_s": 500.0, "psi_some_pct": 40.0}
+    of_group = make_memory(**swapped, anon_source=SUMMED_ANON)
+    of_host = replace(of_group, psi_of_host=True)
+    assert [pressure_origin(one) for one in (of_group, of_host)] == [Origin.CGROUP, Origin.PROC]
+    answers = [judge_swap(see(line_up([make_frame(memory=one)] * 14))) for one in (of_group, of_host)]
+    assert [answer.origins for answer in answers] == [{Origin.PROC, Origin.CGROUP}, {Origin.PROC}]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.children import child
 from tpmon.model.known import Missing, map_known
 from tpmon.model.process import Role
-from tpmon.model.waits import describe_wait
+from tpmon.model.waits import PIPES, WaitReason, describe_wait, is_wait_in
 from tpmon.probe.proc.wchan import Syscall, parse_syscall, read_wait
 
 X86 = "x86_64"
@@ -83,6 +83,22 @@ CASES = [
     ("S", "do_freezer_trap", READ, Role.RANK, "frozen by its control group"),
     ("D", "nvidia_wait_for_something", READ, Role.RANK, "nvidia_wait_for_something"),
 ]
+
+
+def test_a_pipe_of_an_old_kernel_is_one_of_the_end_that_its_call_tells():
+    ends = [
+        read_wait("S", wchan, call, Role.WORKER, "x86_64")
+        for wchan, call in (
+            ("pipe_wait", call_of(READ)),
+            ("pipe_wait", NO_CALL),
+            ("pipe_wait_readable", NO_CALL),
+            ("pipe_wait_writable", NO_CALL),
+        )
+    ]
+    read, write = WaitReason.PIPE_READ, WaitReason.PIPE_WRITE
+    assert [one.reason for one in ends] == [read, write, read, write]
+    assert all(is_wait_in(one, PIPES) for one in ends)
+    assert describe_wait(ends[0]) == "pipe_wait", "its name is kept"
 
 
 @pytest.mark.parametrize(("state", "wchan", "raw", "role", "words"), CASES)

@@ -120,7 +120,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_drawn(drawn, star
 
 
 def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
-    only = ("tpmon.ui.traces.snapshots", "tpmon.trace.snapshot")
+    only = (
+        "tpmon.trace.compare",
+        "tpmon.trace.snapshot",
+        "tpmon.ui.traces.snapshots",
+        "tpmon.view.snapshot",
+        "tpmon.model.results.snapshot",
+    )
     program = (
         "import sys, tpmon.commands.trace, tpmon.ui.traces.app, tpmon.ui.traces.subject; "
         f"print([one for one in {only} if one in sys.modules])"

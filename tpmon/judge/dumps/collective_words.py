@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
+from tpmon.judge.dumps.describe import describe_stack
 from tpmon.judge.stacks.classify import package_of
 from tpmon.model.dump import DumpThread, Motion, StackGroup
 from tpmon.model.frozen import dataclass
@@ -183,9 +184,15 @@ def find_backend(names: Iterable[str]) -> str:
 
 
 def may_wait(groups: Sequence[StackGroup]) -> bool:
-    """Tell whether any rank waits for other ranks or for its device, or could not be read."""
+    """Tell whether any rank waits for other ranks or for its device by its stack, or could not be read.
+
+    What it does there meanwhile, as to pack an object, takes nothing back: the job's records may know more.
+    """
     waits = (WaitReason.COLLECTIVE, WaitReason.DEVICE)
-    return any(not is_known(group.frames) or group.stack_wait in waits for group, _ in _ranks_of(groups))
+    return any(
+        not is_known(group.frames) or describe_stack(thread.role, thread.kind, group.frames).wait in waits
+        for group, thread in _ranks_of(groups)
+    )
 
 
 def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:

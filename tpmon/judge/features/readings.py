@@ -6,7 +6,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.verdict import Origin
 from tpmon.model.waits import IO, RUNNING, Wait, WaitReason, describe_wait
 
 NO_FRAMES = Missing("too few readings yet")
@@ -92,3 +94,13 @@ def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
     if looked < LEAST_LOOKS or 2 * len(known) < len(demands):
         return 1.0
     return max(0.0, 1.0 - statistics.fmean(known)) * len(states) / looked
+
+
+def memory_origin(memory: MemorySample) -> Origin:
+    """Return where the job's memory is read: in its control group, or of each process."""
+    return Origin.PROC if memory.anon_source == SUMMED_ANON else Origin.CGROUP
+
+
+def pressure_origin(sample: CpuSample | MemorySample) -> Origin:
+    """Return where the pressure of CPUs or memory is read: of the control group, or of the whole host."""
+    return Origin.PROC if is_known(sample.psi_of_host) else Origin.CGROUP

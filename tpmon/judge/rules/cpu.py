@@ -23,6 +23,7 @@ from tpmon.judge.features.cpu import (
     find_taker,
     find_used_by_others,
 )
+from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
@@ -203,7 +204,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause=cause,
         weight=delay,
         margin=pool / POOL_RATIO,
-        origins=frozenset((Origin.PROC, *((Origin.CGROUP,) if _feels_pressure(scene) else ()))),
+        origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _feels_pressure(scene) else ()))),
         summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),

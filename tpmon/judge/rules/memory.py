@@ -20,6 +20,7 @@ from tpmon.judge.features.card_use import (
     read_growth,
     say_about,
 )
+from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.rules.card_faults import judge_gpu_memory
 from tpmon.model.frame import MEMORY_USED, SHM_USED, Frame
@@ -171,11 +172,6 @@ def _is_summed(scene: Scene) -> bool:
     return scene.frame.memory.anon_source == SUMMED_ANON
 
 
-def _memory_origin(scene: Scene) -> Origin:
-    """Return where the job's anonymous memory is read."""
-    return Origin.PROC if _is_summed(scene) else Origin.CGROUP
-
-
 def _lasts(scene: Scene, anon: Growth) -> bool:
     """Tell whether memory grew in every window, and in the fit over the last minute where there is one."""
     return anon.grows and known_or(scene.frame.memory.anon_growth_bytes_s, anon.mean) > GROWTH_BYTES_S
@@ -291,7 +287,7 @@ def judge_leak(scene: Scene) -> Answer:
         return Unsure(f"when memory is full (it grows by {say_bytes_s(anon.mean)}, limit not known)")
     if not near:
         return Cleared(f"memory growth ({say_bytes_s(anon.mean)}, room for {say_about(room[0] / anon.mean)})")
-    seen = {_memory_origin(scene)}
+    seen = {memory_origin(scene.frame.memory)}
     if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add(Origin.PROC)
     role = _who_grows(scene, anon)
@@ -328,7 +324,7 @@ def judge_copy_on_write(scene: Scene) -> Answer:
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):
         return Cleared(f"copy-on-write ({say_bytes_s(anon.mean)}, small beside what is free)")
-    seen = {_memory_origin(scene), Origin.PROC}
+    seen = {memory_origin(scene.frame.memory), Origin.PROC}
     return _suspect_growth(
         scene,
         "copy-on-write",
@@ -362,7 +358,9 @@ def judge_swap(scene: Scene) -> Answer:
         weight=stalled if stalled is not None else 0.2,
         margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
         # Major faults are also those of mapped files: only together with the swap they say something.
-        origins=frozenset((_memory_origin(scene), *((Origin.CGROUP,) if stalled is not None else ()))),
+        origins=frozenset(
+            (memory_origin(memory), *((pressure_origin(memory),) if stalled is not None else ()))
+        ),
         summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
         evidence=(
             reading("in swap", swap / (1 << 20), "MiB", memory.anon_source, ages.memory),

@@ -11,6 +11,7 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Unsure, reading
+from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene, WorkerScene
 from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.features.workers import (
@@ -298,7 +299,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
-    ages = scene.frame.ages_s
+    ages, memory = scene.frame.ages_s, scene.frame.memory
     margins = [1.0]
     if is_known(refault) and pages:
         margins.append(refault / REFAULT_BYTES_S)
@@ -311,7 +312,9 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         "page-cache-thrash",
         f"files are read again and again because the page cache is too small{amount}",
         margin=max(margins),
-        origins=frozenset((Origin.CGROUP,)),
+        origins=frozenset(
+            (*((memory_origin(memory),) if pages else ()), *((pressure_origin(memory),) if stalls else ()))
+        ),
         evidence=(
             reading("refaulted", refault, "bytes/s", "memory.stat", ages.memory),
             reading("major faults", faults, "1/s", "memory.stat", ages.memory),

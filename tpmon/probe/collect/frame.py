@@ -14,7 +14,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import EnvironmentSetting, ProcessSample, RankRow, Role, ThreadKind
 from tpmon.model.waits import describe_wait
 from tpmon.probe.collect.processes import Reading
-from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
+from tpmon.probe.host.cgroup import HOST, CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.loader.queues import LoaderRank, LoaderWorker
 from tpmon.probe.proc.memory import AnonMemory, Pss
@@ -143,6 +143,7 @@ def make_cpu(
         host_used_cores=host.used_cores,
         host_steal_pct=host.steal_pct,
         host_load=host.load,
+        psi_of_host=True if group.psi_source == HOST else NOT_APPLICABLE,
     )
 
 
@@ -272,6 +273,7 @@ def make_memory(
         host_available_bytes=host.available_bytes,
         host_total_bytes=host.total_bytes,
         shm=shm,
+        psi_of_host=True if group.psi_source == HOST else NOT_APPLICABLE,
     )
 
 

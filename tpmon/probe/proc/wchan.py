@@ -65,6 +65,7 @@ _BY_PREFIX = (
     ("anon_pipe_read", WaitReason.PIPE_READ),
     ("pipe_read", WaitReason.PIPE_READ),
     ("pipe_wait_read", WaitReason.PIPE_READ),
+    ("pipe_wait_writable", WaitReason.PIPE_WRITE),
     ("anon_pipe_write", WaitReason.PIPE_WRITE),
     ("pipe_write", WaitReason.PIPE_WRITE),
     ("wait_for_partner", WaitReason.FIFO),
@@ -167,6 +168,9 @@ def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, m
             if reason in _INPUTS and role is Role.RANK and _reads_stdin(call, machine):
                 return Wait(_INPUTS[reason])
             return Wait(_tell_poll(call, role, machine) if reason is WaitReason.POLL else reason)
+    if wchan == "pipe_wait":  # before Linux 5.5, of both ends
+        reads = _is_call(call, _READ_NUMBERS, machine)
+        return Wait(WaitReason.PIPE_READ if reads else WaitReason.PIPE_WRITE, wchan)
     if wchan.startswith("__refrigerator"):
         return Wait(WaitReason.FROZEN, "frozen")
     if _is_call(call, _FUTEX_NUMBERS, machine):
