@@ -11,6 +11,7 @@ from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
 from tests.frames import NOW, NOW_NS
 from tests.hanging import conclude, expect, run, stand
 from tests.judging import SECOND
+from tpmon.judge.hang import detection
 from tpmon.judge.hang.devices import LIMIT
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode
@@ -19,7 +20,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasRank, RasReport
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Finding, Kind
+from tpmon.model.verdict import Finding, Kind, Origin
 
 NCCL = make_native(77, "pt_nccl_watchdg")
 GLOO = make_native(78, "pt_gloo_runloop")
@@ -68,6 +69,16 @@ def test_the_end_comes_nearer_while_the_record_grows_old_and_is_not_said_once_it
     said = rows(conclude(with_records(pair(), over, records[1])))
     assert NAME in said
     assert LIMIT not in said
+
+
+def test_the_records_are_an_origin_where_they_date_the_hang(monkeypatch):
+    answers = []
+    suspect = detection._suspect
+    monkeypatch.setattr(detection, "_suspect", lambda *given: answers.append(suspect(*given)) or answers[-1])
+    old = [replace(one, groups=(make_group(3, 4, [make_call(4, ago_s=600.0)], **PAIR),)) for one in ONE_MISSING[:1]]
+    for records in ((), (*old, ONE_MISSING[1])):
+        conclude(with_records(pair(), *records))
+        assert (Origin.RECORD in answers[-1].origins) is bool(records)
 
 
 def test_a_default_timeout_is_called_assumed():

@@ -6,6 +6,8 @@ itself, or what the log and the job's connections tell of the time before, where
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import RankScene, Scene, once
@@ -155,7 +157,9 @@ def judge_hang(scene: Scene) -> Answer:
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
     if blame.cause in CAUSES and quiet.own_s >= OWN_S:
-        seconds = max(seconds, _recorded_s(blame, quiet, scene))
+        recorded_s = _recorded_s(blame, quiet, scene)
+        if recorded_s > seconds:
+            seconds, blame = recorded_s, replace(blame, origins=blame.origins | {Origin.RECORD})
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
