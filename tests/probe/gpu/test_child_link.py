@@ -222,3 +222,27 @@ def test_a_long_life_starts_the_back_off_anew(monkeypatch):
     assert third.wait(10)
     link.stop()
     assert attempts == [1, 1, 1]
+
+
+def test_a_reading_that_fails_leaves_no_child_and_the_next_one_is_tried_as_was_said():
+    hows: list[str] = []
+    third = threading.Event()
+    pids: list[int] = []
+
+    def on_lines(_lines):
+        pids.append(link.pid())
+        raise ValueError("a line that nobody foresaw")
+
+    def on_end(how, _attempt):
+        hows.append(how)
+        if len(hows) == 3:
+            third.set()
+        return 0.0 if len(hows) < 3 else 60.0
+
+    code = "print('x', flush=True); import time; time.sleep(60)"
+    link = ChildLink([sys.executable, "-c", code], Listener(on_start=lambda: None, on_lines=on_lines, on_end=on_end))
+    link.start()
+    assert third.wait(30)
+    link.stop()
+    assert hows == ["reading it failed: ValueError: a line that nobody foresaw"] * 3
+    assert wait_until(lambda: all(map(is_gone, pids)))

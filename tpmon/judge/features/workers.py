@@ -409,7 +409,6 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
 
 OPENS_RATIO = 0.5
 """Share of the loading in opens and look-ups from which these are what is waited for, not bytes."""
-STACKS_OF_LOADING = "stacks of the loading"
 
 _STAT = (
     "exists lexists isfile isdir islink getsize getmtime getatime getctime samefile realpath _joinrealpath"

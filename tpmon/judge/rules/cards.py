@@ -38,7 +38,6 @@ CAPPED_POWER_RATIO = 0.8
 """P below which a card at its power cap has a cap that its limit does not explain (odd power cap)."""
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
-HOT_MARGIN_C = 3.0
 COOL_MARGIN_C = 10.0
 """Margin from which the core itself is not what is hot: the reason is also that of other sensors."""
 SET_CLOCKS = ("application clocks", "display clocks")

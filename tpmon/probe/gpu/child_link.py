@@ -28,7 +28,7 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import GpuClocks
 from tpmon.own_command import call_python
-from tpmon.probe.base.procread import in_first_pid_namespace
+from tpmon.probe.base.procread import in_first_pid_namespace, read_apart
 from tpmon.probe.base.worker import Background, Worker
 from tpmon.probe.gpu.bounds import read_driver_cards
 from tpmon.probe.gpu.card_readings import Board, GpuReading
@@ -125,7 +125,9 @@ class ChildLink:
         """Run one child to its end; return in how many seconds the next one is started."""
         started_s = time.monotonic()
         self._listener.on_start()
-        how = self._run_once()
+        how = read_apart(self._run_once)
+        if isinstance(how, Missing):  # a failure that nobody foresaw: the next child may be read
+            how = f"reading it failed: {how.reason}"
         if self._worker.stopped.is_set():
             return 0.0
         self._attempt = 1 if time.monotonic() - started_s >= STEADY_S else self._attempt + 1
@@ -152,13 +154,15 @@ class ChildLink:
         self._pid = process.pid
         if self._worker.stopped.is_set():
             process.kill()
-        flooded = self._read(process)
-        code = _kill(process)
-        self._pid = Missing("the GPU child does not run")
-        # Closed by this thread alone: a descriptor closed under a read may be another file by then.
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        try:
+            flooded = self._read(process)
+        finally:
+            code = _kill(process)
+            self._pid = Missing("the GPU child does not run")
+            # Closed by this thread alone: a descriptor closed under a read may be another file by then.
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
         return "it flooded its pipe" if flooded else _describe(code)
 
     def _read(self, process: subprocess.Popen[bytes]) -> bool:
