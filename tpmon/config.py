@@ -229,10 +229,7 @@ def _toml_value(value: Value) -> str:
 
 
 def describe_config(
-    choices: Choices,
-    environment: Mapping[str, str],
-    path: str,
-    bad: Sequence[str] = (),
+    choices: Choices, environment: Mapping[str, str], path: str, bad: Sequence[str] = ()
 ) -> list[str]:
     """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
     found = "read" if os.path.isabs(path) and os.path.exists(path) else "not there"

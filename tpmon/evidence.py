@@ -300,11 +300,7 @@ class Bundler:
             self._head.append(("stopped", f"the job, by tpmon: {paused}"))
 
     def _add_dump(
-        self,
-        name: str,
-        what: str,
-        rounds: Sequence[DumpRound],
-        records: Applicable[CollectivesReading],
+        self, name: str, what: str, rounds: Sequence[DumpRound], records: Applicable[CollectivesReading]
     ) -> Dump | None:
         job = self._job
         found: list[Dump] = []

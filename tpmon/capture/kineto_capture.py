@@ -81,10 +81,7 @@ _DTYPES = {
     wire_settings.DTYPE_FLOAT16: "float16",
     wire_settings.DTYPE_BFLOAT16: "bfloat16",
 }
-_NUMBERS = {
-    "threads": wire_settings.SET_THREADS,
-    "interop_threads": wire_settings.SET_INTEROP_THREADS,
-}
+_NUMBERS = {"threads": wire_settings.SET_THREADS, "interop_threads": wire_settings.SET_INTEROP_THREADS}
 _SWITCHES = {
     "cudnn_benchmark": wire_settings.SET_CUDNN_BENCHMARK,
     "cudnn_deterministic": wire_settings.SET_CUDNN_DETERMINISTIC,

@@ -106,10 +106,7 @@ class KinetoWindow(WindowLead[Recorded]):
             if shortage := self._name_shortage(0):
                 return Recorded(CaptureState.REFUSED, shortage)
             plan = say_plan_of_kineto(
-                self.asked,
-                self._client.process.pid,
-                hooked=self._hooked,
-                stays_slower=self._stays_slower,
+                self.asked, self._client.process.pid, hooked=self._hooked, stays_slower=self._stays_slower
             )
             if declined := self._await_yes(CaptureStage.PLANNED, plan):
                 return declined

@@ -59,13 +59,7 @@ from tpmon.capture.plan import (
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.model.known import Known, is_known
-from tpmon.model.results.capture import (
-    CaptureAsked,
-    CaptureKind,
-    CaptureStage,
-    CaptureState,
-    RankCapture,
-)
+from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState, RankCapture
 
 _LEAST_BACKWARDS = 3
 """A loop ends no step where so many backwards were seen; else it compiles or loads within its first one."""

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from tpmon.capture.bus import Bus, NoHookError
     from tpmon.capture.dialog import Agreed
     from tpmon.model.process import Identity
-    from tpmon.model.results.capture import (
-        CaptureAsked,
-        CaptureKind,
-        CaptureResult,
-        CaptureStage,
-    )
+    from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureStage
     from tpmon.model.results.trace import TraceSummary
     from tpmon.probe.job.job import Job, Member
 

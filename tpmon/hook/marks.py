@@ -55,10 +55,7 @@ class mark:  # noqa: N801 used like a function
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Add what was measured; an error of the block goes on."""
         spent = monotonic_ns() - self._began_ns

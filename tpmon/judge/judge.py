@@ -47,13 +47,7 @@ from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
-from tpmon.model.text.job_words import (
-    is_undecided,
-    join_cause,
-    name_cause,
-    say_confidence,
-    say_since_in_full,
-)
+from tpmon.model.text.job_words import is_undecided, join_cause, name_cause, say_confidence, say_since_in_full
 from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, Kind, pick_code
 
 RULES: tuple[Rule, ...] = with_hooks(

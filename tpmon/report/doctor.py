@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
-from tpmon.model.results.doctor import (
-    Access,
-    Check,
-    Checkup,
-    JobCheckup,
-    is_obstacle,
-    list_obstacles,
-)
+from tpmon.model.results.doctor import Access, Check, Checkup, JobCheckup, is_obstacle, list_obstacles
 from tpmon.model.units import clean_text
 from tpmon.view.layout import LABEL_WIDTH, WIDTH, lay_paragraph, wrap_all
 
-_WORDS = {
-    Access.ALLOWED: "yes",
-    Access.DENIED: "NO",
-    Access.ABSENT: "-",
-    Access.UNKNOWN: "?",
-}
+_WORDS = {Access.ALLOWED: "yes", Access.DENIED: "NO", Access.ABSENT: "-", Access.UNKNOWN: "?"}
 _NAME_WIDTH = 13
 _INDENT = " " * (LABEL_WIDTH + _NAME_WIDTH + 5)
 ALL_WELL = "everything that tpmon needs is allowed"
@@ -36,10 +24,7 @@ def write_checkup(checkup: Checkup) -> list[str]:
     for job in checkup.jobs:
         lines += ["", *_write_job(job, brief=len(checkup.jobs) > 1)]
     if not checkup.jobs:
-        lines += [
-            "",
-            *lay_paragraph("jobs", "none of this user's is running; only the machine was checked"),
-        ]
+        lines += ["", *lay_paragraph("jobs", "none of this user's is running; only the machine was checked")]
     lines += ["", *_write_checks("machine", checkup.machine), "", LEGEND]
     return lines
 

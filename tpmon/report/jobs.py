@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.model.results.doctor import (
-    JobList,
-    JobSummary,
-)
+from tpmon.model.results.doctor import JobList, JobSummary
 from tpmon.model.units import format_seconds
 from tpmon.report.blocks import write_rows, write_unread
 from tpmon.view.layout import WIDTH, wrap_all

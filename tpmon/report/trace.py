@@ -8,13 +8,7 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
-from tpmon.model.results.snapshot import (
-    DeviceSnapshot,
-    OutOfMemory,
-    Pieces,
-    SnapshotReport,
-    StackBytes,
-)
+from tpmon.model.results.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotReport, StackBytes
 from tpmon.model.results.trace import (
     Breakdown,
     CardUse,

@@ -17,14 +17,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.units import clean_text, count_cells, format_bytes
 from tpmon.view.layout import Ink, Line, fit_line, pad, wrap_all
-from tpmon.view.table import (
-    NA,
-    Column,
-    Figures,
-    Row,
-    Table,
-    list_columns,
-)
+from tpmon.view.table import NA, Column, Figures, Row, Table, list_columns
 
 MOST_ROWS = 2000
 _FACT_CHARS = 4000

@@ -247,9 +247,7 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))
-    columns += [
-        Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True),
-    ]
+    columns += [Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True)]
     return columns
 
 

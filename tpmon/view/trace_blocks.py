@@ -23,13 +23,7 @@ from tpmon.model.results.trace import (
     TraceRankRow,
     TraceVerdict,
 )
-from tpmon.model.results.trace_tables import (
-    FrameRow,
-    MemoryCurve,
-    OperatorGroupRow,
-    PatternRow,
-    ProductRow,
-)
+from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, PatternRow, ProductRow
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.view.blocks import Block, Paragraph, Sheet, bar, lay_sheet, list_orders
 from tpmon.view.layout import Ink, Line, fit_line, pad

@@ -309,10 +309,7 @@ def _find(suspect: _Suspect, scene: DumpScene, span: DumpSpan) -> Finding:
         try_=_say_next(suspect, scene, span, is_hung=is_hung),
         also_try=NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
-        evidence=(
-            _row("waits", suspect.text),
-            _row("looks at each process", str(looks)),
-        ),
+        evidence=(_row("waits", suspect.text), _row("looks at each process", str(looks))),
         against=(_row("it may end by itself", suspect.excuse),) if suspect.excuse else (),
         ruled_out=(),
         unknown=_list_unknown(scene),
@@ -373,10 +370,7 @@ class DumpOrigin:
 
 
 def fold_rounds(
-    rounds: Sequence[DumpRound],
-    origin: DumpOrigin,
-    *,
-    earlier: Applicable[DumpRound] = NOT_APPLICABLE,
+    rounds: Sequence[DumpRound], origin: DumpOrigin, *, earlier: Applicable[DumpRound] = NOT_APPLICABLE
 ) -> Dump:
     """Fold the rounds of one host, in whatever order they come.
 

@@ -116,15 +116,7 @@ def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]
     age, threads = scene.frame.ages_s, _comm_demand(scene)
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
     rows: tuple[tuple[str, Known[float], float, str, str, Origin, Known[float]], ...] = (
-        (
-            "communication threads",
-            threads,
-            COMM_DEMAND,
-            "threads",
-            "schedstat",
-            Origin.PROC,
-            age.threads,
-        ),
+        ("communication threads", threads, COMM_DEMAND, "threads", "schedstat", Origin.PROC, age.threads),
         ("network", nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, Origin.NETWORK, age.io),
         (LINK_ROWS[0], nvlink, LINK_BYTES_S, "bytes/s", LINK_SOURCES[0], Origin.DRIVER, age.gpu),
         (LINK_ROWS[1], pcie, LINK_BYTES_S, "bytes/s", LINK_SOURCES[1], Origin.DRIVER, age.gpu),

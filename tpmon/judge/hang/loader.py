@@ -35,12 +35,7 @@ _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _TRACKER = "/resource_tracker.py"
 """Of multiprocessing, and of the copies that loky and multiprocess keep: it waits on a pipe all its life."""
 _BATCH = "a batch"
-_TASKS = (
-    LibraryCall.POOL_RESULT,
-    LibraryCall.PROCESS_JOIN,
-    LibraryCall.FUTURE,
-    LibraryCall.SUBPROCESS,
-)
+_TASKS = (LibraryCall.POOL_RESULT, LibraryCall.PROCESS_JOIN, LibraryCall.FUTURE, LibraryCall.SUBPROCESS)
 """Waits for work that was handed over as a whole, however long that takes."""
 _RESULTS = (LibraryCall.QUEUE_GET, LibraryCall.POOL_RESULT, LibraryCall.FUTURE)
 """Waits for what another process of Python hands over."""

@@ -384,13 +384,7 @@ def judge_stacks(scene: Scene) -> Answer:
     return judge_hang(scene)
 
 
-RULES: tuple[Rule, ...] = (
-    judge_stacks,
-    judge_stopped,
-    judge_blocked_io,
-    judge_dead_worker,
-    judge_gpu_lost,
-)
+RULES: tuple[Rule, ...] = (judge_stacks, judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost)
 
 
 ODD_RATIO = 0.5

@@ -41,10 +41,7 @@ _MAY_SLEEP = (
     Phase.INPUT,
 )
 """Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
-_SLEEPS = {
-    WaitReason.CHILD: "waits for a child process",
-    WaitReason.SLEEP: "pauses (time.sleep or alike)",
-}
+_SLEEPS = {WaitReason.CHILD: "waits for a child process", WaitReason.SLEEP: "pauses (time.sleep or alike)"}
 """What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
 _OWN = "a loader of the program's own"
 _CALL = "calls that block"

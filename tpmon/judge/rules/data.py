@@ -324,10 +324,4 @@ def judge_periodic(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (
-    judge_no_workers,
-    judge_collate,
-    judge_drain,
-    judge_pin,
-    judge_periodic,
-)
+RULES: tuple[Rule, ...] = (judge_no_workers, judge_collate, judge_drain, judge_pin, judge_periodic)

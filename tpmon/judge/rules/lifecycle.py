@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, reading
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
-from tpmon.judge.features.standstill import (
-    FRESH_S,
-    fresh_phase,
-    name_rank,
-    waits_for_batch,
-)
+from tpmon.judge.features.standstill import FRESH_S, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.hang import rules as rules_hang
 from tpmon.judge.hang.causes import list_ends
 from tpmon.judge.hang.rules import judge_no_progress

@@ -12,13 +12,7 @@ from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, readi
 from tpmon.judge.features.cpu import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.features.data_wait import measure_share
 from tpmon.judge.features.snapshot import Rule, Scene
-from tpmon.judge.features.starvation import (
-    Starved,
-    find_starved,
-    part_of,
-    see_waits,
-    suspect_loader,
-)
+from tpmon.judge.features.starvation import Starved, find_starved, part_of, see_waits, suspect_loader
 from tpmon.judge.features.workers import (
     BUSY_WORKER,
     Load,

@@ -12,14 +12,7 @@ from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_of
-from tpmon.judge.features.card_use import (
-    ETA_S,
-    GROWTH_BYTES_S,
-    Growth,
-    find_urgency,
-    read_growth,
-    say_about,
-)
+from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.rules.card_faults import judge_gpu_memory
@@ -372,10 +365,4 @@ def judge_swap(scene: Scene) -> Answer:
     )
 
 
-RULES: tuple[Rule, ...] = (
-    judge_leak,
-    judge_copy_on_write,
-    judge_swap,
-    judge_shm,
-    judge_gpu_memory,
-)
+RULES: tuple[Rule, ...] = (judge_leak, judge_copy_on_write, judge_swap, judge_shm, judge_gpu_memory)

@@ -105,27 +105,12 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
     _P.BACKWARD: _set(_P.OPTIMIZER, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT),
     # Lightning and LBFGS run the whole step inside step(closure).
     _P.OPTIMIZER: _set(
-        _P.DATA_WAIT,
-        _P.FORWARD,
-        _P.BACKWARD,
-        _P.SYNC,
-        _P.COMMS,
-        _P.LOGGING,
-        _P.COMPILE,
-        _P.IMPORT,
-        _P.INPUT,
+        _P.DATA_WAIT, _P.FORWARD, _P.BACKWARD, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT
     ),
     # A progress bar or a callback may enclose a loop, automatic logging a whole program; a metric may be
     # a module.
     _P.LOGGING: _set(
-        _P.OTHER,
-        _P.DATA_WAIT,
-        _P.BACKWARD,
-        _P.OPTIMIZER,
-        _P.COMMS,
-        _P.CHECKPOINT,
-        _P.VALIDATION,
-        _P.INPUT,
+        _P.OTHER, _P.DATA_WAIT, _P.BACKWARD, _P.OPTIMIZER, _P.COMMS, _P.CHECKPOINT, _P.VALIDATION, _P.INPUT
     ),
     # The run is in validation whatever validation waits for. Training inside a function of that
     # name (OTHER is the mark of a function named train) is training.

@@ -26,13 +26,7 @@ from tpmon.probe.base.procread import PROC, is_python_name, read_exe, read_stat,
 from tpmon.probe.base.worker import read_all
 from tpmon.probe.doctor.job import check_cards, check_groups, check_inside, check_ras
 from tpmon.probe.doctor.nvml import NOT_ASKED, NvmlAnswer, ask_nvml, check_counters, check_nvml
-from tpmon.probe.doctor.process import (
-    MOST_PROCESSES,
-    SOURCES,
-    check_memory,
-    check_source,
-    check_stacks,
-)
+from tpmon.probe.doctor.process import MOST_PROCESSES, SOURCES, check_memory, check_source, check_stacks
 from tpmon.probe.doctor.rules import (
     ANY_JOB,
     CAP_SYS_ADMIN,

@@ -45,14 +45,7 @@ ANY_JOB = "--job"
 _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
 
 
-def make_check(
-    name: CheckName,
-    access: Access,
-    why: str,
-    fix: str = "",
-    *,
-    needed: bool = False,
-) -> Check:
+def make_check(name: CheckName, access: Access, why: str, fix: str = "", *, needed: bool = False) -> Check:
     """Build a check; "" as ``fix`` means that nothing is to be done."""
     command: Applicable[str] = fix or NOT_APPLICABLE
     return Check(name, access, needed, drop_pointers(why), command)

@@ -368,11 +368,7 @@ class ClockWatch:
             if is_known(gpus):
                 found = tuple(
                     GpuClocks(
-                        card.index,
-                        card.name,
-                        card.sm_clock_mhz,
-                        card.sm_clock_max_mhz,
-                        card.memory_clock_mhz,
+                        card.index, card.name, card.sm_clock_mhz, card.sm_clock_max_mhz, card.memory_clock_mhz
                     )
                     for card in gpus
                     if is_known(card.pids) and self._job.keys() & set(card.pids)

@@ -243,12 +243,7 @@ class MemberEnds:
         self._rank_outcomes: set[Outcome] = set()
 
     def add(
-        self,
-        changes: Changes,
-        now_ns: int,
-        *,
-        living: Sequence[ProcessSample] = (),
-        oom_kills: int = 0,
+        self, changes: Changes, now_ns: int, *, living: Sequence[ProcessSample] = (), oom_kills: int = 0
     ) -> tuple[ProcessEnd, ...]:
         """Note who ended, and return it; ``oom_kills`` as in ``describe_end``.
 

@@ -172,10 +172,7 @@ def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tu
     victims = read_oom_victims(kmsg, recent_s=_age_of_oldest_s(killed)) if killed else frozenset[int]()
     return tuple(
         DeadChild(
-            stat.pid,
-            stat.parent,
-            stat.name,
-            describe_end(stat.wait_status, oom_victim=stat.pid in victims),
+            stat.pid, stat.parent, stat.name, describe_end(stat.wait_status, oom_victim=stat.pid in victims)
         )
         for stat in dead
     )

@@ -109,9 +109,7 @@ def parse_flags(raw: bytes) -> int:
 
 
 def map_queues(
-    rank: Mapping[int, PipeEnds],
-    workers: Sequence[Known[Mapping[int, PipeEnds]]],
-    before: Sequence[int] = (),
+    rank: Mapping[int, PipeEnds], workers: Sequence[Known[Mapping[int, PipeEnds]]], before: Sequence[int] = ()
 ) -> QueueMap:
     """Find the data queue and the index queue of each worker of a rank. Pure.
 

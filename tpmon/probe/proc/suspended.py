@@ -63,11 +63,7 @@ def read_group(group: Group) -> Applicable[Freezer]:
         if _read(f"{one.directory}/{knob}").strip() == b"1":
             return Freezer(group.version, one.label(), admit_text(one.directory, _DIRECTORY_CHARS))
         last = one
-    return Freezer(
-        group.version,
-        last.label(),
-        _ABOVE,
-    )
+    return Freezer(group.version, last.label(), _ABOVE)
 
 
 def find_groups(pid: int, mounts: Sequence[Mount], proc: str = PROC) -> Applicable[tuple[Group, ...]]:
@@ -159,9 +155,7 @@ Processes = tuple[ProcessSample, ...]
 
 
 def mark_held(
-    processes: Processes,
-    frozen: Mapping[int, Applicable[Freezer]],
-    tracers: Mapping[int, Known[Tracer]],
+    processes: Processes, frozen: Mapping[int, Applicable[Freezer]], tracers: Mapping[int, Known[Tracer]]
 ) -> Processes:
     """Say of processes by PID which are frozen and who traces them. Pure.
 

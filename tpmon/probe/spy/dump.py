@@ -20,15 +20,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from tpmon.model.dump import (
-    Asker,
-    DeadChild,
-    DumpRequest,
-    DumpRound,
-    DumpState,
-    ErrorKind,
-    ProcessLook,
-)
+from tpmon.model.dump import Asker, DeadChild, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, Role

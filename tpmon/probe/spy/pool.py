@@ -60,11 +60,7 @@ def dump_arguments(
 
     ``native`` adds the frames of C, which py-spy reads of a stopped process alone; ``variables`` adds theirs.
     """
-    words = (
-        ("--nonblocking", nonblocking and not native),
-        ("--native", native),
-        ("--locals", variables),
-    )
+    words = (("--nonblocking", nonblocking and not native), ("--native", native), ("--locals", variables))
     how = (word for word, wanted in words if wanted)
     return ("dump", *how, "--full-filenames", "--json", "--pid", str(pid))
 

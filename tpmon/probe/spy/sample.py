@@ -429,13 +429,7 @@ MakeSampler = Callable[[FindMembers, SampleRequest], Sampler]
 class SampleService(Worker[SampleState]):
     """Sample one thing at a time. Every method returns at once."""
 
-    def __init__(
-        self,
-        members: FindMembers,
-        make: MakeSampler = Sampler,
-        *,
-        enabled: bool = True,
-    ) -> None:
+    def __init__(self, members: FindMembers, make: MakeSampler = Sampler, *, enabled: bool = True) -> None:
         """Sample nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
         super().__init__("sample-service")
         self._members = members

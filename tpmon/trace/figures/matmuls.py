@@ -192,11 +192,7 @@ def read_calls(trace: Trace, rows: Ints) -> tuple[Groups, list[Call]]:
 
 
 def _name_types(
-    trace: Trace,
-    found: CountedProduct,
-    rows: Ints,
-    called: tuple[list[Call], Ints],
-    is_product: Mask,
+    trace: Trace, found: CountedProduct, rows: Ints, called: tuple[list[Call], Ints], is_product: Mask
 ) -> None:
     """Tell kind, type and alignment of each pair of call and kernel.
 

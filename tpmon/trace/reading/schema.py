@@ -264,7 +264,7 @@ _NOT_BLOCKING = re.compile(
 _ALLOCATOR = re.compile(
     r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address\w+)"
     r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)"
-    r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
+    r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree"
 )
 _IMPLICIT = re.compile(
     r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module(?!Launch)|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"

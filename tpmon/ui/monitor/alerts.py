@@ -178,7 +178,7 @@ def facts_text(frame: Frame) -> str:
     """Write who, when, the verdict and the facts of a Frame as lines to paste into a chat or a ticket."""
     target = frame.target
     lines = [
-        f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}",
+        f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}"
     ]
     finding = frame.verdict
     if is_known(finding):

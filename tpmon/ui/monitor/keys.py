@@ -114,10 +114,7 @@ def _changes(change: Change, words: str) -> When:
 
 
 PANES = When(lambda view: view.is_bare, "with nothing over the panes")
-OVER = When(
-    lambda view: not view.is_bare and not asks.can_leave(view),
-    "while something is over the panes",
-)
+OVER = When(lambda view: not view.is_bare and not asks.can_leave(view), "while something is over the panes")
 ROWS = When(_rows, "in the ranks and workers panes")
 NO_ROWS = When(_openable, "in the panes without rows")
 MOVABLE = When(_movable, "in rows, in a pane alone, in what is over the panes")

@@ -64,11 +64,7 @@ _PAINTERS = {
     Pane.GPUS: paint_gpus,
     Pane.EVENTS: paint_events,
 }
-_IN_FULL = {
-    Pane.CPU: paint_cpu_in_full,
-    Pane.GPUS: paint_gpus_in_full,
-    Pane.EVENTS: paint_events_in_full,
-}
+_IN_FULL = {Pane.CPU: paint_cpu_in_full, Pane.GPUS: paint_gpus_in_full, Pane.EVENTS: paint_events_in_full}
 _OVERLAYS = {
     Overlay.VERDICT: paint_verdict_in_full,
     Overlay.DETAILS: paint_details,

@@ -123,10 +123,7 @@ class TerminalGuard:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Put the earlier handlers back; the screen has left the terminal."""
         self._left.set()

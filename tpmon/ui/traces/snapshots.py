@@ -114,9 +114,7 @@ class SnapshotSubject:
 def _find_main(file: SnapshotFile) -> DeviceSnapshot | None:
     """Return the device that failed a request, else the one that holds most; None without any."""
     return max(
-        file.devices,
-        key=lambda one: (bool(one.out_of_memory), one.pieces.reserved_bytes),
-        default=None,
+        file.devices, key=lambda one: (bool(one.out_of_memory), one.pieces.reserved_bytes), default=None
     )
 
 

@@ -86,10 +86,7 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("switches", explain(process.switches_s, lambda v: f"{format_rate(v)}/s")),
         ("RSS", format_bytes(process.rss_bytes)),
         ("PSS", _describe_pss(process)),
-        (
-            "read(2)",
-            explain(process.asked_read_bytes_s, lambda v: f"{say_bytes_s(v)}, with page cache"),
-        ),
+        ("read(2)", explain(process.asked_read_bytes_s, lambda v: f"{say_bytes_s(v)}, with page cache")),
         ("write(2)", explain(process.asked_write_bytes_s, say_bytes_s)),
         ("from disks", explain(process.device_read_bytes_s, say_bytes_s)),
         ("to disks", explain(process.device_write_bytes_s, say_bytes_s)),
@@ -146,10 +143,7 @@ def paint_environment(view: ViewState, width: int) -> list[Line]:
     if isinstance(settings, Missing):
         return [*lines, ((cut(f" ? {settings.reason}", width), Ink.WARN),)]
     if not settings:
-        return [
-            *lines,
-            ((cut(" no variable that changes training speed is set", width), Ink.PLAIN),),
-        ]
+        return [*lines, ((cut(" no variable that changes training speed is set", width), Ink.PLAIN),)]
     label_width = min(max(len(setting.name) for setting in settings) + 1, max(8, width // 2))
     for setting in settings:
         head = (" " + pad(setting.name, label_width) + " ", Ink.DIM)

@@ -47,9 +47,7 @@ _QUESTIONS = {
     CaptureStage.RECORDING: "t or esc cancels it: no file is left then; 8 leaves it to go on",
 }
 _UNSIZED = {
-    CaptureKind.SNAPSHOT: {
-        CaptureStage.PLANNED: "t or Enter records them and writes the file; esc leaves",
-    },
+    CaptureKind.SNAPSHOT: {CaptureStage.PLANNED: "t or Enter records them and writes the file; esc leaves"},
     CaptureKind.NSYS_RANGE: {
         CaptureStage.PLANNED: "t or Enter opens the range for nsys; esc leaves",
         CaptureStage.RECORDING: "t or esc ends the range before its steps are done; 8 leaves it to go on",

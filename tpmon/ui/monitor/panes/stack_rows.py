@@ -208,10 +208,7 @@ def has_unseen(view: ViewState) -> bool:
     """Tell whether the hang watch has left a dump that nobody looked at."""
     if not is_known(view.dump) or view.dump.state.request.asker is not Asker.WATCH:
         return False
-    return not view.dump.state.running and first_look_ns(view) not in (
-        NOT_APPLICABLE,
-        view.stacks.seen_ns,
-    )
+    return not view.dump.state.running and first_look_ns(view) not in (NOT_APPLICABLE, view.stacks.seen_ns)
 
 
 def note_seen(view: ViewState) -> ViewState:

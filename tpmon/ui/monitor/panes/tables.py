@@ -95,12 +95,7 @@ CPU_STEP_PCT = 10
 MEMORY_STEP_RATIO = 1.02
 """Rows this close count as equal and keep their places, so that they do not swap every second."""
 
-_SORT_WORDS = {
-    SortBy.CPU: "CPU",
-    SortBy.MEMORY: "RSS",
-    SortBy.TIME: "age",
-    SortBy.PID: "PID",
-}
+_SORT_WORDS = {SortBy.CPU: "CPU", SortBy.MEMORY: "RSS", SortBy.TIME: "age", SortBy.PID: "PID"}
 _SORTED_HEADS = {SortBy.CPU: "CPU %", SortBy.MEMORY: "RSS", SortBy.PID: "PID"}
 
 
