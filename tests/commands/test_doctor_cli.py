@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.command_line import SECONDS, call, call_behind
+from tests.command_line import SECONDS, call_behind
 from tests.nobody import AS_NOBODY, WITHOUT_PTRACE, needs_setpriv
 from tests.permissions import fix_of
 from tests.spying import may_sample
@@ -120,26 +120,6 @@ def test_rules_that_stood_in_nobodys_way_ask_for_nothing():
 
 
 # the command
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "what"),
-    [
-        (["doctor", "train.py"], 2, "a PID is a number"),
-        (["doctor", "1", "2"], 2, "doctor has no 2"),
-        (["doctor", "--job"], 2, "doctor has no --job"),
-    ],
-)
-def test_wrong_calls_are_refused(arguments, code, what):
-    done = call(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"tpmon: {what}")
-
-
-def test_a_process_that_is_not_there_is_3():
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    assert call("doctor", str(gone.pid)).returncode == 3
 
 
 def doctor(pid: int, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, Checkup]:

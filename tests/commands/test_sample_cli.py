@@ -1,7 +1,6 @@
 """``tpmon sample`` as a person calls it: price first, forms, ^C, refusals, exit codes, a job that ends."""
 
 import json
-import os
 import signal
 import stat
 import subprocess
@@ -23,37 +22,6 @@ from tpmon.probe.spy.sample import OFF
 from tpmon.settings import STACK_FORMATS
 
 pytestmark = pytest.mark.usefixtures("small_environment")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "what", "hint"),
-    [
-        (["sample"], {}, "which job? PID is missing", "tpmon ps"),
-        (["sample", "1", "--job"], {}, "PID and --job exclude each other", "leave one"),
-        (["sample", "train.py"], {}, "a PID is a number", "tpmon ps"),
-        (["sample", "1", "--seconds", "0"], {}, "--seconds: expected a number from 1 to 3600", "tpmon"),
-        (["sample", "1", "--rate", "51"], {}, "--rate: expected a whole number from 5 to 50", "tpmon"),
-        (["sample", "1", "--no-stacks"], {}, "no-stacks is set, and sample", "tpmon sample --stacks"),
-        (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
-        (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
-        (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
-        (["sample", "1", "--rank", "9" * 5000], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
-        (["sample", "1", "--seconds", "9" * 4000], {}, "--seconds: expected a number from 1", "tpmon"),
-        (["sample", "1", "--rate", "9" * 4000], {}, "--rate: expected a whole number from 5", "tpmon"),
-        (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
-        (["sample", "1", "--out", "/"], {}, "--out: / is there already", "name a file"),
-        (["sample", "1", "--json", "--format", "collapsed"], {}, "--json and --format", "leave"),
-        (["sample", "1", "--json"], {"TPMON_SAMPLE_FORMAT": "collapsed"}, "process 1", ""),
-        (["sample", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
-    ],
-)
-def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint):
-    done = call(*arguments, env={**os.environ, **environment})
-    assert done.returncode in (2, 3, 4)
-    assert done.stdout == ""
-    first, second = done.stderr.splitlines()
-    assert first.startswith(f"tpmon: {what}")
-    assert second.startswith(f"Try: {hint}")
 
 
 @pytest.mark.torch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, pid_argument, setting
+from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -118,11 +118,8 @@ def parse_asked(options: CaptureOptions) -> CaptureAsked:
 
 
 def _parse_number(flag: str, text: str, low: int, high: int) -> int:
-    if not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
-        raise UsageError(
-            f"{flag}: expected a whole number from {low} to {high}, found {text!r}", "tpmon capture --help"
-        )
-    return int(text)
+    expected = f"{flag}: expected a whole number from {low} to {high}"
+    return parse_number(text, low, high, expected, "tpmon capture --help")
 
 
 def _parse_seconds(text: str | None) -> float:

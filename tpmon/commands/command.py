@@ -45,6 +45,7 @@ stays readable: read what you send before you send it."""
 FILE_S = 10.0
 """How long a file may take that a command was given, and the configuration; ctrl-c ends the wait."""
 _PID_DIGITS = 10
+_MOST_DIGITS = 18
 
 
 class Argument(NamedTuple):
@@ -109,8 +110,17 @@ def parse_pid(text: str) -> int:
     Raises:
         UsageError: when it is no number.
     """
-    if not text.isdecimal() or len(text) > _PID_DIGITS:
-        raise UsageError(f"a PID is a number, found {text[:40]!r}", "tpmon ps lists the training jobs")
+    return parse_number(text, 0, 10**_PID_DIGITS - 1, "a PID is a number", "tpmon ps lists the training jobs")
+
+
+def parse_number(text: str, low: int, high: int, expected: str, try_this: str) -> int:
+    """Read a whole number that was typed.
+
+    Raises:
+        UsageError: saying what was ``expected`` and found, for one that is none or out of bounds.
+    """
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not low <= int(text) <= high:
+        raise UsageError(f"{expected}, found {text[:40]!r}", try_this)
     return int(text)
 
 

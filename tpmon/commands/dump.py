@@ -13,6 +13,7 @@ from tpmon.commands.command import (
     file_arguments,
     find_job,
     flag,
+    parse_number,
     pid_argument,
     setting,
 )
@@ -41,9 +42,6 @@ LOCALS_PRICE = (
 LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _RANK_DIGITS = 7
-PID_DIGITS = 10
-
-
 _TREE_HELP = "merge the stacks of all threads into a tree"
 
 
@@ -104,8 +102,7 @@ def check_options(options: DumpOptions) -> None:
     for word in options.ranks:
         _parse_numbers(word)
     for word in options.pids:
-        if not word.isdecimal() or len(word) > PID_DIGITS:
-            raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
+        parse_number(word, 0, 1 << 32, "--pid: a PID is a number", "tpmon dump PID --pid 4711")
 
 
 def list_prices(options: DumpOptions) -> tuple[str, ...]:

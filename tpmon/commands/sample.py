@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, pid_argument, setting
+from tpmon.commands.command import EXIT_CODES, Subcommand, find_job, flag, parse_number, pid_argument, setting
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))
 """Ends and forms of the files that a screen writes."""
 _LOOK_EVERY_S = 0.1
-_RANK_DIGITS = 7
+MOST_RANK = 9_999_999
 _PERMISSIONS = "docs/guide.md, Permissions"
 
 
@@ -75,8 +75,8 @@ def check_options(options: SampleOptions) -> None:
         )
     if rank is not None and options.all:
         raise UsageError("--rank and --all exclude each other", "leave one of the two out")
-    if rank is not None and not (rank.isdecimal() and len(rank) <= _RANK_DIGITS):
-        raise UsageError(f"--rank: a rank is a number, found {rank[:40]!r}", "tpmon sample PID --rank 0")
+    if rank is not None:
+        parse_number(rank, 0, MOST_RANK, "--rank: a rank is a number", "tpmon sample PID --rank 0")
     if out is not None and os.path.lexists(out):
         raise UsageError(f"--out: {out} is there already", "name a file that is not there yet")
 

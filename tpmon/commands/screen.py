@@ -47,7 +47,6 @@ from tpmon.ui.monitor.requests import LOOKS_EVERY_S
 from tpmon.ui.monitor.start import run_screen
 
 if TYPE_CHECKING:
-    from tpmon.capture.dialog import CaptureDialog
     from tpmon.evidence import SharedLook
     from tpmon.report.bundle import Sink as BundleSink
 
@@ -171,8 +170,6 @@ class Wiring:
 
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""
-        from tpmon.capture.dialog import CaptureDialog  # the first picture does without it
-
         if self._captures:
             self._results(Notice(CAPTURING))
             return
@@ -207,23 +204,16 @@ class Wiring:
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
-        from tpmon.evidence import (  # its archives cost the first picture some ms
-            SharedLook,
-            open_in_time,
-            start_bundle,
-        )
+        # Its archives cost the first picture some ms.
+        from tpmon.evidence import SharedLook, open_in_time, start_bundle
 
         if self._bundles:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
-        look = self._look = SharedLook(
-            session.frames,
-            session.pulses,
-            session.ask_dump,
-            LOOKS_EVERY_S,
-            stacks=not self._options.no_stacks,
-        )
+        stacks = not self._options.no_stacks
+        look = SharedLook(session.frames, session.pulses, session.ask_dump, LOOKS_EVERY_S, stacks=stacks)
+        self._look = look
         if self._ended:
             self._end_looks()
 

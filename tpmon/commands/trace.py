@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tpmon.commands.command import Subcommand, file_arguments, flag, setting
+from tpmon.commands.command import Subcommand, file_arguments, flag, parse_number, setting
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
@@ -145,11 +145,13 @@ def run_slice(files: Sequence[str], options: TraceOptions, output: Output) -> in
         raise UsageError(f"--slice takes one trace, found {len(files)}", "name one FILE")
     if not out.endswith(_ENDINGS):
         raise UsageError(f"--slice: {out} ends in neither .json nor .json.gz", _SLICE)
-    if gaps and not (gaps.isascii() and gaps.isdecimal() and 0 < int(gaps[:9]) <= MOST_GAPS):
-        raise UsageError(f"--top-gaps takes a number from 1 to {MOST_GAPS}, found {gaps!r}", "--top-gaps 3")
+    longest = 0
+    if gaps:
+        said = f"--top-gaps takes a number from 1 to {MOST_GAPS}"
+        longest = parse_number(gaps, 1, MOST_GAPS, said, "--top-gaps 3")
     progress = _Progress()
     trace = read_trace(files[0], progress)
-    choice = choose_steps(trace, steps) if steps else choose_gaps(trace, int(gaps))
+    choice = choose_steps(trace, steps) if steps else choose_gaps(trace, longest)
     del trace
     written = write_slice(files[0], out, choice, progress)
     size = format_bytes(written.bytes)
@@ -207,9 +209,16 @@ def _parse_top(text: str) -> int:
 
     if not text:
         return TOP
-    if not text.isdecimal() or not 0 < int(text[:9]) <= MOST_TOP:
-        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text[:40]!r}", "--top 20")
-    return int(text)
+    return parse_number(text, 1, MOST_TOP, f"--top takes a number from 1 to {MOST_TOP}", "--top 20")
+
+
+def _leave_out(named: Sequence[str], progress: _Progress, path: str, error: TpmonError) -> bool:
+    """Leave out what only a directory or a pattern named: other files lie there too."""
+    if path in named:
+        return False
+    progress.end()
+    complain(f"tpmon: left out: {error.what}")
+    return True
 
 
 def check_pair(files: Sequence[str], options: TraceOptions) -> float:
@@ -303,15 +312,9 @@ def run_trace(options: TraceOptions) -> int:
         else:
             output.write_lines(*write_comparison(comparison, top))
         return ExitCode.OK
-
-    def skip(path: str, error: TpmonError) -> bool:
-        """Leave out what only a directory or a pattern named: other files lie there too."""
-        if path in options.files:
-            return False
-        complain(f"tpmon: left out: {error.what}")
-        return True
-
-    report = analyze(files, _Progress(), skip, wanted=ON_REQUEST if options.json else (csv, table))
+    progress = _Progress()
+    skip = partial(_leave_out, options.files, progress)
+    report = analyze(files, progress, skip, wanted=ON_REQUEST if options.json else (csv, table))
     if options.json:
         output.write_json(encode(report))
     elif csv:
@@ -355,17 +358,8 @@ def show_traces(files: Sequence[str], options: TraceOptions) -> int:
     target = check_pair(files, options)
     kept = KeptTraces()
     progress = _Progress(redraws=True)
-
-    def skip(path: str, error: TpmonError) -> bool:
-        """Leave out what only a directory or a pattern named: other files lie there too."""
-        if path in options.files:
-            return False
-        progress.end()
-        complain(f"tpmon: left out: {error.what}")
-        return True
-
     try:
-        report = analyze(files, progress, skip, kept.keep)
+        report = analyze(files, progress, partial(_leave_out, options.files, progress), kept.keep)
         comparison: Applicable[TraceComparison] = NOT_APPLICABLE
         if options.against:
             before = analyze([options.against], progress).files[0]
