@@ -12,26 +12,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.command_line import SECONDS, call, start
 from tests.dumps import IN_LOCK, make_rank, make_round
-from tests.frames import NOW, make_frame
+from tests.frames import NOW, NOW_NS, make_frame
 from tests.looks import RECORDS, Look, update
 from tests.model.text.secret_lists import HEX40, KINDS, OTHERS, S
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon import evidence
 from tpmon.evidence import ROUNDS, Bundler, SharedLook, default_name, open_sink, start_bundle
-from tpmon.model.codec import decode
+from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
-from tpmon.model.frame import Frame
+from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.doctor import Checkup, list_checks
 from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
+from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies
+from tpmon.report import bundle
 from tpmon.report.bundle import README, FolderSink
 
 pytestmark = pytest.mark.usefixtures("small_environment")
@@ -42,25 +45,12 @@ TRAINING = (
     " open(sys.argv[3], 'w').close(); sys.stdin.read()"
 )
 PARTS = {
-    "README.txt",
-    "versions.txt",
-    "processes.txt",
-    "log.txt",
-    "doctor.txt",
-    "doctor.json",
-    "frames.jsonl",
-    "pulses.jsonl",
-    "verdict.txt",
-    "verdict.json",
-    "once.txt",
-    "dump-1.txt",
-    "dump-1.json",
-    "dump-2.txt",
-    "dump-2.json",
-    "dump-3.txt",
-    "dump-3.json",
-    "fold.txt",
-    "fold.json",
+    *("README.txt", "versions.txt", "processes.txt", "log.txt", "frames.jsonl", "pulses.jsonl", "once.txt"),
+    *(
+        f"{name}.{end}"
+        for name in ("doctor", "verdict", "dump-1", "dump-2", "dump-3", "fold")
+        for end in ("txt", "json")
+    ),
 }
 
 
@@ -77,13 +67,8 @@ def training(folder: Path, *words: str, written: str = "", **environment: str) -
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "3",
-                "WANDB_API_KEY": SECRET,
-                "MASTER_ADDR": "127.0.0.1",
-                **environment,
-            },
+            env={**os.environ, "OMP_NUM_THREADS": "3", "WANDB_API_KEY": SECRET, "MASTER_ADDR": "127.0.0.1"}
+            | environment,
         )
         try:
             assert wait_until(ready.exists, SECONDS)
@@ -380,3 +365,41 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
     start_bundle(gone, lambda _: FolderSink(str(path)), look, tell)
     assert done.wait(SECONDS)
     assert told[2] == "the bundle failed: ZeroDivisionError: by design"
+
+
+# what it holds of the time before
+
+
+@pytest.fixture
+def bundler(tmp_path):
+    nobody = cast("Job", None)  # the looks ask no job
+    return Bundler(nobody, FolderSink(str(tmp_path / "out")), Look(Missing("none")), stacks=False)
+
+
+def said_of(bundler: Bundler) -> dict[str, str]:
+    return {name: said for name, _, said in bundler.contents.files}
+
+
+@pytest.mark.parametrize(
+    ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
+)
+def test_the_frames_that_are_in_it_are_counted_and_not_all(bundler, tmp_path, monkeypatch, room, what):
+    monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
+    bundler._write_looks()
+    assert said_of(bundler)["frames.jsonl"] == what
+    assert (tmp_path / "out" / "frames.jsonl").read_text().count("\n") == int(room)
+
+
+def test_the_main_figures_reach_further_back_than_the_frames(bundler, tmp_path):
+    bundler._write_looks()
+    assert said_of(bundler)["pulses.jsonl"] == "the main figures of the last 10m00s, one reading a line"
+    lines = (tmp_path / "out" / "pulses.jsonl").read_text().splitlines()
+    assert len(lines) == 601
+    assert lines[-1] == encode(pulse_of(make_frame()))
+    assert decode(Pulse, lines[0]).taken_ns == NOW_NS - 600 * 10**9
+
+
+def test_where_nothing_was_read_no_file_is_promised(bundler, monkeypatch):
+    monkeypatch.setattr(Look, "pulses", lambda _: ())
+    bundler._write_looks()
+    assert "pulses.jsonl" not in said_of(bundler)

@@ -88,29 +88,17 @@ def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory, mon
 
 def test_the_demo_joins_no_run_whose_variables_the_shell_carries(directory, monkeypatch):
     """A PyTorchJob pod and a Slurm step put them into every shell that is opened there."""
-    places = {
-        "MASTER_ADDR": "job-master-0",
-        "MASTER_PORT": "23456",
-        "WORLD_SIZE": "2",
-        "RANK": "1",
-        "LOCAL_RANK": "0",
-        "NODE_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "PET_NNODES": "2",
-        "TORCHELASTIC_RUN_ID": "live",
-        "OMPI_COMM_WORLD_RANK": "1",
-        "PMI_RANK": "1",
-        "SLURM_PROCID": "1",
-    }
-    for name, value in places.items():
-        monkeypatch.setenv(name, value)
+    names = "MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK NODE_RANK GROUP_WORLD_SIZE PET_NNODES"
+    places = {*names.split(), "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
+    for name in places:
+        monkeypatch.setenv(name, "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHON", make_fake_python(directory / "python", "env; exit 1"))
     with pytest.raises(NoTargetError) as failed:
         start_demo(DemoOptions())
     log = Path(failed.value.try_this.removeprefix("read ")).read_text()
     names = {line.partition("=")[0] for line in log.splitlines()}
-    assert not names & places.keys()
+    assert not names & places
     assert {"OMP_NUM_THREADS", "PATH", "TMPDIR"} <= names
 
 

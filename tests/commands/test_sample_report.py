@@ -5,26 +5,33 @@ import os
 import pty
 import re
 import select
+import stat
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from tests.command_line import read
 from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NEXT_BATCH
+from tests.goldens import sample_views
 from tests.samples import count, make_reading, make_sampled, make_sampled_worker
 from tpmon.commands import sample
-from tpmon.commands.sample import SampleOptions, explain_errors
+from tpmon.commands.command import WatchOptions
+from tpmon.commands.sample import explain_errors, save_samples
+from tpmon.commands.screen import Wiring
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import fold_stacks, hot_functions
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.model.results.doctor import SampleUpdate
 from tpmon.model.sample import (
     CountedFunction,
     HotFunction,
     HotSample,
     SampleRequest,
+    SampleState,
     pick_functions,
     price_sampling,
     say_price,
@@ -34,6 +41,7 @@ from tpmon.probe.spy.failure import install_spy
 from tpmon.report import sample as sample_live
 from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample import Live, write_progress, write_sample
+from tpmon.ui.monitor.controls import Errand, Notice
 from tpmon.view.layout import WIDTH
 from tpmon.view.stacks import say_group
 
@@ -248,22 +256,7 @@ def test_elsewhere_it_is_a_line_now_and_then(monkeypatch):
     assert not Live(3600.0, ascii_only=False, redraw=False).is_due, "not before some minutes"
 
 
-# what is asked for
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"sample__format": "collapsed", "json": True}, "--json and --format collapsed"),
-        ({"no_stacks": True}, "no-stacks is set"),
-        ({"rank": "1", "all": True}, "--rank and --all exclude each other"),
-        ({"rank": "-1"}, "--rank: a rank is a number"),
-        ({"out": "/dev/null"}, "--out: /dev/null is there already"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_looked_at(flags, words):
-    with pytest.raises(UsageError, match=re.escape(words)):
-        sample.run(read(SampleOptions, pid="1", **flags))
+# what comes of it
 
 
 @pytest.mark.parametrize(
@@ -318,3 +311,74 @@ def test_a_file_that_takes_nothing_is_named_and_the_table_is_kept(tmp_path, capf
     with sample._open_new(str(path)):
         assert path.exists(), "the place is tried before anything is sampled"
     assert not path.exists(), "nothing came"
+
+
+# the files that a screen writes
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_both_files_are_private_and_hold_what_the_tools_read(here):
+    old = os.umask(0)
+    try:
+        said = save_samples(sample_views.ended())
+    finally:
+        os.umask(old)
+    folded, speedscope = sorted(here.iterdir())
+    name = folded.name.removesuffix(".folded")
+    assert speedscope.name == f"{name}.speedscope.json"
+    assert said == f"wrote {here / name}, .speedscope.json and .folded"
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (folded, speedscope)} == {0o600}
+    assert json.loads(speedscope.read_text())["profiles"]
+    assert "rank main;<module> (/run/train.py:90);train" in folded.read_text()
+
+
+def test_nothing_is_written_over(here):
+    save_samples(sample_views.ended())
+    before = {one: one.read_text() for one in here.iterdir()}
+    assert "File exists" in save_samples(sample_views.ended())
+    assert {one: one.read_text() for one in here.iterdir()} == before
+
+
+def test_half_a_file_is_none(here, monkeypatch):
+    monkeypatch.setattr("tpmon.report.formats.write_speedscope_samples", lambda *_: 1 / 0)
+    assert save_samples(sample_views.ended()) == "not written: ZeroDivisionError: division by zero"
+    assert list(here.iterdir()) == []
+
+
+def test_where_nothing_was_sampled_no_file_is_made(here):
+    why = Missing("nothing was sampled yet")
+    state = SampleState(SampleRequest(), why, running=False, refused="")
+    assert save_samples(SampleUpdate(state, why)) == "nothing was sampled: no file is written"
+    assert list(here.iterdir()) == []
+
+
+def test_the_key_writes_what_the_session_sampled_last(here):
+    told: list[object] = []
+    done = threading.Event()
+
+    def take(result):
+        told.append(result)
+        if isinstance(result, Notice):
+            done.set()
+
+    sinks: list[object] = []
+
+    def open_session(*given):
+        sinks.extend(given)
+        return SimpleNamespace(start=lambda _: None)
+
+    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    wiring = Wiring(job, WatchOptions(), open_session)
+    wiring.start(lambda _: None, take)
+    wiring.ask(Errand.WRITE_SAMPLES)
+    assert told == [], "nothing was sampled"
+    sinks[2](sample_views.ended())
+    wiring.ask(Errand.WRITE_SAMPLES)
+    assert done.wait(10)
+    assert told[1].text.startswith("wrote ")
+    assert len(list(here.iterdir())) == 2
