@@ -1,14 +1,14 @@
-"""Causes come from the table of kinds, and figures with a history from their registry: none is written twice."""
+"""Causes come from the table of kinds, evidence from the registry of figures: none is written twice."""
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from tests.judge.scenes import SCENES
-from tests.judge.test_state import follow
-from tpmon.model.frame import FIGURES
+from tpmon.model.figures import Figure
+from tpmon.model.frame import HISTORIES, Ages, GroupTexts
 from tpmon.model.verdict import TABLE
 
 TPMON = Path(__file__).parents[2] / "tpmon"
@@ -46,18 +46,31 @@ def test_what_a_module_names_as_a_cause_is_found():
     assert find_causes(source) == {"a", "b", "c", "d"}
 
 
-def test_the_name_of_a_figure_stands_in_the_registry_alone():
-    names = FIGURES.keys() - {"runnable"}  # which is also a key of JSON
+def test_evidence_is_made_by_a_row_of_the_registry_alone():
+    makers = {
+        str(path.relative_to(TPMON))
+        for path in TPMON.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Evidence"
+    }
+    assert makers == {"judge/answers/result.py"}
+
+
+def test_each_row_of_the_registry_is_used_and_dated():
+    used = {
+        node.attr
+        for path in (TPMON / "judge").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Figure"
+    }
+    assert used == set(Figure.__members__)
+    assert len(Figure) == len(Figure.__members__)  # two rows that are the same would be one
+    groups = {field.name for field in fields(Ages)}
+    assert {one.group for one in Figure} - {""} <= groups
+    assert groups == {field.name for field in fields(GroupTexts)}
+
+
+def test_the_name_of_a_figure_with_a_history_stands_in_the_registry_alone():
+    names = HISTORIES.keys() - {"runnable"}  # which is also a key of JSON
     for path in (*(TPMON / "judge").rglob("*.py"), *(TPMON / "ui").rglob("*.py")):
         assert names.isdisjoint(_constants(ast.parse(path.read_text()))), path
-
-
-def test_evidence_of_a_figure_has_its_unit():
-    shown = set()
-    for build in SCENES.values():
-        (*_, verdict) = follow(build())
-        for row in (*verdict.evidence, *verdict.against):
-            if row.name in FIGURES:
-                shown.add(row.name)
-                assert row.unit == FIGURES[row.name].unit
-    assert {"CPUs used", "GPU busy", "queue empty"} <= shown

@@ -10,7 +10,7 @@ from tpmon.judge.advice.context import gather_facts, observe
 from tpmon.judge.advice.entry import Chosen, Risk
 from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading_of
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import UNMOVED_S as STILL_S
 from tpmon.judge.features.standstill import find_silences, say_longer, say_open, say_still, still_s
@@ -25,7 +25,7 @@ from tpmon.judge.hang.activity import (
 from tpmon.judge.hang.detection import find_need_s, logs_here
 from tpmon.judge.hang.devices import CAUSES, find_waited_s
 from tpmon.judge.hysteresis import Standing, Track
-from tpmon.model.frame import CPUS_USED, GPU_BUSY, RUNNABLE
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, Origin, SinceIs, pick_code
@@ -340,7 +340,6 @@ def _say_next(scene: Scene) -> str:
 
 def _places(scene: Scene) -> tuple[Evidence, ...]:
     """Return where the main threads are, the first ranks only."""
-    ages = scene.frame.ages_s
     found = []
     for rank in scene.ranks[:MOST_PLACES]:
         phases = rank.phases
@@ -350,22 +349,18 @@ def _places(scene: Scene) -> tuple[Evidence, ...]:
         waits = f", {describe_wait(wait)}" if is_known(wait) and wait != RUNNING else ""
         name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
         text = f"in {phases.where}{waits}"
-        found.append(
-            Evidence(name, float(phases.samples), "samples", text, scene.frame.sources.stacks, ages.stacks)
-        )
+        found.append(reading(Figure.MAIN_PLACE, float(phases.samples), scene.frame, of=name, text=text))
     return tuple(found)
 
 
 def _figures(scene: Scene) -> tuple[Evidence, ...]:
     """Return the figures that a person looks at when no rule fits."""
-    frame = scene.frame
-    ages = frame.ages_s
     return _places(scene) + tuple(
-        reading_of(figure, value, source, age)
-        for figure, value, source, age in (
-            (CPUS_USED, scene.used, frame.sources.cpu, ages.cpu),
-            (RUNNABLE, scene.runnable, frame.sources.threads, ages.threads),
-            (GPU_BUSY, scene.gpu_pct, frame.sources.gpu, ages.gpu),
+        reading(figure, value, scene.frame)
+        for figure, value in (
+            (Figure.CPUS_USED, scene.used),
+            (Figure.RUNNABLE, scene.runnable),
+            (Figure.GPU_BUSY, scene.gpu_pct),
         )
         if is_known(value)
     )

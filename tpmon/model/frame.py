@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tpmon.model.dump import DumpRound
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NOT_YET, Driver, GpuSample
 from tpmon.model.hook import HookSample, StepPace
@@ -301,14 +302,12 @@ class Window:
         return tuple(read(pulse) for pulse in self._pulses)
 
 
-class Figure(NamedTuple):
-    """Name a reading of a verdict whose history the Pulses hold, for those who show it and those who draw it.
+class History(NamedTuple):
+    """Hold what draws the history of a figure, from Pulses.
 
     A ``top`` of 0 stands for the highest value seen or, of a share, for the whole of it.
     """
 
-    name: str
-    unit: str
     series: Callable[[Pulse], Known[float]]
     top: float = 0.0
 
@@ -318,14 +317,15 @@ def _gpu(pulse: Pulse) -> Known[float]:
     return sum(busy) / len(busy) if busy else Missing("no card answered")
 
 
-CPUS_USED = Figure("CPUs used", "CPUs", lambda pulse: pulse.used_cores)
-RUNNABLE = Figure("runnable", "threads", lambda pulse: pulse.runnable)
-CPU_DELAY = Figure("waiting for a CPU", "%", lambda pulse: pulse.run_delay_ratio, 1.0)
-GPU_BUSY = Figure("GPU busy", "%", _gpu, 100.0)
-GPU_IDLE = Figure("GPU idle", "%", lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0)
-QUEUE_EMPTY = Figure("queue empty", "%", lambda pulse: pulse.empty_ratio, 1.0)
-SHM_USED = Figure("used of it", "%", lambda pulse: pulse.shm_ratio, 1.0)
-MEMORY_USED = Figure("used of the limit", "%", lambda pulse: pulse.memory_bytes)
-
-_FIGURES = (CPUS_USED, RUNNABLE, CPU_DELAY, GPU_BUSY, GPU_IDLE, QUEUE_EMPTY, SHM_USED, MEMORY_USED)
-FIGURES = {one.name: one for one in _FIGURES}
+_HISTORIES = {
+    Figure.CPUS_USED: History(lambda pulse: pulse.used_cores),
+    Figure.RUNNABLE: History(lambda pulse: pulse.runnable),
+    Figure.CPU_DELAY: History(lambda pulse: pulse.run_delay_ratio, 1.0),
+    Figure.GPU_BUSY: History(_gpu, 100.0),
+    Figure.GPU_IDLE: History(lambda pulse: map_known(lambda busy: 100.0 - busy, _gpu(pulse)), 100.0),
+    Figure.QUEUE_EMPTY: History(lambda pulse: pulse.empty_ratio, 1.0),
+    Figure.SHM_USED: History(lambda pulse: pulse.shm_ratio, 1.0),
+    Figure.MEMORY_USED: History(lambda pulse: pulse.memory_bytes),
+}
+HISTORIES = {figure.label: history for figure, history in _HISTORIES.items()}
+"""By the name of the evidence that they are drawn beside."""

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Outcome
@@ -184,7 +185,7 @@ class Finding:
 
 IN_WORDS = Missing("in words")
 """The value of a reading that is no number: its text says it."""
-BEFORE_THE_END = "verdict before the end"
+BEFORE_THE_END = Figure.BEFORE_THE_END.label
 """Name of the reading that keeps what was said last of a job that has ended."""
 EXIT_CODES = {row.kind: row.exit_code for row in TABLE}
 """Of the kinds; ``pick_code`` knows the causes that have another one."""

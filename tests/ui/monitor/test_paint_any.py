@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from tests import frames
 from tests.goldens import dump_views, sample_views
 from tpmon.model.dump import Asker
-from tpmon.model.frame import FIGURES, Frame, TargetState
+from tpmon.model.frame import HISTORIES, Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
@@ -110,7 +110,7 @@ def cards(draw, index):
 @st.composite
 def findings(draw):
     evidence = st.builds(
-        Evidence, TEXTS | st.sampled_from(sorted(FIGURES)), REASONS | NUMBERS, TEXTS, TEXTS, TEXTS, REASONS | NUMBERS
+        Evidence, TEXTS | st.sampled_from(sorted(HISTORIES)), REASONS | NUMBERS, TEXTS, TEXTS, TEXTS, REASONS | NUMBERS
     )
     readings = st.lists(evidence, max_size=8).map(tuple)
     texts = st.lists(TEXTS, max_size=9).map(tuple)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.model.frame import Figure
+from tpmon.model.figures import Figure
+from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.verdict import Evidence, Kind, Origin
@@ -74,14 +75,29 @@ Key = tuple[Kind, Applicable[str]]
 """What makes two suspicions the same verdict."""
 
 
-def reading(name: str, value: Known[float], unit: str, source: str, age_s: Known[float]) -> Evidence:
-    """Return one number as evidence."""
-    return Evidence(name=name, value=value, unit=unit, text="", source=source, age_s=age_s)
+def reading(
+    figure: Figure, value: Known[float], frame: Frame, *, of: object = "", text: str = "", source: str = ""
+) -> Evidence:
+    """Return a reading of a Frame as evidence, with the age and, unless it is given, the source of its row.
+
+    ``of`` fills the braces of its name or unit.
+    """
+    source = source or figure.source or getattr(frame.sources, figure.group)
+    return reading_aged(figure, value, getattr(frame.ages_s, figure.group), of=of, text=text, source=source)
 
 
-def reading_of(figure: Figure, value: Known[float], source: str, age_s: Known[float]) -> Evidence:
-    """Return one number of the registry as evidence."""
-    return reading(figure.name, value, figure.unit, source, age_s)
+def reading_aged(
+    figure: Figure,
+    value: Known[float],
+    age_s: Known[float],
+    *,
+    of: object = "",
+    text: str = "",
+    source: str = "",
+) -> Evidence:
+    """Return a reading as evidence whose age is not that of a group of its Frame."""
+    name, unit = figure.label.format(of), figure.unit.format(of)
+    return Evidence(name, value, unit, text, source or figure.source, age_s)
 
 
 def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:

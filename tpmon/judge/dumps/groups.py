@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from tpmon.judge.answers.result import reading_aged
 from tpmon.judge.dumps.merge import (
     LEAST_APART_S,
     Sighting,
@@ -46,6 +47,7 @@ from tpmon.model.dump import (
     OddOne,
     StackGroup,
 )
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
@@ -181,7 +183,6 @@ SURE_S = 60.0
 UNDECIDED = Missing("where the threads are does not decide it; tpmon diagnose judges")
 NOBODY = Missing("no stack of a rank was read")
 _MOVE = Missing("the ranks move")
-_SOURCE = "py-spy and /proc, all looks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +310,8 @@ def _find(suspect: _Suspect, scene: DumpScene, span: DumpSpan) -> Finding:
         try_=_say_next(suspect, scene, span, is_hung=is_hung),
         also_try=NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
-        evidence=(_row("waits", suspect.text), _row("looks at each process", str(looks))),
-        against=(_row("it may end by itself", suspect.excuse),) if suspect.excuse else (),
+        evidence=(_row(Figure.DUMP_WAITS, suspect.text), _row(Figure.DUMP_LOOKS, str(looks))),
+        against=(_row(Figure.DUMP_MAY_END, suspect.excuse),) if suspect.excuse else (),
         ruled_out=(),
         unknown=_list_unknown(scene),
         pid=seen.thread.pid if is_known(seen) else NOT_APPLICABLE,
@@ -352,8 +353,8 @@ def _list_unknown(scene: DumpScene) -> tuple[str, ...]:
     return ("whether steps or the log go on", *unread, *elsewhere)
 
 
-def _row(name: str, text: str) -> Evidence:
-    return Evidence(name, IN_WORDS, "", text, _SOURCE, 0.0)
+def _row(figure: Figure, text: str) -> Evidence:
+    return reading_aged(figure, IN_WORDS, 0.0, text=text)
 
 
 _ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)

@@ -22,7 +22,8 @@ from tpmon.judge.features.cards import (
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.snapshot import RankScene, Scene
 from tpmon.judge.watch.hook_progress import list_hooks
-from tpmon.model.frame import GPU_BUSY, Frame
+from tpmon.model.figures import Figure
+from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, is_listed, is_no_card, list_processes
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -375,18 +376,18 @@ def median_over(values: Iterable[Known[float]]) -> Known[float]:
 
 def gpu_figures(scene: Scene) -> tuple[Evidence, ...]:
     """Return what the cards do as evidence: the median over the cards of what was read."""
-    age, cards = scene.frame.ages_s.gpu, scene.gpus
+    cards = scene.gpus
     rows = (
-        (GPU_BUSY.name, median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
-        ("SM activity", median_over(card.sm_active_pct for card in cards), 1.0, "GPM"),
-        ("tensor activity", median_over(card.tensor_pct for card in cards), 1.0, "GPM"),
-        ("DRAM activity", median_over(card.dram_pct for card in cards), 1.0, "GPM"),
-        ("power of its limit", median_over(card.power_ratio for card in cards), 100.0, "NVML power"),
-        ("SM clock of its maximum", median_over(card.clock_ratio for card in cards), 100.0, "NVML clock"),
+        (Figure.GPU_BUSY, median_over(card.busy_pct for card in cards), 1.0, "NVML utilisation"),
+        (Figure.SM_ACTIVITY, median_over(card.sm_active_pct for card in cards), 1.0, ""),
+        (Figure.TENSOR_ACTIVITY, median_over(card.tensor_pct for card in cards), 1.0, ""),
+        (Figure.DRAM_ACTIVITY, median_over(card.dram_pct for card in cards), 1.0, ""),
+        (Figure.GPU_POWER, median_over(card.power_ratio for card in cards), 100.0, ""),
+        (Figure.GPU_CLOCK, median_over(card.clock_ratio for card in cards), 100.0, ""),
     )
     return tuple(
-        reading(name, scale * value, "%", source, age)
-        for name, value, scale, source in rows
+        reading(figure, scale * value, scene.frame, source=source)
+        for figure, value, scale, source in rows
         if is_known(value)
     )
 

@@ -23,6 +23,7 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of
 from tpmon.judge.features.standstill import fresh_phase, name_rank
 from tpmon.judge.stacks.profile import Phase, RankPhases, share_of
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, GpuSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -41,10 +42,6 @@ MUCH_NVLINK_BYTES_S = 50e9
 900e9."""
 MUCH_PCIE_BYTES_S = 5e9
 """The same of PCIe: 32e9 is all that 16 lanes of generation 3 move, 63e9 of generation 4."""
-NIC_SOURCE = "interface counters"
-LINK_SOURCES = ("NVLink counters", "NVML PCIe counters")
-LINK_ROWS = ("NVLink", "PCIe, both ways")
-"""Names of the evidence that is read of the cards' own links."""
 
 
 def _comm_demand(scene: Scene) -> Known[float]:
@@ -113,20 +110,19 @@ def _pcie_bytes_s(card: GpuSample) -> Known[float]:
 
 def find_traffic(scene: Scene) -> tuple[float, set[Origin], tuple[Evidence, ...]]:
     """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
-    age, threads = scene.frame.ages_s, _comm_demand(scene)
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
-    rows: tuple[tuple[str, Known[float], float, str, str, Origin, Known[float]], ...] = (
-        ("communication threads", threads, COMM_DEMAND, "threads", "schedstat", Origin.PROC, age.threads),
-        ("network", nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, Origin.NETWORK, age.io),
-        (LINK_ROWS[0], nvlink, LINK_BYTES_S, "bytes/s", LINK_SOURCES[0], Origin.DRIVER, age.gpu),
-        (LINK_ROWS[1], pcie, LINK_BYTES_S, "bytes/s", LINK_SOURCES[1], Origin.DRIVER, age.gpu),
+    rows: tuple[tuple[Figure, Known[float], float, Origin], ...] = (
+        (Figure.COMM_THREADS, _comm_demand(scene), COMM_DEMAND, Origin.PROC),
+        (Figure.NETWORK, nic_bytes_s(scene), NIC_BYTES_S, Origin.NETWORK),
+        (Figure.NVLINK, nvlink, LINK_BYTES_S, Origin.DRIVER),
+        (Figure.PCIE, pcie, LINK_BYTES_S, Origin.DRIVER),
     )
     margin = 0.0
     origins: set[Origin] = set()
     evidence = []
-    for name, value, limit, unit, source, origin, how_old in rows:
+    for figure, value, limit, origin in rows:
         if is_known(value):
-            evidence.append(reading(name, value, unit, source, how_old))
+            evidence.append(reading(figure, value, scene.frame))
             if value >= limit:
                 margin = max(margin, value / limit)
                 origins.add(origin)
@@ -139,17 +135,17 @@ def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
     Less tells no more than that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s. What
     comes over the network is data where no rank runs on another machine.
     """
-    age, world = scene.frame.ages_s, scene.frame.target.world_size
+    world = scene.frame.target.world_size
     away = is_known(world) and world > len(scene.ranks)
     network = nic_bytes_s(scene) if away else Missing("every rank runs here")
-    rows: tuple[tuple[str, Known[float], float, str, Known[float]], ...] = (
-        ("network", network, NIC_BYTES_S, NIC_SOURCE, age.io),
-        (LINK_ROWS[0], _on_cards(scene, _nvlink_bytes_s), MUCH_NVLINK_BYTES_S, LINK_SOURCES[0], age.gpu),
-        (LINK_ROWS[1], _on_cards(scene, _pcie_bytes_s), MUCH_PCIE_BYTES_S, LINK_SOURCES[1], age.gpu),
+    rows: tuple[tuple[Figure, Known[float], float], ...] = (
+        (Figure.NETWORK, network, NIC_BYTES_S),
+        (Figure.NVLINK, _on_cards(scene, _nvlink_bytes_s), MUCH_NVLINK_BYTES_S),
+        (Figure.PCIE, _on_cards(scene, _pcie_bytes_s), MUCH_PCIE_BYTES_S),
     )
     return tuple(
-        reading(name, value, "bytes/s", source, how_old)
-        for name, value, limit, source, how_old in rows
+        reading(figure, value, scene.frame)
+        for figure, value, limit in rows
         if is_known(value) and value >= limit
     )
 
@@ -162,7 +158,7 @@ def exchange_unread(scene: Scene) -> tuple[str, ...]:
     has_nvlink = any(card.last.nvlink_tx_bytes_s != NO_NVLINK for card in scene.gpus)
     rows: tuple[tuple[str, Known[float]], ...] = (
         ("the network", network),
-        (LINK_ROWS[0], _on_cards(scene, _nvlink_bytes_s) if has_nvlink else 0.0),
+        (Figure.NVLINK.label, _on_cards(scene, _nvlink_bytes_s) if has_nvlink else 0.0),
         ("PCIe", _on_cards(scene, _pcie_bytes_s)),
     )
     return tuple(

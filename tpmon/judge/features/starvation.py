@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading, reading_of
+from tpmon.judge.answers.result import Cleared, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.features.card_use import find_gpu_idle, may_starve
 from tpmon.judge.features.cpu import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.judge.features.data_wait import DataWait, is_behind
@@ -20,9 +20,9 @@ from tpmon.judge.features.readings import median_known
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene, demand_of, once
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot
-from tpmon.model.frame import GPU_IDLE, QUEUE_EMPTY
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind, Origin
@@ -248,7 +248,7 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
         return ()
     if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * _queue_wait(found):
         return ()
-    return (reading_of(QUEUE_EMPTY, 100 * loader.empty_ratio, "pipes", scene.frame.ages_s.io),)
+    return (reading(Figure.QUEUE_EMPTY, 100 * loader.empty_ratio, scene.frame),)
 
 
 def _unread(found: Starved) -> tuple[str, ...]:
@@ -285,29 +285,24 @@ def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
 
 
 def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
-    ages = scene.frame.ages_s
     told = [
-        Evidence(
-            "data wait",
+        reading_aged(
+            Figure.DATA_WAIT,
             100 * found.wait.share.ratio,
-            "%",
-            f"{_pct(found.wait.share)}",
-            _source_words(found),
             _wait_age_s(found, scene),
+            text=_pct(found.wait.share),
+            source=_source_words(found),
         )
     ]
     loader = found.rank.loader
     if loader is not None and is_known(loader.empty_ratio) and not loader.pin_thread:
-        told.append(reading_of(QUEUE_EMPTY, 100 * loader.empty_ratio, "pipes", ages.io))
+        told.append(reading(Figure.QUEUE_EMPTY, 100 * loader.empty_ratio, scene.frame))
     if is_known(found.gpu_idle):
-        told.append(reading_of(GPU_IDLE, 100 * found.gpu_idle, "NVML", ages.gpu))
-    for name, value in (
-        ("a worker wants", found.demand),
-        ("workers without work", map_known(lambda ratio: 100 * ratio, found.idle)),
-    ):
-        if found.workers and is_known(value):
-            unit = "CPUs" if value is found.demand else "%"
-            told.append(reading(name, value, unit, "schedstat" if unit == "CPUs" else "wchan", ages.threads))
+        told.append(reading(Figure.GPU_IDLE, 100 * found.gpu_idle, scene.frame))
+    if found.workers and is_known(found.demand):
+        told.append(reading(Figure.WORKER_WANTS, found.demand, scene.frame))
+    if found.workers and is_known(found.idle):
+        told.append(reading(Figure.WORKERS_IDLE, 100 * found.idle, scene.frame))
     return tuple(told)
 
 
@@ -419,8 +414,7 @@ def name_spot(spot: Spot, scene: Scene) -> tuple[Evidence, ...]:
     for phase in Phase:
         where = where.removeprefix(f"{phase.value}: ").removeprefix(f"{phase.value} ")
     text = f"{where}, {format_pct(100 * spot.ratio)} % of the time"
-    sources = scene.frame.sources
-    return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
+    return (reading(Figure.MOST_OF_IT, 100 * spot.ratio, scene.frame, text=text),)
 
 
 MOST_LOADING = 0.5

@@ -32,6 +32,7 @@ from tpmon.judge.stacks.classify import (
 )
 from tpmon.judge.stacks.phases import DataPart, Phase
 from tpmon.judge.stacks.profile import Share, find_spot, main_stacks, share_of
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame
@@ -146,8 +147,7 @@ def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
         return ()
     where = spot.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
     text = f"{where}, {format_pct(100 * spot.ratio)} % of their work"
-    sources = scene.frame.sources
-    return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
+    return (reading(Figure.MOST_OF_IT, 100 * spot.ratio, scene.frame, text=text),)
 
 
 def is_collating(found: Starved, scene: Scene) -> bool:
@@ -487,5 +487,4 @@ def name_opens(scene: Scene) -> tuple[Evidence, ...]:
     share = find_open_share(scene)
     if not is_known(share) or share < OPENS_RATIO:
         return ()
-    sources = scene.frame.sources
-    return (reading("loading in open and stat", 100 * share, "%", sources.stacks, scene.frame.ages_s.stacks),)
+    return (reading(Figure.IN_OPENS, 100 * share, scene.frame),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.dumps.outlier import ThreadSeen
 from tpmon.judge.features.snapshot import RankScene, Scene, once
 from tpmon.judge.features.standstill import (
@@ -39,6 +39,7 @@ from tpmon.judge.stacks.phases import Phase
 from tpmon.judge.watch.picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.figures import Figure
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
@@ -298,35 +299,31 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
         rows += show_calls(scene.watch.calls, picture, scene.frame, seconds, on_cards=on_cards)
     rows += [_show(one, picture, age_s) for one in blame.also[:3]]
     rows += [
-        Evidence(f"dead process {one.pid}", IN_WORDS, "", f"{one.name}, {one.how}", "/proc stat", age_s)
+        reading_aged(Figure.DEAD_PROCESS, IN_WORDS, age_s, of=one.pid, text=f"{one.name}, {one.how}")
         for one in blame.dead[:3]
     ]
     rows.append(
-        Evidence(
-            "looks at all threads",
+        reading_aged(
+            Figure.LOOKS_AT_THREADS,
             float(picture.looks),
-            "",
-            f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
-            "py-spy, without a stop",
             age_s,
+            text=f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
         )
     )
     written = log_age_s(scene.frame)
     # What tells since when it hangs stands beside the verdict already.
     if written is not None and quiet.sign != LAST_WRITE:
-        rows.append(reading("last log write", written, "s ago", "log file", 0.0))
+        rows.append(reading_aged(Figure.LOG_WRITE, written, 0.0))
     talked = connections_age_s(scene.frame)
     if talked is not None and quiet.sign != LAST_DATA:
-        rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
+        rows.append(reading_aged(Figure.CONNECTION_DATA, talked, 0.0))
     filed = file_age_s(scene.frame)
     if filed is not None and quiet.sign != LAST_FILE:
-        rows.append(reading("last write of an open file", filed, "s ago", "open files", 0.0))
+        rows.append(reading_aged(Figure.FILE_WRITE, filed, 0.0))
     youngest = find_youngest_s(scene.frame)
     if youngest is not None and youngest > seconds:
-        rows.append(reading("youngest worker started", youngest, "s ago", "/proc stat", 0.0))
-    rows.append(
-        reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)
-    )
+        rows.append(reading_aged(Figure.WORKER_START, youngest, 0.0))
+    rows.append(reading(Figure.NOTHING_MOVED, quiet.cornered_s, scene.frame))
     return tuple(rows)
 
 
@@ -345,11 +342,6 @@ def _show(seen: ThreadSeen, picture: Picture, age_s: float) -> Evidence:
     if trait is not None and trait.kernel_ratio >= POLLS_RATIO:
         used += f", {100 * trait.kernel_ratio:.0f} % of it in the kernel"
     words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
-    return Evidence(
-        name=f"{name_process(seen.thread)} ({seen.thread.pid}){tail}",
-        value=IN_WORDS,
-        unit="",
-        text=", ".join(word for word in words if word),
-        source="py-spy and /proc",
-        age_s=age_s,
-    )
+    name = f"{name_process(seen.thread)} ({seen.thread.pid}){tail}"
+    text = ", ".join(word for word in words if word)
+    return reading_aged(Figure.THREAD_STANDS, IN_WORDS, age_s, of=name, text=text)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpmon.judge.answers.needs import Need
+from tpmon.judge.answers.result import reading_aged
 from tpmon.judge.dumps.collective_words import (
     JUST_NOW_S,
     Waits,
@@ -32,6 +33,7 @@ from tpmon.judge.hang.causes import Blame, Patience, find_camps, say_camps
 from tpmon.judge.stacks.classify import is_native, is_users, package_of
 from tpmon.judge.stacks.phases import TRAINING, Phase
 from tpmon.judge.watch.picture import Picture, Stance, find_stance
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
@@ -193,7 +195,6 @@ def blame_cards(blames: Sequence[Blame]) -> Blame:
 
 CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress", "gpu-wait"))
 """Those in which ranks wait for others, or may."""
-LIMIT = "time limit of its collectives"
 BEFORE_S = 5.0
 """How long before the stillness began a record may have been written down and still be of this hang."""
 
@@ -212,7 +213,7 @@ def show_calls(
     rows = list(_show_finding(calls, frame.taken, still_s)) if calls is not None else []
     if calls is not None:
         words = ", ".join(said for report in calls.ras if (said := write_report(report)))
-        rows += [_row("NCCL RAS", 0.0, words, "NCCL", 0.0)] if words else []
+        rows += [reading_aged(Figure.NCCL_RAS, 0.0, 0.0, text=words)] if words else []
     if calls is None or not calls.records:
         rows += _show_assumed(picture, still_s, (frame.taken_ns - picture.last_ns) / 1e9)
     return rows
@@ -241,10 +242,12 @@ def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator
     if found is None:
         return
     finding, source, age_s = found
-    yield _row(name_call(finding), float(finding.sequence), say_why(finding), source, age_s)
+    name, why = name_call(finding), say_why(finding)
+    yield reading_aged(Figure.COLLECTIVE, float(finding.sequence), age_s, of=name, text=why, source=source)
     left_s = finding.abort_s - age_s if is_known(finding.abort_s) else 0.0
     if left_s > 0:
-        yield _row(LIMIT, left_s, say_abort(finding, left_s), source, age_s)
+        text = say_abort(finding, left_s)
+        yield reading_aged(Figure.COLLECTIVE_LIMIT, left_s, age_s, text=text, source=source)
 
 
 def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[datetime, str]:
@@ -258,8 +261,5 @@ def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Eviden
     names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
     framework = find_framework(known_or(one.sighting.frames, ()) for one in picture.scene.ranks)
     words = say_assumed_abort((Waits(find_backend(names), still_s, framework),), DEFAULT_TIMEOUTS_S)
-    return [_row(LIMIT, still_s, words, "stacks", age_s)] if words else []
-
-
-def _row(name: str, value: float, text: str, source: str, age_s: float) -> Evidence:
-    return Evidence(name=name, value=value, unit="", text=text, source=source, age_s=age_s)
+    row = reading_aged(Figure.COLLECTIVE_LIMIT, still_s, age_s, text=words, source="stacks")
+    return [row] if words else []

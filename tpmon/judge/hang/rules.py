@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.dumps.outlier import HANG_AFTER_S
 from tpmon.judge.features.comms import find_waits
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene, WorkerScene, once, ranks_on
@@ -37,6 +37,7 @@ from tpmon.judge.hang.causes import needs_of_wait
 from tpmon.judge.hang.detection import PATIENCE_S, guess_patience, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
+from tpmon.model.figures import Figure
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
@@ -118,7 +119,7 @@ def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_
         text, source = f"{text}: {tracer.command}", "/proc stat, TracerPid"
     elif isinstance(tracer, Missing):
         text += f"; {tracer.reason}"
-    return Evidence(name=name, value=seconds, unit="s", text=text, source=source, age_s=age_s)
+    return reading_aged(Figure.PROCESS_STANDS, seconds, age_s, of=name, text=text, source=source)
 
 
 def _are_all_stopped(scene: Scene) -> bool:
@@ -248,13 +249,12 @@ def judge_blocked_io(scene: Scene) -> Answer:
             origins=frozenset((Origin.PROC,)),
             summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
             evidence=(
-                Evidence(
-                    name=name,
-                    value=unchanged,
-                    unit="s",
+                reading(
+                    Figure.PROCESS_STANDS,
+                    unchanged,
+                    scene.frame,
+                    of=name,
                     text=f"{words} for {unchanged:.0f} s (state {state})",
-                    source="kernel wait",
-                    age_s=scene.frame.ages_s.cpu,
                 ),
             ),
             observed=needs_of_wait(wait),
@@ -324,8 +324,8 @@ def judge_dead_worker(scene: Scene) -> Answer:
             origins=frozenset((Origin.PROC,)),
             summary=f"{name_rank(rank)} waits for a batch of a worker that is gone ({names})",
             evidence=(
-                Evidence("workers gone", float(len(lost)), "", names, "/proc", scene.frame.ages_s.cpu),
-                reading("waits for a batch", waited, "s", "kernel wait", scene.frame.ages_s.cpu),
+                reading(Figure.WORKERS_GONE, float(len(lost)), scene.frame, text=names),
+                reading(Figure.WAITS_FOR_BATCH, waited, scene.frame),
             ),
             observed=frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT)),
             pid=rank.process.pid,
@@ -354,10 +354,12 @@ def judge_gpu_lost(scene: Scene) -> Answer:
     card = next((one for one in scene.gpus if one.last.uuid == silence.sample.uuid), None)
     ranks = ranks_on(card, scene) if card is not None else ()
     stands = stands_s(scene) >= SILENT_S
-    age = scene.frame.ages_s.gpu
-    rows = [reading(f"card {index} silent", silent_s, "s", "NVML", age)]
+    rows = [reading(Figure.GPU_SILENT, silent_s, scene.frame, of=index)]
     if stands:
-        rows.append(reading("nothing moved", stands_s(scene), "s", "kernel wait and stacks", age))
+        age_s = scene.frame.ages_s.gpu
+        rows.append(
+            reading_aged(Figure.NOTHING_MOVED, stands_s(scene), age_s, source="kernel wait and stacks")
+        )
     return Suspicion(
         kind=Kind.HUNG,
         cause="gpu-lost",
@@ -478,20 +480,12 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
     others = f"; {say_elsewhere(elsewhere)}" if elsewhere > 0 else ""
-    age = scene.frame.ages_s
     evidence: tuple[Evidence, ...] = (
-        Evidence(
-            "main threads",
-            still.seconds,
-            "s",
-            f"none ran for {still.seconds:.0f} s",
-            "schedstat",
-            age.threads,
-        ),
-        reading(f"{name_rank(rank)} waits: {words}", waited, "s", "kernel wait", age.cpu),
+        reading(Figure.MAINS_STAND, still.seconds, scene.frame, text=f"none ran for {still.seconds:.0f} s"),
+        reading(Figure.PROCESS_STANDS, waited, scene.frame, of=f"{name_rank(rank)} waits: {words}"),
     )
     if is_known(still.log_age_s):
-        evidence += (reading("last log write", still.log_age_s, "s ago", "log file", 0.0),)
+        evidence += (reading_aged(Figure.LOG_WRITE, still.log_age_s, 0.0),)
     return Suspicion(
         kind=Kind.HUNG,
         cause="no-progress",

@@ -41,7 +41,8 @@ from tpmon.judge.rules.cards import (
     rank_on,
 )
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.hook_progress import HOOK, find_hook
+from tpmon.judge.watch.hook_progress import find_hook
+from tpmon.model.figures import Figure
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, say_bytes_s
@@ -128,7 +129,6 @@ def judge_unhealthy(scene: Scene) -> Answer:
             f"errors of the cards ({_say_old_errors(scene) or 'none reported'}{_say_unread(scene)})"
         )
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
-    age = scene.frame.ages_s.gpu
     silent = [text for text, _, source in words if source == SILENCE]
     reports = "; ".join(text for text, _, source in words if source != SILENCE)
     return Suspicion(
@@ -139,7 +139,7 @@ def judge_unhealthy(scene: Scene) -> Answer:
         origins=frozenset((Origin.DRIVER,)),
         summary="; ".join((*silent, f"card {card.index} reports: {reports}") if reports else silent),
         evidence=tuple(
-            Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
+            reading(Figure.GPU_FAULT, 1.0, scene.frame, of=card.index, text=text, source=source)
             for text, _, source in words
         ),
         observed=frozenset((Need.CARD_ERRORS,)),
@@ -191,9 +191,7 @@ def _others_row(card: CardScene, scene: Scene) -> tuple[Evidence, ...]:
     ]
     if not theirs:
         return ()
-    return (
-        reading("memory of others on it", sum(theirs) / (1 << 20), "MiB", "NVML", scene.frame.ages_s.gpu),
-    )
+    return (reading(Figure.GPU_MEMORY_OTHERS, sum(theirs) / (1 << 20), scene.frame),)
 
 
 def _full_need(ratio: Known[float], least: float) -> frozenset[Need]:
@@ -227,19 +225,18 @@ def _judge_retries(rank: RankScene, scene: Scene) -> Answer | None:
 def _suspect_retries(
     rank: RankScene, card: CardScene, scene: Scene, ratio: float, *, retries: int, ooms: int
 ) -> Suspicion:
-    ages = scene.frame.ages_s
     said = [f"gave back its cache to find room {retries} times"] if retries else []
     said += [f"found none {ooms} times"] if ooms else []
     steps = _count_steps(scene, rank.process.pid)
     evidence = [
-        reading("allocator retries", float(retries), f"in {scene.history_s:.0f} s", HOOK, ages.hook),
-        reading("out of memory", float(ooms), f"in {scene.history_s:.0f} s", HOOK, ages.hook),
-        reading("memory of the card, at most", 100 * ratio, "%", "NVML", ages.gpu),
+        reading(Figure.ALLOCATOR_RETRIES, float(retries), scene.frame, of=f"{scene.history_s:.0f}"),
+        reading(Figure.ALLOCATOR_OOMS, float(ooms), scene.frame, of=f"{scene.history_s:.0f}"),
+        reading(Figure.GPU_MEMORY_MOST, 100 * ratio, scene.frame),
     ]
     hook = find_hook(scene.frame, rank.process.pid)
     if hook is not None and is_known(hook.settings) and is_known(hook.settings.allocator):
         split = hook.settings.allocator.inactive_split_bytes / (1 << 20)
-        evidence.append(reading("free in pieces of the cache", split, "MiB", HOOK, ages.hook))
+        evidence.append(reading(Figure.ALLOCATOR_SPLIT, split, scene.frame))
     in_steps = f" in {steps} steps" if steps else ""
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
@@ -306,7 +303,7 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
     held = read_held_growth(scene, pids) if alone else Missing("the ranks are on several cards")
     if is_known(held) and held.mean < HELD_RATIO * growth.mean:
         return Cleared(f"{name} (the cache of the allocator grows, what it holds does not)")
-    row = reading("memory of the card", 100 * fill.used / fill.total, "%", "NVML", scene.frame.ages_s.gpu)
+    row = reading(Figure.GPU_MEMORY, 100 * fill.used / fill.total, scene.frame)
     grown = _suspect_growth(card, scene, growth, held, eta_s)
     one_rank = ranks[0].process if len(ranks) == 1 else None
     return replace(
@@ -322,13 +319,12 @@ def _judge_growth(card: CardScene, scene: Scene) -> Answer | None:
 def _suspect_growth(
     card: CardScene, scene: Scene, growth: Growth, held: Known[Growth], eta_s: float
 ) -> Suspicion:
-    ages = scene.frame.ages_s
     evidence = [
-        reading("growth of the job's memory", growth.mean, "bytes/s", "NVML", ages.gpu),
-        reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", "NVML", ages.gpu),
+        reading(Figure.GPU_MEMORY_GROWTH, growth.mean, scene.frame),
+        reading(Figure.GPU_MEMORY_GROWN, growth.grown_bytes / (1 << 20), scene.frame),
     ]
     if is_known(held):
-        evidence.append(reading("growth of what is held for tensors", held.mean, "bytes/s", HOOK, ages.hook))
+        evidence.append(reading(Figure.TENSORS_GROWTH, held.mean, scene.frame))
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="gpu",

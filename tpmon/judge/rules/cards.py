@@ -15,6 +15,7 @@ from tpmon.judge.features.card_use import find_unseen_cards, works_all_the_time
 from tpmon.judge.features.cards import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.features.comms import exchanged_bytes_s, find_waits
 from tpmon.judge.features.snapshot import Rule, Scene, ranks_on
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
@@ -164,7 +165,7 @@ def _worst(cards: Iterable[CardScene]) -> CardScene | None:
 
 def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evidence, ...]:
     return tuple(
-        reading(one.reason, one.pct, "% of 10 s", f"NVML reason {one.source}", frame.ages_s.gpu)
+        reading(Figure.CLOCK_REASON, one.pct, frame, of=one.reason, source=f"NVML reason {one.source}")
         for one in card.last.throttle_shares
         if one.reason in reasons
     )
@@ -173,7 +174,7 @@ def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evid
 def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
     if not is_known(card.clock_ratio):
         return ()
-    return (reading("SM clock of its maximum", 100 * card.clock_ratio, "%", "NVML clock", frame.ages_s.gpu),)
+    return (reading(Figure.GPU_CLOCK, 100 * card.clock_ratio, frame),)
 
 
 def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
@@ -265,7 +266,7 @@ def judge_thermal(scene: Scene) -> Answer:
         return found
     card, lost = found
     evidence = _shares(card, THERMAL, scene.frame)
-    evidence += (reading("temperature", card.last.temperature_c, "C", "NVML", scene.frame.ages_s.gpu),)
+    evidence += (reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),)
     suspicion = _throttled(
         scene,
         card,
@@ -338,7 +339,7 @@ def judge_odd_cap(scene: Scene) -> Answer:
     evidence = _shares(card, (reason,), scene.frame)
     if reason == "power cap" and is_known(card.power_ratio):
         power = 100 * card.power_ratio
-        evidence += (reading("power of its limit", power, "%", "NVML power", scene.frame.ages_s.gpu),)
+        evidence += (reading(Figure.GPU_POWER, power, scene.frame),)
         margin = _capped_power(held_pct(card, reason)) / max(card.power_ratio, 0.1)
         why = (
             f"a power cap although it draws {format_pct(power)} % of its limit: that of its module, of a "
@@ -443,12 +444,9 @@ def judge_pcie(scene: Scene) -> Answer:
     if is_known(felt) and felt < HIDDEN_IDLE_RATIO:
         return Cleared(f"PCIe link ({now} of {best}, but copies cost at most {format_pct(100 * felt)} %)")
     cost = use * (1 - ratio) if is_known(use) else UNREAD_COST * (1 - ratio)
-    age = scene.frame.ages_s.gpu
-    evidence: tuple[Evidence, ...] = (
-        reading("link speed of its best", 100 * ratio, "%", "NVML PCIe link", age),
-    )
+    evidence: tuple[Evidence, ...] = (reading(Figure.LINK_SPEED, 100 * ratio, scene.frame),)
     if is_known(use):
-        evidence += (reading("link in use", 100 * use, "%", "NVML PCIe counters", age),)
+        evidence += (reading(Figure.LINK_USE, 100 * use, scene.frame),)
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause="pcie",

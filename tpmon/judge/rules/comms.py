@@ -27,6 +27,7 @@ from tpmon.judge.rules.cards import CAP_PCT, CAPPED_POWER_RATIO, find_odd_cap, i
 from tpmon.judge.rules.cpu import CROWDED_MARGIN
 from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.stacks.profile import Phase
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind, Origin
@@ -161,9 +162,7 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
         return None
     if late.high >= typical:
         return None
-    name = name_rank(late.rank)
-    age = scene.frame.ages_s.stacks
-    count = len(others)
+    name, frame, count = name_rank(late.rank), scene.frame, len(others)
     waiting = "the other rank waits" if count == 1 else f"{count} other ranks wait"
     return Suspicion(
         kind=Kind.COMMS_BOUND,
@@ -173,17 +172,9 @@ def _find_late_rank(waits: Sequence[RankWait], scene: Scene) -> Suspicion | None
         origins=_origins(others) | ({Origin.PROC} if works_more else set()),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
-            reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),
-            reading("the others in collectives", 100 * typical, "%", _say_sources(others[0]), age),
-            *(
-                (
-                    reading(
-                        f"CPU time of {name} over theirs", more, "x", "schedstat", scene.frame.ages_s.threads
-                    ),
-                )
-                if works_more
-                else ()
-            ),
+            reading(Figure.RANK_IN_COLLECTIVES, 100 * late.ratio, frame, of=name, source=_say_sources(late)),
+            reading(Figure.OTHERS_IN_COLLECTIVES, 100 * typical, frame, source=_say_sources(others[0])),
+            *((reading(Figure.RANK_CPU_TIME, more, frame, of=name),) if works_more else ()),
         ),
         unread=cards_unread(scene),
         share=gap,
@@ -233,7 +224,6 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
     if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
         return None
-    age = scene.frame.ages_s.gpu
     ranks = ranks_on(card, scene)
     return Suspicion(
         kind=Kind.COMMS_BOUND,
@@ -244,8 +234,8 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
         summary=f"card {card.index} is slower than the others and holds them back: "
         f"{format_pct(100 * ratio)} % of their clock",
         evidence=(
-            reading("clock over the others' median", 100 * ratio, "%", "NVML clock", age),
-            reading("temperature", card.last.temperature_c, "C", "NVML", age),
+            reading(Figure.CLOCK_OF_MEDIAN, 100 * ratio, scene.frame),
+            reading(Figure.GPU_TEMPERATURE, card.last.temperature_c, scene.frame),
         ),
         share=1 - ratio,
         observed=frozenset((Need.CARD_BEHIND,)),
@@ -300,7 +290,6 @@ def _all_wait(scene: Scene, cause: str) -> tuple[list[RankWait], float] | Answer
 
 def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: str) -> Suspicion:
     least = waits[0].ratio
-    age = scene.frame.ages_s.stacks
     return Suspicion(
         kind=Kind.COMMS_BOUND,
         cause=cause,
@@ -309,7 +298,7 @@ def _suspect_all(scene: Scene, waits: Sequence[RankWait], cause: str, summary: s
         origins=_origins(waits),
         summary=summary,
         evidence=(
-            reading("every rank in collectives, at least", 100 * least, "%", _say_sources(waits[0]), age),
+            reading(Figure.ALL_IN_COLLECTIVES, 100 * least, scene.frame, source=_say_sources(waits[0])),
         ),
         unread=cards_unread(scene) + locks_unread(waits),
         share=least,

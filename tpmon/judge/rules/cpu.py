@@ -14,7 +14,7 @@ from collections import Counter
 from functools import lru_cache
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_of
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.features.cpu import (
     FREE_CORES,
     NEIGHBOUR_DELAY_RATIO,
@@ -27,7 +27,7 @@ from tpmon.judge.features.readings import pressure_origin
 from tpmon.judge.features.snapshot import RankScene, Scene, WorkerScene
 from tpmon.judge.features.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.rules.gpu import judge_gpu_compute
-from tpmon.model.frame import CPU_DELAY, RUNNABLE
+from tpmon.model.figures import Figure
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
 from tpmon.model.text.redaction import MOST_DIGITS
@@ -75,7 +75,7 @@ def _is_hidden(scene: Scene) -> bool:
 def read_waiting(scene: Scene) -> Evidence:
     """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
     waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
-    return reading_of(CPU_DELAY, waiting, "schedstat", scene.frame.ages_s.threads)
+    return reading(Figure.CPU_DELAY, waiting, scene.frame)
 
 
 def _is_used_up(scene: Scene) -> bool:
@@ -129,9 +129,9 @@ def judge_quota(scene: Scene) -> Answer:
         origins=frozenset(origins),
         summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         evidence=(
-            reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
-            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
-            reading_of(RUNNABLE, scene.runnable, "schedstat", frame.ages_s.threads),
+            reading(Figure.THROTTLED_PERIODS, 100 * ratio, frame),
+            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
+            reading(Figure.RUNNABLE, scene.runnable, frame, source="schedstat"),
             read_waiting(scene),
         ),
         share=_find_withheld(scene),
@@ -207,10 +207,10 @@ def judge_oversubscription(scene: Scene) -> Answer:
         origins=frozenset((Origin.PROC, *((pressure_origin(frame.cpu),) if _feels_pressure(scene) else ()))),
         summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
-            reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
+            reading(Figure.POOL_DEMAND, pool, frame),
             read_waiting(scene),
-            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
-            *((Evidence("library", IN_WORDS, "", library, "threads, maps", _NOT_DATED),) if library else ()),
+            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
+            *((reading_aged(Figure.POOL_LIBRARY, IN_WORDS, _NOT_DATED, text=library),) if library else ()),
             *_set_threads(scene),
         ),
         observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),
@@ -238,7 +238,7 @@ def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
         if int(one.value) > scene.budget
     }
     return tuple(
-        reading(name, float(value), "threads", "start environment", 0.0) for name, value in found.items()
+        reading_aged(Figure.THREAD_SETTING, float(value), 0.0, of=name) for name, value in found.items()
     )
 
 
@@ -360,7 +360,7 @@ def judge_worker_affinity(scene: Scene) -> Answer:
     waiting = sum(known_or(worker.waiting, 0.0) for worker in found.workers)
     if wanted < BOUND_DEMAND * len(cpus) or waiting < BOUND_DELAY * wanted:
         return Cleared(f"workers that are bound to few CPUs (they want {wanted:.1f} of {len(cpus)})")
-    count, age = len(found.workers), scene.frame.ages_s.threads
+    count, frame = len(found.workers), scene.frame
     who = f"its {count} workers" if count > 1 else "its one worker"
     delay = format_pct(100 * waiting / wanted)
     return suspect_loader(
@@ -371,9 +371,9 @@ def judge_worker_affinity(scene: Scene) -> Answer:
         margin=wanted / (BOUND_DEMAND * max(len(cpus), 1)),
         origins=frozenset((Origin.PROC,)),
         evidence=(
-            reading("the workers want", wanted, "CPUs", "schedstat", age),
-            reading("they may run on", float(len(cpus)), "CPUs", "Cpus_allowed_list", age),
-            reading("budget", scene.budget, "CPUs", scene.frame.cpu.budget_reason, scene.frame.ages_s.cpu),
+            reading(Figure.WORKERS_WANT, wanted, frame),
+            reading(Figure.WORKERS_ALLOWED, float(len(cpus)), frame),
+            reading(Figure.CPU_BUDGET, scene.budget, frame, source=frame.cpu.budget_reason),
         ),
         observed=frozenset((Need.WORKERS_BOUND,)),
     )

@@ -16,9 +16,10 @@ from tpmon.judge.features.starvation import HIDDEN_IDLE, LEAST_WAIT, find_named_
 from tpmon.judge.rules.python import others_demand
 from tpmon.judge.stacks.phases import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.stacks.profile import RankPhases, Share, Spot, share_of
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind, Origin
+from tpmon.model.verdict import Kind, Origin
 from tpmon.model.waits import WaitReason, is_wait
 
 LEAST_BLOCKED = 0.2
@@ -118,7 +119,6 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         return idle
     if is_known(idle):
         share = _cap(share, idle)
-    ages = scene.frame.ages_s
     others = others_demand(rank, scene)
     return Suspicion(
         kind=Kind.DATA_BOUND,
@@ -129,15 +129,13 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
         f"hand over{_name_spot(phases)}",
         evidence=(
-            Evidence(
-                "at a queue, a pipe or a future",
+            reading(
+                Figure.AT_OWN_QUEUE,
                 100 * share.ratio,
-                "%",
-                f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
-                scene.frame.sources.stacks,
-                ages.stacks,
+                scene.frame,
+                text=f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
             ),
-            reading("other threads of the rank want", others, "CPUs", "schedstat", ages.threads),
+            reading(Figure.OTHERS_OF_RANK_WANT, others, scene.frame),
         ),
         share=share.ratio,
         share_low=share.low,
@@ -242,7 +240,6 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     spot = _spot_of_call(phases, share)
     share = _cap(share, min(certain, idle) if is_known(idle) else certain)
     where = f": {spot.where}" if is_known(spot) else ""
-    ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
     is_loop = is_known(spot) and spot.is_loop
     needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
     if _is_logging(spot):
@@ -260,9 +257,9 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
         origins=frozenset((Origin.STACKS, Origin.PROC)),
         summary=summary,
         evidence=(
-            reading("Python outside of the step", 100 * outside, "%", stacks, ages.stacks),
-            reading("main thread asleep", 100 * sleeping, "%", "kernel looks", ages.threads),
-            reading("of it for a disk or a socket", 100 * main.io, "%", "kernel looks", ages.threads),
+            reading(Figure.PYTHON_OUTSIDE, 100 * outside, scene.frame),
+            reading(Figure.MAIN_ASLEEP, 100 * sleeping, scene.frame),
+            reading(Figure.MAIN_IN_IO, 100 * main.io, scene.frame),
             *(name_spot(spot, scene) if is_known(spot) else ()),
         ),
         share=share.ratio,

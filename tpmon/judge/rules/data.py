@@ -38,7 +38,7 @@ from tpmon.judge.features.workers import (
     never_idle,
 )
 from tpmon.judge.stacks.profile import DataPart, Phase
-from tpmon.judge.watch.hook_progress import HOOK
+from tpmon.model.figures import Figure
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Origin
@@ -117,7 +117,7 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
         why,
         origins=frozenset((Origin.PROC,)),
         evidence=(
-            reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),
+            reading(Figure.WORKERS, 0.0, scene.frame),
             *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
             *(name_opens(scene) if opens else ()),
         ),
@@ -130,7 +130,6 @@ def judge_collate(scene: Scene) -> Answer:
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
-    ages = scene.frame.ages_s
     if not found.rank.has_workers:
         part = part_of(found, DataPart.COLLATE)
         if Origin.STACKS not in found.wait.origins:
@@ -145,7 +144,7 @@ def judge_collate(scene: Scene) -> Answer:
             part=part,
             margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
             evidence=(
-                reading("in collate", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),
+                reading(Figure.MAIN_IN_COLLATE, 100 * part.ratio, scene.frame),
                 *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
             ),
             observed=frozenset((Need.COLLATE_IN_STACK,)),
@@ -164,10 +163,7 @@ def judge_collate(scene: Scene) -> Answer:
         f"its workers spend {100 * share:.0f} % of their work on putting batches together",
         margin=share / COLLATE_SHARE,
         origins=frozenset((Origin.STACKS,)),
-        evidence=(
-            reading("workers in collate", 100 * share, "%", scene.frame.sources.stacks, ages.stacks),
-            *name_hot_work(found, scene),
-        ),
+        evidence=(reading(Figure.WORKERS_IN_COLLATE, 100 * share, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.COLLATE_IN_STACK,)),
     )
 
@@ -184,7 +180,6 @@ def judge_drain(scene: Scene) -> Answer:
         return Cleared(f"unpacking of batches ({100 * (part.ratio if part else 0):.0f} %)")
     loader = found.rank.loader
     ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
-    ages = scene.frame.ages_s
     return suspect_loader(
         found,
         scene,
@@ -193,7 +188,7 @@ def judge_drain(scene: Scene) -> Answer:
         part=part,
         margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
         origins=frozenset((Origin.PIPES,)) if ready else frozenset(),
-        evidence=(reading("in copies", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
+        evidence=(reading(Figure.MAIN_IN_COPIES, 100 * part.ratio, scene.frame),),
         observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
     )
 
@@ -222,8 +217,8 @@ def judge_pin(scene: Scene) -> Answer:
         margin=demand / BUSY_PIN * 1.25,
         origins=frozenset((Origin.PROC,)),
         evidence=(
-            reading("pin thread wants", demand, "CPUs", "schedstat", scene.frame.ages_s.threads),
-            reading("workers without work", 100 * found.idle, "%", "wchan", scene.frame.ages_s.threads),
+            reading(Figure.PIN_THREAD_WANTS, demand, scene.frame),
+            reading(Figure.WORKERS_IDLE, 100 * found.idle, scene.frame),
         ),
         observed=frozenset((Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY)),
     )
@@ -294,19 +289,18 @@ def judge_periodic(scene: Scene) -> Answer:
             return Cleared(f"waits every few steps (batches are ready {100 - 100 * empty:.0f} % of the time)")
     origins = set[Origin]()
     evidence = []
-    ages = scene.frame.ages_s
     if is_known(idle):
         origins.add(Origin.PROC)
-        evidence.append(reading("every worker without work", 100 * idle, "% at least", "wchan", ages.threads))
+        evidence.append(reading(Figure.EVERY_WORKER_IDLE, 100 * idle, scene.frame))
     if is_known(period):
         origins.add(Origin.PROC)
-        evidence.append(reading("between bursts", period[0], "s", "looks at the main thread", ages.threads))
+        evidence.append(reading(Figure.BETWEEN_BURSTS, period[0], scene.frame))
         steps = count_steps_between(scene, found.rank.process.pid, period[0])
         nth = ""
         if is_known(steps):
             reading_s = (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
             nth = f", about every {say_nth(round_steps(steps, period[0], reading_s))} step"
-            evidence.append(reading("between bursts", steps, "steps", HOOK, ages.hook))
+            evidence.append(reading(Figure.STEPS_BETWEEN_BURSTS, steps, scene.frame))
         why = f"batches come late every {period[0]:.0f} s{nth}, between that the loader keeps up"
         margin = period[1] / CORRELATION * 1.25
     else:

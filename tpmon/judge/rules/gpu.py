@@ -36,6 +36,7 @@ from tpmon.judge.rules import card_faults, cards
 from tpmon.judge.rules.cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.stacks.phases import ELSEWHERE, TRAINING
 from tpmon.judge.stacks.profile import DataPart, Phase, RankPhases
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
@@ -180,7 +181,6 @@ def _suspect_launches(
     launching = min(1.0, training + between) - offloaded
     # What a wait explains is left to the wait; a few samples of one are part of every step.
     unexplained = slack.ratio - offloaded - (held if waits else 0.0)
-    age = scene.frame.ages_s
     return Suspicion(
         kind=Kind.LAUNCH_BOUND,
         cause="tiny-kernels" if tiny else "main-thread",
@@ -190,19 +190,11 @@ def _suspect_launches(
         summary=f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
         f"full: {kernels}",
         evidence=(
-            reading(
-                "main thread runs or waits for a CPU",
-                100 * known_or(rank.driving_demand, 0.0),
-                "%",
-                "schedstat",
-                age.threads,
-            ),
-            Evidence("where it is", 100 * training, "%", where, "stack samples", age.stacks),
+            reading(Figure.MAIN_DEMAND, 100 * known_or(rank.driving_demand, 0.0), scene.frame),
+            reading(Figure.WHERE_IT_IS, 100 * training, scene.frame, text=where),
             *gpu_figures(scene),
         ),
-        against=(reading("in waits for GPU or ranks", 100 * held, "%", "stack samples", age.stacks),)
-        if waits
-        else (),
+        against=(reading(Figure.IN_WAITS, 100 * held, scene.frame),) if waits else (),
         share=max(0.0, slack.idle_ratio - offloaded) * launching
         if slack.idle_ratio >= SLACK_RATIO
         else NOT_APPLICABLE,
@@ -274,7 +266,6 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
         return Unsure(f"{what} ({format_pct(100 * held)} % of samples; {in_turn})")
     # Without the wait the host still takes the time that it launches.
     share = min(held, idle)
-    age = scene.frame.ages_s.stacks
     return Suspicion(
         kind=Kind.SYNC_BOUND,
         cause=cause,
@@ -283,8 +274,8 @@ def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, l
         origins=frozenset((Origin.STACKS, Origin.DRIVER)),
         summary=f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
         evidence=(
-            reading("in synchronising calls", 100 * held, "%", "stack samples", age),
-            reading("GPU idle beside them", 100 * idle, "%", "NVML utilisation", scene.frame.ages_s.gpu),
+            reading(Figure.IN_SYNCS, 100 * held, scene.frame),
+            reading(Figure.GPU_IDLE_BESIDE, 100 * idle, scene.frame),
             *gpu_figures(scene),
         ),
         share=share,
@@ -361,8 +352,7 @@ def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
     if not waits or max(waits) < HIDDEN_WAIT_RATIO:
         return ()
     text = f"{format_pct(100 * max(waits))} % of the host's time, costs 0: the GPU is busy meanwhile"
-    age = scene.frame.ages_s.stacks
-    return (Evidence("hidden data wait", 100 * max(waits), "%", text, "stack samples", age),)
+    return (reading(Figure.HIDDEN_DATA_WAIT, 100 * max(waits), scene.frame, text=text),)
 
 
 def _say_unread(card: CardScene) -> str:

@@ -19,6 +19,7 @@ from tpmon.judge.rules.lifecycle import find_pause
 from tpmon.judge.rules.python import may_be_one
 from tpmon.judge.stacks.phases import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.stacks.profile import Phase
+from tpmon.model.figures import Figure
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind, Origin
@@ -88,17 +89,16 @@ def judge_cpu_compute(scene: Scene) -> Answer:
     if is_known(waits) and len(waits) > 1 and waits[0].ratio >= ALL_WAIT_RATIO:
         # Their stacks are in the model all the same: DDP exchanges gradients within backward.
         return Cleared(f"CPU compute (every rank waits for the others {format_pct(100 * waits[0].ratio)} %)")
-    age = scene.frame.ages_s
     evidence: tuple[Evidence, ...] = (
-        reading("demand of the ranks", demand, "threads", "schedstat", age.threads),
-        reading("budget", budget, "CPUs", scene.frame.cpu.budget_reason, age.cpu),
+        reading(Figure.RANKS_DEMAND, demand, scene.frame),
+        reading(Figure.CPU_BUDGET, budget, scene.frame, source=scene.frame.cpu.budget_reason),
     )
     origins = {Origin.PROC}
     margin = ratio / BUSY_BUDGET_RATIO
     if is_known(computing):
         origins.add(Origin.STACKS)
         margin = max(margin, computing / COMPUTING_RATIO)
-        evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
+        evidence += (reading(Figure.IN_PHASE, 100 * computing, scene.frame, of="the model"),)
     got, unread = say_got(scene), taker_unread(scene)
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
@@ -171,7 +171,7 @@ def _find_outside(scene: Scene) -> Evidence | None:
             worst = max(worst, share.ratio if may_be_one(rank, share) else 0.0)
     if not worst:
         return None
-    return reading("outside of the step", 100 * worst, "%", "stack samples", scene.frame.ages_s.stacks)
+    return reading(Figure.OUTSIDE_STEP, 100 * worst, scene.frame)
 
 
 def _find_pauses(scene: Scene) -> Evidence | None:
@@ -179,8 +179,7 @@ def _find_pauses(scene: Scene) -> Evidence | None:
     worst = max(map(_most_held, scene.ranks), key=lambda one: one[1], default=(Phase.OTHER, 0.0))
     if worst[0] not in _PAUSES or worst[1] < HELD_RATIO:
         return None
-    name = f"in {_PAUSES[worst[0]]}"
-    return reading(name, 100 * worst[1], "%", "stack samples", scene.frame.ages_s.stacks)
+    return reading(Figure.IN_PHASE, 100 * worst[1], scene.frame, of=_PAUSES[worst[0]])
 
 
 def _check_cards(scene: Scene) -> Answer | None:
@@ -211,19 +210,18 @@ def judge_balanced(scene: Scene) -> Answer:
     got = say_got(scene)
     evidence: tuple[Evidence, ...] = ()
     margins = []
-    age = scene.frame.ages_s
     if isinstance(by_stacks, float):
         origins.add(Origin.STACKS)
         margins.append(by_stacks / LIVELY_RATIO)
-        evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
+        evidence += (reading(Figure.IN_PHASE, 100 * by_stacks, scene.frame, of="the model"),)
     if isinstance(by_looks, float):
         origins.add(Origin.PROC)
         # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks.
         if not (scene.gpus and margins):
             margins.append(by_looks / LIVELY_LOOKS)
         # State R is also that of a thread that waits for a CPU.
-        name = "main thread runs or waits for a CPU" if got else "main thread runs"
-        evidence += (reading(name, 100 * by_looks, "%", "kernel looks", age.cpu),)
+        figure = Figure.MAIN_RUNS_OR_WAITS if got else Figure.MAIN_RUNS
+        evidence += (reading(figure, 100 * by_looks, scene.frame),)
     if scene.gpus and origins:
         origins.add(Origin.DRIVER)
     if not origins:

@@ -16,14 +16,8 @@ from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.comms import BEHIND_RATIO
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
-from tpmon.judge.watch.hook_progress import (
-    HOOK,
-    event_age_s,
-    find_pace,
-    hook_unread,
-    last_stepped,
-    list_hooks,
-)
+from tpmon.judge.watch.hook_progress import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepCounts, StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -55,10 +49,6 @@ class _Word:
     row: Evidence
 
 
-def _row(name: str, value: float, unit: str, text: str, scene: Scene) -> Evidence:
-    return Evidence(name, value, unit, text, HOOK, scene.frame.ages_s.hook)
-
-
 def _ranks_of(suspicion: Suspicion, scene: Scene) -> list[RankScene]:
     """Return the rank that a suspicion points at, all where it points at none."""
     named = [
@@ -86,7 +76,8 @@ def _on_data(suspicion: Suspicion, scene: Scene) -> _Word | None:
     wait, pace = max(waits, key=lambda one: one[0])
     share = suspicion.share if is_known(suspicion.share) else HELD_RATIO
     text = f"{format_pct(100 * wait)} % of {pace.rate_hz * pace.span_s:.0f} steps, exact"
-    return _Word(wait >= AGREES_HALF * share, _row("data wait of the host", 100 * wait, "%", text, scene))
+    row = reading(Figure.HOST_DATA_WAIT, 100 * wait, scene.frame, text=text)
+    return _Word(wait >= AGREES_HALF * share, row)
 
 
 def _on_health(suspicion: Suspicion, scene: Scene) -> _Word | None:
@@ -103,10 +94,10 @@ def _on_health(suspicion: Suspicion, scene: Scene) -> _Word | None:
         if is_stalled(pace) or is_evaluating(pace) or pace.rate_hz <= 0:
             return None
         if is_known(wait) and wait >= HELD_RATIO and not scene.cards:
-            return _Word(False, _row("data wait of the host", 100 * wait, "%", "", scene))
+            return _Word(False, reading(Figure.HOST_DATA_WAIT, 100 * wait, scene.frame))
         if worst is None or model < lowest:
             lowest = model
-            row = _row("host in the model", 100 * model, "%", f"{say_rate(pace)}", scene)
+            row = reading(Figure.HOST_IN_MODEL, 100 * model, scene.frame, text=say_rate(pace))
             worst = _Word(model >= least, row)
     return worst if worst is not None and worst.agrees else None
 
@@ -119,13 +110,13 @@ def _on_hang(_: Suspicion, scene: Scene) -> _Word | None:
     step = f"step {last.count}, " if last is not None else ""
     phases = {one.phase.value for one in list_hooks(scene.frame) if is_known(one.phase)}
     text = f"{step}in {' and '.join(sorted(phases))} for {format_seconds(age_s)}"
-    return _Word(age_s >= STANDS_S, _row("last step", step_s, "s ago", text, scene))
+    return _Word(age_s >= STANDS_S, reading(Figure.LAST_STEP, step_s, scene.frame, text=text))
 
 
 def _on_start(suspicion: Suspicion, scene: Scene) -> _Word | None:
     for _, pace in _paces(_ranks_of(suspicion, scene), scene):
         if pace.count >= FIRST_STEPS and not is_stalled(pace) and pace.rate_hz > 0:
-            return _Word(False, _row("steps go on", pace.rate_hz, "steps/s", say_rate(pace), scene))
+            return _Word(False, reading(Figure.STEPS_GO_ON, pace.rate_hz, scene.frame, text=say_rate(pace)))
     return None
 
 
@@ -133,10 +124,11 @@ def _on_pause(suspicion: Suspicion, scene: Scene) -> _Word | None:
     for _, pace in _paces(_ranks_of(suspicion, scene), scene):
         if suspicion.cause == "validation" and is_evaluating(pace):
             text = f"{pace.eval_count} batches so far"
-            return _Word(True, _row("in evaluation", pace.eval_pct, "%", text, scene))
+            return _Word(True, reading(Figure.HOST_IN_EVALUATION, pace.eval_pct, scene.frame, text=text))
         mean_s = 1 / pace.rate_hz if pace.rate_hz > 0 else 0.0
         if pace.step_age_s > max(1.0, 2 * mean_s):
-            return _Word(True, _row("last step", pace.step_age_s, "s ago", f"step {pace.count}", scene))
+            text = f"step {pace.count}"
+            return _Word(True, reading(Figure.LAST_STEP, pace.step_age_s, scene.frame, text=text))
     return None
 
 
@@ -144,8 +136,9 @@ def _on_straggler(suspicion: Suspicion, scene: Scene) -> _Word | None:
     late = find_late(scene)
     if late is None:
         return None
-    text = f"{name_rank(late.rank)}: {format_ms(late.own_ms)} of data and forward a step"
-    row = _row("late rank", late.own_ms, "ms", f"{text}, the others {format_ms(late.others_ms)}", scene)
+    own, others = format_ms(late.own_ms), format_ms(late.others_ms)
+    text = f"{name_rank(late.rank)}: {own} of data and forward a step, the others {others}"
+    row = reading(Figure.LATE_RANK, late.own_ms, scene.frame, text=text)
     same = late.rank.process.pid == suspicion.pid or (
         is_known(suspicion.rank) and late.rank.process.rank == suspicion.rank
     )
@@ -254,8 +247,8 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
         summary=f"{name} takes {format_ms(late.own_ms)} for data and forward of a step, the others "
         f"{format_ms(late.others_ms)}: they wait for it in their backward",
         evidence=(
-            _row(f"{name}, data and forward", late.own_ms, "ms", "", scene),
-            _row("the others", late.others_ms, "ms", "", scene),
+            reading(Figure.LATE_RANK_HOST, late.own_ms, scene.frame, of=name),
+            reading(Figure.OTHERS_HOST, late.others_ms, scene.frame),
         ),
         share=late.ratio,
         observed=frozenset((Need.RANK_BEHIND,)),
@@ -294,8 +287,8 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
         origins=frozenset((Origin.HOOK,)),
         summary=f"the loop runs and has taken {count}",
         evidence=(
-            _row("steps", float(fewest), "", count, scene),
-            reading("age of the ranks", min(ages), "s", "process start", scene.frame.ages_s.cpu),
+            reading(Figure.STEPS, float(fewest), scene.frame, text=count),
+            reading(Figure.YOUNGEST_RANK_AGE, min(ages), scene.frame),
         ),
     )
 
@@ -310,6 +303,7 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
     if not found:
         return None
     rank, pace = found[0]
+    text = f"{pace.eval_count} batches so far"
     return Suspicion(
         kind=Kind.PAUSED,
         cause="validation",
@@ -317,7 +311,7 @@ def _suspect_validation(scene: Scene) -> Suspicion | None:
         margin=max(1.0, pace.eval_pct / EVALUATES_PCT),
         origins=frozenset((Origin.HOOK,)),
         summary=f"{name_rank(rank)} evaluates, {pace.eval_hz:.1f} batches/s, after step {pace.count}",
-        evidence=(_row("in evaluation", pace.eval_pct, "%", f"{pace.eval_count} batches so far", scene),),
+        evidence=(reading(Figure.HOST_IN_EVALUATION, pace.eval_pct, scene.frame, text=text),),
         share=min(1.0, pace.eval_pct / 100),
         pid=rank.process.pid,
         rank=rank.process.rank,

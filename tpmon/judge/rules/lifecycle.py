@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, reading
+from tpmon.judge.answers.result import Answer, Cleared, Key, Suspicion, Unsure, reading, reading_aged
 from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import FRESH_S, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.hang import rules as rules_hang
@@ -15,6 +15,7 @@ from tpmon.judge.hang.rules import judge_no_progress
 from tpmon.judge.rules.cpu import say_got
 from tpmon.judge.stacks.phases import TRAINING
 from tpmon.judge.stacks.profile import Phase
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
@@ -55,11 +56,13 @@ def find_last_words(frame: Frame) -> tuple[OutputSample, str] | None:
 
 
 def _evidence(scene: Scene, words: str) -> tuple[Evidence, ...]:
-    rows = [Evidence("ranks alive", 0.0, "", words, "/proc", scene.frame.ages_s.cpu)]
+    rows = [reading(Figure.RANKS_ALIVE, 0.0, scene.frame, text=words)]
     last = find_last_words(scene.frame)
     if last is not None:
         log, line = last
-        rows.append(Evidence("the log ends with", IN_WORDS, "", line, log.path, log.last_write_age_s))
+        rows.append(
+            reading_aged(Figure.LAST_WORDS, IN_WORDS, log.last_write_age_s, text=line, source=log.path)
+        )
     return tuple(rows)
 
 
@@ -166,7 +169,6 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
         origins.add(Origin.PROC)
     if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
         origins.add(Origin.PROC)
-    age = scene.frame.ages_s
     got = say_got(scene)
     need = _START_NEEDS[cause]
     # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
@@ -180,8 +182,8 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
         origins=frozenset(origins),
         summary=f"{name_rank(rank)} {words}" + (f"; {got}" if got else ""),
         evidence=(
-            reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
-            reading("age of the rank", _age_s(rank, scene), "s", "process start", age.cpu),
+            reading(Figure.IN_PHASE, 100 * ratio, scene.frame, of=cause),
+            reading(Figure.RANK_AGE, _age_s(rank, scene), scene.frame),
         ),
         observed=frozenset((need,)) if seen else frozenset(),
         pid=rank.process.pid,
@@ -209,7 +211,7 @@ def _starts_by_compiler(scene: Scene) -> Answer | None:
         margin=demand / COMPILER_DEMAND,
         origins=frozenset((Origin.PROC,)),
         summary="compile workers run while the ranks wait for them",
-        evidence=(reading("compile workers", demand, "threads", "schedstat", scene.frame.ages_s.threads),),
+        evidence=(reading(Figure.COMPILE_WORKERS, demand, scene.frame),),
     )
 
 
@@ -228,7 +230,7 @@ def _starts_by_age(scene: Scene) -> Answer:
         margin=1.0,
         origins=frozenset((Origin.PROC,)),
         summary=f"the ranks are {oldest:.0f} s old",
-        evidence=(reading("age of the ranks", oldest, "s", "process start", scene.frame.ages_s.cpu),),
+        evidence=(reading(Figure.YOUNGEST_RANK_AGE, oldest, scene.frame),),
     )
 
 
@@ -319,8 +321,8 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
         origins=frozenset(origins),
         summary=f"{name_rank(rank)} {words}{_say_waiting(others)}",
         evidence=(
-            reading(f"in {cause}", 100 * ratio, "%", "stack samples", scene.frame.ages_s.stacks),
-            reading("writes", rank.process.asked_write_bytes_s, "bytes/s", "/proc io", scene.frame.ages_s.io),
+            reading(Figure.IN_PHASE, 100 * ratio, scene.frame, of=cause),
+            reading(Figure.RANK_WRITES, rank.process.asked_write_bytes_s, scene.frame),
         ),
         share=ratio,
         observed=frozenset((need,)),
@@ -376,7 +378,7 @@ def _judge_server(scene: Scene) -> Suspicion | None:
     rank = next((one for one in scene.ranks if one.process.pid == scene.watch.served), None)
     if main is None or rank is None:
         return None
-    waited, age = rank.process.waits_unchanged_s, scene.frame.ages_s
+    waited = rank.process.waits_unchanged_s
     return Suspicion(
         kind=Kind.IDLE,
         cause="waiting-for-input",
@@ -384,7 +386,7 @@ def _judge_server(scene: Scene) -> Suspicion | None:
         margin=2.0,
         origins=frozenset((Origin.STACKS, Origin.PROC)),
         summary=f"{name_rank(rank)} waits for requests in {main.doing.text}",
-        evidence=(reading("wait unchanged", waited, "s", "kernel wait", age.cpu),),
+        evidence=(reading(Figure.WAIT_UNCHANGED, waited, scene.frame),),
         pid=rank.process.pid,
         rank=rank.process.rank,
         share=NOT_APPLICABLE,
@@ -405,7 +407,7 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
             margin=2.0,
             origins=origins,
             summary=f"{name_rank(rank)} waits for input {_say_input(rank)}",
-            evidence=(reading("wait unchanged", waited, "s", "kernel wait", scene.frame.ages_s.cpu),),
+            evidence=(reading(Figure.WAIT_UNCHANGED, waited, scene.frame),),
             observed=frozenset((Need.INPUT_WAIT,)),
             pid=rank.process.pid,
             rank=rank.process.rank,

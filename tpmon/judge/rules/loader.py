@@ -29,10 +29,11 @@ from tpmon.judge.features.workers import (
 from tpmon.judge.hang.causes import list_ends
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
 from tpmon.judge.stacks.profile import DataPart
+from tpmon.model.figures import Figure
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessEnd, Role
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import IN_WORDS, Evidence, Kind, Origin
+from tpmon.model.verdict import IN_WORDS, Kind, Origin
 
 AGAIN = 2
 """Times within the history that workers must have been killed: once is an accident that the event tells."""
@@ -64,7 +65,6 @@ def judge_killed_workers(scene: Scene) -> Answer:
     found = find_starved(scene)
     share = found.share.ratio if isinstance(found, Starved) else 0.0
     last = kills[-1][1]
-    age = scene.frame.ages_s.cpu
     name = f"worker {last.worker}" if is_known(last.worker) else "a worker"
     return Suspicion(
         kind=Kind.DATA_BOUND,
@@ -74,10 +74,8 @@ def judge_killed_workers(scene: Scene) -> Answer:
         origins=frozenset((Origin.PROC,)),
         summary=f"workers are killed again and again: {told} in the last minute",
         evidence=(
-            reading("workers killed in 60 s", float(len(kills)), "", "exit status", age),
-            Evidence(
-                "the last of them", IN_WORDS, "", f"{name} ({last.pid}): {last.how}", "exit status", age
-            ),
+            reading(Figure.WORKERS_KILLED, float(len(kills)), scene.frame),
+            reading(Figure.LAST_KILLED, IN_WORDS, scene.frame, text=f"{name} ({last.pid}): {last.how}"),
         ),
         observed=frozenset((Need.WORKER_DIED,)),
         pid=last.pid,
@@ -147,10 +145,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
         + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
         margin=known_or(found.demand, 0.0) / BUSY_WORKER,
         origins=frozenset((Origin.PROC,)),
-        evidence=(
-            reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),
-            *name_hot_work(found, scene),
-        ),
+        evidence=(reading(Figure.CPUS_FREE, found.cores_free, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)),
     )
 
@@ -198,10 +193,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         f"{words.removesuffix(',')}, {say_free(found.cores_free, found.cores_had)}",
         margin=min(found.cores_free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
         origins=frozenset((Origin.PROC,)),
-        evidence=(
-            reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),
-            *name_hot_work(found, scene),
-        ),
+        evidence=(reading(Figure.CPUS_FREE, found.cores_had, scene.frame), *name_hot_work(found, scene)),
         observed=frozenset((Need.WORKERS_CPU_BOUND if load is Load.COMPUTE else Need.WORKERS_ASLEEP,)),
     )
 
@@ -230,9 +222,8 @@ def judge_worker_lock(scene: Scene) -> Answer:
         if len(found.workers) < 2:
             return Cleared("a lock that the workers share (there are not two of them)")
         return Cleared(f"a lock that the workers share (they {_LOAD_WORDS[load]})")
-    ages, by = scene.frame.ages_s, scene.frame.sources.stacks
-    stacks = (reading("their stacks at a lock", 100 * lock.in_stacks, "%", by, ages.stacks),)
-    looks = (reading("workers in a lock", 100 * lock.ratio, "%", "wchan", ages.threads),)
+    stacks = (reading(Figure.STACKS_AT_LOCK, 100 * lock.in_stacks, scene.frame),)
+    looks = (reading(Figure.WORKERS_IN_LOCK, 100 * lock.ratio, scene.frame),)
     told = suspect_loader(
         found,
         scene,
@@ -300,7 +291,6 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
         origins.add(Origin.PIPES)
     number = slow.worker.number
     name = f"worker {number}" if is_known(number) else f"the worker with pid {slow.worker.pid}"
-    ages = scene.frame.ages_s
     needs = {Need.ONE_WORKER_SLOW}
     if slow.worker.stopped:
         needs.add(Need.STOPPED)
@@ -312,8 +302,8 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
         margin=others / OTHERS_IDLE * 1.25,
         origins=frozenset(origins),
         evidence=(
-            reading(f"{name} without work", 100 * known_or(slow.idle_ratio, 0.0), "%", "wchan", ages.threads),
-            reading("the others without work", 100 * others, "% at least", "wchan", ages.threads),
+            reading(Figure.WORKER_IDLE, 100 * known_or(slow.idle_ratio, 0.0), scene.frame, of=name),
+            reading(Figure.OTHERS_IDLE, 100 * others, scene.frame),
         ),
         observed=frozenset(needs),
         pid=slow.worker.pid,
@@ -334,7 +324,6 @@ def judge_uneven_workers(scene: Scene) -> Answer:
         return Cleared("workers without data (no such part of them)")
     if found.rank.loader is None or not is_known(found.rank.loader.ready_bytes):
         return Unsure("workers without data (whether all are of one loader was not read)")
-    ages = scene.frame.ages_s
     return suspect_loader(
         found,
         scene,
@@ -343,8 +332,8 @@ def judge_uneven_workers(scene: Scene) -> Answer:
         margin=min(rest) / RESTING * 1.25,
         origins=frozenset((Origin.PROC,)),
         evidence=(
-            reading("workers with work", float(sum(fed)), f"of {len(looks)}", "wchan", ages.threads),
-            reading("the others without work", 100 * min(rest), "% at least", "wchan", ages.threads),
+            reading(Figure.WORKERS_FED, float(sum(fed)), scene.frame, of=len(looks)),
+            reading(Figure.OTHERS_IDLE, 100 * min(rest), scene.frame),
         ),
         observed=frozenset((Need.FEW_WORKERS_FED,)),
     )
@@ -401,11 +390,7 @@ def judge_respawn(scene: Scene) -> Answer:
         f"{found.rank.births} workers were started in the last minute, new ones again and again",
         margin=generations / GENERATIONS * 1.25,
         origins=frozenset(origins),
-        evidence=(
-            reading(
-                "workers born in 60 s", float(found.rank.births), "", "processes", scene.frame.ages_s.cpu
-            ),
-        ),
+        evidence=(reading(Figure.WORKERS_BORN, float(found.rank.births), scene.frame),),
         observed=frozenset((Need.RESPAWN_SEEN,)),
     )
 

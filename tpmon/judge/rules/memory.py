@@ -11,12 +11,13 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading, reading_of
+from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.features.card_use import ETA_S, GROWTH_BYTES_S, Growth, find_urgency, read_growth, say_about
 from tpmon.judge.features.readings import memory_origin, pressure_origin
 from tpmon.judge.features.snapshot import Rule, Scene
 from tpmon.judge.rules.card_faults import judge_gpu_memory
-from tpmon.model.frame import MEMORY_USED, SHM_USED, Frame
+from tpmon.model.figures import Figure
+from tpmon.model.frame import Frame
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
@@ -94,7 +95,6 @@ def judge_shm(scene: Scene) -> Answer:
         margins.append(fill / SHM_FULL)
     if tight:
         margins.append(SHM_STEPS * step / max(free, 1))
-    ages = scene.frame.ages_s
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="shm",
@@ -103,8 +103,8 @@ def judge_shm(scene: Scene) -> Answer:
         origins=frozenset((Origin.FILES,)),
         summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
         evidence=(
-            reading_of(SHM_USED, 100 * fill, "statvfs", ages.memory),
-            reading("largest growth in a second", step / (1 << 20), "MiB", "statvfs", ages.memory),
+            reading(Figure.SHM_USED, 100 * fill, scene.frame),
+            reading(Figure.SHM_GROWTH, step / (1 << 20), scene.frame),
         ),
         observed=frozenset((Need.SHM_TIGHT,)),
     )
@@ -221,22 +221,23 @@ def _suspect_growth(
     origins: frozenset[Origin],
     role: Role = Role.RANK,
 ) -> Suspicion:
-    memory, ages = scene.frame.memory, scene.frame.ages_s
+    frame = scene.frame
+    memory = frame.memory
     room = _room(scene)
     eta_s: Known[float] = room if isinstance(room, Missing) else room[0] / growth.mean
     when = f", {room[2]} full in {say_about(eta_s)}" if is_known(room) and is_known(eta_s) else ""
     near = is_known(room) and room[1] >= NEAR_LIMIT
     biggest = max(
-        (process for process in scene.frame.processes if process.role is role),
+        (process for process in frame.processes if process.role is role),
         key=lambda process: process.rss_bytes,
         default=None,
     )
     evidence = [
-        reading("memory growth", growth.mean, "bytes/s", memory.anon_source, ages.memory),
-        reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", memory.anon_source, ages.memory),
+        reading(Figure.MEMORY_GROWTH, growth.mean, frame, source=memory.anon_source),
+        reading(Figure.GROWN, growth.grown_bytes / (1 << 20), frame, source=memory.anon_source),
     ]
     if is_known(room):
-        evidence.append(reading_of(MEMORY_USED, 100 * room[1], memory.limit_source, ages.memory))
+        evidence.append(reading(Figure.MEMORY_USED, 100 * room[1], frame, source=memory.limit_source))
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause=cause,
@@ -330,7 +331,8 @@ def judge_copy_on_write(scene: Scene) -> Answer:
 
 def judge_swap(scene: Scene) -> Answer:
     """Suspect swap when the job has pages there and touches them."""
-    memory, ages = scene.frame.memory, scene.frame.ages_s
+    frame = scene.frame
+    memory = frame.memory
     swap = memory.swap_bytes
     if not is_known(swap):
         return Unsure(f"swap ({swap.reason})")
@@ -356,9 +358,9 @@ def judge_swap(scene: Scene) -> Answer:
         ),
         summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
         evidence=(
-            reading("in swap", swap / (1 << 20), "MiB", memory.anon_source, ages.memory),
-            reading("major faults", faults, "1/s", memory.anon_source, ages.memory),
-            reading("stalled for memory", psi, "%", "PSI", ages.memory),
+            reading(Figure.IN_SWAP, swap / (1 << 20), frame, source=memory.anon_source),
+            reading(Figure.MAJOR_FAULTS, faults, frame, source=memory.anon_source),
+            reading(Figure.MEMORY_STALLS, psi, frame),
         ),
         share=stalled if stalled is not None else Missing("PSI was not read"),
         observed=frozenset((Need.SWAP_USED,)),

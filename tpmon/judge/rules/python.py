@@ -23,6 +23,7 @@ from tpmon.judge.features.starvation import name_hot, see_pins
 from tpmon.judge.rules.cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.stacks.phases import OUTSIDE
 from tpmon.judge.stacks.profile import Phase, Share
+from tpmon.model.figures import Figure
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
@@ -118,7 +119,6 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         return Unsure(f"Python's interpreter lock (GPU: {busy.reason})")
     if busy:
         return Cleared("Python's interpreter lock (the GPU is busy all the same)")
-    ages = scene.frame.ages_s
     # Without stacks any wait with a time-out beside a busy thread looks like this.
     told = _sees_stacks(rank)
     return Suspicion(
@@ -129,9 +129,9 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         origins=frozenset((Origin.PROC, Origin.STACKS) if told else (Origin.PROC,)),
         summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
         evidence=(
-            reading("main thread in a timed lock", 100 * share.ratio, "%", "system call", ages.threads),
-            reading("threads running", rank.demand - rank.waiting, "together", "schedstat", ages.threads),
-            reading("other threads want", others, "CPUs", "schedstat", ages.threads),
+            reading(Figure.MAIN_IN_TIMED_LOCK, 100 * share.ratio, scene.frame),
+            reading(Figure.THREADS_RUNNING, rank.demand - rank.waiting, scene.frame),
+            reading(Figure.OTHERS_WANT, others, scene.frame),
         ),
         share=share.ratio,
         share_low=share.low,
@@ -217,7 +217,6 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         return Cleared(f"a single Python thread (Python outside of the step: {100 * share.ratio:.0f} %)")
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
-    ages = scene.frame.ages_s
     got, had, unread = say_got(scene), find_cores_had(free, scene), taker_unread(scene)
     taken = are_taken(free, had) or not is_known(find_cores_left(scene))
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
@@ -236,11 +235,9 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         if not got
         else f"{_say_single(rank, share, logs=logging)}; {got}: {find_taker(scene).value}",
         evidence=(
-            reading(
-                "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
-            ),
-            reading("threads runnable", rank.demand, "threads", "schedstat", ages.threads),
-            reading("CPUs free", had, "CPUs", "schedstat", ages.threads),
+            reading(Figure.PYTHON_OUTSIDE, 100 * share.ratio, scene.frame),
+            reading(Figure.THREADS_RUNNABLE, rank.demand, scene.frame),
+            reading(Figure.CPUS_FREE, had, scene.frame),
             *name_hot(rank.phases, Phase.LOGGING if logging else Phase.OTHER, scene),
         ),
         share=gain,

@@ -25,6 +25,7 @@ from tpmon.judge.features.workers import (
     name_load,
     name_opens,
 )
+from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role
@@ -184,15 +185,13 @@ def _waits_words(found: Starved) -> str:
 
 
 def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence, ...]:
-    ages = scene.frame.ages_s
+    frame = scene.frame
     blocked = map_known(lambda ratio: 100 * ratio, found.blocked)
-    told = [
-        Evidence("workers blocked", blocked, "%", "", f"state and wchan: {_waits_words(found)}", ages.threads)
-    ]
+    told = [reading(Figure.WORKERS_BLOCKED, blocked, frame, source=f"state and wchan: {_waits_words(found)}")]
     if is_known(reads.bytes_s):
-        told.append(reading("workers read", reads.bytes_s, "bytes/s", "/proc/PID/io", ages.io))
+        told.append(reading(Figure.WORKERS_READ, reads.bytes_s, frame))
     if is_known(reads.mean_bytes):
-        told.append(reading("mean size of a read", reads.mean_bytes / 1024, "KiB", reads.source, ages.io))
+        told.append(reading(Figure.READ_SIZE, reads.mean_bytes / 1024, frame, source=reads.source))
     return (*told, *name_opens(scene))
 
 
@@ -299,12 +298,14 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
-    ages, memory = scene.frame.ages_s, scene.frame.memory
-    margins = [1.0]
+    frame = scene.frame
+    margins, origins = [1.0], set[Origin]()
     if is_known(refault) and pages:
         margins.append(refault / REFAULT_BYTES_S)
+        origins.add(memory_origin(frame.memory))
     if is_known(psi) and stalls:
         margins.append(psi / PSI_MEMORY_PCT)
+        origins.add(pressure_origin(frame.memory))
     amount = f" ({format_bytes(refault)}/s)" if is_known(refault) else ""
     return suspect_loader(
         found,
@@ -312,13 +313,11 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         "page-cache-thrash",
         f"files are read again and again because the page cache is too small{amount}",
         margin=max(margins),
-        origins=frozenset(
-            (*((memory_origin(memory),) if pages else ()), *((pressure_origin(memory),) if stalls else ()))
-        ),
+        origins=frozenset(origins),
         evidence=(
-            reading("refaulted", refault, "bytes/s", "memory.stat", ages.memory),
-            reading("major faults", faults, "1/s", "memory.stat", ages.memory),
-            reading("stalled for memory", psi, "%", "PSI", ages.memory),
+            reading(Figure.REFAULTED, refault, frame),
+            reading(Figure.MAJOR_FAULTS, faults, frame),
+            reading(Figure.MEMORY_STALLS, psi, frame),
         ),
         observed=frozenset((Need.REFAULTS_SEEN,)),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.frame import FIGURES, EventKind, Frame
+from tpmon.model.frame import HISTORIES, EventKind, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.text.job_words import (
@@ -70,17 +70,17 @@ def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
         room = width - AGE_WIDTH - 7
         value = max(0, min(values, 16, room - 8))
         return Widths(max(8, room - value), value, 0)
-    drawn = any(row.name in FIGURES for row in rows)
+    drawn = any(row.name in HISTORIES for row in rows)
     history = 30 if width >= 150 else 20 if width >= WIDE else 12
     return Widths(min(names, max(14, width // 3)), min(values, max(10, width // 3)), history if drawn else 0)
 
 
 def _draw(view: ViewState, row: Evidence, cells: int) -> str:
-    figure = FIGURES.get(row.name)
-    if figure is None:
+    history = HISTORIES.get(row.name)
+    if history is None:
         return " " * cells
-    values = [mean_of([figure.series(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
-    return spark(values, cells, figure.top or _top_of(row, values))
+    values = [mean_of([history.series(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
+    return spark(values, cells, history.top or _top_of(row, values))
 
 
 def _top_of(row: Evidence, values: Sequence[Known[float]]) -> float:
