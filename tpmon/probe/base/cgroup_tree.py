@@ -38,10 +38,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Name one control group that can be read: the directory of its files, its path, its top.
-
-    ``top`` is the directory of the uppermost group in view.
-    """
+    """Name one control group that can be read by directory and path; ``top`` is the uppermost in view."""
 
     version: int
     directory: str
@@ -98,10 +95,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def parse_groups(text: str) -> dict[str, str]:
-    """Parse /proc/PID/cgroup into paths by controller; ``V2`` names the unified hierarchy.
-
-    Groups that were removed under the process (" (deleted)") are left out.
-    """
+    """Parse /proc/PID/cgroup into paths by controller, without groups that were removed under the process."""
     paths = {}
     for line in text.splitlines():
         fields = line.split(":", 2)
@@ -143,7 +137,6 @@ class JobGroups:
     """Hold the control group paths of the processes of a job, by controller."""
 
     def __init__(self, pids: Sequence[int], proc: str = "/proc") -> None:
-        """Read /proc/PID/cgroup of ``pids``; the dead are left out: v1 shows them in the root."""
         self._of: list[Mapping[str, str]] = []
         for pid in pids:
             text = read_text(f"{proc}/{pid}/cgroup", errors="surrogateescape")

@@ -1,8 +1,7 @@
 """Read what /proc says of processes on the cold path, each process by itself.
 
-Each file has a pure ``parse_`` half. ``proc`` is the root of the tree, so that tests bring their
-own. What touches another address space (cmdline, environ, maps) can block for ever on a stuck
-mmap lock: ``facts.read_each`` calls it with a deadline. Knows nothing of jobs or roles.
+``proc`` is the root of the tree, so that tests bring their own. What touches another address space (cmdline,
+environ, maps) can block for ever on a stuck mmap lock: ``process_facts.read_each`` calls it with a deadline.
 """
 
 from __future__ import annotations
@@ -141,8 +140,7 @@ class Status:
 class Mapped:
     """Say which torch and which Python a process has mapped; empty text for none.
 
-    ``torch`` is the folder of the mapped libtorch. ``replaced`` is true when that file is no
-    longer on disk, so that what lies there now is another torch.
+    ``torch`` is the folder of libtorch, ``replaced`` that the file on disk is another one by now.
     """
 
     torch: str
@@ -156,11 +154,7 @@ def is_python_name(path: str) -> bool:
 
 
 def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
-    """Read a file of /proc, at most ``limit`` bytes.
-
-    Raises:
-        OSError: as the kernel says.
-    """
+    """Read a file of /proc, at most ``limit`` bytes; OSError as the kernel says."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     parts: list[bytes] = []
     left = limit
@@ -174,11 +168,7 @@ def read_file(path: str, limit: int = _READ_LIMIT, flags: int = 0) -> bytes:
 
 
 def parse_stat(data: bytes) -> StatLine:
-    """Parse /proc/PID/stat; the name may hold spaces and parentheses.
-
-    Raises:
-        ValueError: when it is not a stat line.
-    """
+    """Parse /proc/PID/stat, ValueError where it is cut; the name may hold spaces and parentheses."""
     end = data.rindex(b")")
     rest = data[end + 2 :].split()
     if len(rest) < 20:
@@ -199,11 +189,7 @@ def parse_stat(data: bytes) -> StatLine:
 
 
 def read_stat(pid: int, proc: str = PROC) -> StatLine:
-    """Read /proc/PID/stat.
-
-    Raises:
-        OSError: when there is no such process or it may not be seen.
-    """
+    """Read /proc/PID/stat; OSError when there is no such process or it may not be seen."""
     try:
         return parse_stat(read_file(f"{proc}/{pid}/stat", 4096))
     except ValueError as error:  # an empty read: the process went away under us
@@ -255,11 +241,7 @@ def parse_status(data: bytes) -> Status:
 
 
 def read_status(pid: int, proc: str = PROC) -> Status:
-    """Read /proc/PID/status; ``pid`` may also be a thread.
-
-    Raises:
-        OSError: when there is no such process or it may not be seen.
-    """
+    """Read /proc/PID/status, also of a thread; OSError when there is none or it may not be seen."""
     try:
         return parse_status(read_file(f"{proc}/{pid}/status", 65536))
     except (KeyError, ValueError, IndexError) as error:  # cut short: the process went away under us
@@ -278,11 +260,7 @@ def parse_maps(data: bytes) -> Mapped:
 
 
 def read_maps(pid: int, proc: str = PROC) -> Mapped:
-    """Read /proc/PID/maps, at most 8 MiB of it.
-
-    Raises:
-        OSError: when it may not be read, or the process is gone.
-    """
+    """Read /proc/PID/maps, at most 8 MiB of it; OSError where it may not be read or the process is gone."""
     return parse_maps(read_file(f"{proc}/{pid}/maps", _MAPS_LIMIT))
 
 
@@ -312,7 +290,7 @@ def in_first_pid_namespace(proc: str = PROC) -> bool:
 def boot_time_s() -> float:
     """Return the wall-clock time of boot, seconds since the epoch.
 
-    From the clocks and not from btime of /proc/stat, which lxcfs replaces in containers.
+    Not btime of /proc/stat, which lxcfs replaces in containers.
     """
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -337,11 +315,7 @@ def date_file(modified_s: float) -> Known[datetime]:
 
 
 def read_exe(pid: int, proc: str) -> Known[str]:
-    """Read which program file runs; empty for a kernel thread or a zombie.
-
-    Raises:
-        OSError: when the process is gone.
-    """
+    """Read which program file runs; empty for a kernel thread or a zombie, OSError for one that is gone."""
     try:
         return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
     except PermissionError as error:

@@ -72,11 +72,7 @@ def step_back() -> None:
 
 
 def start_thread(name: str, run: Callable[[], object]) -> threading.Thread:
-    """Start a daemon thread that calls ``run`` and ends.
-
-    Raises:
-        UsageError: where the machine lets none be started.
-    """
+    """Start a daemon thread that calls ``run``; UsageError where the machine lets none be started."""
     thread = threading.Thread(target=run, name=f"tpmon-{name}", daemon=True)
     try:
         thread.start()
@@ -124,7 +120,6 @@ class Worker(Generic[S]):
     """
 
     def __init__(self, name: str) -> None:
-        """Name the thread; none is started yet."""
         self.on_change: Callable[[], None] = lambda: None
         self.stopped = threading.Event()
         self.off = ""
@@ -233,7 +228,6 @@ class Background(Generic[T]):
     """
 
     def __init__(self, name: str, read: Callable[[], T], every_s: float) -> None:
-        """Name the source; nothing runs until ``start``."""
         self._name = name
         self._read = read
         self._every_s = every_s
@@ -243,7 +237,7 @@ class Background(Generic[T]):
         self._begun_ns = 0  # of the read under way
 
     def start(self) -> None:
-        """Start the daemon thread."""
+        """Begin to read."""
         self._worker.repeat(self._step, self._fail)
 
     def stop(self) -> None:
@@ -285,7 +279,6 @@ class Turns(Generic[K, A]):
     """
 
     def __init__(self, name: str, work: Callable[[K], A]) -> None:
-        """Begin nothing yet."""
         self._name = name
         self._work = work
         self._answers: queue.SimpleQueue[tuple[K, A]] = queue.SimpleQueue()
@@ -319,10 +312,7 @@ class Turns(Generic[K, A]):
 
 
 def read_all(name: str, reads: Sequence[tuple[Callable[[], A], float]], most: int) -> list[A | None]:
-    """Call each of ``reads`` in a thread, ``most`` at once; None for one without an answer in its seconds.
-
-    They count from now, for all of them.
-    """
+    """Call each of ``reads`` in a thread, ``most`` at once; None without an answer in its seconds."""
     turns = Turns[int, A](name, lambda number: reads[number][0]())
     begun_s = time.monotonic()
     waiting = deque(range(len(reads)))
@@ -341,8 +331,7 @@ def read_all(name: str, reads: Sequence[tuple[Callable[[], A], float]], most: in
 def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
     """Run ``read`` in a daemon thread of its own and wait at most ``seconds`` for it.
 
-    An OSError of ``read`` becomes Missing, and so does a thread that the system refuses; any other
-    exception of it is raised here.
+    An OSError of it and a thread that the system refuses are Missing; any other exception is raised here.
     """
     slot: list[T] = []
     failed: list[BaseException] = []

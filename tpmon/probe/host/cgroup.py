@@ -3,11 +3,9 @@
 Throttling is counted where the quota is set, which is often above the job's own group, so every
 group with a quota up the tree is read. cgroup v1 and v2 count the same things under other names
 (Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst). What a job without a group of its own
-shares with the whole machine (pressure, refaults, OOM kills) is read from /proc and said to be
-the host's.
+shares with the whole machine (pressure, refaults, OOM kills) is the host's, from /proc.
 
-Affinity already includes cpusets, taskset and Slurm core binding; torch sees it too, but never
-the quota, which is why both are read.
+Affinity already includes cpusets, taskset and Slurm core binding, but never the quota.
 """
 
 from __future__ import annotations
@@ -40,22 +38,14 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
-    """Hold the CPUs that the job may use at once, and which limit says so.
-
-    In a container whose outer groups are not in view ``cores`` is an upper bound; ``reason``
-    then says so.
-    """
+    """Hold the CPUs that the job may use at once, an upper bound where outer groups are hidden, and why."""
 
     cores: Known[float]
     reason: str
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """Parse cpu.max of cgroup v2 ("50000 100000", "max 100000") into cores, None without a quota.
-
-    Raises:
-        ValueError: when it is neither.
-    """
+    """Parse cpu.max of v2 ("50000 100000", "max 100000") into cores, None without a quota."""
     quota, _, period = text.strip().partition(" ")
     if quota == "max":
         return None
@@ -63,11 +53,7 @@ def parse_cpu_max(text: str) -> float | None:
 
 
 def parse_cfs_quota(quota: str, period: str) -> float | None:
-    """Parse cpu.cfs_quota_us and cpu.cfs_period_us of cgroup v1 into cores, None without a quota.
-
-    Raises:
-        ValueError: when they are no numbers.
-    """
+    """Parse cpu.cfs_quota_us and cpu.cfs_period_us of v1 into cores, None without a quota."""
     return int(quota) / int(period) if int(quota) > 0 else None
 
 
@@ -113,8 +99,8 @@ def read_affinity(
 ) -> Known[int]:
     """Count the CPUs on which any thread of ``pids`` may run.
 
-    Where the main threads cannot reach every CPU the other threads are asked too: OMP_PROC_BIND
-    and KMP_AFFINITY pin the main thread to one core and the rest of its pool to others.
+    Where the main threads cannot reach every CPU the others are asked too: OMP_PROC_BIND and KMP_AFFINITY
+    pin the main thread to one core and the rest of its pool to others.
     """
     reachable: set[int] = set()
     for pid in pids:
@@ -158,10 +144,7 @@ def _cpus(cores: float) -> str:
 def read_cpu_budget(
     pids: Sequence[int], proc: str = "/proc", mask_of: Callable[[int], set[int]] = os.sched_getaffinity
 ) -> CpuBudget:
-    """Read the CPU budget of the job: min(|union of affinity masks|, quota up the tree).
-
-    The quota is that of the lowest control group that holds all ``pids`` and of those above it.
-    """
+    """Read min(union of affinity masks, quota up the tree from the lowest group that holds all ``pids``)."""
     group = JobGroups(pids, proc).common("cpu")
     return combine_budget(read_affinity(pids, proc, mask_of), read_quota(group))
 
@@ -286,12 +269,11 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class CgroupReading:
-    """Hold one look at the job's control groups.
+    """Hold one look at the job's control groups; ``*_source`` names the group, or "host".
 
-    ``*_source`` names the group, or "host". ``used_bytes`` is usage less the page cache (active_file and
-    inactive_file, which the kernel gives back before it kills) of the group that sets the limit, else of
-    the job's own: the two belong together. ``throttled_s`` counts every CPU. ``oom_kills`` and
-    ``swap_bytes`` are totals.
+    ``used_bytes`` is usage less the page cache (active_file and inactive_file, which the kernel gives back
+    before it kills) of the group that sets the limit, else of the job's own: the two belong together.
+    ``throttled_s`` counts every CPU. ``oom_kills`` and ``swap_bytes`` are totals.
     """
 
     throttled_ratio: Known[float]
@@ -312,21 +294,13 @@ class CgroupReading:
 
 
 def parse_counters(raw: bytes) -> dict[bytes, int]:
-    """Parse "name number" lines (cpu.stat, memory.stat, memory.events, /proc/vmstat).
-
-    Raises:
-        ValueError: where a value is no number.
-    """
+    """Parse "name number" lines (cpu.stat, memory.stat, /proc/vmstat); ValueError where one is no number."""
     fields = raw.split()
     return dict(zip(fields[::2], map(int, fields[1::2]), strict=False))
 
 
 def parse_pressure_us(raw: bytes) -> int:
-    """Parse the total of the "some" line of a pressure file, microseconds (accounting/psi.rst).
-
-    Raises:
-        ValueError: when there is none.
-    """
+    """Parse the microseconds of "some" in a pressure file (accounting/psi.rst); ValueError without them."""
     for line in raw.splitlines():
         if line.startswith(b"some "):
             return int(line[line.index(b"total=") + 6 :])
@@ -347,7 +321,6 @@ class CgroupReader:
     """Read the control groups of a job on descriptors that stay open."""
 
     def __init__(self, pids: Sequence[int], proc: str = "/proc") -> None:
-        """Find the lowest common groups of ``pids``; opens nothing yet."""
         self._pids = tuple(pids)
         self._proc = proc
         self._files: dict[str, ProcFile | Missing] = {}

@@ -51,11 +51,7 @@ class CpuTicks:
 
 
 def parse_ticks(raw: bytes) -> CpuTicks:
-    """Parse /proc/stat (proc_stat(5)); guest time is part of user time and not counted twice.
-
-    Raises:
-        ValueError: when the first line is no CPU line.
-    """
+    """Parse /proc/stat (proc_stat(5)), ValueError without a CPU line; guest time is part of user time."""
     line, _, rest = raw.partition(b"\n")
     fields = line.split()
     if len(fields) < 8 or fields[0] != b"cpu":
@@ -68,11 +64,7 @@ def parse_ticks(raw: bytes) -> CpuTicks:
 
 
 def parse_loadavg(raw: bytes) -> float:
-    """Parse the one-minute load of /proc/loadavg.
-
-    Raises:
-        ValueError: when it is no number.
-    """
+    """Parse the one-minute load of /proc/loadavg; else ValueError."""
     return float(raw.split(b" ", 1)[0])
 
 
@@ -116,11 +108,7 @@ class _HostFile:
 
 
 def _measure_stat(path: str) -> int:
-    """Return how many bytes of /proc/stat are read: without its interrupt counters, ten times as long.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """Return how many bytes of /proc/stat are read: without its interrupt counters, ten times as long."""
     with open(path, "rb") as file:
         return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
 
@@ -133,7 +121,6 @@ class HostReader:
     """Read the machine on descriptors that stay open; a file that cannot be read costs its figures alone."""
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Open nothing until ``read``."""
         self._stat = _HostFile(f"{proc}/stat", 0)
         self._loadavg = _HostFile(f"{proc}/loadavg", 128)
         self._meminfo = _HostFile(f"{proc}/meminfo", 4096)
@@ -178,10 +165,9 @@ def _shares(last: CpuTicks | None, ticks: CpuTicks) -> tuple[Known[float], Known
 
 
 def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
-    """Read how full the /dev/shm of process ``pid`` is, on its own mount.
+    """Read how full the /dev/shm of process ``pid`` is, on its own mount; a dead one can block.
 
-    torch unlinks its shared memory files at once, so the directory shows nothing and statvfs is
-    the only truth. It can block on a dead mount: call it off the tick.
+    torch unlinks its shared memory files at once, so statvfs is the only truth.
     """
     root = f"{proc}/{pid}/root"
     try:
@@ -202,10 +188,9 @@ def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
 
 
 def read_memory_left(pid: int, proc: str = "/proc") -> Known[int]:
-    """Return the bytes that are left, or why nobody knows.
+    """Return the bytes that are left, by the smallest limit up the tree, or why nobody knows.
 
-    Of several limits up the tree it is the smallest that counts. Where one may lie above the view of a
-    container, or is not readable, what the machine has left is all that is known.
+    Where a limit is not in view or not readable, what the machine has left is all that is known.
     """
     groups, host = CgroupReader((pid,), proc), HostReader(proc)
     with contextlib.closing(groups), contextlib.closing(host):
@@ -293,7 +278,6 @@ class OwnCostMeter:
     """Sum the CPU and memory of this process and its children; watch the cost of collecting."""
 
     def __init__(self) -> None:
-        """Begin; CPU % needs two readings."""
         self._last: tuple[int, float, dict[int, float]] | None = None
         self._stacks_s = 0.0
         self._smooth_ms_per_s = 0.0
@@ -321,7 +305,7 @@ class OwnCostMeter:
     ) -> OwnCost:
         """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes.
 
-        ``stacks`` are the CPU seconds of every py-spy so far, ended ones too, and the RSS of the present one.
+        ``stacks`` are the CPU seconds of every py-spy so far, and the RSS of the present one.
         """
         now_ns = time.monotonic_ns()
         cpu_s, rss = time.process_time(), _read_own_rss()

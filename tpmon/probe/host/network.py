@@ -93,13 +93,12 @@ def choose_interfaces(
 
 
 class NetworkReader:
-    """Read the interfaces of the target's network namespace and the InfiniBand ports of the host."""
+    """Read the interfaces of a network namespace and the InfiniBand ports of the host.
+
+    The namespace is that of the process that ``find_pid`` names at each look; a descriptor would pin it.
+    """
 
     def __init__(self, find_pid: Callable[[], int], proc: str = "/proc", sys: str = "/sys") -> None:
-        """Read the network of the process that ``find_pid`` names at each look, such as the first rank.
-
-        Keeps no descriptor, which would pin its namespace.
-        """
         self._find_pid = find_pid
         self._pid = 0
         self._proc = proc
@@ -110,11 +109,7 @@ class NetworkReader:
         self._ports: tuple[Port, ...] = ()
 
     def read(self, now_ns: int, used: Known[frozenset[str]]) -> Known[tuple[NetworkSample, ...]]:
-        """Read every interface once; rates need a second call.
-
-        ``now_ns`` is CLOCK_MONOTONIC; ``used`` names the interfaces and InfiniBand devices that
-        the job's descriptors point to.
-        """
+        """Read every interface once; ``used`` are interfaces and InfiniBand devices of the job."""
         before, self._pid = self._pid, self._find_pid()
         if self._refresh_ns is None or self._pid != before or now_ns >= self._refresh_ns:
             self._refresh_ns = now_ns + REFRESH_EVERY_NS

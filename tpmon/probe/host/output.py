@@ -1,11 +1,9 @@
 """Read the last lines of the job's output, and when it last wrote a file.
 
-Only files: reading a pipe or a terminal would take the text away from whoever waits for it.
-The file is opened through /proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the
-right one. Any of this can hang on a dead network mount: call it off the tick.
-
-Only files of local file systems are asked for their time, by the mount that /proc tells: a dead server
-is never asked. Called off the tick all the same.
+Only files: reading a pipe or a terminal would take the text away from whoever waits for it. They are
+opened through /proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the right one. Any of
+this can hang on a dead network mount: call it off the tick. Of other open files only those of local file
+systems are asked for their time, by the mount that /proc tells.
 """
 
 from __future__ import annotations
@@ -56,9 +54,8 @@ _ESCAPES = re.compile(
 def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENGTH) -> tuple[str, ...]:
     """Return the last ``most`` lines of ``raw`` as a terminal would show them, cleaned and redacted.
 
-    A progress bar overwrites its line with carriage returns, so of each line only what follows
-    the last one counts. ``cut`` says that ``raw`` begins in the middle of the file: its first,
-    half line is left out, or its first half word where there is no other line.
+    A progress bar overwrites its line with carriage returns: only what follows the last one counts. ``cut``
+    says that ``raw`` begins within a line: that half is left out, or half a word where there is no other.
     """
     lines = raw.decode("utf-8", "replace").split("\n")
     if cut and len(lines) > 1:
@@ -79,11 +76,10 @@ def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENG
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """Hold the times of a file as the last look found them, in seconds since the epoch, and its size.
+    """Hold the time of a file's last write, in seconds since the epoch, and its size, by the last look.
 
-    ``modified_s`` is of the last look that found a write. ``ahead_s`` is how far its server's clock was
-    ever seen ahead of ours, 0: never. If it was, ``written_s`` is when a look found the write, by our clock;
-    None: no look has found one yet.
+    ``ahead_s``: how far its server's clock was ever ahead of ours. If it was, ``written_s`` is when a look
+    found the write, by our clock; None: no look has found one yet.
     """
 
     modified_s: float
@@ -138,11 +134,7 @@ def _was_opened(path: str) -> bool:
 
 
 def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
-    """Return the size of a regular file and its last bytes.
-
-    Raises:
-        OSError: when it may not be read, or is no regular file any more.
-    """
+    """Return the size of a regular file and its last bytes."""
     fd = _open(path, owner)
     try:
         found = os.fstat(fd)
@@ -233,18 +225,20 @@ def _find_files(
 
 
 class OutputReader:
-    """Read the logs of a job; also after its end, when the last words matter most."""
+    """Read the logs of a job; also after its end, when the last words matter most.
+
+    Nothing is kept open: a held file keeps a disk full or busy.
+    """
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Begin with no log seen. Nothing is kept open: a held file keeps a disk full or busy."""
         self._proc = proc
         self._files: list[_File] = []
 
     def read(self, pids: Sequence[int]) -> tuple[OutputSample, ...]:
         """Read the regular files behind descriptors 1 and 2 of ``pids``, each file once.
 
-        When none of ``pids`` has one any more, those seen last are read by their path, where the
-        same file still is. Of processes that another user owns one sample says so.
+        Where none has one any more, those seen last are read by their path. Where another user owns the
+        processes one sample says so.
         """
         stamps = {file.identity: file.stamp for file in self._files}
         files, refused = _find_files(pids, self._proc, stamps)
@@ -304,11 +298,7 @@ def list_written(pid: int, proc: str = PROC) -> Iterator[tuple[int, str]]:
 
 
 def parse_appends(fdinfo: bytes) -> bool:
-    """Tell from /proc/PID/fdinfo/FD whether a descriptor was opened for appending (proc_pid_fdinfo(5)).
-
-    Raises:
-        ValueError: when it has no flags.
-    """
+    """Tell from /proc/PID/fdinfo/FD whether it was opened for appending; ValueError without flags."""
     for line in fdinfo.splitlines():
         if line.startswith(b"flags:"):
             return bool(int(line[6:], 8) & _APPENDS)

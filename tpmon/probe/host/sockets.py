@@ -118,9 +118,7 @@ def _parse_socket(message: bytes) -> TcpSocket:
 def parse_messages(data: bytes) -> tuple[list[bytes], bool]:
     """Cut one datagram of a dump into its sockets (inet_diag_msg), and tell whether it was the last.
 
-    Raises:
-        OSError: with the kernel's error number.
-        ValueError: when a message is cut.
+    OSError with the kernel's number; ValueError where a message is cut.
     """
     found: list[bytes] = []
     at = 0
@@ -147,9 +145,7 @@ def parse_messages(data: bytes) -> tuple[list[bytes], bool]:
 def _ask_kernel(states: int, attributes: int) -> Iterator[list[bytes]]:
     """Dump the TCP sockets of our network namespace that are in one of ``states``, a datagram at a time.
 
-    Raises:
-        OSError: when the kernel refuses or does not answer within ``TIMEOUT_S``.
-        ValueError: when its answer is not understood.
+    OSError when the kernel refuses or is silent for ``TIMEOUT_S``; ValueError for another answer.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
         link.settimeout(TIMEOUT_S)
@@ -169,12 +165,7 @@ def parse_sockets(messages: Iterable[bytes], inodes: Container[int]) -> list[Tcp
 
 
 def read_established(inodes: Container[int]) -> list[TcpSocket]:
-    """Read the established TCP connections of our network namespace that ``inodes`` name.
-
-    Raises:
-        OSError: when the kernel refuses, does not answer in time, or has more than ``MOST_CONNECTIONS``.
-        ValueError: when its answer is not understood.
-    """
+    """Read the established TCP connections that ``inodes`` name; OSError also for ``MOST_CONNECTIONS``."""
     mine: list[TcpSocket] = []
     gone_through = 0
     for messages in _ask_kernel(_ESTABLISHED, 1 << (_INET_DIAG_INFO - 1)):
@@ -240,7 +231,6 @@ class SocketReader:
     """Read the TCP connections of a job; made to be called every few seconds off the tick."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
-        """Remember nothing yet."""
         self._proc = proc
         self._sys = sys
         self._scanned: tuple[int, ...] = ()
@@ -249,10 +239,9 @@ class SocketReader:
         self._interface_of: dict[str, str] = {}
 
     def read(self, pids: Sequence[int], now_ns: int) -> Known[SocketReading]:
-        """Read the connections of ``pids`` (launcher and ranks, the launcher first).
+        """Read the connections of ``pids``, the launcher first.
 
-        ``now_ns`` is CLOCK_MONOTONIC: descriptors and addresses are scanned anew every ten
-        seconds, and when ``pids`` change.
+        Descriptors and addresses are scanned anew every ten seconds, and when ``pids`` change.
         """
         if not pids:
             return Missing("the job has no process")
@@ -280,10 +269,7 @@ class SocketReader:
 
 
 def find_interface(connection: TcpSocket, interface_of: Mapping[str, str]) -> str:
-    """Name the interface that carries a connection, "" where its address is on none.
-
-    Between two addresses of this machine the loopback carries it, whichever they are.
-    """
+    """Name the interface that carries a connection; of two addresses of this machine the loopback."""
     local, remote = connection.local_address, connection.remote_address
     if local.startswith("127.") or remote in interface_of:
         return LOOPBACK
@@ -334,12 +320,7 @@ def parse_listener(message: bytes) -> ListeningSocket:
 
 
 def read_all_listeners() -> tuple[ListeningSocket, ...]:
-    """Read every listening TCP socket of our network namespace, up to ``MOST_CONNECTIONS``.
-
-    Raises:
-        OSError: when the kernel refuses or does not answer.
-        ValueError: when its answer is not understood.
-    """
+    """Read the listening TCP sockets of our network namespace, as many as ``MOST_CONNECTIONS``."""
     every = (one for messages in _ask_kernel(_LISTEN, 0) for one in messages)
     return tuple(map(parse_listener, islice(every, MOST_CONNECTIONS)))
 
@@ -349,7 +330,7 @@ def read_listeners(
 ) -> Known[tuple[ListeningSocket, ...]]:
     """Pick out of ``everything`` on what one process listens, by its descriptors.
 
-    No port on which another one listens too, at the address of another family: that one would be asked.
+    No port on which another one listens at the address of another family: that one would be asked.
     """
     same = same_network_namespace(pid, proc)
     if isinstance(same, Missing):

@@ -1,7 +1,6 @@
 """Find the jobs among the processes of this machine, and how each was started: wrappers, the hook.
 
-The walk up ends at boundaries (``programs.Program``): what one person typed into one shell stays as
-many jobs as it was.
+The walk up ends at boundaries (``programs.Program``): what one person typed stays as many jobs as it was.
 """
 
 from __future__ import annotations
@@ -188,8 +187,8 @@ _CARD = re.compile(r"/dev/nvidia(\d+)")
 def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
 
-    Of other users' jobs it tells what the kernel shows to everybody, and how many processes may
-    be jobs that it does not show, that did not answer in time or are too odd.
+    Of other users' it tells what the kernel shows to everybody, and how many processes may be jobs that it
+    does not show, that did not answer in time or are too odd.
     """
     table = read_table(proc)
     cache = FactCache(table, proc)
@@ -254,7 +253,7 @@ def read_state(job: Job, proc: str = PROC) -> JobState:
 
 
 def find_arguments(job: Job) -> Known[str]:
-    """Return the arguments of the first rank, or of the root where there is none; of ``-c`` the code.
+    """Return the arguments of the first rank, or of the root; of ``-c`` the code.
 
     A rank that multiprocessing started has those of the root.
     """
@@ -359,8 +358,8 @@ def _is_export(path: str, owner: Owner) -> bool:
 def write_restart(pid: int, proc: str = PROC) -> str:
     """Write the line that starts a process again with the hook: its folder and its own arguments.
 
-    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
-    not be pasted: then it is the line without them. A program of another user is started as that user.
+    One with a secret or an escape sequence is not repeated on a terminal: then without them. A program of
+    another user is started as that user.
     """
     unknown = call_as_owner(pid, proc=proc)
     words = read_text(f"{proc}/{pid}/cmdline", errors="surrogateescape").rstrip("\0").split("\0")

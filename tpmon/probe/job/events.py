@@ -74,9 +74,8 @@ Named = Union[Member, ProcessSample]
 def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Role, str], ...]:
     """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
 
-    Workers that left and came in the same second are a respawn at the end of an epoch, ranks a
-    restart; of these only failures are named. Helpers come and go without a line. ``oom_kills`` as
-    in ``describe_end``.
+    Workers that left and came in the same second are a respawn at the end of an epoch, ranks a restart; of
+    these only failures are named. Helpers have no line. ``oom_kills`` as in ``describe_end``.
     """
     told: list[tuple[Role, str]] = []
     for role in (Role.COMPILE, Role.WORKER, Role.RANK, Role.LAUNCHER):
@@ -187,7 +186,6 @@ class OomKills:
     """Follow the count of OOM kills of one place; a count of another place says nothing new."""
 
     def __init__(self) -> None:
-        """Begin with no place seen."""
         self._before: tuple[str, int] | None = None
         self._told: tuple[int, int] | None = None
 
@@ -227,10 +225,9 @@ def describe_final(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
 
 
 class MemberEnds:
-    """Follow the ends of one job's members."""
+    """Follow the ends of one job's members; the end of ``root`` is the job's."""
 
     def __init__(self, root: Identity) -> None:
-        """Begin with nobody ended; ``root`` is the process whose end is the job's."""
         self._root = root
         self._root_how = ""
         self._last_how = UNSEEN
@@ -245,10 +242,7 @@ class MemberEnds:
     def add(
         self, changes: Changes, now_ns: int, *, living: Sequence[ProcessSample] = (), oom_kills: int = 0
     ) -> tuple[ProcessEnd, ...]:
-        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``.
-
-        ``now_ns`` is CLOCK_MONOTONIC, ``living`` the processes that are there now.
-        """
+        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``, ``now_ns`` is monotonic."""
         root_lived = not self._root_how
         if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
             self._first = None
@@ -342,7 +336,6 @@ class EventTracker:
     """Turn what differs from the last Frame into events; remembers who ended and how."""
 
     def __init__(self, root: Identity) -> None:
-        """Begin with nothing told; ``root`` is the process whose end is the job's."""
         self._oom_kills = OomKills()
         self._ends = MemberEnds(root)
         self._last_ends: tuple[ProcessEnd, ...] = ()
@@ -360,11 +353,7 @@ class EventTracker:
         processes: Sequence[ProcessSample] = (),
         others: Iterable[Event] = (),
     ) -> tuple[Event, ...]:
-        """Return the events of one second, the most important last.
-
-        Those are members that came, went, were stopped or run again, the OOM killer, and
-        ``others`` of other sources.
-        """
+        """Return the events of one second, also ``others`` of other sources, the most important last."""
         kills = self._oom_kills.count_new(group.memory_source, group.oom_kills, now_ns)
         host_wide = group.memory_source == HOST
         # others' may be among those of the machine
@@ -392,7 +381,6 @@ class EventTracker:
         return events
 
     def _list_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
-        """Return the event that tpmon reads less, or all again; none when that is known."""
         if self._told_shedding == shedding:
             return []
         self._told_shedding = shedding

@@ -64,8 +64,7 @@ def _call_pidfd_open(pid: int) -> int:
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:
     """Read the wait status of a process that has ended, as waitpid(2) would give it to its parent.
 
-    While it is a zombie from field 52 of its stat line; after it was reaped from ``pidfd``, which
-    must have been opened before its end (-1 for none).
+    Of a zombie it is field 52 of its stat line; else ``pidfd`` tells, opened before the end (-1 for none).
     """
     try:
         stat = read_stat(identity.pid, proc)
@@ -97,10 +96,7 @@ def name_signal(number: int) -> str:
 def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills: int = 0) -> str:
     """Say how a process ended: "exit 1", "SIGKILL; OOM killer (kernel log)", or that nobody told.
 
-    Args:
-        wait_status: as waitpid(2) gives it.
-        oom_victim: whether the kernel log names the process.
-        oom_kills: by how much oom_kill of the job's control group grew since the last look.
+    ``oom_kills`` is by how much oom_kill of the job's control group grew since the last look.
     """
     counted = "; OOM kill counted in its control group" if oom_kills else ""
     if not is_known(wait_status):
@@ -121,10 +117,8 @@ def read_oom_victims(
 ) -> frozenset[int]:
     """List the PIDs that the kernel log says were killed for memory in the last ``recent_s``.
 
-    Its stamps are of the scheduler's clock, which nothing corrects, so that time is longer the longer the
-    machine is up: after three months the two clocks can be minutes apart.
-    None where it is not readable, and none in a container: the log has the host's numbers. Costs
-    about 1 us of CPU a record; at most 20,000 are read.
+    Nothing corrects the clock of its stamps: the longer the machine is up, the longer that time. None in a
+    container: the log has the host's numbers. About 1 us of CPU a record, at most 20,000.
     """
     victims: set[int] = set()
     now_s = time.monotonic() if now_s is None else now_s
@@ -152,7 +146,7 @@ def read_oom_victims(
 
 
 def parse_oom_victims(record: bytes, since_s: float) -> list[int]:
-    """Parse one or more records of /dev/kmsg: "priority,number,microseconds since boot,flags;text".
+    """Parse records of /dev/kmsg: "priority,number,microseconds since boot,flags;text".
 
     Priorities from 8 on are user space's own words. Source: Documentation/ABI/testing/dev-kmsg.
     """

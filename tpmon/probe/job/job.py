@@ -120,12 +120,9 @@ def assemble_job(
     strays: Sequence[int] = (),
     remark: str = "",
 ) -> Job:
-    """Read the members of the job under ``root`` and tell their parts.
+    """Read the members of the job under ``root`` and tell their parts; OSError when it is gone.
 
     ``strays`` are its ranks that stand beside the root, because no launcher is above them.
-
-    Raises:
-        OSError: when the root is gone.
     """
     pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
     facts = read_facts_of((table[pid] for pid in pids), proc)
@@ -219,8 +216,7 @@ def find_python_version(facts: Iterable[Facts]) -> Known[str]:
 def read_torch_version(facts: Iterable[Facts], proc: str = PROC) -> Known[str]:
     """Read the version of the torch that is mapped, without importing it.
 
-    From version.py beside the mapped library, through the target's own mounts, else from the
-    name of the dist-info folder.
+    From version.py beside the library, through the target's own mounts, else from its dist-info folder.
     """
     facts = list(facts)
     for fact in facts:
@@ -243,11 +239,7 @@ def names_workers(version: Known[str]) -> bool:
 
 
 def read_owner(root: int, parts: Mapping[int, RolePart], facts: Mapping[int, Facts], proc: str = PROC) -> int:
-    """Return whose job it is: the user of its first rank that is Python with torch, else of its root.
-
-    Raises:
-        OSError: when the root is gone, and that rank with it or there is none.
-    """
+    """Return whose job it is: the user of its first rank that is Python with torch, else of its root."""
     ranks = [pid for pid, part in parts.items() if part.role is Role.RANK]
     first = next((pid for pid in ranks if facts[pid].python and facts[pid].torch), root)
     try:

@@ -1,7 +1,7 @@
 """Tell which thread of a process runs the training loop: the main one, unless that only waits for another.
 
 Ray Train and Ray Tune, wandb.agent, and training behind a button of a web page run the loop in a
-thread. Everything that is read of a rank's main thread is then read of that thread instead.
+thread. What is read of a rank's main thread is then read of that thread.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ class LoopThreads:
     """Remember which ranks train in a thread of their own. Any thread may ask; nobody waits."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Take the main thread of each process until its stacks tell another."""
         self._proc = proc
         self._lock = threading.Lock()
         self._seen: dict[Identity, _Seen] = {}
@@ -172,10 +171,7 @@ class LoopThreads:
         """The members of the last call, and what was returned."""
 
     def learn(self, identity: Identity, stacks: Sequence[StackCount], now_ns: int) -> int:
-        """Learn from stacks of a process, and return under which number its loop stands in them.
-
-        ``now_ns`` is CLOCK_MONOTONIC.
-        """
+        """Learn from stacks of a process, and return under which number its loop stands in them."""
         with self._lock:
             seen = replace(self._seen.get(identity) or _Seen())
         before = (seen.loop, seen.is_told)
@@ -218,10 +214,7 @@ class LoopThreads:
         return seen.loop.said if seen is not None and is_known(seen.loop) else identity.pid
 
     def mark(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """Return all members of the job, each with what is known of its loop.
-
-        It is one and the same tuple as long as nothing changes.
-        """
+        """Return all members of the job with their loops; the same tuple as long as nothing changes."""
         with self._lock:
             if not self._seen:
                 return members
@@ -244,10 +237,9 @@ class LoopThreads:
 
 
 def read_loop(pid: int, stack: StackCount, proc: str = PROC) -> Applicable[Loop]:
-    """Read the kernel's number of a loop's thread.
+    """Read the kernel's number of a loop's thread; not applicable where it is gone or cannot be told.
 
-    Not applicable where it cannot be told, where the thread is gone, and for a thread of autograd, in which
-    a backward runs that another thread asked for.
+    Nor for a thread of autograd, in which a backward runs that another thread asked for.
     """
     with suppress(OSError):
         here = {int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()}

@@ -1,8 +1,8 @@
 """Follow the members of one job: births, deaths, exec, respawned workers, restarted ranks.
 
-Each second it reads the children of the main thread of every member through cached descriptors;
-every 5 s it looks at the processes that are new on this machine, for forks by other threads. A
-pidfd tells a death without polling and cannot be fooled by a reused PID.
+Each second it reads the children of each main thread through cached descriptors; every 5 s it looks at
+the processes that are new on this machine, for forks by other threads. A pidfd tells a death without
+polling and cannot be fooled by a reused PID.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Membership:
         return self._job
 
     def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
-        """Look who was born, ended or changed since the last call; ``now_ns`` is CLOCK_MONOTONIC.
+        """Look who was born, ended or changed since the last call.
 
         ``loops`` are the threads of training loops that are no main threads: they start the loader workers.
         """
@@ -145,7 +145,6 @@ class Membership:
         self._by_pidfd.clear()
 
     def _watch(self, facts: Facts) -> None:
-        """Start to follow one process, with descriptors of its own while there are few enough."""
         pid = facts.stat.pid
         watched = self._watched[pid] = _Watched(facts)
         if not self._room:
@@ -179,9 +178,8 @@ class Membership:
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Look again at members that may have become something else; True when one has.
 
-        These are the young, the children of those that ended, and every 5 s all. One whose PID
-        turns out to be another process's is added to ``ended``. ``retry`` reads again what did not
-        answer.
+        These are the young, the children of those that ended, and every 5 s all. One whose PID is another
+        process's is added to ``ended``. ``retry`` reads again what did not answer.
         """
         dead = {watched.identity.pid for watched in ended}
         now = now_ticks()
@@ -272,7 +270,6 @@ class Membership:
         return followed
 
     def _postpone(self, stat: StatLine) -> None:
-        """Meet a process again at the next call."""
         self._seen.discard(stat.pid)
         if stat.parent in self._watched:
             self._watched[stat.parent].children = None
@@ -365,10 +362,7 @@ class Membership:
         return f"{self._proc}/{pid}/task/{tid or pid}/children"
 
     def _read_children(self, pid: int, fd: int, tid: int = 0) -> bytes:
-        """Read the children of a thread, by default the main one; empty for a process that is gone.
-
-        Of a dead process the kernel reports neither an error nor children (fs/proc/array.c).
-        """
+        """Read the children of a thread, by default the main one; of a dead process there are none."""
         if not self._has_children_files:
             return b""
         try:

@@ -1,7 +1,5 @@
 """Gather the cold facts of processes within deadlines, and the place of a rank from its environment.
 
-Knows files and clocks; what the facts mean for a job is said in ``roles``.
-
 Of a process whose first thread has ended the kernel shows the state of that thread: "Z". Killed with a
 thread that is stuck in a driver or a file system, it stays so: it keeps its memory and its cards, and its
 parent cannot reap it. Its command line, maps and program file are told by a thread that lives.
@@ -114,8 +112,8 @@ _MOST_S = 10.0
 class Facts:
     """Hold what one process says of itself, read once and again after exec.
 
-    ``environ`` holds only the variables of interest. ``mapped`` is read of Python processes
-    alone, ``thread_names`` of those that neither carry a rank nor name themselves workers.
+    ``environ`` holds only the variables of interest. ``mapped`` is read of Python processes alone,
+    ``thread_names`` of those that neither carry a rank nor name themselves workers.
     """
 
     stat: StatLine
@@ -185,12 +183,9 @@ class Facts:
 
 
 def read_facts(stat: StatLine, proc: str = PROC, *, deep: bool = False) -> Facts:
-    """Read the cold facts of one process; what this user may not read is Missing.
+    """Read the cold facts of one process, OSError when it is gone; what this user may not read is Missing.
 
     ``deep`` also looks for Python inside a program that is not named after it.
-
-    Raises:
-        OSError: when the process is gone.
     """
     pid = stat.pid
     argv = parse_cmdline(read_file(f"{proc}/{pid}/cmdline", 1 << 16))
@@ -219,10 +214,8 @@ def read_all_facts(
 ) -> dict[int, Facts]:
     """Read the facts of many processes with a deadline; those that are gone are left out.
 
-    Without ``all_s`` it is longer the more there are, within 10 s.
-
-    A process whose address space does not answer keeps what needs none: its name, program file
-    and thread names; the rest is Missing.
+    Without ``all_s`` it is longer the more there are, within 10 s. One whose address space does not answer
+    keeps what needs none: its name, program file and thread names.
     """
     by_pid = {stat.pid: stat for stat in stats}
     all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
@@ -260,10 +253,9 @@ def read_each(
 ) -> dict[int, Known[T]]:
     """Call ``read`` for each PID in a daemon thread and go on without those that block.
 
-    A PID for which ``read`` raised OSError is left out: it is gone. Any other exception is its reason. One
-    that kept 32 reads from
-    ending within ``each_s`` is Missing, and so is what is left when ``all_s`` are over. ``blocked``
-    remembers the threads that were left behind: no other one is started for their PIDs while they live.
+    A PID for which it raised OSError is gone and left out; any other exception is its reason. One that kept
+    32 reads from ending within ``each_s`` is Missing, and what is left when ``all_s`` are over. For those in
+    ``blocked`` no other thread is started while theirs lives.
     """
     blocked = {} if blocked is None else blocked
     for pid in [pid for pid, course in tuple(blocked.items()) if not course.running]:
@@ -366,9 +358,9 @@ class LeftThread:
 
 
 def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | None:
-    """Find the thread that keeps a process; None where the first one lives, or none does.
+    """Find the thread that keeps a process, ``loop_tid`` before others that are not stuck.
 
-    ``loop_tid`` is preferred among those that are not stuck.
+    None where the first one lives, or none does.
     """
     try:
         stat = read_stat(pid, proc)

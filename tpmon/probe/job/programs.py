@@ -67,9 +67,9 @@ class Program:
 
     A job neither holds a ``boundary`` nor reaches across it: shells that a person types in,
     terminal and login servers, Jupyter servers (not their kernels), Ray daemons, Slurm steps that
-    start no tasks (batch, extern, interactive), and what only watches (tpmon, py-spy). A shell that
-    works through a script is no boundary, and no member either. ``launcher`` and ``service`` are
-    names, or "" for neither; ``service`` is what serves a rank without training or loading.
+    start no tasks (batch, extern, interactive), and what only watches (tpmon, py-spy). A shell that works
+    through a script is no boundary, and no member either. ``launcher`` and ``service`` are names, or "";
+    ``service`` serves a rank without training or loading.
     """
 
     label: str

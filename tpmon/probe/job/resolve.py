@@ -1,10 +1,9 @@
 """Find the job around a PID, or wait for one that may become a job.
 
 A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
-Python process above it that maps torch, and its descendants. What maps torch and only started a
-launcher, or another program that trains, is above the job. The walk ends at boundaries
-(``programs.Program``): what one person typed into one shell stays as many jobs as it was. Ranks
-of one run that no launcher stands above any more are one job all the same (``tree``).
+Python process above it that maps torch. What only started a launcher, or another program that trains, is
+above the job. The walk ends at boundaries (``programs.Program``). Ranks of one run that no launcher
+stands above any more are one job all the same (``tree``).
 """
 
 from __future__ import annotations
@@ -71,14 +70,9 @@ def find_job(pid: int, proc: str = PROC) -> Job:
 
 
 def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
-    """Find the job around the first of its processes that is still there.
+    """Find the job around the first of its processes that is still there, as ``find_job`` does.
 
     Never by a number alone: one that is free again may by now be that of a process in a container.
-
-    Raises:
-        NoTargetError: when none of them is there any more.
-        NotPermittedError: when this user may not read it.
-        UsageError: when tpmon may not open enough files.
     """
     for one in processes:
         with suppress(OSError):  # it is gone: another may be there
@@ -202,12 +196,7 @@ def _find_strays(root: int, cache: FactCache) -> tuple[int, ...]:
 
 
 def _resolve(pid: int, proc: str) -> tuple[int, str]:
-    """Translate what was asked into a process of ours: a thread's process, a PID inside a container.
-
-    Raises:
-        NoTargetError: when nothing here goes by that number, or more than one process does.
-        NotPermittedError: when it is there but hidden.
-    """
+    """Translate what was asked into a process of ours: a thread's process, a PID inside a container."""
     try:
         group = read_status(pid, proc).thread_group
     except OSError:
@@ -379,9 +368,6 @@ def await_job(
     """Call ``find`` again while it meets a program that is just starting, at most ``limit_s``; say so once.
 
     How old the program is counts at the first look alone: the same one is waited for to the end.
-
-    Raises:
-        TpmonError: as ``find`` does, also when the program ended or took longer.
     """
     end_s = time.monotonic() + limit_s
     awaited: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
 """Tell the part of each process of a job from names, command lines, environments and parentage. Pure.
 
 Ranks are told by their start environment where a launcher put it there, else by parentage, by
-the threads of a process group (gloo, NCCL) and by birth order; ``Part.source`` says which.
+the threads of a process group (gloo, NCCL) and by birth order; ``RolePart.source`` says which.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Departed:
 def thread_kind(name: str, *, main: bool) -> ThreadKind:
     """Tell what a thread is for by its name.
 
-    A new thread inherits its creator's name, so OpenMP pools, queue feeders and most of CUDA's
-    threads carry the name of the program and are OTHER.
+    A new one inherits its creator's name: OpenMP pools, queue feeders and most of CUDA's threads are OTHER.
     """
     if main:
         return ThreadKind.MAIN
@@ -86,15 +85,9 @@ def assign_parts(
 ) -> dict[int, RolePart]:
     """Give every process of a job its part; shells and what lies beyond a boundary get none.
 
-    Args:
-        facts: what each process under ``root`` says of itself, ``root`` included.
-        root: PID of the launcher or of the highest Python process with torch.
-        now_ticks: clock ticks since boot, to tell young processes.
-        named_workers: whether this torch names its loader workers (2.5 and later).
-        previous: parts at the last look; numbers told by birth order stay with the living, and
-            a process whose parent died keeps its part.
-        departed: ranks told by birth order that died while a sibling lives.
-        strays: further ranks of the job that do not descend from ``root`` (``tree``).
+    ``strays`` are ranks that do not descend from ``root``. ``named_workers``: this torch names its loader
+    workers (2.5 and later). Numbers told by birth order stay with the living (``previous``) and behind ranks
+    that died while a sibling lives (``departed``); who lost its parent keeps its part.
     """
     casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed))
     return casting.cast(root, tuple(strays))

@@ -1,9 +1,9 @@
 """Tell what is around a process of a job, and join ranks without a launcher.
 
-Or it may not be seen: /proc hides the processes of others (hidepid), and slurmstepd is root's. Such
-ranks descend from nothing in common. What makes them one job is that they meet: the same user,
-address, port, world size and run, in one network, each with a number of its own. Programs that set the
-address themselves meet in the step or the MPI run that they carry, or in the process that started them.
+Or it may not be seen: /proc hides the processes of others (hidepid), and slurmstepd is root's. What makes
+such ranks one job is that they meet: the same user, address, port, world size and run, in one network,
+each with a number of its own. Programs that set the address themselves meet in the step or the MPI run
+that they carry, or in the process that started them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRAINING_THREADS = (*COMM_THREADS, "pt_autograd", "pt_data_pin")
 def is_given_place(child: RankPlace | None, own: RankPlace | None) -> bool:
     """Tell whether a process gave its child a place, and not merely passed on the one it has itself.
 
-    A shell in a step of Slurm (``srun --pty bash``) and the container of a pod carry a place in a
-    smaller world than that of the ranks that a program in them starts.
+    A shell in a step of Slurm (``srun --pty bash``) and a pod carry a place in a smaller world than that of
+    the ranks that a program in them starts.
     """
     return child is not None and (own is None or (child.world_size or 0) > (own.world_size or 1))
 
@@ -42,7 +42,6 @@ class Family:
     """Hold the processes of a job, or of the part of a machine below one process, by parentage."""
 
     def __init__(self, facts: Mapping[int, Facts], *, named_workers: bool = True) -> None:
-        """Sort ``facts`` by parentage and birth; ``named_workers`` as in ``roles.assign_parts``."""
         self.facts = facts
         self.named_workers = named_workers
         self.programs = {pid: fact.program for pid, fact in facts.items()}
@@ -185,10 +184,7 @@ _MPI_RUNS = ("PMIX_NAMESPACE", "PALS_APID", "FLUX_JOB_ID", "PMI_JOBID")
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Name what the ranks of one process group have in common; ``network`` is their network namespace.
-
-    ``address`` and ``port`` are "" where the start environment does not tell them.
-    """
+    """Name what the ranks of one process group have in common; address and port are "" where not told."""
 
     user: int
     address: str
@@ -232,8 +228,7 @@ def _name_start(fact: Facts, place: RankPlace, environ: Mapping[str, str]) -> st
 def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...]]:
     """Put the roots of jobs that are ranks of one run together, the lowest rank first; the others stay alone.
 
-    Two of the same number are of two runs, one of which is left over: then nobody can say whose the
-    others are, and all stay alone.
+    Of two with the same number one is left over from another run: then all stay alone.
     """
     groups: dict[object, list[tuple[int, int]]] = {}
     for fact in roots:

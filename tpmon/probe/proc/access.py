@@ -1,10 +1,8 @@
 """Find why a process may not be read, who traces it, and what would change that here: host, WSL, container.
 
 Reading another process's memory needs PTRACE_MODE_ATTACH (ptrace(2)): the same user, CAP_SYS_PTRACE
-where Yama or a container takes that away, and a process that did not protect itself.
-
-py-spy opens the program and its library to find the interpreter in them. A FUSE mount without allow_root,
-or a home of NFS with root_squash, refuses them to root: the same errno as a process that may not be traced.
+where Yama or a container takes that away, and a process that did not protect itself. py-spy also opens the
+program and its library: a FUSE mount without allow_root, or NFS with root_squash, refuses them to root.
 
 "" stands for none: no command that could be printed there would work.
 """
@@ -60,15 +58,7 @@ class RuntimePlace:
 def parse_place(
     marks: frozenset[str], manager: str, release: str, *, pods: bool, own_pids: bool
 ) -> RuntimePlace:
-    """Tell what tpmon runs in. Pure.
-
-    Args:
-        marks: the files of engines that are there.
-        manager: what ``container`` is set to for the init of this place, "" for nothing.
-        release: /proc/sys/kernel/osrelease.
-        pods: Kubernetes started this.
-        own_pids: the PID namespace is not the machine's first.
-    """
+    """Tell what tpmon runs in by files of engines, the ``container`` variable of its init, osrelease."""
     if _TOOLBOX in marks:
         return RuntimePlace(RuntimeKind.TOOLBOX, own_pids)
     if marks and not pods:
@@ -147,8 +137,7 @@ _CONTAINED = (RuntimeKind.ENGINE, RuntimeKind.TOOLBOX, RuntimeKind.LXC, RuntimeK
 class Caller:
     """Say who calls tpmon, and from where.
 
-    ``program``: the word that starts it also under sudo. ``root_may``: root may trace here, because
-    CAP_SYS_PTRACE is within the bounds of this process and sudo may still give it.
+    ``program`` starts it also under sudo. ``root_may``: sudo may still give CAP_SYS_PTRACE here.
     """
 
     uid: int = 1000
@@ -229,8 +218,7 @@ _NOT_READ = Missing("not read")
 class AccessStanding:
     """Hold what decides whether one process may be looked into.
 
-    ``call_works``: process_vm_readv works at all, tried on tpmon itself. ``dumpable``: the process did
-    not protect itself. ``confined``: the name of a security profile that binds tpmon, "" for none.
+    ``call_works``: process_vm_readv works on tpmon itself. ``confined``: a security profile that binds tpmon.
     """
 
     ptrace_scope: Known[int]
@@ -309,7 +297,7 @@ def read_ptrace_scope(proc: str = "/proc") -> Known[int]:
 def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
     """Tell whether a process lets others of its user look into it (PR_SET_DUMPABLE).
 
-    The files of one that does not belong to root in /proc (proc(5)), so of root's own nothing is told.
+    Its files in /proc then belong to its user, else to root (proc(5)): of root's own nothing is told.
     """
     try:
         uid = read_status(pid, proc).uid

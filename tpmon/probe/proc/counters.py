@@ -37,20 +37,11 @@ class ProcFile:
     __slots__ = ("_fd", "_size")
 
     def __init__(self, path: str, size: int = 1024, dir_fd: int | None = None) -> None:
-        """Open ``path``.
-
-        Raises:
-            OSError: when it is not there or not readable.
-        """
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         self._size = size
 
     def read(self) -> bytes:
-        """Return the file's bytes now.
-
-        Raises:
-            OSError: ESRCH when the process is gone.
-        """
+        """Return the file's bytes now; ESRCH when the process is gone."""
         return os.pread(self._fd, self._size, 0)
 
     def close(self) -> None:
@@ -66,16 +57,11 @@ class OnceFile:
     __slots__ = ("_path", "_size")
 
     def __init__(self, path: str, size: int = 1024) -> None:
-        """Note the path; whether it can be read is told by ``read``."""
         self._path = path
         self._size = size
 
     def read(self) -> bytes:
-        """Return the file's bytes now; the PID may be another process's by now.
-
-        Raises:
-            OSError: when it is gone or may not be read.
-        """
+        """Return the file's bytes now; the PID may be another process's by now."""
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(fd, self._size, 0)
@@ -87,11 +73,7 @@ class OnceFile:
 
 
 def open_file(path: str, size: int, *, keep: bool) -> ProcFile | OnceFile:
-    """Open a file to be read often, on a descriptor of its own where ``keep`` asks and one is left.
-
-    Raises:
-        OSError: when ``keep`` is set and it is not there or not readable.
-    """
+    """Open a file to be read often, on a descriptor of its own where ``keep`` asks and one is left."""
     if keep:
         try:
             return ProcFile(path, size)
@@ -121,11 +103,7 @@ class Stat:
 
 
 def parse_stat(raw: bytes) -> Stat:
-    """Parse /proc/PID/stat (proc(5)); the name may hold spaces and parentheses.
-
-    Raises:
-        ValueError: when the text is cut or no stat line.
-    """
+    """Parse /proc/PID/stat (proc(5)), ValueError where it is cut; a name may hold spaces and parentheses."""
     close = raw.rindex(b")")
     fields = raw[close + 2 :].split()
     if len(fields) < 22:
@@ -156,11 +134,7 @@ class Io:
 
 
 def parse_io(raw: bytes) -> Io:
-    """Parse /proc/PID/io: rchar, wchar, read_bytes, write_bytes, syscr.
-
-    Raises:
-        ValueError: when a counter is absent.
-    """
+    """Parse rchar, wchar, read_bytes, write_bytes, syscr of /proc/PID/io; ValueError where one is absent."""
     values = {}
     for line in raw.splitlines():
         key, _, number = line.partition(b": ")
@@ -187,11 +161,7 @@ class SchedStat:
 
 
 def parse_schedstat(raw: bytes) -> SchedStat:
-    """Parse one schedstat line (Documentation/scheduler/sched-stats.rst).
-
-    Raises:
-        ValueError: when the text is cut.
-    """
+    """Parse one line (Documentation/scheduler/sched-stats.rst); ValueError where it is cut."""
     fields = raw.split()
     if len(fields) < 3:
         raise ValueError("schedstat line is cut")
@@ -227,11 +197,7 @@ def read_shares() -> Shares:
 
 
 def require_descriptors() -> None:
-    """Raise the limit of open files as far as it goes; call before the first process is read.
-
-    Raises:
-        UsageError: when it is too low for tpmon to work at all.
-    """
+    """Raise the limit of open files; UsageError where it is too low for tpmon to work at all."""
     limit = raise_descriptor_limit()
     if limit < LEAST_DESCRIPTORS:
         raise UsageError(
@@ -261,14 +227,12 @@ class CounterRates:
     """Remember the last value of every counter by its name."""
 
     def __init__(self) -> None:
-        """Start without any reading."""
         self._last: dict[str, tuple[float, int]] = {}
 
     def rate(self, name: str, value: Known[float], now_ns: int) -> Known[float]:
-        """Return the growth of counter ``name`` per second since its last reading.
+        """Return the growth of counter ``name`` per second since its last reading; ``now_ns`` is monotonic.
 
-        ``now_ns`` is CLOCK_MONOTONIC at the read. Missing at the first reading, when the value
-        is Missing, and when the counter went back (a group, interface or port made anew).
+        Missing when the counter went back, too: its group, interface or port was made anew.
         """
         if isinstance(value, Missing):
             self._last.pop(name, None)
@@ -283,5 +247,5 @@ class CounterRates:
         return grown * 1e9 / (now_ns - last[1])
 
     def keep_only(self, names: set[str]) -> None:
-        """Forget every counter that is not in ``names``, such as those of a removed interface."""
+        """Forget every counter that is not in ``names``."""
         self._last = {name: last for name, last in self._last.items() if name in names}

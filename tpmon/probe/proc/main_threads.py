@@ -58,10 +58,7 @@ _WAITS_BY_CALL = {202: "futex", 7: "poll_schedule"}
 
 
 def classify_call(call: Known[Syscall]) -> str | None:
-    """Say what a look found where the system call alone decides, None where it does not. Pure.
-
-    The kernel gives no call for a thread whose state is R.
-    """
+    """Say what a look found where the call alone decides; a thread whose state is R has none. Pure."""
     if not is_known(call):
         return "running"
     wchan = _WAITS_BY_CALL.get(call.number) if _MACHINE == "x86_64" else None
@@ -120,7 +117,6 @@ class _MainThread:
         return doing
 
     def close(self) -> None:
-        """Close the descriptors."""
         for file in self.files:
             file.close()
         self.files = ()
@@ -144,7 +140,6 @@ class MainThreadProbe:
     """Look at the main threads in one daemon thread, which alone touches files; nobody waits for it."""
 
     def __init__(self, proc: str = "/proc", machine: str = _MACHINE) -> None:
-        """Look at nothing until ``watch`` names the ranks and ``start`` starts the thread."""
         self._proc = proc
         self._tells_batches = machine == "x86_64"
         self._worker = Worker[None]("main-threads")
@@ -173,10 +168,7 @@ class MainThreadProbe:
         pace: Pace = Pace.FULL,
         loops: Mapping[Identity, int] = MappingProxyType({}),
     ) -> None:
-        """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at.
-
-        ``loops`` names the threads of training loops that are no main threads.
-        """
+        """Name the ranks, and the threads of training loops that are no main threads."""
         self._named, self._pace, self._loops = dict(islice(ranks, MOST_RANKS)), pace, loops
 
     def look(self) -> None:

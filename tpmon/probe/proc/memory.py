@@ -45,11 +45,7 @@ class Pss:
 
 
 def parse_anon(raw: bytes) -> int:
-    """Return the anonymous bytes in memory that /proc/PID/statm tells: resident less file and shared pages.
-
-    Raises:
-        ValueError: when the text is cut.
-    """
+    """Return the resident bytes of /proc/PID/statm less file and shared pages; ValueError where it is cut."""
     fields = raw.split()
     if len(fields) < 3:
         raise ValueError("statm is cut")
@@ -57,11 +53,7 @@ def parse_anon(raw: bytes) -> int:
 
 
 def parse_pss(raw: bytes) -> int:
-    """Return the Pss line of /proc/PID/smaps_rollup in bytes.
-
-    Raises:
-        ValueError: when there is no such line.
-    """
+    """Return the Pss line of /proc/PID/smaps_rollup in bytes; ValueError where there is none."""
     for line in raw.splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
@@ -72,7 +64,6 @@ class PssRation:
     """Read PSS of one process at a time, oldest attempt first, in a daemon thread."""
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Read nothing until ``watch`` names the processes and ``start`` starts the thread."""
         self._proc = proc
         self._rss: Mapping[Identity, int] = {}
         self._known: dict[Identity, Known[Pss]] = {}
@@ -131,12 +122,9 @@ class PssRation:
 
 
 def fit_slope(points: Sequence[tuple[int, float]]) -> float:
-    """Return the Theil-Sen slope per second of (ns, value) points: the median of all pair slopes.
+    """Return the median slope per second of all pairs of (ns, value) points (Theil-Sen).
 
-    One outlier (a checkpoint, a freed cache) does not move it, unlike least squares.
-
-    Raises:
-        ValueError: for fewer than two moments.
+    One outlier (a checkpoint, a freed cache) does not move it. ValueError for fewer than two moments.
     """
     slopes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])
@@ -156,7 +144,6 @@ class MemoryGrowth:
     """Keep the last minute of one figure and tell its slope, refitted every fifth reading."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._points: deque[tuple[int, float]] = deque(maxlen=SLOPE_MAX_POINTS)
         self._since_fit = 0
         self._slope: Known[float] = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
@@ -189,7 +176,6 @@ class AnonReader:
     """
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Begin empty; nothing stays open."""
         self._proc = proc
         self._known: dict[Identity, tuple[int, int]] = {}
         self._growth = MemoryGrowth()

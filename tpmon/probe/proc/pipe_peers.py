@@ -88,11 +88,7 @@ def parse_tcp(table: bytes) -> tuple[TcpRow, ...]:
 
 
 def parse_address(text: bytes) -> str:
-    """Write an address that the kernel prints as words in the machine's byte order. Pure.
-
-    Raises:
-        ValueError: for what is no address.
-    """
+    """Write an address that the kernel prints as words in the machine's byte order; else ValueError. Pure."""
     address, _, port = text.partition(b":")
     raw = bytes.fromhex(address.decode("ascii"))
     packed = struct.pack(f">{len(raw) // 4}I", *struct.unpack(f"={len(raw) // 4}I", raw))
@@ -105,9 +101,7 @@ def parse_address(text: bytes) -> str:
 def parse_unix(answer: bytes) -> tuple[str, int]:
     """Return path and peer's inode of one socket from the kernel's answer; "" and 0 where it has none.
 
-    Raises:
-        OSError: with the kernel's error number.
-        ValueError: when the answer is cut.
+    OSError with the kernel's number; ValueError where the answer is cut.
     """
     if len(answer) < _HEADER.size + 4:
         raise ValueError("netlink answer is cut")
@@ -133,10 +127,12 @@ def parse_unix(answer: bytes) -> tuple[str, int]:
 
 
 class OtherEnds:
-    """Answer who has the other end, for one round of a dump; may be asked in any thread."""
+    """Answer who has the other end, for one round of a dump, in any thread.
+
+    ``names`` are the processes of the job, each as a person calls it: "rank 0".
+    """
 
     def __init__(self, names: Mapping[int, str], proc: str = PROC) -> None:
-        """Take the processes of the job by number, each with what a person calls it: "rank 0"."""
         self._names = names
         self._proc = proc
         self._lock = threading.Lock()
@@ -279,9 +275,7 @@ class OtherEnds:
 def read_unix(inode: int) -> tuple[str, int]:
     """Ask the kernel for path and peer of a unix socket of our network namespace (sock_diag(7)).
 
-    Raises:
-        OSError: when it does not know or does not tell.
-        ValueError: when its answer is not understood.
+    OSError when it does not tell, ValueError when its answer is not understood.
     """
     request = _UNIX_REQUEST.pack(
         socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_NAME_AND_PEER, _NO_COOKIE, _NO_COOKIE

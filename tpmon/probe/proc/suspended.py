@@ -95,7 +95,6 @@ class FreezerReader:
     """Tell of the processes of a job which are frozen; opens a file or two of each group of a rank."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Read nothing yet."""
         self._proc = proc
         self._groups: dict[int, Applicable[tuple[Group, ...]]] = {}
         self._refresh_ns = 0
@@ -103,8 +102,7 @@ class FreezerReader:
     def read(self, ranks: Iterable[int], others: Iterable[int], now_ns: int) -> Found:
         """Return of each frozen process what freezes it, and of a rank also why that could not be read.
 
-        ``others`` are asked only while a rank is frozen: they are in its group in nearly every job.
-        ``now_ns`` is CLOCK_MONOTONIC.
+        ``others`` are asked only while a rank is frozen: they are nearly always in its group.
         """
         if now_ns >= self._refresh_ns:
             self._refresh_ns = now_ns + REFRESH_EVERY_NS
@@ -176,15 +174,13 @@ class SuspendedReader:
     """Read what holds the processes of a job."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Read nothing yet."""
         self._proc = proc
         self._freezer = FreezerReader(proc)
 
     def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
         """Return ``processes`` with what holds them.
 
-        ``loops`` names the threads of training loops that are no main threads: their state is that of the
-        process, and so is their tracer. ``now_ns`` is CLOCK_MONOTONIC.
+        ``loops`` names threads of training loops that are no main threads: whose tracer is the process's.
         """
         ranks = [one.pid for one in processes if one.role is Role.RANK]
         frozen = self._freezer.read(ranks, (one.pid for one in processes), now_ns)

@@ -204,8 +204,7 @@ def translate_child(pid: int, child: int, proc: str = PROC) -> int | None:
 def find_holder(call: Syscall, machine: str, pid: int, tid: int, proc: str = PROC) -> Holder | None:
     """Find the thread of ``pid`` that a futex wait is for; None where the lock does not tell.
 
-    A mutex of C or C++ names its holder, and so does a join. The locks of Python, conditions and
-    semaphores name nobody.
+    A mutex of C names its holder, and so does a join. Locks of Python, conditions and semaphores name nobody.
     """
     if name_call(call.number, machine) != "futex" or len(call.arguments) < 3:
         return None

@@ -167,7 +167,6 @@ class ThreadSet:
     _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
 
     def __post_init__(self) -> None:
-        """Take the moment before birth for the first reading."""
         self._read_ns = self.born_after_ns
         self._loop_tid = self.pid
 
@@ -176,12 +175,9 @@ class ThreadSet:
     ) -> ThreadReading:
         """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
 
-        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since
-        the last one. ``now`` is called right at the read. With ``cpu_s``, the CPU time that the
-        process has used, its resting threads are left out as long as the others account for it.
-
-        Raises:
-            OSError: when the process is gone.
+        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since the last.
+        With ``cpu_s``, all that it has used, resting threads are left out while the others account for it.
+        OSError when the process is gone.
         """
         quiet = not moved and not self._was_moving and threads == self._count
         self._was_moving = moved

@@ -33,11 +33,7 @@ class Syscall:
 
 
 def parse_syscall(raw: bytes) -> Known[Syscall]:
-    """Parse /proc/PID/syscall (proc(5)); "running" has neither number nor PC.
-
-    Raises:
-        ValueError: when the text is no syscall line.
-    """
+    """Parse /proc/PID/syscall (proc(5)), "running" or a line; else ValueError."""
     fields = raw.split()
     if not fields:
         raise ValueError("syscall line is empty")
@@ -146,10 +142,9 @@ def is_in_driver(wchan: str) -> bool:
 
 
 def read_wait(state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str) -> Known[Wait]:
-    """Tell what a thread waits for: a batch, a lock, a page of a file.
+    """Tell what a thread waits for; an unknown kernel function by its own name.
 
-    Unknown kernel functions are kept by their own name. Missing where the kernel hides wchan ("0" for
-    another user's process).
+    Missing where the kernel hides wchan ("0" for another user's process).
     """
     if state in _OF_STATE:
         return _OF_STATE[state]
