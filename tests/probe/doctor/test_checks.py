@@ -26,7 +26,6 @@ from tpmon.probe.proc.access import (
     RuntimePlace,
     may_root_trace,
     parse_capabilities,
-    parse_field,
     parse_place,
     parse_profile,
     read_deny_ptrace,
@@ -291,7 +290,5 @@ def test_what_perf_may_count(paranoid, who, access):
 
 def test_fields_of_status_are_parsed():
     status = own(1000, 19, filtered=2).status
-    assert parse_field(status, b"Seccomp") == b"2"
-    assert parse_field(status, b"Nothing") == b""
     assert parse_capabilities(status) == 1 << 19
     assert parse_capabilities(status, b"CapPrm") == 0

@@ -17,7 +17,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.probe.host import output as open_files
-from tpmon.probe.host.output import is_journal, list_written, parse_appends, read_newest_write
+from tpmon.probe.host.output import is_journal, list_written, read_newest_write
 from tpmon.probe.proc.wait_object import read_mount
 
 LOCKED = make_rank(0, frames=IN_LOCK)
@@ -149,10 +149,3 @@ def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(tmp_pa
         assert is_journal(one.pid, fd, str(path)) is (mode == "a")
         assert read_newest_write([one.pid]).journal is expected
     assert is_journal(one.pid, -1, "/runs/7/events.out.tfevents.1772.host.7.0")
-
-
-def test_flags_of_a_descriptor_are_read_as_the_kernel_writes_them():
-    assert parse_appends(b"pos:\t0\nflags:\t0102001\nmnt_id:\t29\n")
-    assert not parse_appends(b"pos:\t0\nflags:\t0100001\n")
-    with pytest.raises(ValueError, match="no flags"):
-        parse_appends(b"pos:\t0\n")

@@ -5,7 +5,7 @@ import fcntl
 from tests.probe.proc.test_wait_object import blocked, target_of
 from tpmon.model.known import Missing
 from tpmon.model.text.dump_words import say_target
-from tpmon.probe.proc.wait_object import FileLock, find_lock_holders, parse_inode, parse_locks, pick_holders
+from tpmon.probe.proc.wait_object import FileLock, find_lock_holders, parse_locks, pick_holders
 
 ROWS = b"""1: POSIX  ADVISORY  WRITE 11 fe:00:500 0 EOF
 1: -> POSIX  ADVISORY  WRITE 12 fe:00:500 0 EOF
@@ -34,11 +34,6 @@ def test_the_holder_is_in_the_row_above_of_the_same_number():
     assert pick_holders(locks, 12, None) == (11, 21)
     assert pick_holders(locks, 31, None) == ()
     assert pick_holders(locks, 99, None) == ()
-
-
-def test_the_inode_is_told_by_newer_kernels():
-    assert parse_inode(b"pos:\t0\nflags:\t0100001\nmnt_id:\t21\nino:\t2597905\n") == 2597905
-    assert parse_inode(b"pos:\t0\n") is None
 
 
 def test_without_proc_locks_the_reason_is_told(tmp_path):

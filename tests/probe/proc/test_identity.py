@@ -16,6 +16,7 @@ from tpmon.probe.base.procread import (
     boot_time_s,
     parse_cmdline,
     parse_environ,
+    parse_field,
     parse_maps,
     parse_stat,
     parse_status,
@@ -60,6 +61,20 @@ def test_arguments_keep_empty_ones_and_bad_bytes():
 def test_only_variables_of_interest_are_picked():
     data = b"RANK=1\0XRANK=2\0PATH=/bin\0NCCL_IB_HCA=mlx5=0\0OMP_NUM_THREADS=\0LD_RANK=3\0A=RANK=9\0KMP_BLOCKTIME=0"
     assert parse_environ(data) == {"RANK": "1", "NCCL_IB_HCA": "mlx5=0", "OMP_NUM_THREADS": "", "KMP_BLOCKTIME": "0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        (b"Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n", b"Seccomp", b"2"),
+        (b"pos:\t0\nflags:\t0102001\nmnt_id:\t29\nino:\t2597905\n", b"ino", b"2597905"),
+        (b"pos:\t0\nflags:\t0102001\n", b"mnt_id", b""),
+        (b"Pss_Dirty: 68 kB\nPss:    385 kB\n", b"Pss", b"385 kB"),
+        (b"", b"Pss", b""),
+    ],
+)
+def test_a_field_is_what_stands_behind_its_name(text, name, value):
+    assert parse_field(text, name) == value
 
 
 def test_status_tells_thread_group_user_and_inner_numbers():

@@ -21,9 +21,8 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.model.text.dump_words import say_target
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.pipe_peers import MOST_ENDS, OtherEnds, parse_address, parse_tcp, parse_unix
-from tpmon.probe.proc.syscall import find_child, find_descriptors, name_call, parse_epoll
-from tpmon.probe.proc.wait_object import Waiter, parse_mount, parse_mount_id, parse_mount_of, read_target
-from tpmon.probe.proc.wchan import Syscall
+from tpmon.probe.proc.wait_object import Waiter, parse_mount, parse_mount_of, read_target
+from tpmon.probe.proc.wchan import Syscall, find_child, find_descriptors, name_call, parse_epoll
 from tpmon.probe.spy.dump_threads import read_threads
 
 HIDDEN = Missing("not every process of this machine could be searched")
@@ -322,8 +321,6 @@ def test_mounts_are_found_by_number_and_their_names_unescaped():
     assert parse_mount_of(mounts, "/mnt/my data") == ("/mnt/my data", "nfs4")
     assert parse_mount_of(mounts, "/mnt/my database") is None
     assert parse_mount_of(b"1 0 0:1 / / rw - ext4 d rw\n" + mounts, "/mnt/x") == ("/", "ext4")
-    assert parse_mount_id(b"pos:\t0\nflags:\t02\nmnt_id:\t36\n") == 36
-    assert parse_mount_id(b"pos:\t0\n") is None
 
 
 def test_connections_are_read_from_the_kernels_table():

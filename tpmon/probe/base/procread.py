@@ -229,15 +229,18 @@ def parse_environ(data: bytes) -> dict[str, str]:
     }
 
 
+def parse_field(text: bytes, name: bytes) -> bytes:
+    """Return what stands behind "name:" in a file of such lines; b"" where there is no such line."""
+    start = name + b":"
+    return next((line[len(start) :].strip() for line in text.splitlines() if line.startswith(start)), b"")
+
+
 def parse_status(data: bytes) -> Status:
     """Parse /proc/PID/status. NSpid is there since Linux 4.1."""
     fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
     group = int(fields[b"Tgid"])
-    return Status(
-        thread_group=group,
-        uid=int(fields[b"Uid"].split()[1]),
-        ns_pids=tuple(int(pid) for pid in fields.get(b"NSpid", b"%d" % group).split()),
-    )
+    inner = fields.get(b"NSpid", b"%d" % group).split()
+    return Status(group, int(fields[b"Uid"].split()[1]), tuple(map(int, inner)))
 
 
 def read_status(pid: int, proc: str = PROC) -> Status:

@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import Access, Check, CheckName, drop_pointers
 from tpmon.own_command import own_program
-from tpmon.probe.base.procread import PROC, read_file, read_or, read_text
+from tpmon.probe.base.procread import PROC, parse_field, read_file, read_or, read_text
 from tpmon.probe.proc.access import (
     ADD_CAPABILITY,
     CAP_SYS_PTRACE,
@@ -25,7 +25,6 @@ from tpmon.probe.proc.access import (
     free_profile,
     may_root_trace,
     parse_capability,
-    parse_field,
     pass_yama,
     read_all_users,
     read_caller,

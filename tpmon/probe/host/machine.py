@@ -20,6 +20,7 @@ from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
+from tpmon.probe.base.procread import parse_field
 from tpmon.probe.host.cgroup import CgroupReader
 from tpmon.probe.proc.counters import NEEDS_SECOND, ProcFile, parse_stat
 
@@ -70,10 +71,8 @@ def parse_loadavg(raw: bytes) -> float:
 
 def parse_meminfo(raw: bytes, name: bytes) -> Known[int]:
     """Parse one line of /proc/meminfo into bytes; Missing where the kernel does not write it."""
-    for line in raw.split(b"\n"):
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return Missing(f"this kernel does not tell {name.decode()}")
+    kib = parse_field(raw, name).split()
+    return int(kib[0]) * 1024 if kib else Missing(f"this kernel does not tell {name.decode()}:")
 
 
 class _HostFile:
@@ -114,7 +113,7 @@ def _measure_stat(path: str) -> int:
 
 
 def _parse_memory(raw: bytes) -> tuple[Known[int], Known[int]]:
-    return parse_meminfo(raw, b"MemAvailable:"), parse_meminfo(raw, b"MemTotal:")
+    return parse_meminfo(raw, b"MemAvailable"), parse_meminfo(raw, b"MemTotal")
 
 
 class HostReader:

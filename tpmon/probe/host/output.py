@@ -24,7 +24,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.redaction import admit_text, hide_lines, name_failure
 from tpmon.model.units import clean_text
-from tpmon.probe.base.procread import PROC, date_file, read_file, read_or
+from tpmon.probe.base.procread import PROC, date_file, parse_field, read_file, read_or
 from tpmon.probe.base.worker import Background
 from tpmon.probe.proc.wait_object import read_mount
 
@@ -128,9 +128,7 @@ def _open(path: str, owner: Owner) -> int:
 def _was_opened(path: str) -> bool:
     """Tell whether a descriptor in /proc was opened, and does not only name a file (O_PATH)."""
     process, _, number = path.rpartition("/fd/")
-    with contextlib.suppress(OSError), open(f"{process}/fdinfo/{number}", encoding="ascii") as file:
-        return any(line.startswith("flags:") and not int(line.split()[1], 8) & os.O_PATH for line in file)
-    return False
+    return read_or(False, lambda: not read_flags(f"{process}/fdinfo/{number}") & os.O_PATH)
 
 
 def _read_tail(path: str, owner: Owner, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
@@ -297,19 +295,16 @@ def list_written(pid: int, proc: str = PROC) -> Iterator[tuple[int, str]]:
             yield int(name), path
 
 
-def parse_appends(fdinfo: bytes) -> bool:
-    """Tell from /proc/PID/fdinfo/FD whether it was opened for appending; ValueError without flags."""
-    for line in fdinfo.splitlines():
-        if line.startswith(b"flags:"):
-            return bool(int(line[6:], 8) & _APPENDS)
-    raise ValueError("no flags")
+def read_flags(fdinfo: str) -> int:
+    """Read with which flags a descriptor was opened (proc_pid_fdinfo(5)); ValueError without them."""
+    return int(parse_field(read_file(fdinfo, 4096), b"flags"), 8)
 
 
 def is_journal(pid: int, fd: int, path: str, proc: str = PROC) -> bool:
     """Tell whether a file is written piece by piece all through a run, as a log is."""
     if os.path.basename(path).startswith(_EVENTS):
         return True
-    return read_or(False, lambda: parse_appends(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096)))
+    return read_or(False, lambda: bool(read_flags(f"{proc}/{pid}/fdinfo/{fd}") & _APPENDS))
 
 
 def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileWrite]:

@@ -30,6 +30,7 @@ from tpmon.probe.base.procread import (
     is_python_name,
     parse_cmdline,
     parse_environ,
+    parse_field,
     parse_stat,
     read_exe,
     read_file,
@@ -412,10 +413,8 @@ def _read(path: str) -> Known[bytes]:
 
 def _why_ending(stat: StatLine, folder: str) -> str:
     """Say how a process with a thread that was told to end came to it: "killed", "exit 1"; "" for none."""
-    pending = next(
-        (line.split()[1] for line in _read_status(folder).splitlines() if line.startswith(b"SigPnd:")), b"0"
-    )
-    if int(pending, 16) >> (signal.SIGKILL - 1) & 1:
+    status = read_or(b"", lambda: read_file(f"{folder}/status", 65536))  # b"": it ended meanwhile
+    if int(parse_field(status, b"SigPnd") or b"0", 16) >> (signal.SIGKILL - 1) & 1:
         return "killed"
     thread = _read(f"{folder}/stat")
     fields = thread[thread.rindex(b")") + 2 :].split() if is_known(thread) and b")" in thread else []
@@ -425,10 +424,6 @@ def _why_ending(stat: StatLine, folder: str) -> str:
     if stat.wait_status & 0x7F:
         return "killed"
     return f"exit {stat.wait_status >> 8}" if stat.wait_status else _MAY_END
-
-
-def _read_status(folder: str) -> bytes:
-    return read_or(b"", lambda: read_file(f"{folder}/status", 65536))  # it ended meanwhile
 
 
 def _make_wait(how: str, tid: int, wchan: Known[bytes], folder: str) -> Wait:

@@ -21,7 +21,15 @@ from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.model.text.redaction import admit_text, hide_words
 from tpmon.model.units import clean_text
 from tpmon.own_command import own_program
-from tpmon.probe.base.procread import PROC, in_first_pid_namespace, read_file, read_or, read_status, read_text
+from tpmon.probe.base.procread import (
+    PROC,
+    in_first_pid_namespace,
+    parse_field,
+    read_file,
+    read_or,
+    read_status,
+    read_text,
+)
 from tpmon.probe.proc.memory import try_memory
 
 _MARKS = ("/.dockerenv", "/run/.containerenv")
@@ -74,23 +82,14 @@ def parse_place(
 
 def read_place(proc: str = PROC, environment: Mapping[str, str] = os.environ) -> RuntimePlace:
     """Read what tpmon runs in."""
-    marks = frozenset(filter(os.path.exists, (*_MARKS, _TOOLBOX)))
-    manager = environment.get("container") or read_text(_MANAGER).strip() or _read_manager(proc)
+    init = dict(entry.split("=", 1) for entry in read_text(f"{proc}/1/environ").split("\0") if "=" in entry)
     return parse_place(
-        marks,
-        manager,
-        read_text(f"{proc}/sys/kernel/osrelease"),
+        marks=frozenset(filter(os.path.exists, (*_MARKS, _TOOLBOX))),
+        manager=environment.get("container") or read_text(_MANAGER).strip() or init.get("container", ""),
+        release=read_text(f"{proc}/sys/kernel/osrelease"),
         pods="KUBERNETES_SERVICE_HOST" in environment,
         own_pids=proc == PROC and not in_first_pid_namespace(),
     )
-
-
-def _read_manager(proc: str) -> str:
-    for entry in read_text(f"{proc}/1/environ").split("\0"):
-        name, _, value = entry.partition("=")
-        if name == "container":
-            return value
-    return ""
 
 
 _PYTHON = re.compile(r"/(?:libpython3[\d.]*t?\.so[\d.]*|python[\d.]*t?)$")
@@ -212,6 +211,7 @@ _FORBIDS_NOTHING = (" (unconfined)", " (complain)")
 _DENY_PTRACE = "/sys/fs/selinux/booleans/deny_ptrace"
 _ALL_USERS = "0 0 4294967295"
 _NOT_READ = Missing("not read")
+_HIDDEN = Missing("the process is hidden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +247,9 @@ class Refused:
     fix: str
 
 
-def parse_field(status: bytes, name: bytes) -> bytes:
-    """Return the text of one line of /proc/PID/status; b"" where there is no such line."""
-    for line in status.splitlines():
-        if line.startswith(name + b":"):
-            return line[len(name) + 1 :].strip()
-    return b""
-
-
 def parse_capabilities(status: bytes, name: bytes = b"CapEff") -> int:
     """Return a set of capabilities of /proc/PID/status as a bit mask; 0 where it is not there."""
-    text = parse_field(status, name)
-    return int(text, 16) if text else 0
+    return int(parse_field(status, name) or b"0", 16)
 
 
 def parse_capability(status: bytes, number: int) -> bool:
@@ -302,8 +293,8 @@ def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
     try:
         uid = read_status(pid, proc).uid
         owner = os.stat(f"{proc}/{pid}/environ").st_uid
-    except (OSError, ValueError, KeyError):
-        return Missing("the process is hidden")
+    except OSError:
+        return _HIDDEN
     return owner == uid if uid else Missing("not known for a process of root")
 
 
@@ -321,10 +312,12 @@ def read_caller(proc: str = "/proc") -> Caller:
 
 def read_group(pid: int, proc: str = "/proc") -> int:
     """Return the effective group of a process; 0 where it is gone."""
-    try:
-        return int(parse_field(read_file(f"{proc}/{pid}/status", 65536), b"Gid").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    gid = parse_field(_read_status(pid, proc), b"Gid").split()
+    return int(gid[1]) if len(gid) > 1 else 0
+
+
+def _read_status(pid: int | str, proc: str) -> bytes:
+    return read_or(b"", lambda: read_file(f"{proc}/{pid}/status", 65536))
 
 
 def read_all_users(proc: str = "/proc") -> bool:
@@ -335,26 +328,16 @@ def read_all_users(proc: str = "/proc") -> bool:
 
 def read_standing(pid: int, proc: str = "/proc") -> AccessStanding:
     """Read what decides whether tpmon may look into ``pid``."""
-    try:
-        uid: Known[int] = read_status(pid, proc).uid
-    except (OSError, ValueError, KeyError):
-        uid = Missing("the process is hidden")
-    try:
-        own = read_file(f"{proc}/self/status", 65536)
-        may = parse_capability(own, CAP_SYS_PTRACE)
-        held = parse_capabilities(own, b"CapPrm")
-        wanted = parse_capabilities(read_file(f"{proc}/{pid}/status", 65536), b"CapPrm")
-    except (OSError, ValueError, IndexError):
-        may, held, wanted = False, 0, 0
+    own, wanted = _read_status("self", proc), parse_capabilities(_read_status(pid, proc), b"CapPrm")
     return AccessStanding(
         ptrace_scope=read_ptrace_scope(proc),
         own_uid=os.geteuid(),
-        uid=uid,
-        may_ptrace=may,
+        uid=read_or(_HIDDEN, lambda: read_status(pid, proc).uid),
+        may_ptrace=parse_capability(own, CAP_SYS_PTRACE),
         call_works=not isinstance(try_memory(os.getpid()), Missing),
         dumpable=read_dumpable(pid, proc),
         confined=read_profile(proc),
-        more_capabilities=bool(wanted & ~held),
+        more_capabilities=bool(wanted & ~parse_capabilities(own, b"CapPrm")),
         all_users=read_all_users(proc),
         gid=read_group(pid, proc),
         caller=read_caller(proc),

@@ -18,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
 from tpmon.model.results.doctor import say_refusal
-from tpmon.probe.base.procread import read_file, read_stat
+from tpmon.probe.base.procread import parse_field, read_file, read_stat
 from tpmon.probe.base.worker import Background, Pace
 from tpmon.probe.proc.counters import PAGE_BYTES
 
@@ -54,10 +54,10 @@ def parse_anon(raw: bytes) -> int:
 
 def parse_pss(raw: bytes) -> int:
     """Return the Pss line of /proc/PID/smaps_rollup in bytes; ValueError where there is none."""
-    for line in raw.splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("smaps_rollup has no Pss line")
+    kib = parse_field(raw, b"Pss").split()
+    if not kib:
+        raise ValueError("smaps_rollup has no Pss line")
+    return int(kib[0]) * 1024
 
 
 class PssRation:
@@ -231,3 +231,17 @@ def try_memory(pid: int) -> Known[int]:
         return 1
     number = ctypes.get_errno()
     return 1 if number == errno.EFAULT else Missing(os.strerror(number))
+
+
+def read_memory(pid: int, address: int, size: int, proc: str) -> Known[bytes]:
+    """Read some bytes of the target's memory; nothing is stopped for it."""
+    try:
+        fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return Missing(f"memory: {say_refusal(error, 'memory')}")
+    try:
+        return os.pread(fd, size, address)
+    except (OSError, OverflowError) as error:
+        return Missing(f"memory: {error}")
+    finally:
+        os.close(fd)

@@ -16,9 +16,9 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount
-from tpmon.probe.base.procread import PROC, read_file, read_status
+from tpmon.probe.base.procread import PROC, read_status
 from tpmon.probe.proc.counters import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
-from tpmon.probe.proc.syscall import read_memory
+from tpmon.probe.proc.memory import read_memory
 
 BUSY_DEMAND = 0.25
 """A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
@@ -422,12 +422,6 @@ def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, i
     try:
         if len(read_status(pid, proc).ns_pids) < 2:
             return {}
-        pairs = [(read_file(f"{proc}/{pid}/task/{tid}/status", 65536), tid) for tid in tids]
-    except (OSError, KeyError, ValueError):
+        return {read_status(tid, f"{proc}/{pid}/task").ns_pids[-1]: tid for tid in tids}
+    except OSError:
         return {}
-    inner: dict[int, int] = {}
-    for status, tid in pairs:
-        for line in status.splitlines():
-            if line.startswith(b"NSpid:"):
-                inner[int(line.split()[-1])] = tid
-    return inner

@@ -17,11 +17,12 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.waits import QUEUES, Wait, WaitReason
-from tpmon.probe.base.procread import PROC, each_process, read_file
+from tpmon.probe.base.procread import PROC, each_process, parse_field, read_file, read_or
 from tpmon.probe.proc.pipe_peers import MOST_ENDS, OtherEnds
-from tpmon.probe.proc.syscall import (
+from tpmon.probe.proc.wchan import (
     MOST_WATCHED,
     PATH_CHARS,
+    Syscall,
     find_child,
     find_descriptors,
     find_holder,
@@ -29,15 +30,6 @@ from tpmon.probe.proc.syscall import (
     read_path,
     translate_child,
 )
-from tpmon.probe.proc.wchan import Syscall
-
-
-def parse_mount_id(fdinfo: bytes) -> int | None:
-    """Return mnt_id of /proc/PID/fdinfo/N; None where the kernel does not tell. Pure."""
-    for line in fdinfo.splitlines():
-        if line.startswith(b"mnt_id:"):
-            return int(line.split()[1])
-    return None
 
 
 def parse_mount(mountinfo: bytes, mount_id: int) -> tuple[str, str] | None:
@@ -73,16 +65,12 @@ def _unescape(raw: bytes) -> str:
 def read_mount(pid: int, fd: int, proc: str) -> tuple[Applicable[str], Applicable[str]]:
     """Read mount point and file system of an open file."""
     try:
-        mount_id = parse_mount_id(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
-        mounts = read_file(f"{proc}/{pid}/mountinfo")
-    except (OSError, ValueError, IndexError) as error:
-        why = Missing(f"mounts: {error}")
-        return why, why
-    found = parse_mount(mounts, mount_id) if mount_id is not None else None
-    if found is None:
+        mount_id = parse_field(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096), b"mnt_id")
+        found = parse_mount(read_file(f"{proc}/{pid}/mountinfo"), int(mount_id)) if mount_id else None
         why = Missing("the kernel does not tell the mount of a descriptor")
-        return why, why
-    return found
+    except (OSError, ValueError) as error:
+        found, why = None, Missing(f"mounts: {error}")
+    return found or (why, why)
 
 
 LOCK_CALLS = frozenset(("flock", "fcntl"))
@@ -113,14 +101,6 @@ def parse_locks(raw: bytes) -> tuple[FileLock, ...]:
     return tuple(found)
 
 
-def parse_inode(fdinfo: bytes) -> int | None:
-    """Return ``ino`` of /proc/PID/fdinfo/N; None before Linux 5.14. Pure."""
-    for line in fdinfo.splitlines():
-        if line.startswith(b"ino:"):
-            return int(line.split()[1])
-    return None
-
-
 def pick_holders(locks: tuple[FileLock, ...], pid: int, inode: int | None) -> tuple[int, ...]:
     """Return the processes that hold what ``pid`` waits for; of several files that with ``inode``. Pure.
 
@@ -137,9 +117,8 @@ def find_lock_holders(pid: int, fd: int, proc: str = PROC) -> Known[tuple[int, .
         locks = parse_locks(read_file(f"{proc}/locks", _MOST_BYTES))
     except OSError as error:
         return Missing(f"locks: {error.strerror}")
-    inode = None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        inode = parse_inode(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+    fdinfo = read_or(b"", lambda: read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+    inode = read_or(None, lambda: int(parse_field(fdinfo, b"ino")))  # told since Linux 5.14
     return pick_holders(locks, pid, inode)
 
 

@@ -19,10 +19,9 @@ from tpmon.probe.job.roles import thread_kind
 from tpmon.probe.proc.counters import parse_io, parse_schedstat
 from tpmon.probe.proc.counters import parse_stat as parse_counters
 from tpmon.probe.proc.pipe_peers import OtherEnds
-from tpmon.probe.proc.syscall import name_call
 from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target
-from tpmon.probe.proc.wchan import ON_CPU, Syscall, parse_syscall, read_wait
+from tpmon.probe.proc.wchan import ON_CPU, Syscall, name_call, parse_syscall, read_wait
 from tpmon.probe.spy.text import DumpedStack, is_torn
 
 MOST_NATIVE = 64
