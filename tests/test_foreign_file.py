@@ -27,8 +27,8 @@ from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureState
 from tpmon.model.stacks import StackFrame
 from tpmon.own_command import call_as_owner
 from tpmon.probe.base.procread import read_file, read_stat
+from tpmon.probe.host.network import ListeningSocket, read_listeners
 from tpmon.probe.host.output import OutputReader
-from tpmon.probe.host.sockets import ListeningSocket, read_listeners
 from tpmon.probe.job.discovery import is_armed, write_restart
 from tpmon.probe.proc.access import _is_refused
 from tpmon.probe.records.flight_recorder import ask_pipe, read_record_file

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.probe.host.test_network import in_own_network
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.host.sockets import (
+from tpmon.probe.host.network import (
     SocketReader,
     TcpSocket,
     find_interface,

@@ -13,7 +13,7 @@ import pytest
 from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results.collectives import RecordSource
-from tpmon.probe.host.sockets import ListeningSocket, read_all_listeners, read_listeners
+from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
 from tpmon.probe.records.flight_recorder import RecordOrigin
 from tpmon.probe.records.servers import (
     LOOPBACK,

@@ -46,9 +46,8 @@ from tpmon.probe.gpu.child_link import GpuProbe
 from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
 from tpmon.probe.host.machine import HostReader, OwnCostMeter, read_shm
-from tpmon.probe.host.network import NetworkReader
+from tpmon.probe.host.network import NetworkReader, SocketReader, SocketReading
 from tpmon.probe.host.output import OutputReader, watch_writes
-from tpmon.probe.host.sockets import SocketReader, SocketReading
 from tpmon.probe.job.events import Changes, EventTracker
 from tpmon.probe.job.job import Job, Member, pids_of
 from tpmon.probe.job.loop_thread import LoopThreads, describe_loops

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tpmon.model.dump import OtherEnd
 from tpmon.model.frozen import dataclass
@@ -36,8 +36,8 @@ _INODE = re.compile(r"socket:\[(\d+)\]")
 _READS, _WRITES = 0o400, 0o200
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
-_SOCK_DIAG, _BY_FAMILY, _REQUEST_FLAG, _ERROR = 4, 20, 1, 2
-_HEADER = struct.Struct("=IHHII")
+_SOCK_DIAG, BY_FAMILY, _REQUEST_FLAG, NETLINK_ERROR = 4, 20, 1, 2
+HEADER = struct.Struct("=IHHII")
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _SHOW_NAME_AND_PEER = 1 | 4
@@ -103,27 +103,36 @@ def parse_unix(answer: bytes) -> tuple[str, int]:
 
     OSError with the kernel's number; ValueError where the answer is cut.
     """
-    if len(answer) < _HEADER.size + 4:
+    if len(answer) < HEADER.size + 4:
         raise ValueError("netlink answer is cut")
-    size, kind, *_ = _HEADER.unpack_from(answer)
-    if kind == _ERROR:
-        number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+    size, kind, *_ = HEADER.unpack_from(answer)
+    if kind == NETLINK_ERROR:
+        number = -struct.unpack_from("=i", answer, HEADER.size)[0]
         raise OSError(number, os.strerror(number))
-    name, peer = "", 0
-    at, end = _HEADER.size + _UNIX_MESSAGE_SIZE, min(size, len(answer))
-    while at + _ATTRIBUTE.size <= end:
-        length, kind = _ATTRIBUTE.unpack_from(answer, at)
+    told = dict(walk_attributes(answer[:size], HEADER.size + _UNIX_MESSAGE_SIZE))
+    # An abstract name begins with a zero byte.
+    name = told.get(_UNIX_NAME, b"").rstrip(b"\0").replace(b"\0", b"@").decode("utf-8", "replace")
+    peer = told.get(_UNIX_PEER, b"")
+    return name, int(struct.unpack_from("=I", peer)[0]) if len(peer) >= 4 else 0
+
+
+def walk_attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and value of each attribute of a netlink message from ``at`` on, up to one that is cut."""
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
         if length < _ATTRIBUTE.size:
-            break
-        value = answer[at + _ATTRIBUTE.size : min(at + length, end)]
-        if kind == _UNIX_NAME and value:
-            plain = value.rstrip(b"\0")
-            # An abstract name begins with a zero byte.
-            name = plain.replace(b"\0", b"@").decode("utf-8", "replace")
-        elif kind == _UNIX_PEER and len(value) >= 4:
-            peer = int(struct.unpack_from("=I", value)[0])
+            return
+        yield kind, message[at + _ATTRIBUTE.size : at + length]
         at += (length + 3) & ~3
-    return name, peer
+
+
+@contextlib.contextmanager
+def ask_sock_diag(request: bytes, flags: int, timeout_s: float) -> Iterator[socket.socket]:
+    """Ask the kernel about sockets of our network namespace (sock_diag(7)); the socket gives its answer."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
+        link.settimeout(timeout_s)
+        link.send(HEADER.pack(HEADER.size + len(request), BY_FAMILY, flags, 1, 0) + request)
+        yield link
 
 
 class OtherEnds:
@@ -280,8 +289,5 @@ def read_unix(inode: int) -> tuple[str, int]:
     request = _UNIX_REQUEST.pack(
         socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_NAME_AND_PEER, _NO_COOKIE, _NO_COOKIE
     )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
-        link.settimeout(_LINK_S)
-        size = _HEADER.size + len(request)
-        link.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_FLAG, 1, 0) + request)
+    with ask_sock_diag(request, _REQUEST_FLAG, _LINK_S) as link:
         return parse_unix(link.recv(8192))

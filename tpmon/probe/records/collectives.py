@@ -30,7 +30,7 @@ from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import PlainError
 from tpmon.probe.base.procread import PROC, read_thread_names
 from tpmon.probe.base.worker import Worker, read_all, read_within
-from tpmon.probe.host.sockets import ListeningSocket, read_all_listeners, read_listeners
+from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
 from tpmon.probe.job.job import Job, Member
 from tpmon.probe.records.flight_recorder import (
     WRITTEN_S,

@@ -27,7 +27,7 @@ from tpmon.model.results.collectives import GroupRecord, RankRecord, RasProcess,
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text, hide
 from tpmon.probe.base.procread import PROC, read_thread_names
-from tpmon.probe.host.sockets import ListeningSocket, read_listeners
+from tpmon.probe.host.network import ListeningSocket, read_listeners
 from tpmon.probe.records.flight_recorder import RecordOrigin, parse_json
 
 LOOPBACK = "127.0.0.1"
