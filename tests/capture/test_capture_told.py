@@ -24,7 +24,8 @@ from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
-from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch, GpuReading
+from tpmon.probe.gpu.card_readings import GpuReading
+from tpmon.probe.gpu.child_link import NO_GPU, ClockWatch
 from tpmon.report.capture import write_capture, write_capture_line
 
 

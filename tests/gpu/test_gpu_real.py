@@ -13,7 +13,8 @@ import pytest
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Known, is_known
 from tpmon.probe.gpu.card_readings import GpuReading
-from tpmon.probe.gpu.child_link import GpuProbe, open_device_indices
+from tpmon.probe.gpu.child_link import GpuProbe
+from tpmon.probe.gpu.mapping import open_device_indices
 
 pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 

@@ -233,8 +233,8 @@ def test_the_oldest_drivers_are_read_by_the_unversioned_symbol():
             number.value = 2
             return 7
         number.value = 2
-        array[0].pid, array[0].used = 11, 1 << 20
-        array[1].pid, array[1].used = 12, 2**64 - 1
+        array[0].pid, array[0].usedGpuMemory = 11, 1 << 20
+        array[1].pid, array[1].usedGpuMemory = 12, 2**64 - 1
         return 0
 
     nvml = FakeNvml()

@@ -56,6 +56,7 @@ _FAILURES = {
 
 
 _LIBRARY_MISSING = point_to("libnvidia-ml.so.1 not found, though the kernel has a driver", "nvml")
+_UNANSWERED = Missing("the card has not answered yet")
 _NOT_LOOKED = Missing("drivers not searched")
 _NOT_LISTED = "NVML does not list it: it is lost, or of another container or Slurm step"
 
@@ -88,11 +89,11 @@ class Board:
     """Collect the lines of one child after the other and keep the cards across restarts."""
 
     def __init__(self, now_ns: int) -> None:
-        """Start with nothing known."""
         self._slots: dict[str, _Slot] = {}
         self._driver: Known[Driver] = Missing("NVML has not answered yet")
         self._failure = ""
-        self._refused = False
+        self.refused = False
+        """Whether NVML could not be opened at all in the child that ended last."""
         self._crashed = False
         """Whether the child that ended last did so without a word."""
         self._hidden = False
@@ -109,7 +110,7 @@ class Board:
         """Note that a new child was started."""
         self._asked_ns = now_ns
         self._expected = None
-        self._refused = False
+        self.refused = False
         self._seen.clear()
 
     def on_line(self, line: Line, now_ns: int) -> None:
@@ -123,14 +124,17 @@ class Board:
         elif is_known(line.xid):
             self._on_xid(line.xid.uuid, line.xid.xid)
         elif is_known(line.note):
-            self._add_note(admit_text(line.note.text), now_ns if line.note.passing else None)
+            # One that comes again keeps its place: lines must not jump.
+            self._notes[admit_text(line.note.text)] = now_ns if line.note.passing else None
+            if len(self._notes) > MAX_NOTES:
+                del self._notes[next(iter(self._notes))]
 
     def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
         """Note how the child ended, and that the next one starts in ``retry_s``."""
         if self.answered:
             self._ended = (how, now_ns)
             self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
-        elif not self._refused:
+        elif not self.refused:
             self._hidden, self._crashed = False, True
             self._failure = point_to(f"the GPU child ended before it answered ({how})", "nvml")
         self._expected = None
@@ -139,11 +143,6 @@ class Board:
     def answered(self) -> bool:
         """Tell whether NVML answered in the child that runs, or ran last."""
         return self._expected is not None
-
-    @property
-    def refused(self) -> bool:
-        """Tell whether NVML could not be opened at all in the child that ended last."""
-        return self._refused
 
     def read(
         self,
@@ -165,7 +164,8 @@ class Board:
         if not cards and self._is_wedged(now_ns) and (held_by_job or find_unread(job, held) is not None):
             why = self._failure if self._crashed else self._waiting(now_ns)
             cards = list_unheard(driver_cards, held_by_job, 0, silent_s, why)
-        self._drop_old_notes(now_ns)
+        since_ns = now_ns - PASSING_S * 1e9
+        self._notes = {text: ns for text, ns in self._notes.items() if ns is None or ns >= since_ns}
         notes = tuple(self._notes)
         gpus: Known[tuple[GpuSample, ...]]
         if cards:
@@ -183,16 +183,16 @@ class Board:
             gpus = ()
         else:
             gpus = Missing(self._failure or self._waiting(now_ns))
-        newest = max((slot.track.window[-1].taken_ns for slot in self._slots.values()), default=None)
-        age: Known[float] = Missing("no GPU reading yet")
-        if newest is not None:
-            age = max(0.0, (now_ns - newest) / 1e9)
+        taken_ns = [slot.track.window[-1].taken_ns for slot in self._slots.values()]
+        age = max(0.0, (now_ns - max(taken_ns)) / 1e9) if taken_ns else Missing("no GPU reading yet")
         events = tuple(self._events)
         self._events.clear()
         of_job = gpus
         if isinstance(gpus, Missing) and gpus.reason == self._failure:
             of_job = Missing(self._describe_failure(job, held, has_driver))
-        return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
+        version = self._driver.driver_version if is_known(self._driver) else self._driver
+        source = f"NVML, driver {version}" if is_known(version) else "NVML"
+        return GpuReading(self._driver, gpus, age, source, events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
         self._driver = Driver(
@@ -221,7 +221,7 @@ class Board:
         if self.answered:
             self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
-            self._refused = True
+            self.refused = True
         self._failure, self._crashed = reason, False
         self._hidden = line.code in _MAY_HIDE
         self._driver = Missing(reason)
@@ -231,12 +231,9 @@ class Board:
         if line.uuid:
             self._slots.pop(_nameless(line.index), None)
         slot = self._slots.get(key)
-        if slot is None:
-            if len(self._slots) >= MAX_CARDS:
-                return
-            track = CardTrack(deque(maxlen=MAX_LINES))
-        else:
-            track = slot.track
+        if slot is None and len(self._slots) >= MAX_CARDS:
+            return
+        track = slot.track if slot else CardTrack(deque(maxlen=MAX_LINES))
         before = slot.sample.state if slot else GpuState.OK
         track.add(line)
         sample = track.sample(key)
@@ -248,12 +245,12 @@ class Board:
 
     def _key_of(self, index: int) -> str:
         """Name a card that gave no UUID: the one last seen under this index is most likely it."""
-        same = {
-            key: slot.track.window[-1].taken_ns
+        same = [
+            (slot.track.window[-1].taken_ns, key)
             for key, slot in self._slots.items()
             if slot.sample.index == index
-        }
-        return max(same, key=lambda key: same[key], default=_nameless(index))
+        ]
+        return max(same, default=(0, _nameless(index)))[1]
 
     def _on_xid(self, uuid: str, xid: int) -> None:
         slot = self._slots.get(uuid)
@@ -264,31 +261,14 @@ class Board:
         slot.sample = replace(slot.sample, xids=slot.track.xids)
         self._events.append(f"Xid {xid} on GPU {slot.sample.index} ({slot.sample.name})")
 
-    def _add_note(self, text: str, passing_ns: int | None) -> None:
-        self._notes[text] = passing_ns  # one that comes again keeps its place: lines must not jump
-        if len(self._notes) > MAX_NOTES:
-            del self._notes[next(iter(self._notes))]
-
-    def _drop_old_notes(self, now_ns: int) -> None:
-        old = [
-            text
-            for text, came_ns in self._notes.items()
-            if came_ns is not None and now_ns - came_ns > PASSING_S * 1e9
-        ]
-        for text in old:
-            del self._notes[text]
-
     def _cards(self, now_ns: int) -> tuple[Card, ...]:
         cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]
         waited_s = (now_ns - self._driver_ns) / 1e9
         if self._expected and waited_s > (OTHERS_S if cards else PATIENCE_S):
             answered = {card.sample.index for card in cards}
-            for index in range(self._expected):
-                if index not in answered:
-                    silent = make_silent_sample(
-                        index, _nameless(index), waited_s, "the card has not answered yet"
-                    )
-                    cards.append(Card(silent, Missing("the card has not answered yet")))
+            for index in set(range(self._expected)) - answered:
+                silent = make_silent_sample(index, _nameless(index), waited_s, _UNANSWERED.reason)
+                cards.append(Card(silent, _UNANSWERED))
         return tuple(sorted(cards, key=lambda card: (card.sample.index, card.sample.uuid)))
 
     def _card(self, key: str, slot: _Slot, now_ns: int) -> Card:
@@ -317,26 +297,19 @@ class Board:
             why = drop_pointers(self._failure)
             return why if is_no_card(why) else f"{NO_DRIVER} on this machine ({why})"
         why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
-        if held_minors(job, held) or not job or any(pid not in held for pid in job):
-            return why
-        if find_unread(job, held) is not None:
-            return why
-        return f"{NO_CARD_OPEN} ({drop_pointers(why)})"
+        untold = not job or any(pid not in held for pid in job) or find_unread(job, held) is not None
+        return why if untold or held_minors(job, held) else f"{NO_CARD_OPEN} ({drop_pointers(why)})"
 
     def _is_wedged(self, now_ns: int) -> bool:
         """Tell whether NVML says nothing at all: its child ended without a word, or waits in the driver."""
         waits = (now_ns - self._asked_ns) / 1e9 > PATIENCE_S
-        return not self.answered and not self._refused and (self._crashed or waits)
+        return not self.answered and not self.refused and (self._crashed or waits)
 
     def _waiting(self, now_ns: int) -> str:
         waited_s = (now_ns - self._asked_ns) / 1e9
         if waited_s <= PATIENCE_S:
             return NOT_YET
         return point_to(f"the NVIDIA driver has not answered for {waited_s:.0f} s", "nvml")
-
-    def _source(self) -> str:
-        version = self._driver if isinstance(self._driver, Missing) else self._driver.driver_version
-        return f"NVML, driver {version}" if is_known(version) else "NVML"
 
 
 def _nameless(index: int) -> str:

@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from tpmon.model.codec import CodecError
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.gpu import GpuSample, list_processes
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import GpuClocks
 from tpmon.own_command import call_python
@@ -220,8 +219,6 @@ def _describe(code: int | None) -> str:
         return f"signal {-code}"
 
 
-__all__ = ["GpuProbe", "GpuReading", "open_device_indices"]
-
 SCAN_EVERY_S = 0.9
 LIST_EVERY_S = 30.0
 """Cards of the kernel's driver seldom change; those of one that is wedged were read before."""
@@ -267,13 +264,15 @@ class GpuProbe:
         with self._lock:
             reading = self._board.read(
                 job_pids,
-                held if is_known(held) else {},
+                known_or(held, {}),
                 self._pids_are_ours,
                 time.monotonic_ns(),
                 self._files.has_driver,
                 driver_cards=self._listed.latest()[0],
             )
-            return self._with_losses(reading)
+        losses = ((self._link.dropped_lines, "too many or too long"), (self._unreadable, "not understood"))
+        told = [f"{count} lines of the GPU child were {what}" for count, what in losses if count]
+        return replace(reading, notes=(*reading.notes, *told)) if told else reading
 
     def stop(self) -> None:
         """End the child and return, at the latest after half a second."""
@@ -284,16 +283,6 @@ class GpuProbe:
     def child_pid(self) -> Known[int]:
         """Return the PID of the running child."""
         return self._link.pid()
-
-    def _with_losses(self, reading: GpuReading) -> GpuReading:
-        losses = []
-        if self._link.dropped_lines:
-            losses.append(f"{self._link.dropped_lines} lines of the GPU child were too many or too long")
-        if self._unreadable:
-            losses.append(f"{self._unreadable} lines of the GPU child were not understood")
-        if not losses:
-            return reading
-        return replace(reading, notes=(*reading.notes, *losses))
 
     def _on_start(self) -> None:
         with self._lock:
@@ -326,21 +315,14 @@ _WAIT_S = 3.0
 _AGAIN_S = 0.05
 
 
-class Reader(Protocol):
-    """Do what ``GpuProbe`` does."""
-
-    def read(self, job_pids: dict[int, int]) -> GpuReading:
-        """Return what is known now."""
-
-
 @contextmanager
 def watch_clocks(processes: Sequence[Identity]) -> Iterator[ClockWatch]:
     """Hold NVML open around a window; where none of the processes has a card open, nothing is started."""
     job = {one.pid: one.start_ticks for one in processes}
-    reader = GpuProbe() if any(map(_has_card, job)) else None
-    if reader is None:
+    if not any(known_or(open_device_indices(pid), ()) for pid in job):
         yield ClockWatch(job, None)
         return
+    reader = GpuProbe()
     reader.start()
     try:
         yield ClockWatch(job, reader)
@@ -351,7 +333,7 @@ def watch_clocks(processes: Sequence[Identity]) -> Iterator[ClockWatch]:
 class ClockWatch:
     """Read the clocks of the cards that some processes are on."""
 
-    def __init__(self, job: dict[int, int], reader: Reader | None) -> None:
+    def __init__(self, job: dict[int, int], reader: GpuProbe | None) -> None:
         """Watch the processes of ``job``, PID to start ticks; without a reader they use no card."""
         self._job = job
         self._reader = reader
@@ -371,7 +353,7 @@ class ClockWatch:
                         card.index, card.name, card.sm_clock_mhz, card.sm_clock_max_mhz, card.memory_clock_mhz
                     )
                     for card in gpus
-                    if is_known(card.pids) and self._job.keys() & set(card.pids)
+                    if not self._job.keys().isdisjoint(known_or(card.pids, ()))
                 )
                 self.busy = frozenset(pid for pid in self._job if any(_works_for(card, pid) for card in gpus))
                 if found:
@@ -383,14 +365,8 @@ class ClockWatch:
 
 def _works_for(card: GpuSample, pid: int) -> bool:
     """Tell whether a card worked for a process: by its own share, else by the card's where it is alone."""
-    listed = card.processes if is_known(card.processes) else ()
-    share = next((one.sm_pct for one in listed if one.pid == pid), Missing("not listed"))
-    alone = [one.pid for one in listed] == [pid] and not is_known(card.lists_only)
-    if not is_known(share) and alone:
+    shares = {one.pid: one.sm_pct for one in list_processes(card)}
+    share = shares.get(pid, NOT_APPLICABLE)
+    if not is_known(share) and [*shares] == [pid] and not is_known(card.lists_only):
         share = card.sm_pct
-    return is_known(share) and share > 0
-
-
-def _has_card(pid: int) -> bool:
-    held = open_device_indices(pid)
-    return is_known(held) and bool(held)
+    return known_or(share, 0.0) > 0

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuProcess, GpuSample, GpuState
+from tpmon.model.gpu import GpuSample, GpuState, list_processes
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import say_refusal
 from tpmon.probe.base.procread import read_file, read_text
@@ -29,6 +29,7 @@ NVIDIA_MAJOR = 195
 DXG = "/dev/dxg"
 ON_DXG = Missing(f"it reaches its card through {DXG} (WSL), which names none")
 NOT_SCANNED = Missing("open files not read yet")
+_MAJOR = str(NVIDIA_MAJOR)
 _DRIVERS = ("nvidia", "nvhost", "nvgpu")
 _GONE = frozenset(("no such file or directory", "no such process"))
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
@@ -74,8 +75,7 @@ def _minor_of(path: str, by_name: int) -> int:
 
 def kernel_has_driver(proc: str = "/proc") -> bool:
     """Tell whether the kernel has an NVIDIA driver, also where this shell may not see its cards."""
-    lines = read_text(f"{proc}/devices").splitlines()
-    return any(line.split()[:1] == [str(NVIDIA_MAJOR)] for line in lines)
+    return any(words[:1] == [_MAJOR] for words in map(str.split, read_text(f"{proc}/devices").splitlines()))
 
 
 def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
@@ -83,12 +83,11 @@ def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
     if os.path.exists(dxg):
         return True
     try:
-        lines = [line.split() for line in read_file(f"{proc}/devices").decode(errors="replace").splitlines()]
+        lines = read_file(f"{proc}/devices").decode(errors="replace").splitlines()
     except OSError as error:
         return Missing(say_refusal(error, "fd"))
-    return any(
-        words[0] == str(NVIDIA_MAJOR) or words[1].startswith(_DRIVERS) for words in lines if len(words) == 2
-    )
+    entries = (words for line in lines if len(words := line.split()) == 2)
+    return any(number == _MAJOR or name.startswith(_DRIVERS) for number, name in entries)
 
 
 OWN_NAMESPACE = "this PID namespace"
@@ -98,7 +97,6 @@ class DeviceFiles:
     """Scan the open device files of a job's processes, rationed. ``scan`` runs off the tick."""
 
     def __init__(self, proc: str = "/proc", dxg: str = DXG) -> None:
-        """Scan nothing until ``watch`` names processes."""
         self._proc = proc
         self._dxg = dxg
         self._job: Mapping[int, int] = {}
@@ -122,14 +120,14 @@ class DeviceFiles:
         job = self._job
         self._scans = {key: self._scans[key] for key in job.items() if key in self._scans}
         new = [key for key in job.items() if key not in self._scans][:NEW_SCANS]
-        due = [key for key, (at_s, found) in self._scans.items() if now_s - at_s >= _wait_s(found)]
+        due = [
+            key
+            for key, (at_s, found) in self._scans.items()
+            if now_s - at_s >= (EMPTY_RESCAN_S if found == () else RESCAN_S)
+        ]
         for key in (*new, *sorted(due, key=lambda key: self._scans[key][0])[:OLD_SCANS]):
             self._scans[key] = (now_s, open_device_indices(key[0], self._proc))
         return {pid: minors for (pid, _), (_, minors) in self._scans.items()}
-
-
-def _wait_s(found: Known[tuple[int, ...]]) -> float:
-    return EMPTY_RESCAN_S if is_known(found) and not found else RESCAN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +149,16 @@ def map_to_job(
     """
     if not pids_are_ours:
         cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
-    confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
-    listed = [_listed(card.sample, confirmed) for card in cards]
+    confirmed = {pid for pid in job if pids_are_ours or _minors_of(pid, held)}
+    listed = [tuple(sorted(confirmed & {one.pid for one in list_processes(card.sample)})) for card in cards]
     unread = find_unread(job, held)
     believed = pids_are_ours and unread != ON_DXG
-    if any(listed):
-        return tuple(
-            _mark_visible(card, job, held, unread, believed)
-            if is_unlisted(card.sample)
-            else _mark(card.sample, ours)
-            for card, ours in zip(cards, listed, strict=True)
-        )
-    return tuple(_mark_visible(card, job, held, unread, believed) for card in cards)
+    return tuple(
+        _mark(card.sample, ours)
+        if any(listed) and not is_unlisted(card.sample)
+        else _mark_visible(card, job, held, unread, believed)
+        for card, ours in zip(cards, listed, strict=True)
+    )
 
 
 def is_unlisted(sample: GpuSample) -> bool:
@@ -233,30 +229,17 @@ def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
 
 def held_minors(job: Mapping[int, int], held: Held) -> set[int]:
     """Return the minors of all device files that the job holds open."""
-    found: set[int] = set()
-    for pid in job:
-        minors = held.get(pid)
-        if minors is not None and is_known(minors):
-            found.update(minors)
-    return found
+    return {minor for pid in job for minor in _minors_of(pid, held)}
 
 
-def _holds_any(minors: Known[tuple[int, ...]] | None) -> bool:
-    return minors is not None and is_known(minors) and bool(minors)
-
-
-def _listed(sample: GpuSample, confirmed: set[int]) -> tuple[int, ...]:
-    if isinstance(sample.processes, Missing):
-        return ()
-    return tuple(sorted(one.pid for one in sample.processes if one.pid in confirmed))
+def _minors_of(pid: int, held: Held) -> tuple[int, ...]:
+    return known_or(held.get(pid, NOT_SCANNED), ())
 
 
 def _mark(sample: GpuSample, ours: tuple[int, ...]) -> GpuSample:
-    if not ours or isinstance(sample.processes, Missing):
+    if not ours:
         return sample
-    processes = tuple(
-        GpuProcess(one.pid, one.used_bytes, one.sm_pct, one.pid in ours) for one in sample.processes
-    )
+    processes = tuple(replace(one, of_job=one.pid in ours) for one in list_processes(sample))
     return replace(sample, processes=processes, pids=ours)
 
 
@@ -268,13 +251,8 @@ def _mark_visible(
     told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
         return card.sample if told or is_unlisted(card.sample) else _mark_unread(card.sample, minor)
-    holders = []
-    for pid in sorted(job):
-        minors = held.get(pid)
-        if minors is not None and is_known(minors) and minor in minors:
-            holders.append(pid)
-    if holders:
-        return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
+    if holders := tuple(pid for pid in sorted(job) if minor in _minors_of(pid, held)):
+        return replace(card.sample, pids=holders, pids_are_visible_only=True)
     if unread is None and is_unlisted(card.sample):
         return replace(card.sample, pids=())
     return card.sample if told or unread is None else _mark_unread(card.sample, unread)

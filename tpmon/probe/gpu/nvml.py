@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_NVLINK, MigInstance
@@ -46,6 +46,8 @@ from tpmon.probe.gpu.wire import (
     Health,
     Slow,
 )
+
+T = TypeVar("T")
 
 MIN_SPAN_S = 0.1
 MAX_SPAN_S = 5.0
@@ -110,15 +112,12 @@ class GpmSampler:
         if not support.isSupportedDevice:
             self._off = Missing("no GPM on this card (Hopper and newer have it)")
             return self._off
-        samples: list[Any] = []
         for _ in range(2):
             sample = self._calls.ask("nvmlGpmSampleAlloc")
             if isinstance(sample, Missing):
-                for one in samples:
-                    self._calls.ask("nvmlGpmSampleFree", one)
+                self.close()
                 return sample
-            samples.append(sample)
-        self._samples = samples
+            self._samples.append(sample)
         # 19 KB, so it is made once.
         request = self._request = self._calls.nvml.c_nvmlGpmMetricsGet_t()
         request.version = 1
@@ -189,7 +188,10 @@ class MigReader:
 
     def read_instances(self, now_ns: int) -> tuple[MigInstance, ...]:
         """Return the instances with the SM activity since the last call."""
-        return tuple(replace(one.shown, sm_active_pct=_sm_active(one.gpm, now_ns)) for one in self._instances)
+        told = ((one.shown, one.gpm.read(now_ns)) for one in self._instances)
+        return tuple(
+            replace(shown, sm_active_pct=gpm.sm_active_pct if is_known(gpm) else gpm) for shown, gpm in told
+        )
 
     def read_processes(self, lists: ProcessList) -> Known[tuple[CardProcessReading, ...]]:
         """List the processes of the instances that may be read; the whole card would want privileges."""
@@ -226,11 +228,6 @@ class MigReader:
             sm_active_pct=Missing("not read yet"),
         )
         return _Instance(handle, shown, GpmSampler(self._calls, self._parent, shown.gpu_instance))
-
-
-def _sm_active(gpm: GpmSampler, now_ns: int) -> Known[float]:
-    metrics = gpm.read(now_ns)
-    return metrics if isinstance(metrics, Missing) else metrics.sm_active_pct
 
 
 SLOW_S = 10.0
@@ -406,15 +403,21 @@ class CardReader:
         memory_busy = self._read_busy(_SAMPLES_MEMORY)
         used, total = self._read_memory()
         counters, memory_temperature = self._read_counters(now_ns)
+        # The same bits; drivers before 535 have the second name.
+        events, throttle = (f"nvmlDeviceGetCurrentClocks{what}Reasons" for what in ("Event", "Throttle"))
+        reasons = self._either(self._whole, events, throttle)
         return replace(
             blank_fast("not read yet"),
             busy=busy,
             memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
             power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
             sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
-            temperature_c=self._read_temperature(),
+            # The first call leaves with CUDA 14.
+            temperature_c=self._either(
+                self._number, "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", _SENSOR_GPU
+            ),
             memory_temperature_c=map_known(float, memory_temperature),
-            reasons=self._read_reasons(),
+            reasons=bound(reasons, "as reasons", 0, MOST_REASONS),
             counters=counters,
             memory_used_bytes=used,
             memory_total_bytes=total,
@@ -486,21 +489,13 @@ class CardReader:
         both = self._checked(self.calls.ask(name, self.handle, *args, kind=sum(args)), read)
         return (both, 0) if isinstance(both, Missing) else (both[0], self.calls.place(both[1]))
 
-    def _read_temperature(self) -> Known[float]:
-        value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
-        if isinstance(value, Missing):
-            # The older call leaves with CUDA 14.
-            newer = self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
-            return newer if is_known(newer) else value
-        return value
-
-    def _read_reasons(self) -> Known[int]:
-        value = self._whole("nvmlDeviceGetCurrentClocksEventReasons")
-        if isinstance(value, Missing):
-            # The same bits under the name that drivers before 535 have.
-            older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
-            value = older if is_known(older) else value
-        return bound(value, "as reasons", 0, MOST_REASONS)
+    def _either(self, read: Callable[..., Known[T]], name: str, other: str, *args: Any) -> Known[T]:
+        """Read by the first name, else by that of older or newer drivers; the reason is that of the first."""
+        first = read(name, *args)
+        if is_known(first):
+            return first
+        second = read(other, *args)
+        return second if is_known(second) else first
 
     def _read_slow(self) -> Slow:
         mode = self.calls.ask("nvmlDeviceGetMigMode", self.handle)

@@ -263,7 +263,7 @@ _NO_ROW = Missing("no sample since the last reading")
 class _ProcessV1(ctypes.Structure):
     """Mirror nvmlProcessInfo_v1_t, which pynvml no longer offers."""
 
-    _fields_ = (("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong))
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
 
 
 class ProcessList:
@@ -285,14 +285,12 @@ class ProcessList:
         entries = self._list(handle)
         if isinstance(entries, Missing):
             return entries
-        busy: Known[dict[int, float]] = Missing("not measured on MIG devices")
-        if with_busy:
-            busy = self._busy(handle)
+        busy = self._busy(handle) if with_busy else Missing("not measured on MIG devices")
         found: dict[int, CardProcessReading] = {}
         entries = entries[:MAX_PROCESSES]
         known, self._servers = self._servers, {}
         for pid in {int(entry.pid) for entry in entries}:
-            self._servers[pid] = known[pid] if pid in known else _is_mps_server(pid, self._proc)
+            self._servers[pid] = known[pid] if pid in known else self._is_mps_server(pid)
         if any(self._servers.values()):
             entries = [entry for entry in entries if not self._servers[int(entry.pid)]]
             busy = _BY_MPS
@@ -306,6 +304,13 @@ class ProcessList:
             sm_pct = busy.get(pid, _NO_ROW) if is_known(busy) else busy
             found[pid] = CardProcessReading(pid, used, sm_pct)
         return tuple(found.values())
+
+    def _is_mps_server(self, pid: int) -> bool:
+        try:
+            with open(f"{self._proc}/{pid}/comm", "rb") as file:
+                return file.read(64).strip() == _MPS_SERVER
+        except OSError:
+            return False
 
     def _list(self, handle: Any) -> Known[list[Any]]:
         if self._read is not None:
@@ -366,7 +371,7 @@ class ProcessList:
             return self._calls.note_failure(error)
         if code != 0:
             return Missing(describe_code(code))
-        return [_V1Entry(one.pid, one.used) for one in array[: count.value]]
+        return list(array[: count.value])
 
     def _busy(self, handle: Any) -> Known[dict[int, float]]:
         # The older call answers 0 on Blackwell server cards (HAMi-core#218), so it is second.
@@ -384,25 +389,6 @@ class ProcessList:
                 busy[pid], newest[pid] = float(pct), stamp
         self._seen_us = max([self._seen_us, *newest.values()])
         return busy
-
-
-def _is_mps_server(pid: int, proc: str) -> bool:
-    try:
-        with open(f"{proc}/{pid}/comm", "rb") as file:
-            return file.read(64).strip() == _MPS_SERVER
-    except OSError:
-        return False
-
-
-class _V1Entry:
-    """Give a v1 entry the names of the newer ones."""
-
-    __slots__ = ("pid", "usedGpuMemory")
-
-    def __init__(self, pid: int, used: int) -> None:
-        """Copy the entry out of the array."""
-        self.pid = pid
-        self.usedGpuMemory = used  # pynvml's name
 
 
 def _nothing_ran(answer: Missing) -> bool:

@@ -11,7 +11,7 @@ from operator import or_
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance, ThrottleShare
+from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text
 from tpmon.probe.gpu.bounds import LEAST_W, LIVE, bound, bound_sample, hold_against, most_power_w
@@ -179,19 +179,22 @@ def throttle_shares(window: Sequence[CardLine]) -> tuple[ThrottleShare, ...]:
     return tuple(shares)
 
 
-def _first_known(*values: Known[float]) -> Known[float]:
-    return next((value for value in values if is_known(value)), values[-1])
-
-
-def _list_processes(fast: Fast) -> Known[tuple[GpuProcess, ...]]:
-    return map_known(
-        lambda listed: tuple(GpuProcess(one.pid, one.used_bytes, one.sm_pct, False) for one in listed),
-        fast.processes,
-    )
-
-
-def _clean_instance(instance: MigInstance) -> MigInstance:
-    return replace(instance, uuid=clean_text(instance.uuid, NAME_LIMIT))
+_BYTE_COUNTERS = {
+    "pcie_tx_bytes_s": Counter.PCIE_TX,
+    "pcie_rx_bytes_s": Counter.PCIE_RX,
+    "nvlink_tx_bytes_s": Counter.NVLINK_TX,
+    "nvlink_rx_bytes_s": Counter.NVLINK_RX,
+}
+"""Rates of a sample that GPM tells; on older cards their counters do."""
+_COPIED = {one.name for one in fields(GpuSample)} - {
+    *("name", "processes", "power_w", "memory_total_bytes"),
+    *_BYTE_COUNTERS,
+}
+_COPIED_OF = {
+    kind: [one.name for one in fields(kind) if one.name in _COPIED]
+    for kind in (Fast, Slow, Health, CardIdentity, Gpm)
+}
+"""What a sample takes from each part of a line as it is, under the same name."""
 
 
 def _margin(slow: Slow, identity: CardIdentity, temperature: Known[float]) -> Known[float]:
@@ -245,11 +248,23 @@ class CardTrack:
         # Which processes hang on a lost card is what one wants to know of it.
         before = self.answered.fast if is_known(line.lost) and self.answered else fast
         power, power_source = mean_power(window, slow.power_limit_w)
-        listed = _list_processes(before)
+        listed = map_known(
+            lambda all_: tuple(GpuProcess(one.pid, one.used_bytes, one.sm_pct, False) for one in all_),
+            before.processes,
+        )
         busy = fast.busy
         answers = GpuState.REFUSED if fast.is_blank else GpuState.OK
         gpm = fast.gpm if is_known(fast.gpm) else Gpm(*[fast.gpm] * len(fields(Gpm)))
+        values: dict[str, Any] = {
+            name: getattr(part, name)
+            for part in (fast, slow, health, identity, gpm)
+            for name in _COPIED_OF[type(part)]
+        }
+        for name, counter in _BYTE_COUNTERS.items():
+            by_gpm = getattr(gpm, name)
+            values[name] = by_gpm if is_known(by_gpm) else rate(window, counter)
         sample = GpuSample(
+            **values,
             index=line.index,
             uuid=clean_text(uuid, NAME_LIMIT),
             name=clean_text(identity.name, NAME_LIMIT) if is_known(identity.name) else "unknown card",
@@ -259,41 +274,17 @@ class CardTrack:
             sm_samples=busy.samples if is_known(busy) else 0,
             sm_idle_ratio=busy.idle_ratio if is_known(busy) else busy,
             sm_busy_ratio=busy.busy_ratio if is_known(busy) else busy,
-            memory_busy_pct=fast.memory_busy_pct,
-            sm_active_pct=gpm.sm_active_pct,
-            occupancy_pct=gpm.occupancy_pct,
-            tensor_pct=gpm.tensor_pct,
-            dram_pct=gpm.dram_pct,
-            pcie_tx_bytes_s=_first_known(gpm.pcie_tx_bytes_s, rate(window, Counter.PCIE_TX)),
-            pcie_rx_bytes_s=_first_known(gpm.pcie_rx_bytes_s, rate(window, Counter.PCIE_RX)),
-            nvlink_tx_bytes_s=_first_known(gpm.nvlink_tx_bytes_s, rate(window, Counter.NVLINK_TX)),
-            nvlink_rx_bytes_s=_first_known(gpm.nvlink_rx_bytes_s, rate(window, Counter.NVLINK_RX)),
-            memory_used_bytes=fast.memory_used_bytes,
             memory_total_bytes=before.memory_total_bytes,
             power_w=power,
             power_source=power_source,
-            power_limit_w=slow.power_limit_w,
-            sm_clock_mhz=fast.sm_clock_mhz,
-            sm_clock_max_mhz=identity.sm_clock_max_mhz,
-            memory_clock_mhz=slow.memory_clock_mhz,
-            memory_clock_max_mhz=identity.memory_clock_max_mhz,
-            temperature_c=fast.temperature_c,
-            memory_temperature_c=fast.memory_temperature_c,
             temperature_margin_c=_margin(slow, identity, fast.temperature_c),
             throttle=name_reasons(fast.reasons) if is_known(fast.reasons) else (),
             throttle_known=map_known(lambda _: True, fast.reasons),
             throttle_shares=throttle_shares(window),
-            pcie_generation=slow.pcie_generation,
-            pcie_generation_max=identity.pcie_generation_max,
-            pcie_width=slow.pcie_width,
-            pcie_width_max=identity.pcie_width_max,
-            ecc_uncorrected=health.ecc_uncorrected,
-            remapped_rows_pending=health.remapped_rows_pending,
-            remapped_rows_failed=health.remapped_rows_failed,
-            recovery_action=health.recovery_action,
             xids=self.xids,
-            mig=slow.mig,
-            mig_instances=tuple(_clean_instance(one) for one in fast.instances),
+            mig_instances=tuple(
+                replace(one, uuid=clean_text(one.uuid, NAME_LIMIT)) for one in fast.instances
+            ),
             processes=listed,
             pids=map_known(lambda _: (), listed),
             pids_are_visible_only=False,
