@@ -189,16 +189,17 @@ def run(options: DumpOptions) -> int:
     from tpmon.judge.dumps.collective_words import may_wait
     from tpmon.judge.dumps.collectives import add_collectives
     from tpmon.judge.dumps.groups import fold_rounds
+    from tpmon.model.dump import Asker, DumpRequest
     from tpmon.probe.records.collectives import read_collectives
-    from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
+    from tpmon.probe.spy.dump import NATIVE_ROUND_S, ROUND_S, Dumper
 
     check_options(options)
     job = find_job(options.pid)
     members = choose_members(job, options)
     for price in list_prices(options):
         complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
-    depth = Depth(options.block, options.native, options.locals)
-    dumper = Dumper(members, depth, others=job.members)
+    how = DumpRequest(Asker.KEY, block=options.block, native=options.native, variables=options.locals)
+    dumper = Dumper(members, how, others=job.members)
     rounds: list[DumpRound] = []
     due_s = time.monotonic()
     for number in range(options.rounds):

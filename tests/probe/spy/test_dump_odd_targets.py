@@ -24,11 +24,11 @@ from tests.waits import wait_of
 from tpmon.judge.dumps.describe import collapse_frames
 from tpmon.judge.dumps.groups import DumpOrigin, fold_rounds
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import Dump, DumpRound, ErrorKind
+from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.probe.base.procread import read_stat
-from tpmon.probe.spy.dump import Depth, Dumper
+from tpmon.probe.spy.dump import Dumper
 from tpmon.probe.spy.failure import explain_deleted, parse_deleted
 from tpmon.report.dump import write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
@@ -60,8 +60,8 @@ def fold(look: DumpRound) -> Dump:
     return fold_rounds([look], DumpOrigin(1, "train.py", 1))
 
 
-def read_one(pid: int, depth: Depth | None = None) -> DumpRound:
-    return Dumper([member(pid)], depth or Depth()).read_round()
+def read_one(pid: int, *, variables: bool = False) -> DumpRound:
+    return Dumper([member(pid)], DumpRequest(Asker.KEY, variables=variables)).read_round()
 
 
 # other Pythons
@@ -102,7 +102,7 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor):
         pytest.skip(f"no python3.{minor} here")
     with running([python, "-c", NAPS]) as pid:
         assert wait_until(lambda: read_stat(pid).state == "S")
-        look = read_one(pid, Depth(variables=True))
+        look = read_one(pid, variables=True)
         assert look.errors == ()
         assert look.paused_ms == 0.0
         (process,) = look.processes
@@ -201,7 +201,7 @@ def test_no_name_of_a_program_reaches_the_terminal_as_it_is(tmp_path):
     path = folder / f"träin{EVIL}\n.py"
     path.write_text(ODD_NAMES)
     with running([sys.executable, str(path), EVIL]) as pid:
-        look = read_one(pid, Depth(variables=True))
+        look = read_one(pid, variables=True)
         assert look.errors == ()
         (process,) = look.processes
         main = main_of(process)
@@ -229,7 +229,7 @@ train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(
 """
     with child(code) as one:
         assert wait_until(lambda: read_stat(one.pid).state == "S")
-        (process,) = read_one(one.pid, Depth(variables=True)).processes
+        (process,) = read_one(one.pid, variables=True).processes
         main = main_of(process)
         values = {each.name: each.value for each in main.locals[-1].variables}
         assert values["api_key"] == "***"

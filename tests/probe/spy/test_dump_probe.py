@@ -20,17 +20,16 @@ from tests.nobody import needs_setpriv, run_as_nobody
 from tests.spying import spies_of
 from tests.waiting import wait_until
 from tests.waits import wait_of
-from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
+from tpmon.model.dump import Asker, DumpRequest, DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.wchan import ON_CPU
 from tpmon.probe.spy import dump
-from tpmon.probe.spy import dump as dump_pause
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.dump import Depth, Dumper, is_held, watch_pause
+from tpmon.probe.spy.dump import WITHOUT_STOP, Dumper, is_held, watch_pause
 from tpmon.probe.spy.dump_threads import read_threads, read_toll
-from tpmon.probe.spy.failure import find_spies, find_spy, parse_subject
+from tpmon.probe.spy.failure import PID_FLAGS, find_spies, find_spy, parse_number
 
 pytestmark = pytest.mark.usefixtures("sampling_works")
 
@@ -44,6 +43,8 @@ threading.Thread(target=nap, name="loader \\x1b[2J", daemon=True).start()
 say("up")
 train()
 """
+BLOCK = DumpRequest(Asker.KEY, block=True)
+NATIVE = DumpRequest(Asker.KEY, native=True)
 X86 = os.uname().machine == "x86_64"
 
 
@@ -55,8 +56,8 @@ def functions(thread: ThreadLook) -> list[str]:
     return [frame.function for frame in thread.frames]
 
 
-def read_one(pid: int, **options) -> DumpRound:
-    return Dumper([member(pid)], **options).read_round()
+def read_one(pid: int, how: DumpRequest = WITHOUT_STOP, **options) -> DumpRound:
+    return Dumper([member(pid)], how, **options).read_round()
 
 
 def script(folder: Path, text: str) -> str:
@@ -101,6 +102,10 @@ def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
         assert len(threads.looks) - 1 + threads.idle == 3
         for thread in threads.looks[1:]:
             assert thread.frames is NOT_APPLICABLE
+        for asker in Asker:
+            (process,) = read_one(one.pid, DumpRequest(asker)).processes
+            native = [thread for thread in process.threads if thread.frames is NOT_APPLICABLE]
+            assert {isinstance(thread.wchan, Missing) for thread in native} == {asker is Asker.WATCH}
 
 
 def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(tmp_path):
@@ -303,7 +308,7 @@ def test_a_stack_that_is_lost_each_time_is_no_reason_for_a_stop(tmp_path):
     tried = tmp_path / "tried"
     with child(NAP) as one:
         fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{EMPTY % (one.pid, one.pid)}'")
-        look = read_one(one.pid, block=True, spy=lambda: fake)
+        look = read_one(one.pid, BLOCK, spy=lambda: fake)
         assert (look.errors, look.paused_ms) == ((), 0.0)
         assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
     assert ["--nonblocking" in line for line in tried.read_text().splitlines()] == [True] * 3
@@ -315,7 +320,7 @@ def test_a_thread_that_waits_with_the_interpreters_lock_and_no_frame_has_lost_no
     with child(NAP) as one:
         text = EMPTY.replace('"active": true', '"active": false') % (one.pid, one.pid)
         fake = script(tmp_path, f"echo \"$*\" >> {tried}; echo '{text}'")
-        look = read_one(one.pid, block=True, spy=lambda: fake)
+        look = read_one(one.pid, BLOCK, spy=lambda: fake)
         assert main_of(look.processes[0]).frames == ()
     assert len(tried.read_text().splitlines()) == 1
 
@@ -328,7 +333,7 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
         plain = read_one(one.pid, spy=lambda: fake)
         assert [error.reason for error in plain.errors] == ["py-spy failed: torn (doctor: stacks)"]
         assert plain.paused_ms == 0.0
-        blocked = read_one(one.pid, block=True, spy=lambda: fake)
+        blocked = read_one(one.pid, BLOCK, spy=lambda: fake)
         assert blocked.errors == ()
         assert blocked.paused_ms > 0.0, "also where no look was quick enough to meet the stop"
         assert functions(main_of(blocked.processes[0]))[-1] == "nap"
@@ -346,14 +351,14 @@ def test_a_held_process_is_timed():
     assert not is_held(b"7 (t t) S 1 2")
 
 
-def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump_pause.Pause:
+def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump.Pause:
     """Let a look a state find it in a process whose stat is made up, 5 ms apart, and return what was counted."""
     stat = folder / "7" / "task" / "7" / "stat"
     stat.parent.mkdir(parents=True)
     stat.write_text("7 (a) S 1")
     found = iter(states)
-    monkeypatch.setattr(dump_pause, "_EVERY_S", 0.005)
-    monkeypatch.setattr(dump_pause, "is_held", lambda _: next(found, "S") == "t")
+    monkeypatch.setattr(dump, "_EVERY_S", 0.005)
+    monkeypatch.setattr(dump, "is_held", lambda _: next(found, "S") == "t")
     with watch_pause(7, str(folder)) as pause:
         time.sleep(0.1)
     return pause
@@ -375,7 +380,7 @@ def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
     with child(f"{code}say('up')\ntime.sleep(60)\n") as one:
         held = 0
         for _ in range(3):
-            dumper = Dumper([member(one.pid)], Depth(native=True))
+            dumper = Dumper([member(one.pid)], NATIVE)
             looking = threading.Thread(target=dumper.read_round)
             looking.start()
             end_s = time.monotonic() + 10
@@ -425,7 +430,7 @@ def test_a_process_that_a_tracer_holds_counts_as_paused():
     ],
 )
 def test_whom_a_py_spy_looks_at(argv, pid):
-    assert parse_subject(argv) == pid
+    assert parse_number(argv, PID_FLAGS) == pid
 
 
 def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monkeypatch):
@@ -443,9 +448,9 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
                 assert wait_until(lambda: one.pid in find_spies())
                 assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [(other.pid, True)]
                 assert read_one(one.pid).errors == ()
-                assert read_one(one.pid, block=True).errors == (), "it needs no stop"
+                assert read_one(one.pid, BLOCK).errors == (), "it needs no stop"
                 begun = time.monotonic()
-                refused = read_one(one.pid, depth=Depth(native=True))
+                refused = read_one(one.pid, NATIVE)
                 assert time.monotonic() - begun > 0.3
                 assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
                 assert str(other.pid) in refused.errors[0].reason

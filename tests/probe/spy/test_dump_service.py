@@ -14,7 +14,7 @@ from tests.members import made_up
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.probe.job.job import Member
-from tpmon.probe.spy.dump import ALREADY, NATIVE_ROUND_S, NOBODY, ROUND_S, Depth, DumpService
+from tpmon.probe.spy.dump import ALREADY, NATIVE_ROUND_S, NOBODY, ROUND_S, DumpService
 
 State = TypeVar("State")
 
@@ -57,8 +57,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.made: list[SlowDumper] = []
-        self.blocks: list[bool] = []
-        self.depths: list[Depth] = []
+        self.asked: list[DumpRequest] = []
         self.held: list[str] = []
         self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make, (self.hold,))
 
@@ -68,11 +67,17 @@ class Bench:
         yield
         self.held.append("ended")
 
-    def make(self, members: Sequence[Member], depth: Depth) -> SlowDumper:
+    def make(self, members: Sequence[Member], request: DumpRequest) -> SlowDumper:
         self.made.append(SlowDumper(members))
-        self.blocks.append(depth.block)
-        self.depths.append(depth)
+        self.asked.append(request)
         return self.made[-1]
+
+    def read(self, request: DumpRequest) -> DumpState:
+        """Ask, let the dumper answer, and return how it ended."""
+        self.service.ask(request)
+        self.wait(lambda state: state.answered == 1)
+        self.made[-1].go.set()
+        return self.wait(lambda state: not state.running)
 
     def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
         return wait_for_state(lambda: self.service.state, condition)
@@ -93,26 +98,24 @@ def test_a_dump_grows_ends_and_enters_one_frame():
     assert bench.service.paused_ms == 1.5
 
 
-def test_a_look_at_a_part_of_the_job_and_one_with_frames_of_c_enter_no_frame():
+@pytest.mark.parametrize(
+    ("more", "enters"),
+    [
+        ({}, True),
+        ({"block": True}, True),
+        ({"variables": True}, True),
+        ({"pids": (12,)}, False),
+        ({"native": True}, False),
+    ],
+    ids=str,
+)
+def test_a_look_at_the_whole_job_enters_a_frame_and_no_other_one(more, enters):
+    """The watch over hangs would take a part, or frames of C, for a move of the job."""
     bench = Bench()
-    for request in (DumpRequest(Asker.KEY, pids=(12,)), DumpRequest(Asker.KEY, native=True)):
-        bench.service.ask(request)
-        bench.wait(lambda state: state.answered == 1)
-        bench.made[-1].go.set()
-        seen = bench.wait(lambda state: not state.running)
-        assert len(seen.rounds) == 1, "whoever asked sees it"
-        assert bench.service.take() is NOT_APPLICABLE, "the watch over hangs would take it for the job"
-    assert bench.service.paused_ms == 3.0, "but its stops count"
-
-
-@pytest.mark.parametrize("more", [{}, {"block": True}, {"variables": True}])
-def test_any_other_look_at_the_whole_job_enters_a_frame(more):
-    bench = Bench()
-    bench.service.ask(DumpRequest(Asker.KEY, **more))
-    bench.wait(lambda state: state.answered == 1)
-    bench.made[-1].go.set()
-    seen = bench.wait(lambda state: not state.running)
-    assert bench.service.take() == seen.rounds
+    seen = bench.read(DumpRequest(Asker.KEY, **more))
+    assert len(seen.rounds) == 1, "whoever asked sees it"
+    assert bench.service.take() == (seen.rounds if enters else NOT_APPLICABLE)
+    assert bench.service.paused_ms == 1.5, "but its stops count"
 
 
 def test_two_dumps_never_run_at_once():
@@ -127,7 +130,7 @@ def test_two_dumps_never_run_at_once():
     bench.service.ask(DumpRequest(Asker.KEY, block=True))
     bench.wait(lambda state: state.request.block)
     bench.made[1].go.set()
-    assert bench.blocks == [False, True]
+    assert [one.block for one in bench.asked] == [False, True]
 
 
 def test_only_the_processes_that_were_asked_for_are_looked_at():
@@ -144,10 +147,7 @@ def test_only_the_processes_that_were_asked_for_are_looked_at():
 def test_several_looks_keep_their_distance():
     bench = Bench()
     began = time.monotonic()
-    bench.service.ask(DumpRequest(Asker.WATCH, rounds=2, every_s=0.2))
-    bench.wait(lambda state: state.answered == 1)
-    bench.made[0].go.set()
-    bench.wait(lambda state: not state.running)
+    bench.read(DumpRequest(Asker.WATCH, rounds=2, every_s=0.2))
     assert time.monotonic() - began >= 0.2
     taken = bench.service.take()
     assert is_known(taken)
@@ -178,27 +178,14 @@ def test_stop_ends_the_dumper_that_runs():
     assert bench.service.take() is NOT_APPLICABLE, "a look that was cut short is none"
 
 
-def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_get_more_time():
+@pytest.mark.parametrize(
+    ("more", "limit_s"), [({"native": True}, NATIVE_ROUND_S), ({"variables": True}, ROUND_S)], ids=str
+)
+def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_get_more_time(more, limit_s):
     bench = Bench()
-    for request, depth, limit_s in (
-        (DumpRequest(Asker.KEY, native=True), Depth(native=True), NATIVE_ROUND_S),
-        (DumpRequest(Asker.KEY, variables=True), Depth(variables=True), ROUND_S),
-    ):
-        bench.service.ask(request)
-        bench.wait(lambda state: state.answered == 1)
-        bench.made[-1].go.set()
-        bench.wait(lambda state: not state.running)
-        assert (bench.depths[-1], bench.made[-1].limit_s) == (depth, limit_s)
-
-
-def test_where_native_threads_wait_is_asked_for_a_person_alone():
-    bench = Bench()
-    for asker in Asker:
-        bench.service.ask(DumpRequest(asker))
-        bench.wait(lambda state: state.answered == 1)
-        bench.made[-1].go.set()
-        bench.wait(lambda state: not state.running)
-    assert [one.waits for one in bench.depths] == [asker is Asker.KEY for asker in Asker]
+    request = DumpRequest(Asker.KEY, **more)
+    bench.read(request)
+    assert (bench.asked, bench.made[-1].limit_s) == ([request], limit_s)
 
 
 def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_time():
@@ -215,4 +202,4 @@ def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_tim
         bench.made[-1].go.set()
         bench.wait(lambda state: not state.running)
         assert bench.held == held
-    assert bench.depths[1] == Depth(block=True, block_pids=(11,))
+    assert bench.asked[1].block_pids == (11,)

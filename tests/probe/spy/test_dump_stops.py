@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
 from tests.children import child
-from tests.probe.spy.test_dump_probe import NAP, member, read_one, script
+from tests.probe.spy.test_dump_probe import BLOCK, NAP, NATIVE, member, read_one, script
 from tests.probe.spy.test_stacks import collect, sampling, subject
 from tests.spying import spies_of
 from tests.waiting import wait_until
@@ -21,8 +22,8 @@ from tpmon.model.sample import SampleReading, SampleRequest
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure
-from tpmon.probe.spy.dump import Depth, Dumper
-from tpmon.probe.spy.failure import Failure, Spy, find_obstacle, find_sleeper, parse_length, yield_time_s
+from tpmon.probe.spy.dump import Dumper
+from tpmon.probe.spy.failure import LENGTH_FLAGS, Failure, Spy, find_obstacle, find_sleeper, parse_number, yield_time_s
 from tpmon.probe.spy.pool import SpyChild
 from tpmon.probe.spy.sample import Sampler, SampleTally
 
@@ -50,8 +51,8 @@ def test_a_process_whose_thread_takes_no_stop_is_read_without_one_or_not_at_all(
     awake = tmp_path / "awake"
     with child(ASLEEP, str(awake)) as one:
         assert read_one(one.pid).errors == ()
-        for options in ({"depth": Depth(native=True)}, {"block": True, "spy": lambda: torn}):
-            look = read_one(one.pid, **options)
+        for how, options in ((NATIVE, {}), (BLOCK, {"spy": lambda: torn})):
+            look = read_one(one.pid, how, **options)
             (error,) = look.errors
             assert error.kind is ErrorKind.BUSY
             assert "sleeps uninterruptibly: a stop would hold all others" in error.reason
@@ -64,8 +65,8 @@ def test_of_several_processes_only_those_that_were_named_are_stopped(tmp_path):
     tried = tmp_path / "tried"
     fake = script(tmp_path, f'echo "$*" >> {tried}; echo "Error: torn" >&2; exit 1')
     with child(NAP) as one, child(NAP) as two:
-        depth = Depth(block=True, block_pids=(two.pid,))
-        look = Dumper([member(one.pid), member(two.pid, 1)], depth, spy=lambda: fake).read_round()
+        how = replace(BLOCK, block_pids=(two.pid,))
+        look = Dumper([member(one.pid), member(two.pid, 1)], how, spy=lambda: fake).read_round()
         stops = [line for line in tried.read_text().splitlines() if "--nonblocking" not in line]
         assert len(look.errors) == 2
         assert [line.split()[-1] for line in stops] == [str(two.pid)]
@@ -76,7 +77,7 @@ def test_what_was_given_up_is_not_tried_again_with_a_stop(tmp_path, monkeypatch)
     tried = tmp_path / "tried"
     fake = script(tmp_path, f'echo "$*" >> {tried}; exec sleep 60')
     with child(NAP) as one:
-        look = Dumper([member(one.pid)], block=True, spy=lambda: fake).read_round(0.5)
+        look = Dumper([member(one.pid)], BLOCK, spy=lambda: fake).read_round(0.5)
         assert [error.kind for error in look.errors] == [ErrorKind.LATE]
         assert wait_until(lambda: spies_of(os.getpid()) == [])
         time.sleep(0.3)
@@ -94,7 +95,7 @@ def test_what_was_given_up_is_not_tried_again_with_a_stop(tmp_path, monkeypatch)
     ],
 )
 def test_how_long_a_py_spy_was_told_to_look(argv, seconds):
-    assert parse_length(argv) == seconds
+    assert parse_number(argv, LENGTH_FLAGS) == seconds
 
 
 def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(monkeypatch):

@@ -142,17 +142,13 @@ _TRIES = 3
 def dumpable(job: Job) -> tuple[Member, ...]:
     """Return the members whose stacks are worth reading: ranks, then workers, then helpers in Python."""
     order = (Role.RANK, Role.WORKER, Role.HELPER)
+    pythons = {pid for pid, fact in job.facts.items() if fact.python}
     return tuple(
         member
         for role in order
         for member in job.members
-        if member.role is role and (role is not Role.HELPER or _is_python(job, member))
+        if member.role is role and (role is not Role.HELPER or member.identity.pid in pythons)
     )
-
-
-def _is_python(job: Job, member: Member) -> bool:
-    fact = job.facts.get(member.identity.pid)
-    return fact is not None and fact.python
 
 
 def name_member(member: Member) -> str:
@@ -165,32 +161,7 @@ def name_member(member: Member) -> str:
     return member.label or member.role.value
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Say how deep to look, and whether a process may be stopped for it.
-
-    With ``block`` one that cannot be read otherwise is stopped, of those in ``block_pids`` where it names
-    some. ``native`` adds the frames of C and stops every process; ``variables`` adds those of each frame
-    and stops none. Without ``waits`` native threads are not asked where in the kernel they are.
-    """
-
-    block: bool = False
-    native: bool = False
-    variables: bool = False
-    block_pids: tuple[int, ...] = ()
-    waits: bool = True
-
-    @property
-    def stops(self) -> bool:
-        """Tell whether any process may be stopped."""
-        return self.block or self.native
-
-    def may_stop(self, pid: int) -> bool:
-        """Tell whether a process may be stopped where nothing else reads it."""
-        return self.native or (self.block and (not self.block_pids or pid in self.block_pids))
-
-
-WITHOUT_STOP = Depth()
+WITHOUT_STOP = DumpRequest(Asker.KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,19 +190,19 @@ class Dumper:
     def __init__(
         self,
         members: Sequence[Member],
-        depth: Depth = WITHOUT_STOP,
+        how: DumpRequest = WITHOUT_STOP,
         *,
-        block: bool = False,
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
         others: Sequence[Member] = (),
     ) -> None:
-        """Read the processes of ``members``, in this order; with ``block`` stop those that need it.
+        """Read the processes of ``members``, in this order, as deep as ``how`` says.
 
         ``others`` are the other processes of the job, to name who has the other end of a pipe.
         """
         self._members = tuple(members)
-        self._depth = replace(depth, block=True) if block else depth
+        self._how = how
+        self._stops = how.block or how.native
         self._names = {one.identity.pid: name_member(one) for one in (*others, *members)}
         self._proc = proc
         self._find_spy = spy
@@ -255,7 +226,7 @@ class Dumper:
         turns = Turns[Member, _Answer]("dump", lambda member: self._read_guarded(member, now))
         ends = OtherEnds(self._names, self._proc)
         now = _Round(self._find_spy(), find_spies(self._proc), ends, turns.late, [])
-        most = MOST_NATIVE_AT_ONCE if self._depth.native else MOST_AT_ONCE
+        most = MOST_NATIVE_AT_ONCE if self._how.native else MOST_AT_ONCE
         waiting = deque(self._members)
         got: dict[Member, _Answer] = {}
         end_s = time.monotonic() + limit_s
@@ -283,7 +254,7 @@ class Dumper:
             got[member] = self._give_up(member, now, f"not reached within {limit_s:g} s")
         late_s = time.monotonic() + _LATE_S
         # Of those that were given up py-spy has just been killed: their stops count too.
-        while self._depth.stops and turns.late and time.monotonic() < late_s:
+        while self._stops and turns.late and time.monotonic() < late_s:
             turns.wait(late_s)
         return self._close(got, now, before_s)
 
@@ -305,14 +276,13 @@ class Dumper:
         )
 
     def _deadline_s(self) -> float:
-        return NATIVE_DEADLINE_S if self._depth.native else DEADLINE_S
+        return NATIVE_DEADLINE_S if self._how.native else DEADLINE_S
 
     def _timeout_s(self, others: Sequence[Spy]) -> float:
         """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
-        stops = self._depth.stops
-        tries = 2 if stops and not self._depth.native else 1
-        yield_s = yield_time_s(others, stops=stops) * tries if others else 0.0
-        return self._deadline_s() * tries + GRACE_S + (SLEEPS_S if stops else 0.0) + yield_s
+        tries = 2 if self._stops and not self._how.native else 1
+        yield_s = yield_time_s(others, stops=self._stops) * tries if others else 0.0
+        return self._deadline_s() * tries + GRACE_S + (SLEEPS_S if self._stops else 0.0) + yield_s
 
     def _give_up(self, member: Member, now: _Round, reason: str) -> _Answer:
         """Tell of a process whose stacks did not come what /proc tells."""
@@ -331,7 +301,8 @@ class Dumper:
             loop_tid=loop_tid,
             ends=ends,
             frozen=held,
-            waits=self._depth.waits,
+            # The watch does not ask where in the kernel native threads are.
+            waits=self._how.asker is Asker.KEY,
             proc=self._proc,
         )
         return ProcessLook(
@@ -365,22 +336,23 @@ class Dumper:
         """Run py-spy where nothing speaks against it, with a stop only where nothing else is left."""
         if isinstance(now.spy, Missing):
             return Failure(ErrorKind.NO_SPY, now.spy.reason)
-        pid, depth = member.identity.pid, self._depth
-        obstacle = find_obstacle(pid, now.of(member), self._proc, stops=depth.native)
+        pid, how = member.identity.pid, self._how
+        obstacle = find_obstacle(pid, now.of(member), self._proc, stops=how.native)
         if obstacle is not None:
             return obstacle
         found: Sequence[StackCount] | Failure = Failure(ErrorKind.FAILED, "not tried")
-        for _ in range(0 if depth.native else _TRIES):
+        for _ in range(0 if how.native else _TRIES):
             if self._pool.is_ending or member in now.late:
                 return found
             found = self._run(pid, now.spy, nonblocking=True)
             if not (found.torn if isinstance(found, Failure) else is_torn(found)):
                 return found
         # A stack that is lost each time may be that of C++, which has no frame: no reason for a stop.
-        if not isinstance(found, Failure) or not depth.may_stop(pid):
+        named = not how.block_pids or pid in how.block_pids
+        if not isinstance(found, Failure) or not (how.native or (how.block and named)):
             return found
         obstacle = find_sleeper(pid, self._proc)
-        if obstacle is None and not depth.native:
+        if obstacle is None and not how.native:
             obstacle = find_obstacle(pid, now.of(member), self._proc, stops=True)
         if obstacle is not None or self._pool.is_ending or member in now.late:
             return obstacle or found
@@ -391,14 +363,14 @@ class Dumper:
         return found
 
     def _run(self, pid: int, spy: str, *, nonblocking: bool) -> Sequence[StackCount] | Failure:
-        depth = self._depth
-        how = dump_arguments(pid, nonblocking=nonblocking, native=depth.native, variables=depth.variables)
+        how = self._how
+        arguments = dump_arguments(pid, nonblocking=nonblocking, native=how.native, variables=how.variables)
         request = SpyRequest(
             pid,
-            how,
+            arguments,
             partial(parse_dump, pid=pid),
             self._deadline_s(),
-            NATIVE_CPU_S if depth.native else CPU_LIMIT_S,
+            NATIVE_CPU_S if how.native else CPU_LIMIT_S,
             NICENESS if nonblocking else 0,
         )
         answer = self._pool.run(spy, request)
@@ -413,7 +385,7 @@ APART_S = 1.0
 """Even a thread that works is still for less."""
 
 Suspend = Callable[[], AbstractContextManager[None]]
-MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
+MakeDumper = Callable[[Sequence[Member], DumpRequest], Dumper]
 
 
 class DumpService(Worker[DumpState]):
@@ -487,14 +459,7 @@ class DumpService(Worker[DumpState]):
         with ExitStack() as held:
             for suspend in self._suspends if request.block or request.native else ():
                 held.enter_context(suspend())
-            depth = Depth(
-                request.block,
-                request.native,
-                request.variables,
-                request.block_pids,
-                waits=request.asker is Asker.KEY,
-            )
-            self._dumper = dumper = self._make(members, depth)
+            self._dumper = dumper = self._make(members, request)
             rounds: tuple[DumpRound, ...] = ()
             due_s = time.monotonic()
             for _ in range(request.rounds):

@@ -6,7 +6,6 @@ py-spy opens the file that /proc/PID/maps names, among the job's own mounts; of 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -28,10 +27,12 @@ from tpmon.own_command import install_command
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
+    each_process,
     has_ended,
     list_pids,
     parse_cmdline,
     read_file,
+    read_or,
     read_stat,
 )
 from tpmon.probe.job.job import Member, now_ticks
@@ -44,8 +45,8 @@ CPU_LIMIT_S = 2
 """The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
 NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
 _NAME = "py-spy"
-_PID_FLAGS = ("--pid", "-p")
-_LENGTH_FLAGS = ("--duration", "-d")
+PID_FLAGS = ("--pid", "-p")
+LENGTH_FLAGS = ("--duration", "-d")
 _DIGITS = 10
 
 
@@ -72,11 +73,6 @@ def find_spy() -> Known[str]:
     return found or Missing(f"{missing}: {install_spy()}")
 
 
-def describe_unstarted(error: OSError) -> str:
-    """Say why a py-spy that is there does not start."""
-    return point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
-
-
 def install_spy() -> str:
     """Return the command that installs or updates the py-spy that tpmon starts."""
     return install_command("py-spy")
@@ -100,24 +96,15 @@ class Spy:
 
     def lives(self, proc: str = PROC) -> bool:
         """Tell whether it still runs."""
-        try:
-            stat = read_stat(self.pid, proc)
-        except OSError:
-            return False
-        return stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+        stat = read_or(None, lambda: read_stat(self.pid, proc))
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
 
-def parse_subject(argv: Sequence[str]) -> int | None:
-    """Return the PID that a py-spy command line looks at; None where it starts a program itself. Pure."""
-    return _parse_number(argv, _PID_FLAGS)
+def parse_number(argv: Sequence[str], flags: Sequence[str]) -> int | None:
+    """Return the number that a py-spy command line has for an option; None where it has none. Pure.
 
-
-def parse_length(argv: Sequence[str]) -> int | None:
-    """Return for how many seconds a py-spy command line records; None where it does not tell. Pure."""
-    return _parse_number(argv, _LENGTH_FLAGS)
-
-
-def _parse_number(argv: Sequence[str], flags: Sequence[str]) -> int | None:
+    One without ``PID_FLAGS`` starts a program itself.
+    """
     for at, word in enumerate(argv):
         flag, _, value = word.partition("=")
         if flag in flags:
@@ -137,11 +124,10 @@ def find_spies(proc: str = PROC) -> dict[int, tuple[Spy, ...]]:
                 continue
             argv = parse_cmdline(read_file(f"{proc}/{pid}/cmdline", 65536))
             began = read_stat(pid, proc).start_ticks
-            spy = Spy(pid, began, "--nonblocking" in argv, parse_length(argv) or 0)
+            spy = Spy(pid, began, "--nonblocking" in argv, parse_number(argv, LENGTH_FLAGS) or 0)
         except OSError:
             continue  # it ended meanwhile, or is hidden
-        subject = parse_subject(argv)
-        if subject is not None:
+        if (subject := parse_number(argv, PID_FLAGS)) is not None:
             found[subject] = (*found.get(subject, ()), spy)
     return found
 
@@ -163,19 +149,17 @@ def parse_deleted(maps: bytes) -> tuple[str, str] | None:
         if len(fields) == 6 and _PYTHON.search(fields[5]):
             begin, _, end = fields[0].partition("-")
             # The names in map_files have no leading zeros.
-            found = found or (fields[5], f"{int(begin, 16):x}-{int(end, 16):x}")
+            one = fields[5], f"{int(begin, 16):x}-{int(end, 16):x}"
             if "/libpython" in fields[5]:
                 # Where there is a library, the program is a stub, and py-spy can do without.
-                return fields[5], f"{int(begin, 16):x}-{int(end, 16):x}"
+                return one
+            found = found or one
     return found
 
 
 def explain_deleted(pid: int, proc: str = PROC) -> str:
     """Say that the Python of a process is not there any more; "" where it is, or nothing can be told."""
-    try:
-        found = parse_deleted(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
-    except (OSError, ValueError):
-        return ""
+    found = read_or(None, lambda: parse_deleted(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES)))
     if found is None:
         return ""
     name, span = found
@@ -298,12 +282,11 @@ def find_sleeper(pid: int, proc: str = PROC) -> Failure | None:
 
 
 def _list_asleep(pid: int, proc: str) -> set[int]:
-    found = set()
-    for name in os.listdir(f"{proc}/{pid}/task"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if parse_stat(read_file(f"{proc}/{pid}/task/{name}/stat", 4096)).state == "D":
-                found.add(int(name))
-    return found
+    path = f"{proc}/{pid}/task"
+    stats = each_process(
+        os.listdir(path), lambda name: parse_stat(read_file(f"{path}/{name}/stat", 4096)).state
+    )
+    return {int(name) for name, state in stats.items() if state == "D"}
 
 
 def explain_empty(sampled: Sampled, output: bytes) -> str:
@@ -319,25 +302,27 @@ def explain_outcome(
 ) -> Failure | None:
     """Say what went wrong in a run of py-spy, None where nothing did."""
     if outcome.late:
-        return Failure(ErrorKind.LATE, point_to(f"py-spy gave no answer within {deadline_s:g} s", "stacks"))
+        return _fail(ErrorKind.LATE, f"py-spy gave no answer within {deadline_s:g} s")
     if outcome.status == -signal.SIGXCPU:
-        costly = point_to(f"py-spy needs more than {cpu_limit_s} s of CPU here", "stacks")
-        return Failure(ErrorKind.LATE, costly, is_final=True)
+        return _fail(ErrorKind.LATE, f"py-spy needs more than {cpu_limit_s} s of CPU here", is_final=True)
     if outcome.flooded:
-        return Failure(ErrorKind.FAILED, point_to("more stacks than tpmon reads", "stacks"), is_final=True)
+        return _fail(ErrorKind.FAILED, "more stacks than tpmon reads", is_final=True)
     if outcome.status == -signal.SIGKILL:
-        killed = point_to("py-spy was killed (out of memory?)", "stacks")
-        return Failure(ErrorKind.FAILED, killed, torn=True)
+        return _fail(ErrorKind.FAILED, "py-spy was killed (out of memory?)", torn=True)
     if not outcome.status:
         return None
     refusal, text = parse_complaint(outcome.errors)
     if refusal is Refusal.PERMISSION:
         return Failure(ErrorKind.DENIED, explain_refusal(read_refusal(pid, proc)), is_final=True)
     if refusal is Refusal.UNKNOWN_PYTHON:
-        reason = f"{point_to(f'py-spy does not know its Python: {text}', 'stacks')}; {install_spy()}"
-        return Failure(ErrorKind.UNKNOWN_PYTHON, reason)
+        unknown = _fail(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}")
+        return replace(unknown, reason=f"{unknown.reason}; {install_spy()}")
     if refusal is Refusal.GONE:
         return Failure(ErrorKind.GONE, "it ended")
     if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):
         return Failure(ErrorKind.UNKNOWN_PYTHON, deleted)
-    return Failure(ErrorKind.FAILED, point_to(f"py-spy failed: {text}", "stacks"), torn=True)
+    return _fail(ErrorKind.FAILED, f"py-spy failed: {text}", torn=True)
+
+
+def _fail(kind: ErrorKind, why: str, *, torn: bool = False, is_final: bool = False) -> Failure:
+    return Failure(kind, point_to(why, "stacks"), torn, is_final)

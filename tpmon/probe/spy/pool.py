@@ -26,17 +26,11 @@ from typing import TypeVar
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
+from tpmon.model.results.doctor import point_to
 from tpmon.model.text.redaction import name_failure
-from tpmon.probe.base.procread import PROC
+from tpmon.probe.base.procread import PROC, read_file, read_or
 from tpmon.probe.proc.counters import parse_stat
-from tpmon.probe.spy.failure import (
-    CPU_LIMIT_S,
-    Failure,
-    SpyOutcome,
-    describe_unstarted,
-    explain_empty,
-    explain_outcome,
-)
+from tpmon.probe.spy.failure import CPU_LIMIT_S, Failure, SpyOutcome, explain_empty, explain_outcome
 from tpmon.probe.spy.text import Sampled
 
 MAX_OUTPUT_BYTES = 4 << 20
@@ -93,10 +87,10 @@ class SpyChild:
     """Run one py-spy at a time in the caller's thread; every other thread may stop it and ask its cost."""
 
     def __init__(self) -> None:
-        """Run nothing yet."""
         self._lock = threading.Lock()
         self._pid = 0
-        self._stopped = False
+        self.stopped = False
+        """Whether it was told to end: one that is started later is killed."""
         self._ended_cpu_s = 0.0
 
     def run(
@@ -134,7 +128,7 @@ class SpyChild:
             with self._lock:
                 self._pid = process.pid
                 _tie(reader, process.pid)
-                if self._stopped:
+                if self.stopped:
                     _kill(process.pid)
             with contextlib.suppress(OSError):
                 own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -149,15 +143,10 @@ class SpyChild:
             os.close(writer)
         return SpyOutcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
 
-    @property
-    def was_ended(self) -> bool:
-        """Tell whether it was told to end."""
-        return self._stopped
-
     def stop(self) -> None:
         """Kill the py-spy that runs, and any that is started later; never waits."""
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             if self._pid:
                 _kill(self._pid)
 
@@ -167,7 +156,7 @@ class SpyChild:
         ``for_good``: one that is started later is killed, as after ``stop``.
         """
         with self._lock:
-            self._stopped = self._stopped or for_good
+            self.stopped = self.stopped or for_good
             if self._pid:
                 _kill(self._pid, signal.SIGINT)
 
@@ -176,12 +165,8 @@ class SpyChild:
         with self._lock:
             if not self._pid:
                 return self._ended_cpu_s, 0
-            try:
-                with open(f"/proc/{self._pid}/stat", "rb") as file:
-                    stat = parse_stat(file.read())
-            except (OSError, ValueError):
-                return self._ended_cpu_s, 0
-            return self._ended_cpu_s + stat.cpu_s, stat.rss_bytes
+            stat = read_or(None, lambda: parse_stat(read_file(f"/proc/{self._pid}/stat", 4096)))
+            return (self._ended_cpu_s + stat.cpu_s, stat.rss_bytes) if stat else (self._ended_cpu_s, 0)
 
     def _read(self, process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool, bool]:
         if process.stdout is None or process.stderr is None:
@@ -288,7 +273,6 @@ class SpyPool:
     """Run the requests of one service, each in its caller's thread, and end them from any other."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Run nothing yet."""
         self._proc = proc
         self._lock = threading.Lock()
         self._children: set[SpyChild] = set()
@@ -309,13 +293,14 @@ class SpyPool:
         try:
             outcome = child.run(command, request.deadline_s, limit_s, request.niceness)
         except OSError as error:
-            return Failure(ErrorKind.NO_SPY, describe_unstarted(error), is_final=True)
+            why = point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
+            return Failure(ErrorKind.NO_SPY, why, is_final=True)
         finally:
             with self._lock:
                 self._children.discard(child)
                 self._spent_s += child.cost()[0]
         failure = explain_outcome(request.pid, outcome, request.deadline_s, self._proc, limit_s)
-        if child.was_ended and outcome.status == -signal.SIGKILL:
+        if child.stopped and outcome.status == -signal.SIGKILL:
             failure = Failure(ErrorKind.BUSY, "it was ended for a dump")
         if failure is not None:
             return replace(failure, cpu_s=outcome.cpu_s)

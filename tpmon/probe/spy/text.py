@@ -1,8 +1,5 @@
 """Parse what py-spy prints: folded stacks, dumps, samples and complaints.
 
-The text comes from names of somebody else's program: nothing in it may raise, and everything is
-cleaned and capped before it leaves this module.
-
 Pure. All of it is text of somebody else's program: nothing in it may raise, and everything is cleaned and
 capped before it leaves this module.
 """
@@ -119,7 +116,7 @@ class _Frames:
         rest: list[str] = []
         for part in parts:
             frame = self.find(part)
-            if rest and not frames and frame is not None and _begins_with_path(frame):
+            if rest and not frames and frame is not None and frame.file.startswith(("/", "<", "…")):
                 # What stood before the first frame was the end of the thread's name.
                 name = ";" + ";".join(rest)
                 rest = []
@@ -136,15 +133,15 @@ class _Frames:
         return name, tuple(frames)
 
 
-def _begins_with_path(frame: StackFrame) -> bool:
-    return frame.file.startswith(("/", "<", "…"))
+def _cut_middle(frames: tuple[T, ...], *cut: T) -> tuple[T, ...]:
+    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``, or put ``cut`` in its place.
 
-
-def cut_frames(frames: tuple[T, ...]) -> tuple[T, ...]:
-    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``: samples of a recursion add up."""
+    Samples of a recursion add up. In a dump ``cut`` says how many frames are gone: a recursion that goes
+    deeper would look the same in each look.
+    """
     if len(frames) <= MAX_FRAMES:
         return frames
-    return frames[:OUTER_FRAMES] + frames[OUTER_FRAMES - MAX_FRAMES :]
+    return (*frames[:OUTER_FRAMES], *cut, *frames[OUTER_FRAMES + len(cut) - MAX_FRAMES :])
 
 
 def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
@@ -170,13 +167,9 @@ def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
         name, stack = frames.split(parts[1:])
         tid = int(header[1], 0)
         thread = admit_text((header[2] or "") + name, _THREAD_CHARS)
-        counts[tid, thread, cut_frames(stack)] += int(number[1])
+        counts[tid, thread, _cut_middle(stack)] += int(number[1])
     stacks = [StackCount(tid, thread, stack, count) for (tid, thread, stack), count in counts.items()]
     return settle(stacks, pid, lost, loop_tid=loop_tid)
-
-
-def _is_main(stack: StackCount, pid: int, tids: set[int]) -> bool:
-    return stack.tid == pid if pid in tids else stack.thread == "MainThread"
 
 
 def settle(
@@ -187,8 +180,9 @@ def settle(
     py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
     number of the inside. Stacks beyond the ``most`` stay counted, as one without frames a thread.
     """
-    tids = {one.tid for one in found}
-    stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in found]
+    stacks = list(found)
+    if all(one.tid != pid for one in found):
+        stacks = [replace(one, tid=pid) if one.thread == "MainThread" else one for one in found]
     samples = sum(one.samples for one in stacks if one.tid == pid)
     stacks.sort(key=lambda one: (one.tid not in (pid, loop_tid), one.tid != pid, -one.samples))
     rest: Counter[tuple[int, str]] = Counter()
@@ -315,16 +309,6 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
     cut = make_frame(f"[{len(frames) - MAX_FRAMES + 1} frames left out]", CUT_FILE, 0)
     active = thread.get("active") is not False
     return DumpedStack(tid, name, _cut_middle(frames, cut), 1, holds, found, active)
-
-
-def _cut_middle(frames: tuple[T, ...], cut: T) -> tuple[T, ...]:
-    """Put ``cut`` in the place of the middle of a stack that is deeper than ``MAX_FRAMES``.
-
-    It says how many frames are gone: a recursion that goes deeper would look the same in each look.
-    """
-    if len(frames) <= MAX_FRAMES:
-        return frames
-    return (*frames[:OUTER_FRAMES], cut, *frames[OUTER_FRAMES + 1 - MAX_FRAMES :])
 
 
 def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
