@@ -53,7 +53,6 @@ def read_threads(
     frozen: bool = False,
     waits: bool = True,
     proc: str = PROC,
-    machine: str = _MACHINE,
 ) -> Threads:
     """Read every thread of a process and give it its stack; where there are none, why.
 
@@ -66,9 +65,8 @@ def read_threads(
         OSError: when the process is gone.
     """
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
-    if loop_tid not in tids:
-        loop_tid = 0  # it ended: nobody else may take its place unseen
-    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine, frozen, waits)
+    loop_tid = loop_tid if loop_tid in tids else 0  # it ended: nobody else may take its place unseen
+    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, frozen, waits)
     if isinstance(stacks, Missing):
         first = reader.loop_tid
         native, idle = reader.read_native(tid for tid in tids if tid != first)
@@ -77,7 +75,7 @@ def read_threads(
     if not loop_tid and role is Role.RANK and (found := find_loop(stacks, pid)) is not None:
         loop = read_loop(pid, found, proc)
         reader = replace(reader, loop_tid=loop.thread.tid if is_known(loop) else pid)
-    named = number_stacks(pid, stacks, here, proc, machine)
+    named = number_stacks(pid, stacks, here, proc, _MACHINE)
     python = [
         replace(
             reader.read(tid, one.thread, _TORN if is_torn((one,)) else one.frames)
@@ -118,7 +116,6 @@ class _Reader:
     loop_tid: int
     ends: OtherEnds
     proc: str
-    machine: str
     frozen: bool
     waits: bool
 
@@ -133,19 +130,19 @@ class _Reader:
         call = _read_call(folder)
         wchan = _read_wchan(folder)
         run_ns, delay_ns = _read_times(folder)
-        waits_for = read_wait(stat.state, wchan, call, self.role, self.machine)
+        waits_for = read_wait(stat.state, wchan, call, self.role, _MACHINE)
         if self.frozen:
             waits_for = FROZEN
         waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
         if stat.state != "R":  # what runs has left its call
-            waits_on = read_target(Waiter(self.pid, tid, call, waits_for, self.machine, self.proc), self.ends)
+            waits_on = read_target(Waiter(self.pid, tid, call, waits_for, _MACHINE, self.proc), self.ends)
         return ThreadLook(
             tid=tid,
             name=name or stat.name,
             kind=thread_kind(stat.name, main=is_main),
             state=stat.state,
             wchan=wchan,
-            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            call=call if isinstance(call, Missing) else name_call(call.number, _MACHINE),
             waits_for=waits_for,
             waits_on=waits_on,
             run_ns=run_ns,
@@ -184,7 +181,7 @@ class _Reader:
             kind=kind,
             state=stat.state,
             wchan=_read_wchan(folder) if self.waits else _NOT_READ,
-            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            call=call if isinstance(call, Missing) else name_call(call.number, _MACHINE),
             waits_for=RUNNING if stat.state == "R" else _NOT_READ,
             waits_on=NOT_APPLICABLE,
             run_ns=run_ns,
