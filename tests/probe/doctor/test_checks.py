@@ -285,7 +285,6 @@ def test_what_perf_may_count(paranoid, who, access):
     check = judge_perf(paranoid, who)
     assert check.access is access
     assert fix_of(check) == ("sudo sysctl kernel.perf_event_paranoid=2" if access is DENIED else "")
-    assert not check.needed
 
 
 def test_fields_of_status_are_parsed():

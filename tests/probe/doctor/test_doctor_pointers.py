@@ -53,6 +53,7 @@ def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs():
     patient = CheckupSubject(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
     plans = (*plan_machine(nvml, no_spy), *plan_job(patient, nvml, no_spy))
     assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
+    assert {plan.name for plan in plans if plan.needed} == {"py-spy", "stacks", "stat", "environ", "fd"}
 
 
 def test_every_reason_names_a_line_of_the_doctor():

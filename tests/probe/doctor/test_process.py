@@ -38,7 +38,7 @@ def test_a_process_that_ended_is_not_counted_as_a_refusal():
 def test_it_is_said_of_which_processes_a_file_may_not_be_read():
     trials = [Trial(10, ""), *(Trial(pid, "Permission denied") for pid in (11, 12, 13, 14))]
     check = judge_source(SOURCES[3], trials, lambda pid: (f"it is {pid}", f"sudo tpmon attach {pid}"))
-    assert (check.name, check.access, check.needed) == ("environ", DENIED, True)
+    assert (check.name, check.access) == ("environ", DENIED)
     assert check.why.endswith("permission denied of 4 of 5 processes (11, 12, 13, ...); it is 11")
     assert check.fix == "sudo tpmon attach 11"
 
@@ -115,5 +115,5 @@ LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
 def test_what_a_dump_of_one_process_says(kind, access, fix):
     error = DumpError(HOST, 70, Role.RANK, 0, NOT_APPLICABLE, kind, "the reason")
     check = judge_stacks(replace(LOOK, errors=(error,)), "the fix", "pipx runpip tpmon install -U py-spy")
-    assert (check.access, check.why, fix_of(check), check.needed) == (access, "the reason", fix, True)
+    assert (check.access, check.why, fix_of(check)) == (access, "the reason", fix)
     assert judge_stacks(LOOK, "", "").access is ALLOWED

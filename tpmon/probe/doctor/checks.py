@@ -22,28 +22,35 @@ from tpmon.model.process import Identity, Role
 from tpmon.model.results.doctor import DOCTOR_SCHEMA, Access, Check, CheckName, Checkup, JobCheckup
 from tpmon.model.text.redaction import admit_text
 from tpmon.own_command import call_as_root
-from tpmon.probe.base.procread import PROC, is_python_name, read_exe, read_stat, read_status
+from tpmon.probe.base.procread import (
+    PROC,
+    is_python_name,
+    read_exe,
+    read_file,
+    read_or,
+    read_stat,
+    read_status,
+)
 from tpmon.probe.base.worker import read_all
 from tpmon.probe.doctor.job import check_cards, check_groups, check_inside, check_ras
 from tpmon.probe.doctor.nvml import NOT_ASKED, NvmlAnswer, ask_nvml, check_counters, check_nvml
 from tpmon.probe.doctor.process import MOST_PROCESSES, SOURCES, check_memory, check_source, check_stacks
 from tpmon.probe.doctor.rules import (
     ANY_JOB,
-    CAP_SYS_ADMIN,
-    check_capability,
-    check_container,
     check_hidepid,
-    check_perf,
     check_profile,
-    check_seccomp,
     check_yama,
+    judge_capability,
+    judge_container,
+    judge_perf,
+    judge_seccomp,
     make_check,
     read_own,
 )
 from tpmon.probe.host.machine import try_log
 from tpmon.probe.job.job import Job, Member, user_name
 from tpmon.probe.job.resolve import find_job
-from tpmon.probe.proc.access import parse_capability
+from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.spy.failure import SpyOutcome, find_spy, install_spy
 from tpmon.probe.spy.pool import SpyChild
 
@@ -61,25 +68,25 @@ def judge_spy(path: Known[str], outcome: Known[SpyOutcome], privileges: str, ins
     ``privileges`` are its file's own, or ""; ``install`` is the command that puts a new one there.
     """
     if isinstance(path, Missing):
-        return make_check("py-spy", Access.ABSENT, path.reason, install, needed=True)
+        return make_check("py-spy", Access.ABSENT, path.reason, install)
     reinstall = f"{install} --force-reinstall" if " install " in install else install
     if isinstance(outcome, Missing):
         why = f"{path} cannot be started: {outcome.reason}"
-        return make_check("py-spy", Access.DENIED, why, reinstall, needed=True)
+        return make_check("py-spy", Access.DENIED, why, reinstall)
     if outcome.late:
         why = f"{path} --version gave no answer within {SPY_S:g} s"
-        return make_check("py-spy", Access.UNKNOWN, why, f"{path} --version", needed=True)
+        return make_check("py-spy", Access.UNKNOWN, why, f"{path} --version")
     said = admit_text(outcome.output.decode("utf-8", "replace").strip(), 80)
     found = _VERSION.match(said)
     if outcome.status or found is None:
         told = admit_text(outcome.errors.decode("utf-8", "replace").strip().partition("\n")[0], 120)
         why = f"{path} does not work: {told or said or f'status {outcome.status}'}"
-        return make_check("py-spy", Access.DENIED, why, reinstall, needed=True)
+        return make_check("py-spy", Access.DENIED, why, reinstall)
     words = f"{found.group()} at {path}{f' ({privileges})' if privileges else ''}"
     if (int(found[1]), int(found[2])) < _OLDEST_SPY:
         why = f"{words}; newer Pythons ask for {'.'.join(map(str, _OLDEST_SPY))} or newer"
-        return make_check("py-spy", Access.ALLOWED, why, install, needed=True)
-    return make_check("py-spy", Access.ALLOWED, words, needed=True)
+        return make_check("py-spy", Access.ALLOWED, why, install)
+    return make_check("py-spy", Access.ALLOWED, words)
 
 
 def read_privileges(path: str) -> str:
@@ -112,17 +119,10 @@ def judge_log(trial: Known[int], fix: str) -> Check:
 
     ``fix`` is what reads it, "" for nothing.
     """
+    what = "GPU faults (Xid) and killed processes in the kernel's log"
     if isinstance(trial, Missing):
-        why = f"GPU faults (Xid) and killed processes in the kernel's log: {trial.reason.lower()}"
-        return make_check("kernel-log", Access.DENIED, why, fix)
-    return make_check(
-        "kernel-log", Access.ALLOWED, "GPU faults (Xid) and killed processes in the kernel's log"
-    )
-
-
-def check_log(whom: str) -> Check:
-    """Ask the kernel for the size of its log."""
-    return judge_log(try_log(), call_as_root(f"bundle {whom}"))
+        return make_check("kernel-log", Access.DENIED, f"{what}: {trial.reason.lower()}", fix)
+    return make_check("kernel-log", Access.ALLOWED, what)
 
 
 def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:
@@ -165,6 +165,7 @@ def check_clipboard(environment: Mapping[str, str]) -> Check:
 CHECK_S = 2.0
 SPY_ANSWER_S = 8.0
 NVML_S = 8.0
+_NO_PERF = Missing("no such file")
 _NO_STACKS = "not tried: --no-stacks"
 _NO_PYTHON = "not tried: it is no Python process of a training"
 
@@ -202,21 +203,20 @@ def run_plans(plans: Sequence[Plan]) -> tuple[Check, ...]:
 
 def _run(plan: Plan) -> Check:
     try:
-        return plan.check()
+        return replace(plan.check(), needed=plan.needed)
     except Exception as error:  # noqa: BLE001  # one check fails alone, and says why
         words = str(getattr(error, "strerror", "") or error)
         return _leave_open(plan, f"the check failed: {type(error).__name__}: {words}")
 
 
 def _leave_open(plan: Plan, why: str) -> Check:
-    return make_check(plan.name, Access.UNKNOWN, why, needed=plan.needed)
+    return replace(make_check(plan.name, Access.UNKNOWN, why), needed=plan.needed)
 
 
 class NvmlOnce:
     """Ask NVML once and let several checks wait for the answer."""
 
     def __init__(self, ask: Callable[[], NvmlAnswer]) -> None:
-        """Ask nothing until ``get``."""
         self._ask = ask
         self._lock = threading.Lock()
         self._answer = NOT_ASKED
@@ -233,23 +233,21 @@ def plan_machine(
     nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC, whom: str = ANY_JOB
 ) -> tuple[Plan, ...]:
     """List the checks of this machine and of tpmon itself; ``whom`` is the PID that its commands name."""
-
-    def counters() -> Check:
-        own = read_own(proc)
-        return check_counters(own, parse_capability(own.status, CAP_SYS_ADMIN), proc)
-
+    own = partial(read_own, proc)
+    perf = f"{proc}/sys/kernel/perf_event_paranoid"
     return (
         Plan("py-spy", partial(check_spy, spy), SPY_ANSWER_S, needed=True),
         Plan("yama", partial(check_yama, proc, whom)),
-        Plan("capability", partial(check_capability, proc, whom)),
-        Plan("container", partial(check_container, proc)),
+        Plan("capability", lambda: judge_capability(own(), whom)),
+        Plan("container", lambda: judge_container(own())),
         Plan("hidepid", partial(check_hidepid, proc)),
-        Plan("seccomp", partial(check_seccomp, proc)),
+        # No rule but a filter forbids process_vm_readv on tpmon itself.
+        Plan("seccomp", lambda: judge_seccomp(own(), try_memory(os.getpid()))),
         Plan("lsm", partial(check_profile, proc)),
-        Plan("perf", partial(check_perf, proc)),
-        Plan("kernel-log", partial(check_log, whom)),
+        Plan("perf", lambda: judge_perf(read_or(_NO_PERF, lambda: int(read_file(perf, 64))), own())),
+        Plan("kernel-log", lambda: judge_log(try_log(), call_as_root(f"bundle {whom}"))),
         Plan("nvml", lambda: check_nvml(nvml.get(), proc, whom), NVML_S),
-        Plan("counters", counters),
+        Plan("counters", lambda: check_counters(own(), proc)),
         Plan("clipboard", partial(check_clipboard, dict(os.environ))),
     )
 
@@ -269,9 +267,9 @@ def plan_job(
 
     def stacks_of() -> Check:
         if not stacks:
-            return make_check("stacks", Access.UNKNOWN, _NO_STACKS, needed=True)
+            return make_check("stacks", Access.UNKNOWN, _NO_STACKS)
         if not isinstance(member, Member):
-            return make_check("stacks", Access.UNKNOWN, _NO_PYTHON, needed=True)
+            return make_check("stacks", Access.UNKNOWN, _NO_PYTHON)
         return check_stacks(member, spy, SPY_ANSWER_S - 1.0, proc)
 
     def memory() -> Check:

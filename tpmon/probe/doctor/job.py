@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import Access, Check
 from tpmon.own_command import call_as_root
 from tpmon.probe.base.cgroup_tree import NOT_MOUNTED, OUTSIDE_VIEW, Group, JobGroups
@@ -163,9 +163,8 @@ def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], expos
         return make_check("cards", Access.UNKNOWN, f"the job holds {_name_cards(held)}; {shown.reason}")
     hidden = held - shown
     if not hidden:
-        return make_check(
-            "cards", Access.ALLOWED, f"the job holds {_name_cards(held)}, and NVML shows it all"
-        )
+        why = f"the job holds {_name_cards(held)}, and NVML shows it all"
+        return make_check("cards", Access.ALLOWED, why)
     why = f"the job holds {_name_cards(held)}, but NVML does not show {_name_cards(hidden)} to this shell"
     return make_check("cards", Access.DENIED, why, expose)
 
@@ -176,14 +175,10 @@ def _name_cards(minors: Iterable[int]) -> str:
 
 def check_cards(pids: Sequence[int], answer: NvmlAnswer, proc: str = PROC) -> Check:
     """Compare the device files of the processes with what NVML shows."""
-    held: set[int] = set()
-    refused: list[Missing] = []
-    for pid in pids:
-        found = open_device_indices(pid, proc)
-        if isinstance(found, Missing):
-            refused.append(found)
-        else:
-            held.update(found)
-    known: Known[frozenset[int]] = refused[0] if refused and not held else frozenset(held)
+    found = [open_device_indices(pid, proc) for pid in pids]
+    held = frozenset(minor for minors in found for minor in known_or(minors, ()))
+    refused = next((one for one in found if isinstance(one, Missing)), held)
     step = read_or("", lambda: parse_step(read_file(f"{proc}/{pids[0]}/environ")))
-    return judge_cards(known, list_minors(answer), find_cards(read_caller(proc), step, str(pids[0])))
+    return judge_cards(
+        held or refused, list_minors(answer), find_cards(read_caller(proc), step, str(pids[0]))
+    )

@@ -6,22 +6,19 @@ import os
 import queue
 import time
 from collections.abc import Sequence
-from typing import TypeVar
 
 from tpmon.model.codec import CodecError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.results.doctor import Access, Check
 from tpmon.own_command import install_command
 from tpmon.probe.base.procread import PROC, read_file, read_or
-from tpmon.probe.doctor.rules import ANY_JOB, Own, make_check
+from tpmon.probe.doctor.rules import ANY_JOB, CAP_SYS_ADMIN, Own, make_check
 from tpmon.probe.gpu.child_link import ChildLink, Listener, child_command
 from tpmon.probe.gpu.mapping import kernel_has_driver
 from tpmon.probe.gpu.nvml_queries import NO_PERMISSION, describe_code
 from tpmon.probe.gpu.wire import CardLine, DriverLine, FailureLine, Line, decode_line
-from tpmon.probe.proc.access import Caller, RuntimeKind, administer, read_caller
-
-T = TypeVar("T")
+from tpmon.probe.proc.access import Caller, RuntimeKind, administer, parse_capability, read_caller
 
 DEADLINE_S = 6.0
 """The child needs 0.2 s; opening a driver that was asleep takes seconds."""
@@ -79,8 +76,8 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
                 if ended and lines.empty():
                     break
                 continue
-            driver = _take(line.driver, driver)
-            failure = _take(line.failure, failure)
+            driver = known_or(line.driver, driver)
+            failure = known_or(line.failure, failure)
             if is_known(line.card):
                 cards[line.card.index] = line.card
     finally:
@@ -88,10 +85,6 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
     if ended and not is_known(driver) and not is_known(failure):
         driver = Missing(f"the process of tpmon that asks it ended without a word ({ended[0]})")
     return NvmlAnswer(driver, failure, tuple(cards[index] for index in sorted(cards)))
-
-
-def _take(said: Applicable[T], before: Known[T]) -> Known[T]:
-    return before if isinstance(said, (Missing, NotApplicable)) else said
 
 
 def find_cards(caller: Caller, step: str, whom: str) -> str:
@@ -203,17 +196,15 @@ def judge_counters(admin_only: Known[bool], privileged: bool) -> Check:
         return make_check("counters", Access.ABSENT, f"hardware counters for profilers: {admin_only.reason}")
     if not admin_only or privileged:
         return make_check("counters", Access.ALLOWED, "profilers may read hardware counters")
-    why = (
-        "only administrators may read hardware counters (ncu and nsys: ERR_NVGPUCTRPERM); tpmon does without"
-    )
-    return make_check("counters", Access.DENIED, why, _OPEN_COUNTERS)
+    why = "only administrators may read hardware counters (ncu and nsys: ERR_NVGPUCTRPERM)"
+    return make_check("counters", Access.DENIED, f"{why}; tpmon does without", _OPEN_COUNTERS)
 
 
-def check_counters(own: Own, privileged: bool, proc: str = PROC) -> Check:
+def check_counters(own: Own, proc: str = PROC) -> Check:
     """Read and judge what the driver says of hardware counters."""
     path, unseen = f"{proc}/{_PARAMETERS}", Missing("no NVIDIA driver shows its settings here")
     said = read_or(unseen, lambda: parse_admin_only(read_file(path).decode(errors="replace")))
-    return judge_counters(said, privileged or own.caller.uid == 0)
+    return judge_counters(said, own.caller.uid == 0 or parse_capability(own.status, CAP_SYS_ADMIN))
 
 
 def check_nvml(answer: NvmlAnswer, proc: str = PROC, whom: str = ANY_JOB) -> Check:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tpmon.model.dump import DumpError, DumpRound, ErrorKind
+from tpmon.model.dump import DumpRound, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import Access, Check, CheckName
@@ -93,18 +93,10 @@ def try_source(source: ProcSource, pid: int, proc: str = PROC) -> Trial:
     except OSError as error:
         gone = not os.path.exists(f"{proc}/{pid}/stat") or error.errno == errno.ESRCH
         return Trial(pid, error.strerror or str(error), gone)
-    if source.name == "wchan" and answer == b"0" and not _may_read(pid, proc):
-        # proc(5): to whoever may not read it, the kernel says 0 instead of refusing.
-        return Trial(pid, "the kernel shows 0 to other users")
-    return Trial(pid, "")
-
-
-def _may_read(pid: int, proc: str) -> bool:
-    try:
-        read_file(f"{proc}/{pid}/io", 64)
-    except OSError:
-        return False
-    return True
+    shows_none = source.name == "wchan" and answer == b"0"
+    # proc(5): to whoever may not read it, the kernel says 0 instead of refusing, as it does for io.
+    hidden = shows_none and read_or(None, lambda: read_file(f"{proc}/{pid}/io", 64)) is None
+    return Trial(pid, "the kernel shows 0 to other users" if hidden else "")
 
 
 def judge_source(
@@ -114,20 +106,14 @@ def judge_source(
     alive = [trial for trial in trials if not trial.gone]
     refused = [trial for trial in alive if trial.refusal]
     if not alive:
-        return make_check(
-            source.name, Access.UNKNOWN, "no process of the job was left to try", needed=source.needed
-        )
+        return make_check(source.name, Access.UNKNOWN, "no process of the job was left to try")
     if not refused:
-        return make_check(source.name, Access.ALLOWED, source.tells, needed=source.needed)
+        return make_check(source.name, Access.ALLOWED, source.tells)
     first = refused[0]
     why, fix = why_not(first.pid)
     whom = _name_refused(refused, len(alive))
     return make_check(
-        source.name,
-        Access.DENIED,
-        f"{source.tells}: {first.refusal.lower()}{whom}; {why}",
-        fix,
-        needed=source.needed,
+        source.name, Access.DENIED, f"{source.tells}: {first.refusal.lower()}{whom}; {why}", fix
     )
 
 
@@ -184,14 +170,6 @@ def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
     return judge_source(source, trials, partial(_explain, source, proc))
 
 
-_KINDS = {
-    ErrorKind.DENIED: Access.DENIED,
-    ErrorKind.NO_SPY: Access.ABSENT,
-    ErrorKind.UNKNOWN_PYTHON: Access.DENIED,
-    ErrorKind.FAILED: Access.DENIED,
-}
-
-
 def judge_stacks(look: DumpRound, fix: str, install: str) -> Check:
     """Say from one dump of one process whether its stacks can be read.
 
@@ -199,20 +177,18 @@ def judge_stacks(look: DumpRound, fix: str, install: str) -> Check:
     """
     if not look.errors:
         why = f"py-spy read them without a stop, with {look.spy_cpu_ms:.0f} ms of CPU"
-        return make_check("stacks", Access.ALLOWED, why, needed=True)
+        return make_check("stacks", Access.ALLOWED, why)
     error = look.errors[0]
-    access = _KINDS.get(error.kind, Access.UNKNOWN)
-    return make_check("stacks", access, error.reason, _fix_stacks(error, fix, install), needed=True)
-
-
-def _fix_stacks(error: DumpError, fix: str, install: str) -> str:
-    if error.kind is ErrorKind.DENIED:
-        return fix
-    if error.kind in (ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON):
-        return install
-    if error.kind in (ErrorKind.LATE, ErrorKind.BUSY, ErrorKind.FAILED):
-        return f"tpmon dump {error.pid}"
-    return ""
+    again = f"tpmon dump {error.pid}"
+    access, remedy = {
+        ErrorKind.DENIED: (Access.DENIED, fix),
+        ErrorKind.NO_SPY: (Access.ABSENT, install),
+        ErrorKind.UNKNOWN_PYTHON: (Access.DENIED, install),
+        ErrorKind.FAILED: (Access.DENIED, again),
+        ErrorKind.LATE: (Access.UNKNOWN, again),
+        ErrorKind.BUSY: (Access.UNKNOWN, again),
+    }.get(error.kind, (Access.UNKNOWN, ""))
+    return make_check("stacks", access, error.reason, remedy)
 
 
 def check_stacks(member: Member, spy: Callable[[], Known[str]], limit_s: float, proc: str = PROC) -> Check:

@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import Access, Check, CheckName, drop_pointers
 from tpmon.own_command import own_program
-from tpmon.probe.base.procread import PROC, parse_field, read_file, read_or, read_text
+from tpmon.probe.base.procread import PROC, parse_field, read_file, read_text
 from tpmon.probe.proc.access import (
     ADD_CAPABILITY,
     CAP_SYS_PTRACE,
@@ -34,7 +34,6 @@ from tpmon.probe.proc.access import (
     read_ptrace_scope,
     start_with,
 )
-from tpmon.probe.proc.memory import try_memory
 from tpmon.probe.spy.failure import find_spy
 
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
@@ -44,10 +43,10 @@ ANY_JOB = "--job"
 _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
 
 
-def make_check(name: CheckName, access: Access, why: str, fix: str = "", *, needed: bool = False) -> Check:
-    """Build a check; "" as ``fix`` means that nothing is to be done."""
+def make_check(name: CheckName, access: Access, why: str, fix: str = "") -> Check:
+    """Build a check; "" as ``fix`` means that nothing is to be done. Whether it is needed its plan says."""
     command: Applicable[str] = fix or NOT_APPLICABLE
-    return Check(name, access, needed, drop_pointers(why), command)
+    return Check(name, access, needed=False, why=drop_pointers(why), fix=command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,8 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check
     PID to attach to, or the option in its place.
     """
     if isinstance(scope, Missing):
-        return make_check(
-            "yama", Access.ALLOWED, f"{scope.reason}: nothing beyond the same user is asked for"
-        )
+        why = f"{scope.reason}: nothing beyond the same user is asked for"
+        return make_check("yama", Access.ALLOWED, why)
     words = f"kernel.yama.ptrace_scope is {scope}"
     if scope >= 3:
         why = f"{words}: nobody may read a process until the next start of the machine"
@@ -135,15 +133,13 @@ def judge_container(own: Own) -> Check:
         why = "tpmon is in a user namespace: root and capabilities reach no process outside of it"
         return make_check("container", Access.UNKNOWN, why)
     if runtime is RuntimeKind.HOST:
-        return make_check(
-            "container", Access.ALLOWED, "tpmon runs outside of containers, with the host's users"
-        )
+        why = "tpmon runs outside of containers, with the host's users"
+        return make_check("container", Access.ALLOWED, why)
     if not own.own_pids:
         why = "tpmon is in a container with the host's PIDs and users"
         return make_check("container", Access.ALLOWED, why)
-    where = {RuntimeKind.WSL: "a distribution of WSL", RuntimeKind.LXC: "a container of LXC"}.get(
-        runtime, "a container"
-    )
+    special = {RuntimeKind.WSL: "a distribution of WSL", RuntimeKind.LXC: "a container of LXC"}
+    where = special.get(runtime, "a container")
     why = f"tpmon is in {where}: it sees the processes in there alone, by their numbers in it"
     return make_check("container", Access.UNKNOWN, why, HOST_PIDS if runtime is RuntimeKind.ENGINE else "")
 
@@ -176,19 +172,14 @@ def judge_hidepid(hidden: int, group: int | None, own: Own, groups: frozenset[in
 
 def judge_seccomp(own: Own, trial: Known[int]) -> Check:
     """Say whether a filter forbids process_vm_readv; ``trial`` is what the call said of tpmon itself."""
-    mode = parse_field(own.status, b"Seccomp") or b"0"
-    filtered = mode == b"2"
+    filtered = parse_field(own.status, b"Seccomp") == b"2"
     if isinstance(trial, Missing):
         why = f"process_vm_readv fails even on tpmon itself ({trial.reason}): " + (
             "a seccomp filter forbids it" if filtered else "a sandbox does not have it"
         )
         return make_check("seccomp", Access.DENIED, why, start_with(own.caller, ADD_CAPABILITY))
-    words = (
-        "a seccomp filter binds tpmon, but lets process_vm_readv pass"
-        if filtered
-        else "no filter binds tpmon"
-    )
-    return make_check("seccomp", Access.ALLOWED, words)
+    passed = "a seccomp filter binds tpmon, but lets process_vm_readv pass"
+    return make_check("seccomp", Access.ALLOWED, passed if filtered else "no filter binds tpmon")
 
 
 def judge_profile(modules: str, profile: str, caller: Caller, *, deny_ptrace: bool) -> Check:
@@ -216,26 +207,11 @@ def judge_perf(paranoid: Known[int], own: Own) -> Check:
     return make_check("perf", Access.DENIED, why, fix)
 
 
-def read_number(path: str, otherwise: str) -> Known[int]:
-    """Read a file that holds one number; Missing with ``otherwise`` where it is not there."""
-    return read_or(Missing(otherwise), lambda: int(read_file(path, 64)))
-
-
 def check_yama(proc: str = PROC, whom: str = ANY_JOB) -> Check:
     """Read and judge kernel.yama.ptrace_scope."""
     # setcap takes no link, and an installer may have put one on PATH.
     spy = map_known(os.path.realpath, find_spy())
     return judge_yama(read_ptrace_scope(proc), read_own(proc), spy, whom)
-
-
-def check_capability(proc: str = PROC, whom: str = ANY_JOB) -> Check:
-    """Read and judge tpmon's own capabilities."""
-    return judge_capability(read_own(proc), whom)
-
-
-def check_container(proc: str = PROC) -> Check:
-    """Read and judge the namespaces that tpmon is in."""
-    return judge_container(read_own(proc))
 
 
 def check_hidepid(proc: str = PROC) -> Check:
@@ -244,17 +220,7 @@ def check_hidepid(proc: str = PROC) -> Check:
     return judge_hidepid(hidden, group, read_own(proc), frozenset((*os.getgroups(), os.getegid())))
 
 
-def check_seccomp(proc: str = PROC) -> Check:
-    """Try process_vm_readv on tpmon itself, which no rule but a filter forbids."""
-    return judge_seccomp(read_own(proc), try_memory(os.getpid()))
-
-
 def check_profile(proc: str = PROC) -> Check:
     """Read and judge the security profile of tpmon."""
     modules = read_text("/sys/kernel/security/lsm")
     return judge_profile(modules, read_profile(proc), read_caller(proc), deny_ptrace=read_deny_ptrace())
-
-
-def check_perf(proc: str = PROC) -> Check:
-    """Read and judge kernel.perf_event_paranoid."""
-    return judge_perf(read_number(f"{proc}/sys/kernel/perf_event_paranoid", "no such file"), read_own(proc))
