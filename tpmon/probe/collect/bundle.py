@@ -20,7 +20,7 @@ from tpmon.model.process import Role
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.redaction import HIDDEN, admit_text, hide_lines, hide_words
 from tpmon.model.units import clean_text
-from tpmon.probe.base.procread import PROC, read_file
+from tpmon.probe.base.procread import PROC, read_or, read_text
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.host.machine import pick_lines, read_log
 from tpmon.probe.host.output import OutputReader, read_more
@@ -36,32 +36,18 @@ _MOST_PROCESSES = 600
 def list_versions(job: Job, proc: str = PROC) -> tuple[tuple[str, Known[str]], ...]:
     """Return the versions of what takes part, from files; nothing of the job is imported."""
     system = os.uname()
+    named = read_or("", lambda: platform.freedesktop_os_release().get("PRETTY_NAME", "?"))
+    driver = read_text(f"{proc}/driver/nvidia/version", 4096).partition("\n")[0].strip()
     return (
         ("tpmon", __version__),
         ("Python of tpmon", platform.python_version()),
         ("Python of the job", job.python_version),
         ("torch of the job", job.torch_version),
         ("kernel", f"{system.sysname} {system.release} {system.machine}"),
-        ("system", _read_system()),
-        ("NVIDIA driver", _read_line(f"{proc}/driver/nvidia/version", "no NVIDIA driver shows itself here")),
+        ("system", admit_text(named, 100) or Missing("no os-release file")),
+        ("NVIDIA driver", admit_text(driver, 200) or Missing("no NVIDIA driver shows itself here")),
         ("tpmon runs", sys.executable),
     )
-
-
-def _read_line(path: str, otherwise: str) -> Known[str]:
-    try:
-        first = read_file(path, 4096).decode("utf-8", "replace").partition("\n")[0]
-    except OSError:
-        return Missing(otherwise)
-    return admit_text(first.strip(), 200)
-
-
-def _read_system() -> Known[str]:
-    try:
-        names = platform.freedesktop_os_release()
-    except OSError:
-        return Missing("no os-release file")
-    return admit_text(names.get("PRETTY_NAME", "?"), 100)
 
 
 def describe_processes(job: Job) -> Iterator[str]:
@@ -69,7 +55,8 @@ def describe_processes(job: Job) -> Iterator[str]:
     for member in job.members[:_MOST_PROCESSES]:
         yield f"{member.identity.pid} {_name(member)}, started {member.started.isoformat(timespec='seconds')}"
         fact = job.facts.get(member.identity.pid)
-        command = " ".join(map(_quote, hide_words(fact.argv))) if fact else ""
+        words = hide_words(fact.argv) if fact else ()
+        command = " ".join(word if word.endswith(HIDDEN) else shlex.quote(word) for word in words)
         yield f"  command: {clean_text(command, _COMMAND_CHARS) or 'not readable'}"
         if isinstance(member.environment, Missing):
             yield f"  environment: {member.environment.reason}"
@@ -79,10 +66,6 @@ def describe_processes(job: Job) -> Iterator[str]:
     if len(job.members) > _MOST_PROCESSES:
         more = len(job.members) - _MOST_PROCESSES
         yield f"and {more} more {'process' if more == 1 else 'processes'}"
-
-
-def _quote(word: str) -> str:
-    return word if word.endswith(HIDDEN) else shlex.quote(word)
 
 
 def _name(member: Member) -> str:

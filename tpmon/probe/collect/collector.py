@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tpmon.errors import NoTargetError
 from tpmon.model.frame import (
@@ -23,13 +24,13 @@ from tpmon.model.frame import (
 from tpmon.model.host import NetworkSample, OutputSample, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
 from tpmon.model.text.job_words import list_taxes, state_facts
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.worker import Background, Pace, read_within
+from tpmon.probe.base.worker import Background, Pace, Worker, read_within
 from tpmon.probe.collect.frame import (
     age_by,
     age_output,
-    describe_unread,
     first_environment,
     has_pin_thread,
     list_loader_ranks,
@@ -42,6 +43,7 @@ from tpmon.probe.collect.frame import (
 )
 from tpmon.probe.collect.pools import PoolLibraries
 from tpmon.probe.collect.processes import Population, Reading, describe_shortage
+from tpmon.probe.gpu.card_readings import GpuReading
 from tpmon.probe.gpu.child_link import GpuProbe
 from tpmon.probe.hooked.step_pace import CompileTracker, StepProbe, StepsRead
 from tpmon.probe.host.cgroup import CgroupReader, CpuBudget, read_cpu_budget
@@ -57,7 +59,6 @@ from tpmon.probe.proc.counters import read_shares
 from tpmon.probe.proc.main_threads import MainThreadProbe
 from tpmon.probe.proc.memory import AnonReader, PssRation
 from tpmon.probe.proc.suspended import SuspendedReader, are_all_suspended, leave_out_frozen
-from tpmon.probe.records.collectives import CollectivesService
 from tpmon.probe.spy.dump import DumpService, dumpable
 from tpmon.probe.spy.plan import SpySubject, find_working_worker
 from tpmon.probe.spy.sample import SampleService
@@ -76,6 +77,45 @@ _LOG_ROLES = (Role.LAUNCHER, Role.RANK)
 """Whose output is the log of a job."""
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Holds the place of the cost of a Frame, which is known when the Frame is closed."""
+
+
+_RECORDS = (RecordSource.SERVER, RecordSource.FILE, RecordSource.RAS)
+
+
+def _read_records(job: Job) -> CollectivesReading:
+    from tpmon.probe.records.collectives import read_collectives  # noqa: PLC0415  # 6 ms, where a rank waits
+
+    return read_collectives(job, someone_waits=True)
+
+
+class CollectivesService(Worker[DumpRecords]):
+    """Read what a job recorded of its collectives, once at a time. Every method returns at once."""
+
+    def __init__(
+        self, job: Callable[[], Job], read: Callable[[Job], CollectivesReading] = _read_records
+    ) -> None:
+        """Read nothing until ``ask``; ``job`` tells, in any thread, which processes there are."""
+        super().__init__("collectives")
+        self._job = job
+        self._read = read
+        self._fresh: Applicable[DumpRecords] = NOT_APPLICABLE
+
+    def take(self) -> Applicable[CollectivesReading]:
+        """Return the reading that ended since the last call."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, NOT_APPLICABLE
+        return fresh.reading if is_known(fresh) else NOT_APPLICABLE
+
+    def ask(self, dump_ns: int) -> None:
+        """Start to read for a dump in which a rank waits; nothing while another reading runs."""
+        self.begin(lambda: self._read(self._job()), partial(self._end, dump_ns))
+
+    def _end(self, dump_ns: int, _: object, answer: Known[CollectivesReading]) -> DumpRecords:
+        if isinstance(answer, Missing):
+            notes = (SourceNote(os.uname().nodename, source, answer.reason) for source in _RECORDS)
+            answer = CollectivesReading((), (), tuple(notes))
+        self._fresh = records = DumpRecords(dump_ns, answer)
+        return records
 
 
 class Collector:
@@ -214,12 +254,8 @@ class Collector:
         anon = self._anon.read(now_ns, group.anon_bytes, processes)
         host = self._host.read()
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
-        unread = self._population.left_out
         cpu = make_cpu(processes, budget, group, host, self._libraries.read(processes, now_ns))
-        cpu = withhold_sums(cpu, unread)
-        cpu_ns = readings[0].now.taken_ns if readings else now_ns
-        threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
-        age_s = (time.monotonic_ns() - cpu_ns) / 1e9
+        cpu = withhold_sums(cpu, self._population.left_out)
         sockets, _ = self._socket_source.latest()
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
@@ -229,7 +265,6 @@ class Collector:
         own = self._tracker.list_own(taken, target, gpu.events, shedding=self._cost.shedding)
         own += self._compiles.tell(taken, now_ns, steps.hook)
         events = self._tracker.tell(taken, changes, group, now_ns, processes=processes, others=own)
-        environment = first_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
             taken=taken,
@@ -244,15 +279,7 @@ class Collector:
                 had_ranks=self._had_ranks,
                 steps=steps.steps,
             ),
-            ages_s=Ages(
-                cpu=age_s,
-                threads=(now_ns - threads_ns) / 1e9,
-                io=age_s,
-                memory=age_s,
-                gpu=gpu.age_s,
-                stacks=self._stacks.age_s(now_ns),
-                hook=steps.age_s,
-            ),
+            ages_s=self._tell_ages(readings, gpu, steps, now_ns),
             sources=GroupTexts(
                 cpu="/proc/PID/stat, budget from affinity and control group",
                 threads="/proc/PID/task/TID/schedstat",
@@ -278,20 +305,46 @@ class Collector:
             collectives=self.records.take(),
             main_threads=leave_out_frozen(looks, processes),
             verdict=_NOT_JUDGED,
-            notes=(
-                *list_taxes(environment),
-                *gpu.notes,
-                *steps.notes,
-                *describe_loops(one.member for one in readings),
-                *describe_shortage(self._shares, self._population, len(self._membership.members)),
-                *(describe_unread(outputs) if self._ticks > 1 else ()),
-            ),
+            notes=self._list_notes(readings, processes, gpu, steps, outputs),
             hook=steps.hook,
             steps=steps.steps,
             events=events,
             self_=_NO_COST,
             written=self._written.latest()[0],
         )
+
+    def _tell_ages(self, readings: Sequence[Reading], gpu: GpuReading, steps: StepsRead, now_ns: int) -> Ages:
+        cpu_ns = readings[0].now.taken_ns if readings else now_ns
+        threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
+        age_s = (time.monotonic_ns() - cpu_ns) / 1e9
+        return Ages(
+            cpu=age_s,
+            threads=(now_ns - threads_ns) / 1e9,
+            io=age_s,
+            memory=age_s,
+            gpu=gpu.age_s,
+            stacks=self._stacks.age_s(now_ns),
+            hook=steps.age_s,
+        )
+
+    def _list_notes(
+        self,
+        readings: Sequence[Reading],
+        processes: Sequence[ProcessSample],
+        gpu: GpuReading,
+        steps: StepsRead,
+        outputs: Known[object],
+    ) -> tuple[str, ...]:
+        said = (
+            *list_taxes(first_environment(processes)),
+            *gpu.notes,
+            *steps.notes,
+            *describe_loops(one.member for one in readings),
+            *describe_shortage(self._shares, self._population, len(self._membership.members)),
+        )
+        if isinstance(outputs, Missing) and self._ticks > 1:
+            said = (*said, f"the job's log is not readable: {outputs.reason}")
+        return said
 
     def _watch(self, readings: Sequence[Reading], processes: Sequence[ProcessSample], now_ns: int) -> None:
         pins = tuple(has_pin_thread(process) for process in processes if process.role is Role.RANK)

@@ -74,26 +74,19 @@ def add_known(
 ) -> Known[float]:
     """Add one figure over the processes that have it; Missing, with the first reason, when none has."""
     values = [read(process) for process in processes]
-    known = [value for value in values if not isinstance(value, Missing)]
-    if known:
-        return sum(known)
-    return next((value for value in values if isinstance(value, Missing)), Missing("no process"))
+    known = [value for value in values if is_known(value)]
+    return sum(known) if known else next(iter(values), Missing("no process"))
 
 
 def find_pool(processes: Sequence[ProcessSample]) -> ProcessSample | None:
     """Return the multi-threaded process with the largest demand, None when there is none."""
     pools = [p for p in processes if is_pool(p)]
-    return max(pools, key=lambda p: (_demand(p), -p.pid), default=None)
+    return max(pools, key=lambda p: (known_or(p.runnable, 0.0), -p.pid), default=None)
 
 
 def is_pool(process: ProcessSample) -> bool:
     """Tell whether at least two threads of a process compete for CPUs."""
-    busy = process.busy_threads
-    return not isinstance(busy, Missing) and busy >= POOL_THREADS
-
-
-def _demand(process: ProcessSample) -> float:
-    return process.runnable if is_known(process.runnable) else 0.0
+    return known_or(process.busy_threads, 0) >= POOL_THREADS
 
 
 def _divide(above: Known[float], below: Known[float]) -> Known[float]:
@@ -115,20 +108,19 @@ def make_cpu(
     used_pct = add_known(processes, lambda p: p.cpu_pct)
     runnable = add_known(processes, lambda p: p.runnable)
     waiting = add_known(processes, lambda p: p.waiting)
-    pool_runnable: Known[float] = runnable
-    if is_known(runnable):
-        pool_runnable = sum(_demand(p) for p in processes if is_pool(p))
+    pools = sum(known_or(p.runnable, 0.0) for p in processes if is_pool(p))
+    pool_runnable = pools if is_known(runnable) else runnable
     largest = find_pool(processes)
     pool: Applicable[Pool] = NOT_APPLICABLE
     if largest is not None and is_known(largest.busy_threads):
-        pool = Pool(largest.pid, largest.role, library, largest.busy_threads, _demand(largest))
+        pool = Pool(largest.pid, largest.role, library, largest.busy_threads, known_or(largest.runnable, 0.0))
     delay: Known[float] = runnable
     if is_known(runnable) and is_known(waiting):
         delay = waiting / runnable if runnable > 0.05 else 0.0
     return CpuSample(
         budget_cores=budget.cores,
         budget_reason=budget.reason,
-        used_cores=used_pct / 100 if is_known(used_pct) else used_pct,
+        used_cores=map_known(lambda pct: pct / 100, used_pct),
         runnable=runnable,
         waiting=waiting,
         demand_ratio=_divide(runnable, budget.cores),
@@ -227,11 +219,6 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
         for process in processes
         if process.role is Role.RANK
     )
-
-
-def describe_unread(outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
-    """Say that the log of the job is not readable; nothing where it is."""
-    return (f"the job's log is not readable: {outputs.reason}",) if isinstance(outputs, Missing) else ()
 
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:

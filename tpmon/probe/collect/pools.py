@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
-from tpmon.probe.base.procread import each_process, read_file
+from tpmon.probe.base.procread import each_process, read_file, read_or
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.collect.frame import find_pool
+from tpmon.probe.proc.access import parse_field
 from tpmon.probe.proc.wchan import parse_syscall
 
 _TID_AT = 720
@@ -42,14 +43,15 @@ MOST_STACKS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """Hold one mapping that may be the stack of a thread, or of several."""
+class Mapping:
+    """Hold one mapping: an executable file, or what may be the stack of a thread, or of several."""
 
     start: int
     end: int
+    path: str = ""
 
 
-def parse_stacks(raw: bytes) -> tuple[Stack, ...]:
+def parse_stacks(raw: bytes) -> tuple[Mapping, ...]:
     """Return what may be stacks of threads in /proc/PID/maps: anonymous mappings behind a guard, or large."""
     stacks = []
     guard_end = 0
@@ -60,14 +62,18 @@ def parse_stacks(raw: bytes) -> tuple[Stack, ...]:
         start, end = (int(number, 16) for number in fields[0].split(b"-"))
         least = _LEAST_STACK_BYTES if guard_end == start else _STACK_BYTES
         if len(fields) == 5 and fields[1].startswith(b"rw") and end - start >= least:
-            stacks.append(Stack(start, end))
+            stacks.append(Mapping(start, end))
         guard_end = end if fields[1].startswith(b"---") else 0
     return tuple(stacks)
 
 
+def _list_words(block: bytes) -> tuple[int, ...]:
+    return struct.unpack_from(f"={len(block) // 8}Q", block)
+
+
 def find_thread(block: bytes, base: int) -> tuple[int, int] | None:
     """Return the address of glibc's block in ``block``, which lies at ``base``, and its thread id."""
-    words = struct.unpack_from(f"={len(block) // 8}Q", block)
+    words = _list_words(block)
     for place in range(len(words) - 1, -1, -1):
         address = base + 8 * place
         if words[place] != address or 8 * place + _TID_AT + 4 > len(block):
@@ -77,19 +83,14 @@ def find_thread(block: bytes, base: int) -> tuple[int, int] | None:
     return None
 
 
-def list_words(block: bytes) -> tuple[int, ...]:
-    """Return the words of a block from its far end on, highest address first."""
-    return struct.unpack_from(f"={len(block) // 8}Q", block)[::-1]
-
-
-def _tops(stacks: Iterable[Stack]) -> Iterator[tuple[Stack, int]]:
+def _tops(stacks: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
     for stack in stacks:
         for top in range(stack.end, stack.start + _LEAST_STACK_BYTES, -_STACK_BYTES):
             yield stack, top
 
 
 def read_far_ends(
-    pid: int, tids: Sequence[int], stacks: Sequence[Stack], proc: str = "/proc"
+    pid: int, tids: Sequence[int], stacks: Sequence[Mapping], proc: str = "/proc"
 ) -> tuple[tuple[int, ...], ...]:
     """Return the words at the far end of the stacks of threads, those of each thread from its beginning on.
 
@@ -111,7 +112,7 @@ def read_far_ends(
                 continue
             wanted.remove(thread[1])
             low = max(stack.start, thread[0] - _FAR_END_BYTES)
-            found.append(list_words(_pread(memory, low, thread[0] - low)))
+            found.append(_list_words(_pread(memory, low, thread[0] - low))[::-1])
     finally:
         os.close(memory)
     return tuple(found)
@@ -126,12 +127,9 @@ def _pread(memory: int, address: int, count: int) -> bytes:
 
 def _read_inner_tid(pid: int, tid: int, proc: str) -> int:
     """Return the number that a thread has in its own PID namespace, which is what it knows itself by."""
-    try:
-        with open(f"{proc}/{pid}/task/{tid}/status", "rb") as file:
-            line = next((one for one in file if one.startswith(b"NSpid:")), b"")
-    except OSError:  # it has ended: no stack has its number any more
-        return tid
-    return int(line.split()[-1]) if line else tid
+    status = read_or(b"", lambda: read_file(f"{proc}/{pid}/task/{tid}/status"))  # "": it has ended
+    numbers = parse_field(status, b"NSpid").split()
+    return int(numbers[-1]) if numbers else tid
 
 
 SAMPLED_THREADS = 8
@@ -149,15 +147,6 @@ _LIBRARIES = (
 _TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")
 """Is mapped in every training: it names only a thread that began in it."""
 _C_LIBRARY = re.compile(r"/(libc|libpthread)[.-]")
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """Hold one executable mapping of a process."""
-
-    start: int
-    end: int
-    path: str
 
 
 def parse_maps(raw: bytes) -> tuple[Mapping, ...]:
@@ -208,14 +197,9 @@ def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Kn
 
     ``blocked_at`` are the paths in which blocked pool threads entered the kernel.
     """
-    for path in blocked_at:
-        named = name_library(path)
-        if named:
-            return named
-    candidates = list(dict.fromkeys(filter(None, (name_library(one.path) for one in mappings))))
-    if not candidates:
-        return Missing("no known pool library is mapped")
-    return " or ".join(candidates)
+    named = next(filter(None, map(name_library, blocked_at)), "")
+    candidates = dict.fromkeys(filter(None, (name_library(one.path) for one in mappings)))
+    return named or " or ".join(candidates) or Missing("no known pool library is mapped")
 
 
 def read_pool_library(
@@ -227,18 +211,14 @@ def read_pool_library(
     """
 
     def read() -> Known[str]:
-        with open(f"{proc}/{pid}/maps", "rb") as file:
-            raw = file.read()
-        mappings = parse_maps(raw)
-        begun = _read_starts(pid, tids[:SAMPLED_THREADS], raw, mappings, proc) if memory else ""
-        if begun:
+        raw = read_file(f"{proc}/{pid}/maps")
+        mappings, some = parse_maps(raw), tids[:SAMPLED_THREADS]
+        if memory and (begun := _read_starts(pid, some, raw, mappings, proc)):
             return begun
         # One that is gone, or not permitted under Yama: the mapped libraries still tell something.
         path = f"{proc}/{pid}/task/%d/syscall"
-        calls = each_process(
-            tids[:SAMPLED_THREADS], lambda tid: parse_syscall(read_file(path % tid, 256))
-        ).values()
-        blocked = [find_mapping(mappings, call.user_pc) for call in calls if is_known(call)]
+        calls = each_process(some, lambda tid: parse_syscall(read_file(path % tid, 256)))
+        blocked = [find_mapping(mappings, call.user_pc) for call in calls.values() if is_known(call)]
         return choose_library(mappings, blocked)
 
     return read_within(_DEADLINE_S, read)

@@ -17,7 +17,7 @@ from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
 from tpmon.probe.base.procread import has_ended, read_apart, read_stat
 from tpmon.probe.job.job import Member, now_ticks
-from tpmon.probe.job.process_facts import LeftThread, find_left
+from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.roles import thread_kind
 from tpmon.probe.proc.counters import (
     KEPT_PROCESSES,
@@ -84,7 +84,7 @@ class ProcessReading:
     allowed_cpus: Known[str] = Missing("not read")
 
 
-_QUIET = ProcessRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_QUIET = ProcessRates(*[0.0] * 8)
 
 
 def rate(new: float, old: float, elapsed_s: float) -> float:
@@ -95,7 +95,7 @@ def rate(new: float, old: float, elapsed_s: float) -> float:
 def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> ProcessRates:
     """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
     if old is None or new[2] <= old[2]:
-        return ProcessRates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
+        return ProcessRates(*[_FIRST] * 8)
     elapsed_s = (new[2] - old[2]) / 1e9
     stat, io, _ = new
     old_stat, old_io, _ = old
@@ -202,22 +202,10 @@ def _parse_wait(
     return wchan, number, read_wait(state, wchan, call, role, _MACHINE)
 
 
-def _parse_left(left: LeftThread, role: Role) -> tuple[Known[str], Known[str], Known[Wait]]:
-    """Return the waits of the thread that keeps a process without its first one, as ``_parse_wait`` does."""
-    wchan, number, wait = _parse_wait(left.state, left.wchan, left.call, role)
-    return wchan, number, left.stuck or wait
-
-
-def parse_allowed_cpus(raw: bytes) -> str:
-    """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8".
-
-    Raises:
-        ValueError: when there is no such line, or it is no list of CPUs.
-    """
+def parse_allowed_cpus(raw: bytes) -> Known[str]:
+    """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8"."""
     found = _ALLOWED.search(raw)
-    if found is None:
-        raise ValueError("no list of CPUs")
-    return found.group(1).decode("ascii")
+    return found.group(1).decode("ascii") if found else Missing("/proc/PID/status has no list of CPUs")
 
 
 class ProcessProbe:
@@ -323,7 +311,8 @@ class ProcessProbe:
         left = find_left(self.pid, self._loop_tid, self._proc) if stat.state == "Z" else None
         state = left.state if left is not None else self._read_state(stat)
         if left is not None:
-            self._waits = _parse_left(left, role)
+            wchan, syscall, wait = _parse_wait(left.state, left.wchan, left.call, role)
+            self._waits = wchan, syscall, left.stuck or wait
         elif not still or self._looks % REREAD_TICKS == 0:
             self._waits = self._read_wait(state, role)
         if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
@@ -358,8 +347,6 @@ class ProcessProbe:
             return parse_allowed_cpus(self._status.read())
         except OSError as error:
             return Missing(say_refusal(error, "stat"))
-        except ValueError as error:
-            return Missing(f"/proc/PID/status has {error}")
 
     def _read_state(self, stat: Stat) -> str:
         """Return the state of the thread of the loop; that of the process where the thread is gone."""

@@ -1,4 +1,4 @@
-"""Find what a job itself recorded of its collectives, and read it in a daemon thread.
+"""Find what a job itself recorded of its collectives, and read it.
 
 In this order for each rank: its debug server (now), else the file of its FlightRecorder (at the last
 timeout). NCCL's RAS once a host. Nothing is opened in the job, and nothing is asked that is not its own.
@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.results.collectives import (
     CollectivesReading,
-    DumpRecords,
     RankRecord,
     RasReport,
     RecordSource,
@@ -29,7 +28,7 @@ from tpmon.model.results.collectives import (
 from tpmon.model.text.redaction import admit_text
 from tpmon.model.text.unpickle import PlainError
 from tpmon.probe.base.procread import PROC, read_thread_names
-from tpmon.probe.base.worker import Worker, read_all, read_within
+from tpmon.probe.base.worker import read_all, read_within
 from tpmon.probe.host.network import ListeningSocket, read_all_listeners, read_listeners
 from tpmon.probe.job.job import Job, Member
 from tpmon.probe.records.flight_recorder import (
@@ -203,42 +202,3 @@ def _describe_missed(answers: Sequence[Known[object]]) -> str:
     reason, _ = reasons.most_common(1)[0]
     count = reasons.total()
     return reason if count == len(answers) else f"{count} of {len(answers)}: {reason}"
-
-
-_SOURCES = (RecordSource.SERVER, RecordSource.FILE, RecordSource.RAS)
-
-
-class Read(Protocol):
-    """Read the records of a job; in bounded time."""
-
-    def __call__(self, job: Job, *, someone_waits: bool) -> CollectivesReading:
-        """Return what was found."""
-        ...
-
-
-class CollectivesService(Worker[DumpRecords]):
-    """Read the records of a job once at a time. Every method returns at once."""
-
-    def __init__(self, job: Callable[[], Job], read: Read = read_collectives) -> None:
-        """Read nothing until ``ask``; ``job`` tells, in any thread, which processes there are."""
-        super().__init__("collectives")
-        self._job = job
-        self._read = read
-        self._fresh: Applicable[DumpRecords] = NOT_APPLICABLE
-
-    def take(self) -> Applicable[CollectivesReading]:
-        """Return the reading that ended since the last call."""
-        with self._lock:
-            fresh, self._fresh = self._fresh, NOT_APPLICABLE
-        return fresh.reading if is_known(fresh) else NOT_APPLICABLE
-
-    def ask(self, dump_ns: int) -> None:
-        """Start to read for a dump in which a rank waits; nothing while another reading runs."""
-        self.begin(lambda: self._read(self._job(), someone_waits=True), partial(self._end, dump_ns))
-
-    def _end(self, dump_ns: int, _: object, answer: Known[CollectivesReading]) -> DumpRecords:
-        if isinstance(answer, Missing):
-            notes = (SourceNote(os.uname().nodename, source, answer.reason) for source in _SOURCES)
-            answer = CollectivesReading((), (), tuple(notes))
-        self._fresh = records = DumpRecords(dump_ns, answer)
-        return records

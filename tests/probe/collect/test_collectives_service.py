@@ -8,7 +8,9 @@ from typing import Any
 from tests.collectives import make_record
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords
-from tpmon.probe.records.collectives import CollectivesService
+from tpmon.probe.collect import collector
+from tpmon.probe.collect.collector import CollectivesService
+from tpmon.probe.records import collectives
 
 READING = CollectivesReading((make_record(0),), (), ())
 
@@ -22,8 +24,8 @@ class Reader:
         self.go = threading.Event()
         self.fails = False
 
-    def __call__(self, job: Any, **options: bool) -> CollectivesReading:
-        self.asked.append((job, options))
+    def __call__(self, job: Any) -> CollectivesReading:
+        self.asked.append(job)
         self.begun.release()
         self.go.wait(20)
         if self.fails:
@@ -55,10 +57,11 @@ def test_a_reading_enters_one_frame_and_says_for_which_dump_it_is():
     assert bench.service.state == DumpRecords(77, READING), "a dump is not drawn from the Frames"
 
 
-def test_nothing_is_asked_of_a_pipe():
-    bench = Bench()
-    bench.finish(1)
-    assert bench.reader.asked == [(bench.job, {"someone_waits": True})]
+def test_nothing_is_asked_of_a_pipe(monkeypatch):
+    asked = []
+    monkeypatch.setattr(collectives, "read_collectives", lambda *job, **options: asked.append((job, options)))
+    collector._read_records("job")
+    assert asked == [(("job",), {"someone_waits": True})]
 
 
 def test_two_readings_never_run_at_once_and_nobody_waits_for_one():
