@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import sub
+from typing import Any
 
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook.bus import wire
@@ -128,7 +130,6 @@ class StepReader:
     """Read the hooks of a job's processes; keep a mapping for each page, give back those not asked for."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Read nothing yet."""
         self._proc = proc
         self._open: dict[Identity, _OpenPage] = {}
         self._absent: dict[Identity, _Absent] = {}
@@ -340,7 +341,7 @@ def _parse_ended(record: Sequence[int] | None) -> Known[StepSpan]:
         record[wire.REC_STEPS],
         record[wire.REC_EVAL_STEPS],
         record[wire.REC_SAMPLES],
-        _parse_train(record),
+        PhaseTimes(*record[wire.REC_DATA_NS : wire.REC_OTHER_NS + 1]),
         _parse_evaluation(record),
     )
 
@@ -355,38 +356,14 @@ def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
         skipped = NO_SCALER
     elif skipped and not record[wire.REC_OPTIMIZER_CALLS]:
         skipped = NO_OPTIMIZER
-    return StepCounts(
-        steps=record[wire.REC_STEPS],
-        eval_steps=record[wire.REC_EVAL_STEPS],
-        batches=record[wire.REC_BATCHES],
-        backwards=record[wire.REC_BACKWARDS],
-        optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
-        updates=record[wire.REC_UPDATES],
-        skipped_updates=skipped,
-        samples=record[wire.REC_SAMPLES],
-        eval_samples=record[wire.REC_EVAL_SAMPLES],
-        elsewhere=record[wire.REC_ELSEWHERE],
-    )
-
-
-def _parse_train(record: Sequence[int]) -> PhaseTimes:
-    return PhaseTimes(
-        data_ns=record[wire.REC_DATA_NS],
-        forward_ns=record[wire.REC_FORWARD_NS],
-        backward_ns=record[wire.REC_BACKWARD_NS],
-        optimizer_ns=record[wire.REC_OPTIMIZER_NS],
-        other_ns=record[wire.REC_OTHER_NS],
-    )
+    made, samples = record[wire.REC_STEPS : wire.REC_SKIPPED], record[wire.REC_SAMPLES : wire.REC_DATA_NS]
+    values: list[Any] = [*made, skipped, *samples, record[wire.REC_ELSEWHERE]]
+    return StepCounts(*values)
 
 
 def _parse_evaluation(record: Sequence[int]) -> PhaseTimes:
-    return PhaseTimes(
-        data_ns=record[wire.REC_EVAL_DATA_NS],
-        forward_ns=record[wire.REC_EVAL_FORWARD_NS],
-        backward_ns=0,
-        optimizer_ns=0,
-        other_ns=record[wire.REC_EVAL_OTHER_NS],
-    )
+    data_ns, forward_ns, other_ns = record[wire.REC_EVAL_DATA_NS : wire.REC_EVAL_OTHER_NS + 1]
+    return PhaseTimes(data_ns, forward_ns, backward_ns=0, optimizer_ns=0, other_ns=other_ns)
 
 
 def _parse_span(before: Sequence[int], after: Sequence[int]) -> StepSpan:
@@ -402,7 +379,7 @@ def _parse_span(before: Sequence[int], after: Sequence[int]) -> StepSpan:
     evals = after[wire.REC_EVAL_STEPS] - before[wire.REC_EVAL_STEPS]
     evaluation = _NO_TIME
     if evals:
-        evaluation = _parse_evaluation([late - early for early, late in zip(before, after, strict=True)])
+        evaluation = _parse_evaluation([*map(sub, after, before)])
     return StepSpan(
         after[wire.REC_TIME_NS],
         after[wire.REC_STEPS] - before[wire.REC_STEPS],

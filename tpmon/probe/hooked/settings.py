@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tpmon.hook.bus import wire_settings as wire
 from tpmon.model.hook import (
@@ -47,6 +48,10 @@ _PHASES = {
 }
 _NO_LOADER = Missing("no batch of a DataLoader was seen")
 
+_SWITCHES = (
+    *("matmul_tf32", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic"),
+    *("deterministic", "anomaly", "autocast"),
+)
 _DTYPES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_FLOAT16: "float16", wire.DTYPE_BFLOAT16: "bfloat16"}
 _SDPA = (
     (wire.SDPA_FLASH, "flash"),
@@ -62,15 +67,11 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
     if not words:
         return NO_SETTINGS
     dtype = words[wire.SET_AUTOCAST_DTYPE]
+    switched = map(_switch, words[wire.SET_MATMUL_TF32 : wire.SET_AUTOCAST + 1])
+    switches: dict[str, Any] = dict(zip(_SWITCHES, switched, strict=True))
     return TrainSettings(
+        **switches,
         age_s=_age_s(words[wire.SET_TIME_NS], taken_ns),
-        matmul_tf32=_switch(words[wire.SET_MATMUL_TF32]),
-        cudnn_tf32=_switch(words[wire.SET_CUDNN_TF32]),
-        cudnn_benchmark=_switch(words[wire.SET_CUDNN_BENCHMARK]),
-        cudnn_deterministic=_switch(words[wire.SET_CUDNN_DETERMINISTIC]),
-        deterministic=_switch(words[wire.SET_DETERMINISTIC]),
-        anomaly=_switch(words[wire.SET_ANOMALY]),
-        autocast=_switch(words[wire.SET_AUTOCAST]),
         autocast_dtype=_UNTOLD if dtype < 0 else _DTYPES.get(dtype, "another"),
         sdpa=_parse_sdpa(words[wire.SET_SDPA]),
         threads=_number(words[wire.SET_THREADS]),
@@ -90,17 +91,10 @@ def parse_device(page: memoryview, taken_ns: int) -> Known[DeviceTimes]:
     words = wire.parse_device(page)
     if not words or not words[wire.DEV_STEPS]:
         return TOO_LONG if words and words[wire.DEV_TOO_LONG] else NO_DEVICE
-    return DeviceTimes(
-        age_s=_age_s(words[wire.DEV_TIME_NS], taken_ns),
-        steps=words[wire.DEV_STEPS],
-        every=words[wire.DEV_EVERY],
-        dropped=words[wire.DEV_DROPPED],
-        step_ns=words[wire.DEV_STEP_NS],
-        forward_ns=words[wire.DEV_FORWARD_NS],
-        backward_ns=words[wire.DEV_BACKWARD_NS],
-        optimizer_ns=words[wire.DEV_OPTIMIZER_NS],
-        host_ns=words[wire.DEV_HOST_NS],
-    )
+    counts = words[wire.DEV_STEPS], words[wire.DEV_EVERY], words[wire.DEV_DROPPED]
+    times_ns = words[wire.DEV_STEP_NS : wire.DEV_HOST_NS + 1]
+    values: list[Any] = [_age_s(words[wire.DEV_TIME_NS], taken_ns), *counts, *times_ns]
+    return DeviceTimes(*values)
 
 
 def _age_s(at_ns: int, taken_ns: int) -> float:
@@ -130,33 +124,23 @@ def _parse_allocator(words: Sequence[int]) -> Known[AllocatorFigures]:
         return _NO_CUDA
     if min(figures) < 0:
         return _UNTOLD
-    return AllocatorFigures(
-        allocated_bytes=words[wire.SET_ALLOCATED],
-        reserved_bytes=words[wire.SET_RESERVED],
-        inactive_split_bytes=words[wire.SET_INACTIVE_SPLIT],
-        peak_allocated_bytes=words[wire.SET_PEAK_ALLOCATED],
-        peak_reserved_bytes=words[wire.SET_PEAK_RESERVED],
-        alloc_retries=words[wire.SET_ALLOC_RETRIES],
-        ooms=words[wire.SET_OOMS],
-        allocated_at_backward_bytes=_number(words[wire.SET_ALLOCATED_AT_BACKWARD]),
-        phases=_parse_phases(words),
-    )
+    at_backward = _number(words[wire.SET_ALLOCATED_AT_BACKWARD])
+    values: list[Any] = [*figures, at_backward, _parse_phases(words)]
+    return AllocatorFigures(*values)
 
 
 def _parse_phases(words: Sequence[int]) -> Known[PhaseMemory]:
     # 0 is not told either: an older hook has nothing there.
-    turns = [
-        word or -1 for word in words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_ALLOCATED_AFTER_UPDATE + 1]
-    ]
-    peaks = [word or -1 for word in words[wire.SET_PEAK_IN_FORWARD : wire.SET_PEAK_IN_OTHER + 1]]
-    if max(turns + peaks) < 0:
+    turns = words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_ALLOCATED_AFTER_UPDATE + 1]
+    peaks = words[wire.SET_PEAK_IN_FORWARD : wire.SET_PEAK_IN_OTHER + 1]
+    if max(*turns, *peaks) <= 0:
         return _NO_TURNS
-    batch, backward, update = (_number(word, _NO_TURN) for word in turns)
-    in_forward, in_backward, in_optimizer, in_other = (_number(word, _NO_RISE) for word in peaks)
-    phase = _PHASES.get(words[wire.SET_PEAK_PHASE], _UNSEEN_RISE)
-    return PhaseMemory(
-        batch, backward, update, in_forward, in_backward, in_optimizer, in_other, peak_phase=phase
+    told = (
+        *(_number(one or -1, _NO_TURN) for one in turns),
+        *(_number(one or -1, _NO_RISE) for one in peaks),
     )
+    values: list[Any] = [*told, _PHASES.get(words[wire.SET_PEAK_PHASE], _UNSEEN_RISE)]
+    return PhaseMemory(*values)
 
 
 def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:

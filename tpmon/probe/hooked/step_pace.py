@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
+from functools import reduce
+from operator import attrgetter, sub
+from typing import Any
 
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.frozen import dataclass
@@ -13,6 +16,7 @@ from tpmon.model.hook import (
     CompileCounts,
     HookSample,
     HookState,
+    PhaseTimes,
     StepPace,
     StepReading,
     StepRule,
@@ -26,6 +30,7 @@ from tpmon.probe.hooked.page import NO_HOOK, StepReader
 
 NO_HOOK_IN_JOB = Missing("no hook in the training process")
 ONE_STEP = Missing("one step ended so far")
+NO_STEP = Missing("no training step lately")
 
 SPAN_NS = 10_000_000_000
 """Rates and shares are of this span, that of the rules (docs/thresholds.md), or of three steps."""
@@ -43,62 +48,38 @@ STALLED_STEPS = 2.0
 """A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Total:
-    """Hold the totals at the end of a step: when that was, counts, ns of the phases."""
-
-    at_ns: int
-    steps: int
-    eval_steps: int
-    samples: int
-    phases_ns: tuple[int, int, int, int, int]
-    evaluation_ns: int
+_PHASES = attrgetter("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
 
 
-def _total_of(ended: StepSpan) -> _Total:
-    train = ended.train
-    return _Total(
-        ended.ended_ns,
-        ended.steps,
-        ended.eval_steps,
-        ended.samples,
-        (train.data_ns, train.forward_ns, train.backward_ns, train.optimizer_ns, train.other_ns),
-        ended.evaluation.total_ns,
+def _subtract(late: StepSpan, early: StepSpan) -> StepSpan:
+    """Return the steps between two ends, by the totals at both, or what precedes a later part of a span."""
+    return StepSpan(
+        late.ended_ns,
+        late.steps - early.steps,
+        late.eval_steps - early.eval_steps,
+        late.samples - early.samples,
+        PhaseTimes(*map(sub, _PHASES(late.train), _PHASES(early.train))),
+        PhaseTimes(*map(sub, _PHASES(late.evaluation), _PHASES(early.evaluation))),
     )
 
 
-def _find_earlier_total(last: _Total, reading: StepReading) -> _Total | None:
+def _find_earlier_total(last: StepSpan, spans: Sequence[StepSpan]) -> StepSpan | None:
     """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
-    spans = reading.spans
     if len(spans) < 2:
         return None
     first = 0
     for at in range(len(spans) - 2, -1, -1):
         first = at
-        if last.at_ns - spans[at].ended_ns >= SPAN_NS and len(spans) - 1 - at >= LEAST_STEPS:
+        if last.ended_ns - spans[at].ended_ns >= SPAN_NS and len(spans) - 1 - at >= LEAST_STEPS:
             break
-    later = spans[first + 1 :]
-    names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
-    data, forward, backward, optimizer, other = (
-        before - sum(getattr(one.train, name) for one in later)
-        for name, before in zip(names, last.phases_ns, strict=True)
-    )
-    return _Total(
-        spans[first].ended_ns,
-        last.steps - sum(one.steps for one in later),
-        last.eval_steps - sum(one.eval_steps for one in later),
-        last.samples - sum(one.samples for one in later),
-        (data, forward, backward, optimizer, other),
-        last.evaluation_ns - sum(one.evaluation.total_ns for one in later),
-    )
+    return replace(reduce(_subtract, spans[first + 1 :], last), ended_ns=spans[first].ended_ns)
 
 
 class RankPace:
     """Follow one rank: its totals of the last ten seconds, and how long its last steps took."""
 
     def __init__(self) -> None:
-        """Begin with nothing read."""
-        self._totals: deque[_Total] = deque()
+        self._totals: deque[StepSpan] = deque()
         self._timed: deque[tuple[int, float]] = deque(maxlen=MOST_TIMED)
         self._ordered: list[float] = []
         self._open_ns = 0
@@ -110,9 +91,8 @@ class RankPace:
         if not is_known(reading.ended):
             return reading.ended
         slowest = self._time_steps(reading)
-        last = _total_of(reading.ended)
-        age_s = (reading.taken_ns - last.at_ns) / 1e9
-        self._keep(last, reading)
+        age_s = (reading.taken_ns - reading.ended.ended_ns) / 1e9
+        self._keep(reading.ended, reading)
         if len(self._totals) < 2:
             return ONE_STEP
         return self._say(reading, rank, age_s, slowest)
@@ -137,16 +117,16 @@ class RankPace:
             self._ordered = sorted(ms for _, ms in self._timed)
         return max(ms for _, ms in new) if new else Missing("no step ended since")
 
-    def _keep(self, last: _Total, reading: StepReading) -> None:
+    def _keep(self, last: StepSpan, reading: StepReading) -> None:
         totals = self._totals
         if totals and last.steps < totals[-1].steps:
             totals.clear()  # it counts anew
         if not totals:
-            earlier = _find_earlier_total(last, reading)
+            earlier = _find_earlier_total(last, reading.spans)
             totals.extend((earlier, last) if earlier is not None else (last,))
-        elif last.at_ns > totals[-1].at_ns:
+        elif last.ended_ns > totals[-1].ended_ns:
             totals.append(last)
-        while len(totals) > LEAST_STEPS + 1 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
+        while len(totals) > LEAST_STEPS + 1 and totals[1].ended_ns <= reading.taken_ns - SPAN_NS:
             totals.popleft()
 
     def _percentile(self, share: float) -> Known[float]:
@@ -164,14 +144,14 @@ class RankPace:
         self, reading: StepReading, rank: Applicable[int], age_s: float, slowest: Known[float]
     ) -> StepPace:
         first, last = self._totals[0], self._totals[-1]
-        steps, evals = last.steps - first.steps, last.eval_steps - first.eval_steps
-        between_s = max(last.at_ns - first.at_ns, 1) / 1e9
+        made = _subtract(last, first)
+        steps, evals = made.steps, made.eval_steps
+        between_s = max(last.ended_ns - first.ended_ns, 1) / 1e9
         mean_s = between_s / max(steps + evals, 1)
         span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
-        phases = [late - early for early, late in zip(first.phases_ns, last.phases_ns, strict=True)]
-        shares = _list_shares(phases)
+        shares = _list_shares(_PHASES(made.train))
         # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
-        samples = last.samples - first.samples if reading.rule is not StepRule.UPDATE else 0
+        samples = made.samples if reading.rule is not StepRule.UPDATE else 0
         return StepPace(
             pid=reading.process.pid,
             rank=rank,
@@ -195,16 +175,14 @@ class RankPace:
             backward_pct=shares[2],
             optimizer_pct=shares[3],
             other_pct=shares[4],
-            own_ms=(phases[0] + phases[1]) / steps / 1e6 if steps else Missing("no training step lately"),
-            eval_pct=100 * min(1.0, (last.evaluation_ns - first.evaluation_ns) / 1e9 / between_s),
+            own_ms=(made.train.data_ns + made.train.forward_ns) / steps / 1e6 if steps else NO_STEP,
+            eval_pct=100 * min(1.0, made.evaluation.total_ns / 1e9 / between_s),
         )
 
 
 def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
     total = sum(phases_ns)
-    if total <= 0:
-        return [Missing("no training step lately")] * len(phases_ns)
-    return [100 * one / total for one in phases_ns]
+    return [100 * one / total if total > 0 else NO_STEP for one in phases_ns]
 
 
 def _describe_state(reading: StepReading) -> str:
@@ -296,7 +274,6 @@ class StepProbe:
     """Read the hooks of a job's ranks once a tick."""
 
     def __init__(self) -> None:
-        """Read nothing yet."""
         self._reader = StepReader()
         self._paces: dict[Identity, RankPace] = {}
 
@@ -329,24 +306,18 @@ class StepProbe:
         return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else (), size)
 
 
+_SAME = {one.name for one in fields(HookSample)} & {one.name for one in fields(StepReading)} - {"rank"}
+
+
 def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:
+    same: dict[str, Any] = {name: getattr(reading, name) for name in _SAME}
     return HookSample(
+        **same,
         pid=reading.process.pid,
         rank=rank,
-        state=reading.state,
-        error=reading.error,
-        hook_version=reading.hook_version,
-        rule=reading.rule,
-        patches=reading.patches,
-        counts=reading.counts,
-        batch_size=reading.batch_size,
         phase=map_known(lambda now: now.phase, reading.now),
         phase_s=map_known(lambda now: now.since_s, reading.now),
-        marks=reading.marks,
-        lost_records=reading.lost_records,
         pace=pace,
-        settings=reading.settings,
-        device=reading.device,
     )
 
 

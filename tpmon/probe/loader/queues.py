@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import cache
 from typing import TypeVar
 
@@ -102,10 +103,7 @@ def read_queue_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
 
 def parse_flags(raw: bytes) -> int:
     """Return the open flags of /proc/PID/fdinfo/FD (octal), 0 when there are none."""
-    for line in raw.splitlines():
-        if line.startswith(b"flags:"):
-            return int(line.split()[1], 8)
-    return 0
+    return next((int(line.split()[1], 8) for line in raw.splitlines() if line.startswith(b"flags:")), 0)
 
 
 def map_queues(
@@ -241,30 +239,30 @@ class LoaderRank:
     pin_thread: bool
 
 
+@dataclass(slots=True)
 class _Loader:
     """Remember the queues of one loader of a rank and the looks of the last 10 s."""
 
-    def __init__(self) -> None:
-        self.workers: tuple[LoaderWorker, ...] = ()
-        self.data: Known[PipeEnds] = _WAITING
-        self.looks: deque[tuple[int, int]] = deque()
-        self.ready: Known[int] = _WAITING
-        self.message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
-        self.message_ns = -MESSAGE_EVERY_NS
-        self.index: tuple[Known[PipeEnds], ...] = ()
-        self.pending: tuple[Known[int], ...] = ()
+    workers: tuple[LoaderWorker, ...]
+    data: Known[PipeEnds] = _WAITING
+    ready: Known[int] = _WAITING
+    index: tuple[Known[PipeEnds], ...] = ()
+    looks: deque[tuple[int, int]] = field(default_factory=deque)
+    message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
+    message_ns: int = -MESSAGE_EVERY_NS
+    pending: tuple[Known[int], ...] = ()
 
 
+@dataclass(slots=True)
 class _RankQueues:
     """Remember the loaders of one rank, oldest first, and the births of its workers."""
 
-    def __init__(self) -> None:
-        self.pids: tuple[int, ...] = ()
-        self.mapped_ns = 0
-        self.complete = False
-        self.loaders: tuple[_Loader, ...] = ()
-        self.births: deque[int] = deque()
-        self.known: set[tuple[int, int]] = set()
+    pids: tuple[int, ...] = ()
+    mapped_ns: int = 0
+    complete: bool = False
+    loaders: tuple[_Loader, ...] = ()
+    births: deque[int] = field(default_factory=deque)
+    known: set[tuple[int, int]] = field(default_factory=set)
 
     def forget_births(self, now_ns: int) -> None:
         """Keep the births of the last minute."""
@@ -276,7 +274,6 @@ class LoaderProbe:
     """Look at the queues of every rank twice a second in a daemon thread of its own."""
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Look at nothing until ``watch`` names the ranks and ``start`` starts the thread."""
         self._proc = proc
         self._ranks: tuple[LoaderRank, ...] = ()
         self._queues: dict[int, _RankQueues] = {}
@@ -409,13 +406,9 @@ class LoaderProbe:
 
     def _sample(self, rank: LoaderRank, queues: _RankQueues, number: int, loader: _Loader) -> LoaderSample:
         ready = Missing(self._source.off) if self._source.off else loader.ready
-        batches: Known[float] = loader.message_bytes
-        if not is_known(ready):
-            batches = ready
-        elif ready == 0:
-            batches = 0.0
-        elif is_known(loader.message_bytes):
-            batches = ready / loader.message_bytes
+        batches: Known[float] = ready
+        if is_known(ready):
+            batches = map_known(lambda size: ready / size, loader.message_bytes) if ready else 0.0
         looks = len(loader.looks)
         pending = loader.pending or (_WAITING,) * len(loader.workers)
         seen = list(zip(loader.workers, pending, strict=False))
@@ -438,10 +431,7 @@ class LoaderProbe:
 
 
 def _refuse(rank: LoaderRank, why: Missing) -> _Loader:
-    refused = _Loader()
-    refused.workers, refused.data, refused.ready = rank.workers, why, why
-    refused.index = (why,) * len(rank.workers)
-    return refused
+    return _Loader(rank.workers, data=why, ready=why, index=(why,) * len(rank.workers))
 
 
 def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
@@ -452,11 +442,7 @@ def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
     if len(queues.loaders) == 1 and queues.loaders[0].workers == rank.workers:
         return list(queues.loaders)
     living = [loader for loader in queues.loaders if not set(rank.workers).isdisjoint(loader.workers)]
-    if living:
-        return living
-    unseen = _Loader()
-    unseen.workers = rank.workers
-    return [unseen]
+    return living or [_Loader(rank.workers)]
 
 
 def _group(
@@ -469,11 +455,15 @@ def _group(
         places.setdefault(data.inode if is_known(data) else -1, []).append(place)
     loaders = []
     for inode, own in places.items():
-        loader, old = _Loader(), kept.get(inode)
-        if old is not None:
-            loader.looks, loader.ready, loader.message_bytes = old.looks, old.ready, old.message_bytes
-        loader.workers = tuple(workers[place] for place in own)
-        loader.data = mapped.data[own[0]]
-        loader.index = tuple(mapped.index[place] for place in own)
-        loaders.append(loader)
+        old = kept.get(inode) or _Loader(())
+        loaders.append(
+            _Loader(
+                tuple(workers[place] for place in own),
+                data=mapped.data[own[0]],
+                ready=old.ready,
+                index=tuple(mapped.index[place] for place in own),
+                looks=old.looks,
+                message_bytes=old.message_bytes,
+            )
+        )
     return tuple(loaders)

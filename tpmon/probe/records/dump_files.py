@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
 import sys
@@ -102,11 +103,10 @@ def _join(pieces: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_whole(line: bytes) -> bool:
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _read_file(path: str, limit: int) -> bytes:

@@ -40,10 +40,9 @@ class LocalConnection:
     """Hold one conversation; every method raises OSError once its time is over."""
 
     def __init__(self, link: socket.socket, seconds: float) -> None:
-        """Begin to count the time."""
         self._link = link
         self._end_s = time.monotonic() + seconds
-        self._read = b""
+        self._read = bytearray()
 
     def _wait_no_longer(self) -> None:
         left_s = self._end_s - time.monotonic()
@@ -75,20 +74,14 @@ class LocalConnection:
             if not self._hear():
                 raise OSError("the other end closed the connection")
         line, _, self._read = self._read.partition(b"\n")
-        return line
+        return bytes(line)
 
     def read_all(self, limit: int) -> bytes:
         """Read until the other end closes."""
-        parts = [self._read]
-        size = len(self._read)
-        self._read = b""
         while self._hear():
-            parts.append(self._read)
-            size += len(self._read)
-            self._read = b""
-            if size > limit:
+            if len(self._read) > limit:
                 raise OSError(f"the answer has more than {limit >> 20} MiB")
-        return b"".join(parts)
+        return bytes(self._read)
 
     def _hear(self) -> bool:
         """Read some more; False at the end."""
@@ -327,12 +320,12 @@ def parse_ras(text: str) -> RasReport:
             found.ranks.append(_read_rank(line, int(rank[1]), place, found))
         elif (numbers := _MISSING_RANKS.match(line)) and place.communicator:
             room = MOST_RANKS - len(found.ranks)
-            found.ranks += [_lose_rank(place, one) for one in _list_numbers(numbers[1], room)]
-        elif (
-            (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS
-        ):
-            node, problem = admit_text(process[2], 80), _PROBLEMS[place.problem]
-            found.lost.append(RasProcess(int(process[1]), node, problem))
+            found.ranks += [
+                RasRank(place.communicator, one, "no answer", *[NOT_APPLICABLE] * 5)
+                for one in _list_numbers(numbers[1], room)
+            ]
+        elif (process := _PROCESS.match(line)) and (problem := _PROBLEMS.get(place.problem)):
+            found.lost.append(RasProcess(int(process[1]), admit_text(process[2], 80), problem))
     if not found.version:
         raise OSError("its answer is no report of NCCL")
     return RasReport(
@@ -343,7 +336,7 @@ def parse_ras(text: str) -> RasReport:
         ranks=tuple(_add_most(one, found.most) for one in _name_processes(found)),
         dead=found.dead,
         silent=found.silent,
-        lost=tuple(dict.fromkeys(found.lost)),
+        lost=tuple(dict.fromkeys(found.lost[:MOST_RANKS])),
     )
 
 
@@ -356,11 +349,6 @@ def _list_numbers(text: str, most: int) -> list[int]:
             break
         numbers += range(int(found[1]), int(found[2] or found[1]) + 1)[:room]
     return numbers
-
-
-def _lose_rank(place: _Place, rank: int) -> RasRank:
-    unknown = NOT_APPLICABLE
-    return RasRank(place.communicator, rank, "no answer", unknown, unknown, unknown, unknown, unknown)
 
 
 def _name_processes(found: _Found) -> list[RasRank]:
@@ -408,9 +396,7 @@ def _move(line: str, place: _Place, found: _Found) -> _Place:
         return _Place(place.communicator, place.problem, counts[1])
     launched = _read_launched(line, place, found)
     status = _STATUS.search(line)
-    return _Place(
-        place.communicator, place.problem, place.operation, launched, status[1] or status[2] if status else ""
-    )
+    return replace(place, launched=launched, status=status[1] or status[2] if status else "")
 
 
 def _read_launched(line: str, place: _Place, found: _Found) -> Applicable[int]:
@@ -457,9 +443,6 @@ def _add_most(one: RasRank, most: Mapping[tuple[str, str], int]) -> RasRank:
     if not is_known(one.operation) or not is_known(one.launched):
         return one
     count = most.get((one.communicator, one.operation), one.launched)
-    behind = (
-        "behind" if one.launched < count else "ahead of the rest" if one.launched == count else one.problem
-    )
-    return RasRank(
-        one.communicator, one.rank, behind, one.operation, one.launched, count, one.process, one.node
+    return replace(
+        one, problem="behind" if one.launched < count else "ahead of the rest", most_launched=count
     )
