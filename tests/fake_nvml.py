@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -32,24 +33,9 @@ class FakeCard:
     reasons: int = 0
     fields: dict[int, int] = field(
         default_factory=lambda: {
+            **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271, 197, 198, 91, 230, 138, 139, 202, 204), 0),
             83: 1_000_000,
-            74: 0,
-            75: 0,
-            76: 0,
-            77: 0,
-            79: 0,
-            269: 0,
-            270: 0,
-            271: 0,
-            197: 0,
-            198: 0,
             82: 70,
-            91: 0,
-            230: 0,
-            138: 0,
-            139: 0,
-            202: 0,
-            204: 0,
         }
     )
     field_errors: dict[int, int] = field(default_factory=dict)
@@ -111,71 +97,11 @@ class FakeNvml:
             raise pynvml.NVMLError(13)
         return self.symbols[symbol]
 
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "580.65.06"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return 13000
-
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
         return self.cards[index]
-
-    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
-        return card.uuid
-
-    def nvmlDeviceGetName(self, card: FakeCard) -> str:
-        return card.name
-
-    def nvmlDeviceGetMinorNumber(self, card: FakeCard) -> int:
-        return card.minor
-
-    def nvmlDeviceGetBusType(self, card: FakeCard) -> int:
-        return card.bus
-
-    def nvmlDeviceGetMaxClockInfo(self, card: FakeCard, kind: int) -> int:
-        return {1: 1980, 2: 2619}[kind]
-
-    def nvmlDeviceGetClockInfo(self, card: FakeCard, kind: int) -> int:
-        return {1: 1755, 2: 2619}[kind]
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, card: FakeCard) -> int:
-        return 5
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, card: FakeCard) -> int:
-        return 16
-
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, card: FakeCard) -> int:
-        return 4
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, card: FakeCard) -> int:
-        return 8
-
-    def nvmlDeviceGetTemperatureThreshold(self, card: FakeCard, kind: int) -> int:
-        return {1: 87}[kind]
-
-    def nvmlDeviceGetTemperature(self, card: FakeCard, sensor: int) -> int:
-        return 61
-
-    def nvmlDeviceGetTemperatureV(self, card: FakeCard, sensor: int) -> int:
-        return 62
-
-    def nvmlDeviceGetMarginTemperature(self, card: FakeCard) -> int:
-        return 25
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, card: FakeCard) -> int:
-        return 700_000
-
-    def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> int:
-        return 412_500
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, card: FakeCard) -> int:
-        return 5_000_000
 
     def nvmlDeviceGetViolationStatus(self, card: FakeCard, policy: int) -> Any:
         return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 1000)
@@ -194,15 +120,6 @@ class FakeNvml:
             raise pynvml.NVMLError(6)
         return (1, entries)
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:
-        return card.reasons
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: FakeCard) -> int:
-        return card.reasons
-
-    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:
-        return SimpleNamespace(total=card.total, used=card.used)
-
     def nvmlDeviceGetFieldValues(self, card: FakeCard, wanted: list[tuple[int, int]]) -> Any:
         values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
         for entry, (number, scope) in zip(values, wanted, strict=True):
@@ -217,46 +134,13 @@ class FakeNvml:
         self.guards.append(wanted[-1][0])
         return values
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, card: FakeCard) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
-
-    def nvmlDeviceGetComputeRunningProcesses_v2(self, card: FakeCard) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
-
-    def nvmlDeviceGetProcessesUtilizationInfo(self, card: FakeCard, since: int) -> list[Any]:
-        return rows_since(card, since)
-
-    def nvmlDeviceGetProcessUtilization(self, card: FakeCard, since: int) -> list[Any]:
-        return rows_since(card, since)
-
-    def nvmlDeviceGetTotalEccErrors(self, card: FakeCard, kind: int, counter: int) -> int:
-        return {(1, 0): 2}[kind, counter]
-
-    def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> tuple[int, int, int, int]:
-        return (1, 0, 1, 0)
-
-    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
-        return [card.mig, card.mig]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:
-        return 7
-
     def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, place: int) -> FakeCard:
         if place >= len(card.mig_devices):
             raise pynvml.NVMLError(6)
         return card.mig_devices[place]
 
-    def nvmlDeviceGetGpuInstanceId(self, card: FakeCard) -> int:
-        return card.instance
-
-    def nvmlGpmQueryDeviceSupport(self, card: FakeCard) -> Any:
-        return SimpleNamespace(isSupportedDevice=card.gpm is not None)
-
     def nvmlGpmSampleAlloc(self) -> Any:
         return pynvml.c_nvmlGpmSample_t(pynvml.struct_c_nvmlGpmSample_t())
-
-    def nvmlGpmSampleFree(self, sample: Any) -> None:
-        pass
 
     def nvmlGpmSampleGet(self, card: FakeCard, sample: Any) -> Any:
         self.gpm_card = card
@@ -276,12 +160,6 @@ class FakeNvml:
             metric.nvmlReturn = 0 if metric.metricId in values else 3
             metric.value = values.get(metric.metricId, 0.0)
         return request
-
-    def nvmlEventSetCreate(self) -> Any:
-        return SimpleNamespace()
-
-    def nvmlEventSetFree(self, events: Any) -> None:
-        pass
 
     def nvmlDeviceRegisterEvents(self, card: FakeCard, kinds: int, events: Any) -> None:
         if kinds != 8:
@@ -303,6 +181,66 @@ def rows_since(card: FakeCard, since: int) -> list[Any]:
     if not rows:
         raise pynvml.NVMLError(6)
     return rows
+
+
+ANSWERS: dict[str, Any] = {
+    "nvmlInit": None,
+    "nvmlSystemGetDriverVersion": "580.65.06",
+    "nvmlSystemGetCudaDriverVersion_v2": 13000,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 4,
+    "nvmlDeviceGetCurrPcieLinkWidth": 8,
+    "nvmlDeviceGetTemperature": 61,
+    "nvmlDeviceGetTemperatureV": 62,
+    "nvmlDeviceGetMarginTemperature": 25,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetPowerUsage": 412_500,
+    "nvmlDeviceGetTotalEnergyConsumption": 5_000_000,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100, memory=33),
+    "nvmlDeviceGetRemappedRows": (1, 0, 1, 0),
+    "nvmlDeviceGetMaxMigDeviceCount": 7,
+    "nvmlGpmSampleFree": None,
+    "nvmlEventSetCreate": SimpleNamespace(),
+    "nvmlEventSetFree": None,
+}
+"""What each card answers, whatever else is asked."""
+BY_KIND: dict[str, dict[tuple[int, ...], int]] = {
+    "nvmlDeviceGetMaxClockInfo": {(1,): 1980, (2,): 2619},
+    "nvmlDeviceGetClockInfo": {(1,): 1755, (2,): 2619},
+    "nvmlDeviceGetTemperatureThreshold": {(1,): 87},
+    "nvmlDeviceGetTotalEccErrors": {(1, 0): 2},
+}
+
+
+def list_processes(card: FakeCard) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
+
+
+OF_CARD: dict[str, Callable[[FakeCard], Any]] = {
+    "nvmlDeviceGetUUID": lambda card: card.uuid,
+    "nvmlDeviceGetName": lambda card: card.name,
+    "nvmlDeviceGetMinorNumber": lambda card: card.minor,
+    "nvmlDeviceGetBusType": lambda card: card.bus,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda card: card.reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda card: card.reasons,
+    "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.total, used=card.used),
+    "nvmlDeviceGetMigMode": lambda card: [card.mig, card.mig],
+    "nvmlDeviceGetGpuInstanceId": lambda card: card.instance,
+    "nvmlGpmQueryDeviceSupport": lambda card: SimpleNamespace(isSupportedDevice=card.gpm is not None),
+    "nvmlDeviceGetComputeRunningProcesses_v3": list_processes,
+    "nvmlDeviceGetComputeRunningProcesses_v2": list_processes,
+}
+
+
+for _name, _value in ANSWERS.items():
+    setattr(FakeNvml, _name, lambda self, *asked, value=_value: value)
+for _name, _values in BY_KIND.items():
+    setattr(FakeNvml, _name, lambda self, card, *kind, values=_values: values[kind])
+for _name, _read in OF_CARD.items():
+    setattr(FakeNvml, _name, lambda self, card, *asked, read=_read: read(card))
+for _name in ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization"):
+    setattr(FakeNvml, _name, lambda self, card, since: rows_since(card, since))
 
 
 def ring(percents: list[int], end_s: float, per_second: int) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,21 +40,39 @@ def start_child(body: str = "", **settings: object) -> GpuProbe:
     return probe
 
 
+def listen(probe: GpuProbe, condition: Callable[[GpuReading, list[str]], bool]) -> tuple[GpuReading, list[str]]:
+    """Return the first reading of which something holds, and the events until then."""
+    told: list[str] = []
+
+    def check(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return condition(reading, told)
+
+    return read_until(probe, check), told
+
+
+def read_child(body: str, condition: Callable[[GpuReading, list[str]], bool]) -> tuple[GpuReading, list[str]]:
+    """Start such a child, listen to it, and stop it."""
+    probe = start_child(body)
+    try:
+        return listen(probe, condition)
+    finally:
+        probe.stop()
+
+
 def states(reading: GpuReading) -> list[GpuState]:
     return [card.state for card in reading.gpus] if is_known(reading.gpus) else []
 
 
-def has_cards(count: int) -> object:
-    return lambda reading: len(states(reading)) == count
+def has_all(reading: GpuReading, _told: object = None) -> bool:
+    return len(states(reading)) == 3
 
 
 def test_cards_are_read_with_their_processes():
-    probe = start_child()
-    reading = read_until(probe, has_cards(3))
+    reading, _ = read_child("", has_all)
     assert [card.uuid for card in reading.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
     assert [card.sm_pct for card in reading.gpus] == [50.0] * 3
     assert (reading.driver.driver_version, reading.driver.cuda_version) == ("580.65.06", "13.0")
-    probe.stop()
 
 
 WEDGE_ONE = """
@@ -76,7 +95,7 @@ def wedging():
 
 def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(wedging):
     probe, _ = wedging
-    read_until(probe, has_cards(3))
+    read_until(probe, has_all)
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
     assert is_known(reading.gpus)
     first, wedged, third = reading.gpus
@@ -100,9 +119,7 @@ def test_a_card_wedged_from_the_start_has_its_place(wedging):
 
 def test_a_call_that_never_returns_costs_its_own_reading():
     hang = {"nvmlDeviceGetName": {0}, "nvmlDeviceGetRemappedRows": {1}, "nvmlDeviceGetPowerUsage": {2}}
-    probe = start_child(f"nvml.hang.update({hang})")
-    seen = read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
-    probe.stop()
+    seen, _ = read_child(f"nvml.hang.update({hang})", lambda one, _: states(one) == [GpuState.OK] * 3)
     stuck = Missing("the driver does not return from this call")
     nameless, unmapped, powerless = seen.gpus
     assert [card.sm_pct for card in seen.gpus] == [50.0] * 3
@@ -112,9 +129,7 @@ def test_a_call_that_never_returns_costs_its_own_reading():
 
 
 def test_versions_that_never_come_keep_no_card_back():
-    probe = start_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)")
-    reading = read_until(probe, has_cards(3))
-    probe.stop()
+    reading, _ = read_child("FakeNvml.nvmlSystemGetDriverVersion = lambda self: time.sleep(600)", has_all)
     assert reading.driver.driver_version == Missing("the driver does not return from this call")
 
 
@@ -132,17 +147,11 @@ def test_an_init_that_never_returns_blocks_nobody():
 
 def test_a_killed_child_is_started_again_and_the_gap_is_told():
     probe = start_child(backoff_s=(0.1, 0.1, 0.1))
-    read_until(probe, has_cards(3))
+    read_until(probe, has_all)
     first = probe.child_pid()
     assert is_known(first)
     os.kill(first, signal.SIGKILL)
-    told: list[str] = []
-
-    def restarted(reading):
-        told.extend(reading.events)
-        return any("restarted" in text for text in told)
-
-    read_until(probe, restarted)
+    _, told = listen(probe, lambda _, told: any("restarted" in text for text in told))
     assert told[0] == "GPU child ended (SIGKILL); next try in 0.1 s"
     assert told[1].startswith("GPU child restarted after SIGKILL, gap ")
     read_until(probe, lambda one: states(one) == [GpuState.OK] * 3)
@@ -184,39 +193,28 @@ def test_a_driver_that_stays_away_is_asked_less_and_less_often():
     assert [probe._on_end("exit 1", attempt) for attempt in (1, 2, 3, 4, 5, 2000)] == [30, 60, 120, 240, 300, 300]
 
 
-def test_without_nvidia_ml_py_the_reading_says_so():
-    code = (
-        f"import sys; sys.path.append({ROOT!r})\n"
-        "from tpmon.probe.gpu.child import load_pynvml, main\n"
-        "sys.modules['pynvml'] = None\n"
-        "main()"
-    )
-    probe = GpuProbe([sys.executable, "-c", code])
-    probe.start()
-    missing = Missing("the nvidia-ml-py package is not installed (doctor: nvml)")
-    read_until(probe, lambda one: one.gpus == missing)
-    probe.stop()
-
-
 @pytest.mark.parametrize(
     ("module", "start"),
     [
+        (None, "the nvidia-ml-py package is not installed (doctor: nvml)"),
         ("raise SyntaxError('for python 2')", "pynvml cannot be imported: SyntaxError: for python 2 ("),
         ("raise ImportError('no such name')", "pynvml cannot be imported: ImportError: no such name ("),
         ("nvmlInit = nvmlDeviceGetCount = lambda: {}", "asking NVML failed: TypeError"),
     ],
 )
-def test_a_module_that_breaks_is_named_with_its_file(tmp_path, module, start):
+def test_a_module_that_is_missing_or_breaks_is_named_with_its_file(tmp_path, module, start):
     file = tmp_path / "pynvml.py"
-    file.write_text(module)
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\nfrom tpmon.probe.gpu.child import main\nmain()"
+    file.write_text(module or "")
+    hide = "" if module else "sys.modules['pynvml'] = None\n"
+    start_up = f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\n"
+    code = f"{start_up}from tpmon.probe.gpu.child import main\n{hide}main()"
     probe = GpuProbe([sys.executable, "-c", code])
     probe.start()
     reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
     probe.stop()
     assert isinstance(reading.gpus, Missing)
     assert reading.gpus.reason.startswith(start)
-    assert str(file)[:60] in reading.gpus.reason
+    assert module is None or str(file)[:60] in reading.gpus.reason
 
 
 def test_a_module_that_answers_in_bytes_is_read():
@@ -228,15 +226,7 @@ for name in ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetNa
     raw(name)
 nvml.xids = [(cards[2], 79)]
 """
-    probe = start_child(body)
-    told: list[str] = []
-
-    def seen(reading):
-        told.extend(reading.events)
-        return bool(told) and len(states(reading)) == 3
-
-    reading = read_until(probe, seen)
-    probe.stop()
+    reading, told = read_child(body, lambda reading, told: bool(told) and has_all(reading))
     assert (reading.gpus[0].uuid, reading.gpus[0].name) == ("GPU-0", "NVIDIA H100 80GB HBM3")
     assert reading.source == "NVML, driver 580.65.06"
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
@@ -249,13 +239,7 @@ def upgrade():
 threading.Timer(0.3, upgrade).start()
 """
     probe = start_child(body, backoff_s=(0.1,))
-    told: list[str] = []
-
-    def went_away(reading):
-        told.extend(reading.events)
-        return any("restarted" in text for text in told)
-
-    read_until(probe, went_away)
+    _, told = listen(probe, lambda _, told: any("restarted" in text for text in told))
     probe.stop()
     assert told[0].startswith("NVIDIA driver went away: the NVIDIA driver was replaced")
     assert told[1] == "GPU child ended (exit 1); next try in 0.1 s"
@@ -277,45 +261,27 @@ began = time.monotonic()
 nvml = Falling(cards)
 """
     probe = start_child(body)
-    read_until(probe, has_cards(3))
-    told: list[str] = []
-
-    def lost(reading):
-        told.extend(reading.events)
-        return states(reading) == [GpuState.OK, GpuState.LOST, GpuState.OK]
-
-    read_until(probe, lost)
+    read_until(probe, has_all)
+    _, told = listen(probe, lambda one, _: states(one) == [GpuState.OK, GpuState.LOST, GpuState.OK])
     assert told == ["GPU 1 (NVIDIA H100 80GB HBM3) is lost: GPU is lost"]
     probe.stop()
 
 
 def test_xid_events_arrive_beside_the_readings():
-    probe = start_child("nvml.xids = [(cards[2], 79)]")
-    told: list[str] = []
-
-    def seen(reading):
-        told.extend(reading.events)
-        return bool(told) and len(states(reading)) == 3
-
-    reading = read_until(probe, seen)
+    body = "nvml.xids = [(cards[2], 79)]"
+    reading, told = read_child(body, lambda reading, told: bool(told) and has_all(reading))
     assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
     assert reading.gpus[2].xids == (79,)
-    probe.stop()
 
 
 def test_xid_events_that_cannot_be_watched_are_a_note():
-    probe = start_child("nvml.failures['nvmlEventSetCreate'] = 3")
-    reading = read_until(probe, lambda one: bool(one.notes))
+    reading, _ = read_child("nvml.failures['nvmlEventSetCreate'] = 3", lambda one, _: bool(one.notes))
     assert reading.notes == ("Xid events are not watched: not supported by this card",)
-    probe.stop()
 
 
 def test_what_a_library_prints_does_not_reach_the_lines():
     body = "FakeNvml.nvmlInit = lambda self: print('NVML: warning', flush=True)"
-    probe = start_child(body)
-    reading = read_until(probe, has_cards(3))
-    assert reading.notes == ()
-    probe.stop()
+    assert read_child(body, has_all)[0].notes == ()
 
 
 def test_a_reader_that_breaks_costs_its_card_and_says_so():

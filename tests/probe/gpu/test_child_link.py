@@ -1,5 +1,7 @@
 """The pipe to the child: bounded lines, and children that die, flood, stammer or sleep."""
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
@@ -40,24 +42,41 @@ def test_splitter_drops_overlong_lines_whole(pieces, lines, dropped):
     assert (found, splitter.dropped) == (lines, dropped)
 
 
-def run_link(code: str) -> tuple[ChildLink, list[bytes], list[tuple[str, int]], threading.Event]:
-    """Start a child that runs ``code``; the link stops at its first end."""
-    lines: list[bytes] = []
-    ends: list[tuple[str, int]] = []
-    ended = threading.Event()
+class Run:
+    """Start a child again and again, ``times`` in all; what it says and how it ends is kept."""
 
-    def on_end(how: str, attempt: int) -> float:
-        ends.append((how, attempt))
-        ended.set()
+    def __init__(self, *command: str, times: int = 1, fails: bool = False) -> None:
+        self.lines: list[bytes] = []
+        self.pids: list[object] = []
+        self.ends: list[tuple[str, int]] = []
+        self.ended = threading.Event()
+        self._times, self._fails = times, fails
+        listener = Listener(on_start=lambda: None, on_lines=self._on_lines, on_end=self._on_end)
+        self.link = ChildLink(command, listener)
+        self.link.start()
+
+    def wait(self) -> Run:
+        """Wait for the last end, and stop the link."""
+        assert self.ended.wait(30)
+        self.link.stop()
+        return self
+
+    def _on_lines(self, found: Sequence[bytes]) -> None:
+        self.pids.append(self.link.pid())
+        if self._fails:
+            raise ValueError("a line that nobody foresaw")
+        self.lines.extend(found)
+
+    def _on_end(self, how: str, attempt: int) -> float:
+        self.ends.append((how, attempt))
+        if len(self.ends) < self._times:
+            return 0.0
+        self.ended.set()
         return 60.0
 
-    def on_lines(found: Sequence[bytes]) -> None:
-        lines.extend(found)
 
-    listener = Listener(on_start=lambda: None, on_lines=on_lines, on_end=on_end)
-    link = ChildLink([sys.executable, "-c", code], listener)
-    link.start()
-    return link, lines, ends, ended
+def run_link(code: str, **more) -> Run:
+    return Run(sys.executable, "-c", code, **more)
 
 
 @pytest.mark.parametrize(
@@ -71,52 +90,30 @@ def run_link(code: str) -> tuple[ChildLink, list[bytes], list[tuple[str, int]], 
     ],
 )
 def test_the_end_of_a_child_is_told_in_words(code, how):
-    link, _, ends, ended = run_link(code)
-    assert ended.wait(10)
-    link.stop()
-    assert ends == [(how, 1)]
-    assert not is_known(link.pid())
+    run = run_link(code).wait()
+    assert run.ends == [(how, 1)]
+    assert not is_known(run.link.pid())
 
 
 def test_a_command_that_is_not_there_is_told():
-    ended = threading.Event()
-    ends: list[str] = []
-
-    def on_end(how, attempt):
-        ends.append(how)
-        ended.set()
-        return 60.0
-
-    listener = Listener(on_start=lambda: None, on_lines=lambda lines: None, on_end=on_end)
-    link = ChildLink(["/nonexistent/python"], listener)
-    link.start()
-    assert ended.wait(10)
-    link.stop()
-    assert ends == ["cannot start: No such file or directory"]
+    assert Run("/nonexistent/python").wait().ends == [("cannot start: No such file or directory", 1)]
 
 
 def test_half_a_line_is_waited_for_and_dropped_at_the_end():
     code = "import sys; sys.stdout.write('whole\\nhal'); sys.stdout.flush(); sys.stdout.write('f\\nrest')"
-    link, lines, _, ended = run_link(code)
-    assert ended.wait(10)
-    link.stop()
-    assert lines == [b"whole", b"half"]
+    assert run_link(code).wait().lines == [b"whole", b"half"]
 
 
 def test_a_child_that_floods_bytes_is_killed():
-    link, lines, ends, ended = run_link("import os\nwhile True: os.write(1, b'x' * 65535 + b'\\n')")
-    assert ended.wait(20)
-    link.stop()
-    assert ends == [("it flooded its pipe", 1)]
-    assert len(lines) <= gpu_link.MAX_LINES_PER_S
+    run = run_link("import os\nwhile True: os.write(1, b'x' * 65535 + b'\\n')").wait()
+    assert run.ends == [("it flooded its pipe", 1)]
+    assert len(run.lines) <= gpu_link.MAX_LINES_PER_S
 
 
 def test_a_child_that_floods_lines_is_thinned_and_counted():
-    link, lines, _, ended = run_link("print('x\\n' * 100_000, end='')")
-    assert ended.wait(20)
-    link.stop()
-    assert len(lines) + link.dropped_lines == 100_000
-    assert len(lines) <= 2 * gpu_link.MAX_LINES_PER_S
+    run = run_link("print('x\\n' * 100_000, end='')").wait()
+    assert len(run.lines) + run.link.dropped_lines == 100_000
+    assert len(run.lines) <= 2 * gpu_link.MAX_LINES_PER_S
 
 
 def test_stop_kills_a_child_that_ignores_everything():
@@ -126,24 +123,23 @@ def test_stop_kills_a_child_that_ignores_everything():
         "print('ready', flush=True)\n"
         "while True: time.sleep(600)"
     )
-    link, lines, ends, _ = run_link(code)
-    assert wait_until(lambda: lines == [b"ready"])
-    pid = link.pid()
-    assert is_known(pid)
+    run = run_link(code)
+    assert wait_until(lambda: run.lines == [b"ready"])
+    (pid,) = run.pids
     started = time.monotonic()
-    link.stop()
+    run.link.stop()
     assert time.monotonic() - started < 10
     assert is_gone(pid)
-    assert ends == []
+    assert run.ends == []
 
 
 def test_stop_before_the_child_runs_leaves_none():
     before = set(threading.enumerate())
-    link, _, ends, _ = run_link("import time; time.sleep(600)")
-    link.stop()
+    run = run_link("import time; time.sleep(600)")
+    run.link.stop()
     assert wait_until(lambda: set(threading.enumerate()) <= before)
-    assert ends == []
-    assert link._process is None or link._process.returncode is not None
+    assert run.ends == []
+    assert run.link._process is None or run.link._process.returncode is not None
 
 
 def start_probe(code: str, **settings: object) -> GpuProbe:
@@ -163,29 +159,29 @@ def read_until(probe: GpuProbe, condition: Callable[[GpuReading], bool]) -> GpuR
     return found[-1]
 
 
-def test_garbage_between_lines_is_counted_and_does_no_harm():
-    bad = [
-        b"not json\n",
-        b"[" * 50_000 + b"\n",
-        b'{"card":{"index":1e999}}\n',
-        b'{"driver":{"driver_version":"1","cuda_version":"1","cards":NaN}}\n',
-        b'{"driver":5}\n',
-        b"\xff\xfe\n",
-    ]
-    written = b"".join(bad) + DRIVER
-    probe = start_probe(f"import os, time; os.write(1, {written!r}); time.sleep(600)")
-    reading = read_until(probe, lambda one: is_known(one.driver))
-    probe.stop()
-    assert reading.gpus == ()
-    assert reading.notes == ("6 lines of the GPU child were not understood",)
+NO_LINES = (
+    b"not json",
+    b"[" * 50_000,
+    b'{"card":{"index":1e999}}',
+    b'{"driver":{"driver_version":"1","cuda_version":"1","cards":NaN}}',
+    b'{"driver":5}',
+    b"\xff\xfe",
+)
 
 
-def test_an_overlong_line_is_counted():
-    code = f"import os, time; os.write(1, b'x' * 300_000 + b'\\n' + {DRIVER!r}); time.sleep(600)"
-    probe = start_probe(code)
+@pytest.mark.parametrize(
+    ("bad", "note"),
+    [
+        (repr(b"\n".join(NO_LINES)), "6 lines of the GPU child were not understood"),
+        ("b'x' * 300_000", "1 lines of the GPU child were too many or too long"),
+    ],
+    ids=["garbage", "overlong"],
+)
+def test_what_is_no_line_is_counted_and_does_no_harm(bad, note):
+    probe = start_probe(f"import os, time; os.write(1, {bad} + b'\\n' + {DRIVER!r}); time.sleep(600)")
     reading = read_until(probe, lambda one: is_known(one.driver))
     probe.stop()
-    assert reading.notes == ("1 lines of the GPU child were too many or too long",)
+    assert (reading.gpus, reading.notes) == ((), (note,))
 
 
 def test_restarts_back_off_while_a_child_keeps_dying():
@@ -207,42 +203,10 @@ def test_restarts_back_off_while_a_child_keeps_dying():
 
 def test_a_long_life_starts_the_back_off_anew(monkeypatch):
     monkeypatch.setattr(gpu_link, "STEADY_S", 0.0)
-    attempts: list[int] = []
-    third = threading.Event()
-
-    def on_end(how, attempt):
-        attempts.append(attempt)
-        if len(attempts) == 3:
-            third.set()
-        return 0.0 if len(attempts) < 3 else 60.0
-
-    listener = Listener(on_start=lambda: None, on_lines=lambda lines: None, on_end=on_end)
-    link = ChildLink([sys.executable, "-c", ""], listener)
-    link.start()
-    assert third.wait(10)
-    link.stop()
-    assert attempts == [1, 1, 1]
+    assert [attempt for _, attempt in run_link("", times=3).wait().ends] == [1, 1, 1]
 
 
 def test_a_reading_that_fails_leaves_no_child_and_the_next_one_is_tried_as_was_said():
-    hows: list[str] = []
-    third = threading.Event()
-    pids: list[int] = []
-
-    def on_lines(_lines):
-        pids.append(link.pid())
-        raise ValueError("a line that nobody foresaw")
-
-    def on_end(how, _attempt):
-        hows.append(how)
-        if len(hows) == 3:
-            third.set()
-        return 0.0 if len(hows) < 3 else 60.0
-
-    code = "print('x', flush=True); import time; time.sleep(60)"
-    link = ChildLink([sys.executable, "-c", code], Listener(on_start=lambda: None, on_lines=on_lines, on_end=on_end))
-    link.start()
-    assert third.wait(30)
-    link.stop()
-    assert hows == ["reading it failed: ValueError: a line that nobody foresaw"] * 3
-    assert wait_until(lambda: all(map(is_gone, pids)))
+    run = run_link("print('x', flush=True); import time; time.sleep(60)", times=3, fails=True).wait()
+    assert [how for how, _ in run.ends] == ["reading it failed: ValueError: a line that nobody foresaw"] * 3
+    assert wait_until(lambda: all(map(is_gone, run.pids)))
