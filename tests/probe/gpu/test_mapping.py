@@ -1,6 +1,7 @@
 """Which cards a job uses: process lists first, open device files as an upper bound."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,67 +42,51 @@ def pids_of(cards: tuple[GpuSample, ...]) -> list[object]:
     return [card.pids for card in cards]
 
 
-def test_the_process_list_of_the_card_is_the_truth():
-    cards = (make_card(0, (10, 99), 0), make_card(1, (11,), 1), make_card(2, (), 2))
-    # CUDA opens every visible card; the lists win.
-    found = map_to_job(cards, JOB, {10: (0, 1, 2), 11: (0, 1, 2)}, pids_are_ours=True)
-    assert pids_of(found) == [(10,), (11,), ()]
-    assert not any(card.pids_are_visible_only for card in found)
-    assert [(one.pid, one.of_job) for one in found[0].processes] == [(10, True), (99, False)]
-
-
-def test_a_bare_number_is_not_believed_in_a_container():
-    cards = (make_card(0, (10,), 0),)
-    assert pids_of(map_to_job(cards, JOB, {}, pids_are_ours=False)) == [Missing("open files not read yet")]
-    assert pids_of(map_to_job(cards, JOB, {11: ()}, pids_are_ours=False)) == [()]
-    assert pids_of(map_to_job(cards, JOB, {10: ()}, pids_are_ours=False)) == [()]
-    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
-    found = map_to_job(cards, JOB, held, pids_are_ours=False)
-    assert (found[0].pids, found[0].pids_are_visible_only) == ((10,), False)
-
-
-def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody():
-    cards = (make_card(0, (10,), 0),)
-    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
-    ours = map_to_job(cards, JOB, held, pids_are_ours=False)
-    assert [card.lists_only for card in ours] == [OWN_NAMESPACE]
-    assert [card.lists_only for card in map_to_job(cards, JOB, held, pids_are_ours=True)] == [NOT_APPLICABLE]
-
-
-def test_open_files_are_an_upper_bound_where_no_list_names_the_job():
-    cards = (make_card(0, (7000,), 4), make_card(1, Missing("no permission"), 5), make_card(2, (), 6))
-    found = map_to_job(cards, JOB, {10: (4, 5), 11: (5,)}, pids_are_ours=True)
-    assert pids_of(found) == [(10,), (10, 11), ()]
-    assert [card.pids_are_visible_only for card in found] == [True, True, False]
-
-
-def test_a_list_that_cannot_be_read_stays_missing():
-    cards = (make_card(0, (10,), 0), make_card(1, Missing("no permission"), 1))
-    found = map_to_job(cards, JOB, {10: (0, 1)}, pids_are_ours=True)
-    assert pids_of(found) == [(10,), Missing("no permission")]
-
-
 NO_MINOR = Missing("not supported by this card")
 REFUSED = Missing("permission denied")
-
-
-def test_a_list_in_a_container_and_no_card_numbers_tell_nothing():
-    cards = (make_card(0, (7000,), NO_MINOR),)
-    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=False)) == [NO_MINOR]
+NOT_READ = Missing("open files not read yet")
+LEFT = Missing("no such file or directory")
+OTHERS = (make_card(0, (7000,), 0), make_card(1, (), 1))
+MINE = (make_card(0, (10,), 0),)
+NUMBERLESS = (make_card(0, (7000,), NO_MINOR),)
+LISTED = (make_card(0, (10, 99), 0), make_card(1, (11,), 1), make_card(2, (), 2))
+HALF = (make_card(0, (7000,), 4), make_card(1, REFUSED, 5), make_card(2, (), 6))
+MAPPED = {
+    # CUDA opens every visible card; the lists win.
+    "the list is the truth": (LISTED, {10: (0, 1, 2), 11: (0, 1, 2)}, True, [(10,), (11,), ()]),
+    "a bare number, nothing scanned": (MINE, {}, False, [NOT_READ]),
+    "a bare number of a process born since the scan": (MINE, {11: ()}, False, [()]),
+    "a bare number of one that holds no card": (MINE, {10: ()}, False, [()]),
+    "a bare number of one that holds a card": (MINE, {10: (0,)}, False, [(10,)]),
+    "open files where no list names the job": (HALF, {10: (4, 5), 11: (5,)}, True, [(10,), (10, 11), ()]),
+    "a list that cannot be read": ((*MINE, make_card(1, REFUSED, 1)), {10: (0, 1)}, True, [(10,), REFUSED]),
+    "no number in a container": (NUMBERLESS, {10: (), 11: ()}, False, [NO_MINOR]),
     # On the machine itself the list names every process of every user.
-    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=True)) == [()]
-    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG, 11: ()}, pids_are_ours=True)) == [NO_MINOR]
+    "no number on the machine": (NUMBERLESS, {10: (), 11: ()}, True, [()]),
+    "no number under WSL": (NUMBERLESS, {10: ON_DXG, 11: ()}, True, [NO_MINOR]),
+    "unread files in a container": (OTHERS, {10: REFUSED, 11: ()}, False, [REFUSED, REFUSED]),
+    "unread files on the machine": (OTHERS, {10: REFUSED, 11: ()}, True, [(), ()]),
+    "unread files under WSL": (OTHERS, {10: ON_DXG}, True, [ON_DXG, ON_DXG]),
+    "one unread and one that holds a card": (OTHERS, {10: REFUSED, 11: (1,)}, False, [REFUSED, (11,)]),
+    "files of one that ended": (OTHERS, {10: LEFT, 11: ()}, False, [(), ()]),
+    "a process that left the job": (MINE, {12: (0,)}, True, [(10,)]),
+}
 
 
-def test_open_files_that_were_not_read_say_nothing():
-    cards = (make_card(0, (7000,), 0), make_card(1, (), 1))
-    job_held: dict[int, Known[tuple[int, ...]]] = {10: REFUSED, 11: ()}
-    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=False)) == [REFUSED, REFUSED]
-    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=True)) == [(), ()]
-    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG}, pids_are_ours=True)) == [ON_DXG, ON_DXG]
-    assert pids_of(map_to_job(cards, JOB, {10: REFUSED, 11: (1,)}, pids_are_ours=False)) == [REFUSED, (11,)]
-    left = Missing("no such file or directory")
-    assert pids_of(map_to_job(cards, JOB, {10: left, 11: ()}, pids_are_ours=False)) == [(), ()]
+@pytest.mark.parametrize(("cards", "held", "ours", "pids"), MAPPED.values(), ids=MAPPED)
+def test_which_cards_the_job_is_on(cards, held, ours, pids):
+    found = map_to_job(cards, JOB, held, pids_are_ours=ours)
+    assert pids_of(found) == pids
+    by_files = pids in ([(10,), (10, 11), ()], [REFUSED, (11,)])
+    bounds = [by_files and is_known(one) and bool(one) for one in pids]
+    assert [card.pids_are_visible_only for card in found] == bounds, "open files are an upper bound"
+    assert {card.lists_only for card in found} == {NOT_APPLICABLE if ours else OWN_NAMESPACE}
+
+
+def test_the_processes_of_the_job_are_marked_and_those_that_left_it_not():
+    (found,) = map_to_job(LISTED[:1], JOB, {}, pids_are_ours=True)
+    assert [(one.pid, one.of_job) for one in found.processes] == [(10, True), (99, False)]
+    assert pids_of(map_to_job(MINE, {12: 1}, {10: (0,)}, pids_are_ours=True)) == [()]
 
 
 def test_a_process_under_wsl_names_no_card(tmp_path):
@@ -112,11 +97,13 @@ def test_a_process_under_wsl_names_no_card(tmp_path):
 def test_whether_a_card_could_be_used_at_all(tmp_path):
     no_dxg, devices = str(tmp_path / "dxg"), tmp_path / "devices"
     assert read_has_driver(str(tmp_path), no_dxg) == Missing("no such file or directory")
+    assert not kernel_has_driver(str(tmp_path))
     devices.write_text("Character devices:\n  1 mem\n1950 other\n\nBlock devices:\n259 nvme\n")
-    assert read_has_driver(str(tmp_path), no_dxg) is False
+    assert read_has_driver(str(tmp_path), no_dxg) is kernel_has_driver(str(tmp_path)) is False
     for line in ("195 nvidia-frontend", "508 nvidia-uvm", "506 nvhost-gpu"):
         devices.write_text(f"Character devices:\n  1 mem\n{line}\n")
         assert read_has_driver(str(tmp_path), no_dxg) is True
+        assert kernel_has_driver(str(tmp_path)) is line.startswith("195 ")
     devices.write_text("  1 mem\n")
     (tmp_path / "dxg").write_text("")
     assert read_has_driver(str(tmp_path), no_dxg) is True
@@ -128,11 +115,6 @@ def test_whether_a_card_could_be_used_at_all(tmp_path):
     assert files.has_driver is True
 
 
-def test_processes_that_left_the_job_are_not_mapped():
-    found = map_to_job((make_card(0, (10,), 0),), {12: 1}, {10: (0,)}, pids_are_ours=True)
-    assert pids_of(found) == [()]
-
-
 def test_cards_that_the_job_holds_and_nvml_does_not_list():
     cards = (make_card(0, (), 0), make_card(1, (), 1))
     assert unlisted_minors(cards, JOB, {10: (0, 5), 11: (4,), 77: (6,)}) == (4, 5)
@@ -141,11 +123,21 @@ def test_cards_that_the_job_holds_and_nvml_does_not_list():
     assert unlisted_minors(unknown, JOB, {10: (5,)}) == ()
 
 
-def make_process(proc: Path, pid: int, links: list[str]) -> None:
+def make_process(proc: Path, pid: int, links: Sequence[str], first: int = 0) -> None:
     directory = proc / str(pid) / "fd"
-    directory.mkdir(parents=True)
-    for number, target in enumerate(links):
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, target in enumerate(links, first):
         os.symlink(target, directory / str(number))
+
+
+def watch_files(proc: Path, held: Mapping[int, Sequence[str]], driver: str = "195 nvidia\n") -> DeviceFiles:
+    """Watch processes that hold these files open, where the kernel has the driver."""
+    (proc / "devices").write_text(driver)
+    for pid, links in held.items():
+        make_process(proc, pid, links)
+    files = DeviceFiles(str(proc))
+    files.watch(dict.fromkeys(held, 1))
+    return files
 
 
 def test_open_device_indices_reads_links(tmp_path):
@@ -165,14 +157,6 @@ def test_open_device_indices_of_another_user_is_missing():
     assert open_device_indices(1) == Missing("not permitted (doctor: fd)")
 
 
-def test_kernel_has_driver(tmp_path):
-    assert not kernel_has_driver(str(tmp_path))
-    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n1950 other\n")
-    assert not kernel_has_driver(str(tmp_path))
-    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n195 nvidia-frontend\n")
-    assert kernel_has_driver(str(tmp_path))
-
-
 def test_first_pid_namespace(tmp_path):
     (tmp_path / "self" / "ns").mkdir(parents=True)
     os.symlink("pid:[4026531836]", tmp_path / "self" / "ns" / "pid")
@@ -181,16 +165,10 @@ def test_first_pid_namespace(tmp_path):
 
 
 def test_scans_are_skipped_where_the_kernel_has_no_driver(tmp_path):
-    make_process(tmp_path, 5, ["/dev/nvidia0"])
-    files = DeviceFiles(str(tmp_path))
-    files.watch({5: 1})
-    assert files.scan() == {}
+    assert watch_files(tmp_path, {5: ["/dev/nvidia0"]}, driver="").scan() == {}
 
 
 def test_scans_are_rationed_and_forget_what_left(tmp_path, monkeypatch):
-    (tmp_path / "devices").write_text("195 nvidia\n")
-    for pid in range(100):
-        make_process(tmp_path, pid, ["/dev/nvidia0"])
     scanned: list[int] = []
 
     def count(pid, proc):
@@ -198,8 +176,7 @@ def test_scans_are_rationed_and_forget_what_left(tmp_path, monkeypatch):
         return open_device_indices(pid, proc)
 
     monkeypatch.setattr(gpu_mapping, "open_device_indices", count)
-    files = DeviceFiles(str(tmp_path))
-    files.watch(dict.fromkeys(range(100), 1))
+    files = watch_files(tmp_path, dict.fromkeys(range(100), ("/dev/nvidia0",)))
     assert len(files.scan()) == 64
     assert len(files.scan()) == 100
     assert len(scanned) == 100
@@ -212,29 +189,21 @@ def test_scans_are_rationed_and_forget_what_left(tmp_path, monkeypatch):
 
 
 def test_old_scans_are_repeated_a_few_at_a_time(tmp_path, monkeypatch):
-    (tmp_path / "devices").write_text("195 nvidia\n")
-    for pid in range(20):
-        make_process(tmp_path, pid, [])
-    files = DeviceFiles(str(tmp_path))
-    files.watch(dict.fromkeys(range(20), 1))
+    files = watch_files(tmp_path, dict.fromkeys(range(20), ()))
     files.scan()
     monkeypatch.setattr(gpu_mapping, "RESCAN_S", 0.0)
     monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
     for pid in range(20):
-        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+        make_process(tmp_path, pid, ["/dev/nvidia3"], 9)
     found = [sum(minors == (3,) for minors in files.scan().values()) for _ in range(3)]
     assert found == [8, 16, 20]
 
 
 def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(tmp_path, monkeypatch):
-    (tmp_path / "devices").write_text("195 nvidia\n")
-    make_process(tmp_path, 1, [])
-    make_process(tmp_path, 2, ["/dev/nvidia0"])
-    files = DeviceFiles(str(tmp_path))
-    files.watch({1: 1, 2: 1})
+    files = watch_files(tmp_path, {1: (), 2: ["/dev/nvidia0"]})
     assert files.scan() == {1: (), 2: (0,)}
     for pid in (1, 2):
-        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+        make_process(tmp_path, pid, ["/dev/nvidia3"], 9)
     assert files.scan() == {1: (), 2: (0,)}
     monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
     assert files.scan() == {1: (3,), 2: (0,)}
@@ -250,31 +219,20 @@ def make_silent(index: int) -> Card:
     return Card(make_silent_sample(index, f"card-{index}", 9.0, UNKNOWN.reason), UNKNOWN)
 
 
-@pytest.mark.parametrize(
-    ("driver", "silent", "held", "pids"),
-    [
-        (UNREAD_DRIVER, (1,), {10: (0, 1), 11: (1,)}, [(10, 11)]),
-        (UNREAD_DRIVER, (1,), {10: (0,), 11: ()}, [()]),
-        (UNREAD_DRIVER, (1,), {10: (0,), 11: REFUSED}, [OPEN]),
-        (UNREAD_DRIVER, (1,), {10: (0, 1, 2), 11: ()}, [OPEN]),
-        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: ()}, [OPEN, OPEN]),
-        (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: (2,)}, [(10,), (11,)]),
-        (TWO, (1,), {10: (0, 1, 2), 11: ()}, [(10,)]),
-        (TWO, (1,), {10: (0,), 11: ()}, [()]),
-        (TWO, (1,), {10: (0,), 11: REFUSED}, [UNKNOWN]),
-    ],
-    ids=[
-        "the one that is held and none of the others",
-        "none is held",
-        "a process was not read",
-        "two are held and one is silent",
-        "one is held and two are silent",
-        "two and two",
-        "named by the driver",
-        "named and not held",
-        "named and not read",
-    ],
-)
+SILENT = {
+    "the one that is held and none of the others": (UNREAD_DRIVER, (1,), {10: (0, 1), 11: (1,)}, [(10, 11)]),
+    "none is held": (UNREAD_DRIVER, (1,), {10: (0,), 11: ()}, [()]),
+    "a process was not read": (UNREAD_DRIVER, (1,), {10: (0,), 11: REFUSED}, [OPEN]),
+    "two are held and one is silent": (UNREAD_DRIVER, (1,), {10: (0, 1, 2), 11: ()}, [OPEN]),
+    "one is held and two are silent": (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: ()}, [OPEN, OPEN]),
+    "two and two": (UNREAD_DRIVER, (1, 2), {10: (0, 1), 11: (2,)}, [(10,), (11,)]),
+    "named by the driver": (TWO, (1,), {10: (0, 1, 2), 11: ()}, [(10,)]),
+    "named and not held": (TWO, (1,), {10: (0,), 11: ()}, [()]),
+    "named and not read": (TWO, (1,), {10: (0,), 11: REFUSED}, [UNKNOWN]),
+}
+
+
+@pytest.mark.parametrize(("driver", "silent", "held", "pids"), SILENT.values(), ids=SILENT)
 def test_a_card_that_never_answered_is_the_one_that_is_left(driver, silent, held, pids):
     cards = (make_card(0, (10,), 0), *map(make_silent, silent))
     found = map_to_job(place_silent(cards, driver, JOB, held), JOB, held, pids_are_ours=True)

@@ -14,6 +14,7 @@ from tpmon.probe.gpu.nvml import measure_busy
 from tpmon.probe.gpu.nvml_queries import Calls, ProcessList, describe_code
 from tpmon.probe.gpu.wire import CardProcessReading, Counter
 
+WRAPS = Missing("a 32-bit counter: wraps within a second")
 CODES = (3, 4, 6, 13, 15, 18, 999)
 COUNTERS_WITHOUT_ANOTHER_CALL = {
     f"fast.counters.values[{counter.value}]" for counter in Counter if Counter.SW_THERMAL <= counter <= Counter.PCIE_RX
@@ -156,18 +157,14 @@ def test_measure_busy_counts_its_ends():
     assert (busy.idle_ratio, busy.busy_ratio) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
-def test_memory_without_a_number_is_missing():
-    line = make_reader(FakeNvml([FakeCard(used=None)]))[0].read()
-    assert isinstance(line.fast.memory_used_bytes, Missing)
-    assert line.fast.memory_total_bytes == 80 << 30
-
-
 @pytest.mark.parametrize("call_fails", [False, True])
-def test_a_card_without_memory_of_its_own_says_so(call_fails):
+def test_a_card_without_memory_of_its_own_says_so_and_one_without_a_number_has_the_other(call_fails):
     nvml = FakeNvml([FakeCard(total=0, used=0)])
     nvml.failures = {"nvmlDeviceGetMemoryInfo": 3} if call_fails else {}
     line = make_reader(nvml)[0].read()
     assert line.fast.memory_used_bytes == line.fast.memory_total_bytes == Missing("shares the host's memory")
+    odd = make_reader(FakeNvml([FakeCard(used=None)]))[0].read().fast
+    assert (odd.memory_used_bytes, odd.memory_total_bytes) == (Missing("unexpected answer: no number: None"), 80 << 30)
 
 
 def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field():
@@ -180,35 +177,28 @@ def test_every_list_of_fields_ends_with_a_guard_that_is_no_link_field():
     assert not {138, 139, 202, 204} & set(nvml.guards)
 
 
-def test_links_without_data_counters_use_the_byte_counters():
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        (
+            {"fields": {91: 18, 202: 1000, 204: 2000}, "field_errors": {138: 3, 139: 3}},
+            {Counter.NVLINK_TX: 1000, Counter.NVLINK_RX: 2000},
+        ),
+        ({"narrow_fields": {197}}, {Counter.PCIE_TX: WRAPS, Counter.PCIE_RX: 0}),
+        ({"field_errors": {74: 3, 75: 3}}, {Counter.POWER_CAP: 1000, Counter.THERMAL: 2000}),
+        *(
+            ({"field_errors": {271: code}}, {Counter.POWER_BRAKE: Missing(describe_code(code)), Counter.HW_THERMAL: 0})
+            for code in CODES
+        ),
+    ],
+)
+def test_a_counter_has_a_second_source_or_is_missing_alone(card, told):
+    """Links without counters of data have those of bytes; older drivers tell of violations by another call."""
     nvml = FakeNvml()
-    nvml.cards[0].fields |= {91: 18, 202: 1000, 204: 2000}
-    nvml.cards[0].field_errors = {138: 3, 139: 3}
-    counters = make_reader(nvml)[0].read().fast.counters
-    assert (counters.values[Counter.NVLINK_TX], counters.values[Counter.NVLINK_RX]) == (1000, 2000)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_one_failing_field_costs_one_counter(code):
-    nvml = FakeNvml()
-    nvml.cards[0].field_errors[271] = code
-    counters = make_reader(nvml)[0].read().fast.counters
-    assert counters.values[Counter.POWER_BRAKE] == Missing(describe_code(code))
-    assert counters.values[Counter.HW_THERMAL] == 0
-
-
-def test_a_32_bit_byte_counter_is_not_believed():
-    nvml = FakeNvml([FakeCard(narrow_fields=frozenset((197,)))])
-    counters = make_reader(nvml)[0].read().fast.counters
-    assert isinstance(counters.values[Counter.PCIE_TX], Missing)
-    assert counters.values[Counter.PCIE_RX] == 0
-
-
-def test_violation_status_stands_in_for_missing_counters():
-    nvml = FakeNvml()
-    nvml.cards[0].field_errors = {74: 3, 75: 3}
-    counters = make_reader(nvml)[0].read().fast.counters
-    assert (counters.values[Counter.POWER_CAP], counters.values[Counter.THERMAL]) == (1000, 2000)
+    nvml.cards[0].fields |= card.pop("fields", {})
+    vars(nvml.cards[0]).update(card)
+    values = make_reader(nvml)[0].read().fast.counters.values
+    assert {one: values[one] for one in told} == told
 
 
 def test_reasons_and_temperature_under_their_other_names():
@@ -255,17 +245,12 @@ def test_library_mismatch_outside_the_error_tree_is_an_old_driver():
 
 
 def test_processes_without_memory_and_with_wild_utilisation():
-    card = FakeCard(processes=[(1, None), (2, 5)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
+    card = FakeCard(processes=[(1, None), (2, 5), (3, 0)], busy_rows=[(1, 100, 2147483632), (2, 100, 60), (2, 90, 10)])
     listed = make_reader(FakeNvml([card]))[0].read().fast.processes
     assert listed[0].used_bytes == Missing("the driver does not say")
     assert isinstance(listed[0].sm_pct, Missing)
     assert listed[1].sm_pct == 60.0
-
-
-def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of():
-    card = FakeCard(processes=[(4242, 0)])
-    listed = make_reader(FakeNvml([card]))[0].read().fast.processes
-    assert listed[0].used_bytes == Missing("the driver does not say (container)")
+    assert listed[2].used_bytes == Missing("the driver does not say (container)")
 
 
 def test_what_the_server_of_mps_computes_is_nobodys(tmp_path):
@@ -288,6 +273,7 @@ def test_the_size_zero_quirk_is_no_failure():
 
 
 SECOND_NS = 1_000_000_000
+NOW_US = 1_800_000_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -301,19 +287,13 @@ SECOND_NS = 1_000_000_000
         (98_000_000, 98.0),
         (90_000_000, 100.4),
         (100_900_000, 100.4),
+        # Since 1970, whatever the clock of the machine says.
+        (NOW_US - 100_000, 100.7),
     ],
 )
-def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(stamp, expected_s):
+def test_a_counter_is_placed_by_its_stamp_or_in_the_middle_of_its_call(monkeypatch, stamp, expected_s):
+    monkeypatch.setattr("time.time_ns", lambda: NOW_US * 1000)
     times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
     calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
     calls.ask("nvmlSystemGetDriverVersion")
     assert calls.place(stamp) / 1e9 == pytest.approx(expected_s)
-
-
-def test_a_stamp_since_1970_is_placed_whatever_the_clock_of_the_machine_says(monkeypatch):
-    now_ns = 1_800_000_000 * SECOND_NS
-    monkeypatch.setattr("time.time_ns", lambda: now_ns)
-    times = iter((int(100.0 * SECOND_NS), int(100.8 * SECOND_NS)))
-    calls = Calls(FakeNvml(), lambda: next(times, int(100.8 * SECOND_NS)))
-    calls.ask("nvmlSystemGetDriverVersion")
-    assert calls.place((now_ns - 100_000_000) // 1000) == int(100.7 * SECOND_NS)
