@@ -25,8 +25,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.proc.pipe_peers import OtherEnds
-from tpmon.probe.proc.syscall import name_call
-from tpmon.probe.proc.wchan import ON_CPU
+from tpmon.probe.proc.wchan import ON_CPU, name_call
 from tpmon.probe.spy import dump
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy.dump import WITHOUT_STOP, Dumper, is_held, watch_pause

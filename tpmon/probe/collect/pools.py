@@ -24,10 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
-from tpmon.probe.base.procread import each_process, read_file, read_or
+from tpmon.probe.base.procread import each_process, parse_field, read_file, read_or
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.collect.frame import find_pool
-from tpmon.probe.proc.access import parse_field
 from tpmon.probe.proc.wchan import parse_syscall
 
 _TID_AT = 720
