@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from tests.dumps import make_round
+import pytest
+
+from tests.dumps import make_round, make_thread
 from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND
 from tpmon.judge.hysteresis import Standing
@@ -167,3 +169,105 @@ def make_slice(frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]],
     """Build a slice of a main thread's samples that ended with a Frame."""
     counts = tuple(StackCount(pid, "MainThread", frames, 20) for frames in stacks)
     return StackSlice(pid, 0, frame.taken, frame.taken_ns, seconds, 13.0, 20 * len(stacks), counts)
+
+
+Change = Callable[[list[Frame]], list[Frame]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Hold processes that stand, and what is said of them after so many seconds.
+
+    ``says`` has the cause of the hang by the seconds, "" for no hang, "idle" for a wait for input. ``words`` are in
+    the last summary, ``rank`` is whom it accuses. Main threads that run are sampled, or as ``stacks`` says by PID.
+    """
+
+    looks: tuple[ProcessLook, ...]
+    says: Mapping[int, str]
+    words: tuple[str, ...] = ()
+    rank: object = ...
+    stacks: Mapping[int, Sequence[tuple[StackFrame, ...]]] | None = None
+    change: Change = list
+    watch: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def frames(self, seconds: int) -> list[Frame]:
+        """Build so many seconds of it."""
+        frames = stand(*self.looks, **{"seconds": seconds, "log_age_s": None, **self.fields})
+        stacks = self.stacks
+        if stacks is None:
+            mains = [(one.pid, one.threads[0]) for one in self.looks if one.role is Role.RANK]
+            stacks = {pid: [main.frames] for pid, main in mains if main.state == "R" and is_known(main.frames)}
+        return self.change(sample_all(frames, stacks) if stacks else frames)
+
+    def check(self) -> Finding:
+        """Check every verdict, and return the last."""
+        for seconds, cause in self.says.items():
+            finding = conclude(self.frames(seconds), **self.watch)
+            told = finding.cause if finding.kind is Kind.HUNG else ""
+            told = "idle" if (finding.kind, finding.cause) == (Kind.IDLE, "waiting-for-input") else told
+            assert told == cause, f"{told!r} after {seconds} s: {finding.summary}"
+        assert all(word in finding.summary for word in self.words), finding.summary
+        assert self.rank is ... or finding.rank == self.rank
+        return finding
+
+
+def job(name: str, *looks: ProcessLook, says: Mapping[int, str], **more: Any) -> Any:
+    """Make a row of a table of jobs; what is no field of a ``Job`` is one of ``stand``."""
+    own = {key: more.pop(key) for key in ("rank", "stacks", "change", "watch", "words") if key in more}
+    words = own.pop("words", ())
+    words = (words,) if isinstance(words, str) else words
+    return pytest.param(Job(looks, says, words, fields=more, **own), id=name)
+
+
+def sample_all(frames: Sequence[Frame], stacks: Mapping[int, Sequence[tuple[StackFrame, ...]]]) -> list[Frame]:
+    """Put slices of several processes, by PID, into the same Frames."""
+    each = [sample(frames, pid, *those) for pid, those in stacks.items()]
+    return [
+        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks)) for row in zip(*each, strict=True)
+    ]
+
+
+def read(pid: int = 4000, last: int = 0, **fields: Any) -> Change:
+    """Change the readings of one process; but for the ``last`` Frames."""
+
+    def change(frames: list[Frame]) -> list[Frame]:
+        kept = len(frames) - last
+        return [
+            replace(one, processes=tuple(replace(p, **fields) if p.pid == pid else p for p in one.processes))
+            if number < kept
+            else one
+            for number, one in enumerate(frames)
+        ]
+
+    return change
+
+
+def beside(*processes: ProcessSample) -> Change:
+    """Let processes be read that were not looked at."""
+    return lambda frames: [replace(one, processes=(*one.processes, *processes)) for one in frames]
+
+
+def see(*rounds: Sequence[ProcessLook]) -> Change:
+    """Let each look in turn see other processes."""
+
+    def change(frames: list[Frame]) -> list[Frame]:
+        given = list(rounds)
+        return [
+            replace(frame, rounds=(replace(frame.rounds[0], processes=tuple(given.pop(0))),))
+            if is_known(frame.rounds) and frame.rounds
+            else frame
+            for frame in frames
+        ]
+
+    return change
+
+
+def see_moves(used_s: float, one: ProcessLook, two: ProcessLook, *others: ProcessLook) -> Change:
+    """Let a process be seen at two places in turn, with ``used_s`` of CPU between two looks."""
+    return see(*((*others, add_run(look, n * used_s)) for n, look in enumerate((two, one, two))))
+
+
+def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> ThreadLook:
+    """Make a Python thread of a rank that is not its main one."""
+    return make_thread(tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields))

@@ -8,7 +8,6 @@ from zlib import crc32
 
 from tpmon.judge.stacks.classify import is_users, last_name, mark_frame
 from tpmon.judge.stacks.frame_rules import read_frame_rules
-from tpmon.judge.watch.servers import TRAIN
 from tpmon.model.dump import DeadChild
 from tpmon.model.frame import Frame, Target
 from tpmon.model.known import is_known
@@ -18,8 +17,8 @@ from tpmon.model.verdict import Finding
 from tpmon.model.waits import Wait
 
 HOSTILE = (
-    *("barrier", "threads to end", "queue.get", "lock or queue (futex)", "poll", "recv", "sleep", "tracker"),
-    *("subprocess_env", "all_reduce", "DataLoader", "process pool", "socket", "NFS", "load", "backward"),
+    *("barrier", "train_epoch", "queue.get", "threads to end", "lock or queue (futex)", "poll", "recv", "sleep"),
+    *("tracker", "subprocess_env", "all_reduce", "DataLoader", "process pool", "socket", "NFS", "load", "backward"),
 )
 """Words of tpmon, of the kernel and of libraries, as a user may call a file, a function or a process."""
 SECOND = 10**9
@@ -53,7 +52,7 @@ def change_fields(frames: Sequence[Frame], names: Collection[str], step: Step) -
 
 def _is_hint(name: str) -> bool:
     """Tell whether a name is one of the few that are taken as a hint where no library's frame tells more."""
-    return any(pattern.fullmatch(name) for _, pattern in read_frame_rules().names) or TRAIN.search(name) is not None
+    return any(pattern.fullmatch(name) for _, pattern in read_frame_rules().names)
 
 
 def rename(frames: Sequence[Frame], word: str) -> list[Frame]:
@@ -67,8 +66,7 @@ def rename(frames: Sequence[Frame], word: str) -> list[Frame]:
             return frame
         name, (folder, _, file) = last_name(frame.function), frame.file.rpartition("/")
         function = frame.function if _is_hint(name) or "<" in name else call(frame.function)
-        tail = "_train" if TRAIN.search(file) is not None else ""
-        renamed = StackFrame(function, f"{folder}/{call(file)}{tail}.py", frame.line)
+        renamed = StackFrame(function, f"{folder}/{call(file)}.py", frame.line)
         same = mark_frame(renamed.function, renamed.file) == mark_frame(frame.function, frame.file)
         return renamed if same else frame
 

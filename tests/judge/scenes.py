@@ -46,6 +46,12 @@ EVENT_LOOP = (
     StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1900),
     StackFrame("select", f"{LIB}/selectors.py", 468),
 )
+ANSWERS = (EVENT_LOOP[0], StackFrame("answer", "/run/serve.py", 30), *QUEUE_GET[2:])
+SERVES = (
+    StackFrame("run", f"{LIB}/threading.py", 980),
+    StackFrame("serve_forever", f"{LIB}/socketserver.py", 233),
+    StackFrame("select", f"{LIB}/selectors.py", 415),
+)
 STEPS = {stack("main train step call linear"): 18, stack("main train backward engine"): 20}
 
 
@@ -146,6 +152,10 @@ SCENES: dict[str, Build] = {
         )
     ),
     "a server": _hang(make_rank(0, frames=EVENT_LOOP, waits_for="epoll")),
+    "a server at a queue": _hang(
+        make_rank(0, make_thread(7, name="http", kind=ThreadKind.OTHER, frames=SERVES), frames=ANSWERS)
+    ),
+    "a program at a queue": _hang(make_rank(0, frames=ANSWERS)),
     "input": _hang(make_rank(0, frames=IN_LOCK, waits_for="terminal input")),
     "a rank decodes": _hang(make_rank(0, frames=DECODE, **RUNNING), seconds=60),
     "no step in 14 s": _hang(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=14),

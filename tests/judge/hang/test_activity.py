@@ -1,25 +1,25 @@
 """A main thread that waits is no hang while what it may wait for works: a thread, a pool of C, a child, a card."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, SITE, WORKER_READS, make_rank, make_thread, make_worker
+from tests.dumps import IN_LOCK, LIB, MAIN, NEXT_BATCH, NFS, RUNNING, SITE, WORKER_READS, make_rank, make_worker
 from tests.frames import make_gpu, make_process
-from tests.hanging import add_run, conclude, expect, said, sample, stand
-from tpmon.judge.hang.causes import Patience
-from tpmon.judge.hang.detection import need_s
-from tpmon.judge.watch.tracker import WatchedTime
-from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
+from tests.hanging import Change, beside, conclude, job, read, said, see, see_moves, stand, thread
+from tests.judge.hang.test_devices import SPINS
+from tpmon.model.dump import DeadChild, DumpRound, OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.process import Outcome, ProcessEnd, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
-RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+FUTEX = "lock or queue (futex)"
+TRAIN = (MAIN, StackFrame("train", "/run/train.py", 40))
+ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
+NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
 JOIN = (MAIN, StackFrame("main", "/run/train.py", 120), StackFrame("join", f"{LIB}/threading.py", 1119))
 SESSION = (
     StackFrame("main_loop", f"{SITE}/ray/_private/worker.py", 900),
@@ -38,286 +38,471 @@ TOKENIZE = (
     StackFrame("encode_batch", f"{SITE}/transformers/tokenization_utils_fast.py", 500),
 )
 SUBPROCESS = (MAIN, StackFrame("upload", "/run/train.py", 70), StackFrame("run", f"{LIB}/subprocess.py", 550))
-CPU_ADAM = (
-    MAIN,
-    StackFrame("train", "/run/train.py", 40),
-    StackFrame("step", f"{SITE}/deepspeed/ops/adam/cpu_adam.py", 150),
-)
-SYNC = (
-    MAIN,
-    StackFrame("train", "/run/train.py", 40),
-    StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900),
-)
+CPU_ADAM = (*TRAIN, StackFrame("step", f"{SITE}/deepspeed/ops/adam/cpu_adam.py", 150))
+SYNC = (*TRAIN, StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
 FUTURE = (*WORKER_READS[:4], StackFrame("result", f"{LIB}/concurrent/futures/_base.py", 450))
 FETCHED = (*WORKER_READS[:4], StackFrame("get", f"{LIB}/queue.py", 180))
 EXECUTOR = StackFrame("_worker", f"{LIB}/concurrent/futures/thread.py", 83)
+WAIT = StackFrame("wait", f"{LIB}/threading.py", 331)
+BUILD = (MAIN, StackFrame("build_index", "/run/train.py", 50))
+PARSE = (MAIN, StackFrame("build_index", "/run/train.py", 51))
+IN_GET = (*ITEM, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103))
+LOCKED = make_rank(0, frames=IN_LOCK)
+TOKENIZES = make_rank(0, frames=TOKENIZE)
+BATCH = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
+CHILD = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
+FETCHES = make_rank(0, frames=(MAIN, StackFrame("fetch", "/run/data.py", 12), replace(WAIT, line=359)), waits_for=FUTEX)
+READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
+CPU = {"runnable": 1.0, "waiting": 0.0}
 
 
-def thread(tid: int, frames: tuple[StackFrame, ...], **fields: Any) -> Any:
-    return make_thread(tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields))
+def card(busy_pct: float) -> dict[str, Any]:
+    return {"gpus": (make_gpu(pids=(4000,), sm_pct=busy_pct),)}
 
 
-def looks(frames: Sequence[Frame], *rounds: Sequence[ProcessLook]) -> list[Frame]:
-    """Let each look in turn see other processes."""
-    given = list(rounds)
-    return [
-        replace(frame, rounds=(replace(frame.rounds[0], processes=tuple(given.pop(0))),))
-        if is_known(frame.rounds) and frame.rounds
-        else frame
-        for frame in frames
-    ]
-
-
-def read(frames: Sequence[Frame], pid: int, **fields: Any) -> list[Frame]:
-    """Change the readings of one process."""
-    return [
-        replace(one, processes=tuple(replace(p, **fields) if p.pid == pid else p for p in one.processes))
-        for one in frames
-    ]
-
-
-def moving(frames: tuple[StackFrame, ...], used_s: float, **fields: Any) -> list[Frame]:
-    """Build minutes in which the main thread waits and another gets on, for ``used_s`` of CPU in each look."""
-    state = RUNS if used_s else {"waits_for": "sleep"}
+def trains(frames: tuple[StackFrame, ...], used_s: float) -> dict[str, Any]:
+    """Let the main thread wait and another get on, for ``used_s`` of CPU between two looks."""
+    state = RUNNING if used_s else {"waits_for": "sleep"}
     one, two = (make_rank(0, thread(7, stack, **state), frames=frames) for stack in (IN_FORWARD, IN_BACKWARD))
-    seen = [add_run(look, n * used_s) for n, look in enumerate((two, one, two))]
-    return looks(stand(one, log_age_s=None, **fields), *((one,) for one in seen))
+    return {"looks": (one,), "change": see_moves(used_s, one, two)}
 
 
-@pytest.mark.parametrize("frames", [JOIN, SESSION])
-def test_a_training_in_a_thread_is_no_hang_however_long_the_main_thread_waits_for_it(frames):
-    assert said(moving(frames, 3.0, seconds=90))[0] is not Kind.HUNG
-    assert said(moving(frames, 3.0, seconds=400))[0] is not Kind.HUNG
-
-
-def test_a_thread_that_moves_and_uses_little_gives_a_wait_five_minutes():
-    assert said(moving(JOIN, 0.0, seconds=90))[0] is not Kind.HUNG
-    expect("lock", moving(JOIN, 0.0, seconds=310), "meanwhile thread thread-7 (7) of it moves: fit fit.py:52")
-
-
-def test_a_thread_that_only_wakes_up_and_sleeps_does_not_work():
+def wakes() -> dict[str, Any]:
     heart = StackFrame("beat", "/run/heart.py", 9)
+    one, two = (make_rank(0, thread(7, (heart, *below), waits_for="sleep"), frames=IN_LOCK) for below in ((), (WAIT,)))
+    return {"looks": (one,), "change": see((one,), (two,), (one,))}
+
+
+def decodes(frames: tuple[StackFrame, ...]) -> dict[str, Any]:
+    """Let a worker wait for a thread of its own, which works."""
+    worker = make_worker(0, 0, frames=frames)
+    stacks = [(EXECUTOR, StackFrame("decode", "/run/data.py", line)) for line in (88, 91)]
+    one, two = (replace(worker, threads=(*worker.threads, thread(4055, stack, **RUNNING))) for stack in stacks)
+    return {"looks": (BATCH, one), "change": see_moves(3.0, one, two, BATCH)}
+
+
+def tries(*others: ProcessLook, name: str = "fetch") -> dict[str, Any]:
+    """Let a worker be at several lines, beside others."""
     one, two = (
-        make_rank(0, thread(7, (heart, *below), waits_for="sleep"), frames=IN_LOCK)
-        for below in ((), (StackFrame("wait", f"{LIB}/threading.py", 331),))
-    )
-    frames = looks(stand(one, log_age_s=None), (one,), (two,), (one,))
-    assert said(frames) == (Kind.HUNG, "lock")
-
-
-@pytest.mark.parametrize(("cpus", "seconds", "hung"), [(1.0, 100, False), (1.0, 310, True), (16.0, 310, False)])
-def test_a_thread_of_c_that_computes_gives_a_wait_five_minutes_and_a_pool_half_an_hour(cpus, seconds, hung):
-    frames = stand(make_rank(0, frames=TOKENIZE), seconds=seconds, log_age_s=400.0)
-    assert (said(read(frames, 4000, runnable=cpus, waiting=0.0))[0] is Kind.HUNG) is hung
-    assert need_s(WatchedTime(), Patience.FLOWS) == 1800.0
-
-
-def test_one_call_with_a_pool_of_threads_has_half_an_hour():
-    rank = make_rank(0, frames=TOKENIZE, holds_gil=False, **RUNS)
-    frames = sample(stand(rank, seconds=400, log_age_s=None), 4000, TOKENIZE)
-    main = (ThreadGroup(ThreadKind.MAIN, 1, 1.0),)
-    assert said(read(frames, 4000, runnable=1.0, thread_groups=main)) == (Kind.HUNG, "spin")
-    assert said(read(frames, 4000, runnable=9.0, thread_groups=main))[0] is not Kind.HUNG
-
-
-IDLE_CHILD = {"runnable": 0.0, "asked_read_bytes_s": 0.0, "asked_write_bytes_s": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("fields", "hung"),
-    [({"runnable": 0.5}, True), ({"runnable": 4.0}, False), ({"asked_write_bytes_s": 5e7}, False)],
-    ids=["little", "compilers", "an upload"],
-)
-def test_a_child_that_works_much_gives_half_an_hour(fields, hung):
-    child = make_process(4500, role=Role.HELPER, rank_pid=4000, parent=4000, **(IDLE_CHILD | fields))
-    frames = [
-        replace(one, processes=(*one.processes, child))
-        for one in stand(make_rank(0, frames=IN_LOCK), seconds=400, log_age_s=None)
-    ]
-    assert (said(frames)[0] is Kind.HUNG) is hung
-
-
-def test_a_store_that_stalls_in_the_middle_of_a_large_file_has_half_an_hour():
-    saves = make_rank(0, frames=IN_LOCK)
-    frames = stand(saves, seconds=400, log_age_s=None)
-    before = read(frames[:-15], 4000, asked_write_bytes_s=2e8)
-    assert said([*before, *frames[-15:]])[0] is not Kind.HUNG
-    assert said(frames)[0] is Kind.HUNG
-
-
-def test_a_worker_that_tries_again_and_again_is_named_after_half_an_hour():
-    waits = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
-    one, two = (
-        make_worker(0, 0, frames=(*WORKER_READS[:4], StackFrame("fetch", "/run/data.py", line)), **RUNS)
+        make_worker(0, 0, frames=(*WORKER_READS[:4], StackFrame(name, "/run/data.py", line)), **RUNNING)
         for line in (60, 90)
     )
-    for seconds, hung in ((400, False), (1830, True)):
-        tries = looks(stand(waits, one, seconds=seconds, log_age_s=None), *((waits, x) for x in (one, two, one)))
-        finding = conclude(tries)
-        assert (finding.kind is Kind.HUNG) is hung
-    assert "waits for a batch; worker 0 of rank 0 (4001) moves: fetch data.py:" in finding.summary
+    return {"looks": (BATCH, one, *others), "change": see_moves(3.0, one, two, BATCH, *others)}
 
 
-def test_cpu_that_was_used_while_it_was_looked_at_counts_as_that_of_now():
-    rank = replace(make_rank(0, frames=TOKENIZE), toll=ProcessToll(10**9, 0, 0))
-    assert said(stand(rank, seconds=100, log_age_s=None))[0] is not Kind.HUNG
+def started(pid: int, *frames: StackFrame, **fields: Any) -> ProcessLook:
+    """Make a look at a process that the rank started."""
+    plain = make_rank(0, pid=pid, **({"frames": frames, **RUNNING} | fields))
+    return replace(plain, role=Role.HELPER, rank=NOT_APPLICABLE, rank_pid=4000)
 
 
-def test_threads_that_talk_to_other_ranks_are_no_work():
-    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0))
-    frames = read(
-        stand(make_rank(0, frames=IN_LOCK), log_age_s=None), 4000, runnable=1.0, waiting=0.0, thread_groups=groups
-    )
-    assert said(frames) == (Kind.HUNG, "lock")
-
-
-def test_a_card_that_is_known_to_work_gives_a_wait_five_minutes():
-    works, idle = ((make_gpu(pids=(4000,), sm_pct=busy),) for busy in (60.0, 0.0))
-    rank = make_rank(0, frames=IN_LOCK)
-    assert said(stand(rank, seconds=90, log_age_s=None, gpus=works))[0] is not Kind.HUNG
-    assert said(stand(rank, seconds=90, log_age_s=None, gpus=idle)) == (Kind.HUNG, "lock")
-
-
-@pytest.mark.parametrize("frames", [FUTURE, FETCHED])
-def test_a_worker_that_waits_for_threads_of_its_own_is_not_stuck_while_they_work(frames):
-    batch = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
-    worker = make_worker(0, 0, frames=frames)
-    decodes = [thread(4055, (EXECUTOR, StackFrame("decode", "/run/data.py", line)), **RUNS) for line in (88, 91)]
-    one, two = (replace(worker, threads=(*worker.threads, decode)) for decode in decodes)
-    seen = [add_run(look, 3.0 * n) for n, look in enumerate((two, one, two))]
-    job = stand(batch, one, seconds=60, log_age_s=None)
-    assert said(looks(job, *((batch, one) for one in seen)))[0] is not Kind.HUNG
-
-
-def test_a_batch_that_threads_of_the_rank_make_is_waited_for():
-    threads = read(
-        stand(make_rank(0, frames=NEXT_BATCH, waits_for="a batch"), seconds=100, log_age_s=None),
-        4000,
-        runnable=6.0,
-        waiting=0.0,
-    )
-    assert said(threads)[0] is not Kind.HUNG
+def moves(main: ProcessLook, function: str) -> dict[str, Any]:
+    """Let a process that the rank started be at several lines."""
+    one, two = (started(4500, StackFrame(function, "/run/data.py", line)) for line in (10, 20))
+    return {"looks": (main, one), "change": see_moves(3.0, one, two, main)}
 
 
 def child(**fields: Any) -> Any:
-    return make_process(
-        4999,
-        **(
-            {
-                "role": Role.HELPER,
-                "rank": NOT_APPLICABLE,
-                "local_rank": NOT_APPLICABLE,
-                "parent": 4000,
-                "label": "aws",
-                "thread_groups": (),
-                "waiting": 0.0,
-                "asked_read_bytes_s": 0.0,
-                "asked_write_bytes_s": 0.0,
-            }
-            | fields
-        ),
-    )
+    """Make the reading of a process that the rank started, and that was not looked at."""
+    plain = {
+        "role": Role.HELPER,
+        "rank": NOT_APPLICABLE,
+        "local_rank": NOT_APPLICABLE,
+        "parent": 4000,
+        "label": "aws",
+        "thread_groups": (),
+        "waiting": 0.0,
+        "asked_read_bytes_s": 0.0,
+        "asked_write_bytes_s": 0.0,
+    }
+    return make_process(4999, **(plain | fields))
 
 
-def with_processes(frames: Sequence[Frame], *processes: Any) -> list[Frame]:
-    return [replace(one, processes=(*one.processes, *processes)) for one in frames]
+def row(name: str, given: dict[str, Any], **more: Any) -> Any:
+    """Make a row of what one of the builders above made."""
+    return job(name, *given["looks"], change=given["change"], **more)
+
+
+def moved_while_looked_at(bytes_s: float) -> Change:
+    """Let every process have moved so much a second since the machine was started."""
+
+    def take(one: DumpRound) -> DumpRound:
+        toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
+        return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))
+
+    def change(frames: list[Frame]) -> list[Frame]:
+        return [replace(one, rounds=tuple(map(take, one.rounds))) if is_known(one.rounds) else one for one in frames]
+
+    return change
+
+
+COMM = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, 1.0))
+ONE_MAIN = (ThreadGroup(ThreadKind.MAIN, 1, 1.0),)
+CALLS = make_rank(0, frames=TOKENIZE, holds_gil=False, **RUNNING)
+LOOPS = make_rank(0, frames=BUILD, holds_gil=True, **RUNNING)
+AT_BOTH = {4000: (BUILD, PARSE)}
 
 
 @pytest.mark.parametrize(
-    ("fields", "hung"),
+    "job",
     [
-        ({"runnable": 1.2}, False),
-        ({"runnable": 0.05}, False),
-        ({"runnable": 0.0, "asked_read_bytes_s": 5e6}, False),
-        ({"runnable": 0.0}, True),
-        ({"runnable": 1.2, "parent": 1}, True),
+        row("a training in a thread", trains(JOIN, 3.0), says={90: "", 400: ""}),
+        row("a training in a session", trains(SESSION, 3.0), says={90: "", 400: ""}),
+        row(
+            "a thread that moves and uses little",
+            trains(JOIN, 0.0),
+            says={90: "", 310: "lock"},
+            words="meanwhile thread thread-7 (7) of it moves: fit fit.py:52",
+        ),
+        row("a thread that only wakes up and sleeps", wakes(), says={40: "lock"}),
+        job("a thread of C that computes", TOKENIZES, says={100: "", 310: "lock"}, change=read(**CPU)),
+        job("a pool of C", TOKENIZES, says={310: ""}, change=read(runnable=16.0, waiting=0.0), log_age_s=400.0),
+        job("a call beside no pool", CALLS, says={400: "spin"}, change=read(runnable=1.0, thread_groups=ONE_MAIN)),
+        job("a call with a pool", CALLS, says={400: ""}, change=read(runnable=9.0, thread_groups=ONE_MAIN)),
+        job("CPU while it was looked at", replace(TOKENIZES, toll=ProcessToll(10**9, 0, 0)), says={100: ""}),
+        job(
+            "threads that talk to other ranks are no work",
+            LOCKED,
+            says={40: "lock"},
+            change=read(thread_groups=COMM, **CPU),
+        ),
+        job("threads that make batches", BATCH, says={100: ""}, change=read(runnable=6.0, waiting=0.0)),
+        row("a worker at a future of its own", decodes(FUTURE), says={60: ""}),
+        row("a worker at a queue of its own", decodes(FETCHED), says={60: ""}),
+        row(
+            "a worker that tries again and again",
+            tries(),
+            says={400: "", 1830: "no-progress"},
+            words="waits for a batch; worker 0 of rank 0 (4001) moves: fetch data.py:",
+        ),
+        # While one worker gets on, no other hangs its rank.
+        *(
+            row(
+                f"a worker that gets on beside {name}",
+                tries(make_worker(0, 1, **other), name="decode"),
+                says={40: "", 1830: "no-progress"},
+                words="worker 0 of rank 0 (4001) moves",
+            )
+            for name, other in (
+                ("a lock", {"frames": (*WORKER_READS[:4], StackFrame("acquire", f"{LIB}/threading.py", 95))}),
+                ("a slow file", {"frames": WORKER_READS, **READS}),
+            )
+        ),
+        job("a card that works", LOCKED, says={90: ""}, **card(60.0)),
+        job("a card that is idle", LOCKED, says={90: "lock"}, **card(0.0)),
+        job(
+            "who computes beside an idle card",
+            make_rank(0, frames=CPU_ADAM, holds_gil=False, **RUNNING),
+            says={45: "", 320: "spin"},
+            **card(0.0),
+        ),
+        job(
+            "who synchronizes with an idle card",
+            make_rank(0, frames=SYNC, holds_gil=False, **RUNNING),
+            says={40: "gpu-wait"},
+            **card(0.0),
+        ),
+        job("a download that flows", FETCHES, says={400: ""}, change=read(asked_read_bytes_s=50e6)),
+        job("one that does not", FETCHES, says={400: "lock"}, change=read(asked_read_bytes_s=1e4)),
+        # What flowed while it was looked at, and no more, gives minutes.
+        job("one that flowed", FETCHES, says={100: "", 330: "lock"}, change=moved_while_looked_at(50e6)),
+        job("one that did not", FETCHES, says={100: "lock"}, change=moved_while_looked_at(1e4)),
+        job(
+            "a store that stalls in a large file", LOCKED, says={400: ""}, change=read(last=15, asked_write_bytes_s=2e8)
+        ),
+        job("no store", LOCKED, says={400: "lock"}),
+        job(
+            "a loop that reads a shard now and then",
+            LOOPS,
+            says={330: ""},
+            stacks=AT_BOTH,
+            change=read(last=18, asked_read_bytes_s=5e7),
+        ),
+        job("a loop that reads nothing", LOOPS, says={330: "spin"}, stacks=AT_BOTH),
     ],
 )
-def test_a_program_that_was_started_and_works_is_waited_for(fields, hung):
-    waits = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
-    frames = with_processes(stand(waits, seconds=100, log_age_s=None), child(**fields))
-    assert (said(frames)[0] is Kind.HUNG) is hung
+def test_what_works_beside_a_wait_gives_it_time(job):
+    job.check()
 
 
-def test_the_child_of_a_child_counts_as_one():
-    waits = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
-    shell, tool = child(runnable=0.0), child(runnable=1.0)
-    job = with_processes(stand(waits, seconds=400, log_age_s=None), shell, replace(tool, pid=5001, parent=4999))
-    assert said(job)[0] is not Kind.HUNG
+def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
+    trained = replace(LOCKED, threads=make_rank(0, frames=ITEM, **RUNNING).threads)
+    before = read(asked_read_bytes_s=5e7)(stand(trained, seconds=59, log_age_s=None))
+    after = stand(LOCKED, seconds=40, log_age_s=None)
+    shift_ns = after[0].taken_ns - before[-1].taken_ns - 10**9
+    earlier = [replace(one, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE) for one in before]
+    assert said([*earlier, *after]) == (Kind.HUNG, "lock")
 
 
-def test_what_a_shell_started_counts_as_a_child():
-    """The shell itself is no process of the job."""
-    waits = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
-    tool = child(runnable=1.0, parent=4998, rank_pid=4000)
-    assert said(with_processes(stand(waits, seconds=400, log_age_s=None), tool))[0] is not Kind.HUNG
+IDLE_TOOL = child(runnable=0.0)
+SHELL_TOOL = child(runnable=1.0, parent=4998, rank_pid=4000)
+POOL = (
+    MAIN,
+    StackFrame("prepare", "/run/train.py", 30),
+    StackFrame("map", f"{LIB}/multiprocessing/pool.py", 367),
+    StackFrame("wait", f"{LIB}/multiprocessing/pool.py", 765),
+)
+AT_POOL = make_rank(0, frames=POOL, waits_for=FUTEX)
+AT_RESULT = make_rank(0, frames=(*ITEM, replace(FUTURE[-1], line=451)), waits_for=FUTEX)
+AT_QUEUE = make_rank(0, frames=IN_GET, waits_for="pipe read")
+EXECUTOR_LOOP = StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240)
+POOL_LOOP = StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 125)
+TASKS = {
+    "a library in an executor": (EXECUTOR_LOOP, StackFrame("copyfile", f"{LIB}/shutil.py", 269)),
+    "C in an executor": (EXECUTOR_LOOP,),
+    "what is called get": (EXECUTOR_LOOP, StackFrame("get", f"{SITE}/diskcache/core.py", 1135)),
+    "a library in a pool": (
+        POOL_LOOP,
+        replace(POOL_LOOP, function="mapstar", line=48),
+        StackFrame("cp", "/b/shutil.py", 2),
+    ),
+    "C in a map of a pool": (POOL_LOOP, replace(POOL_LOOP, function="mapstar", line=48)),
+    "C by apply_async": (POOL_LOOP,),
+}
+AT_PIPE = {"waits_for": "pipe read", "state": "S", "call": "read", "wchan": "pipe_read"}
+IDLE_TASKS = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)
+END = ProcessEnd(
+    pid=4500,
+    role=Role.HELPER,
+    rank=NOT_APPLICABLE,
+    worker=NOT_APPLICABLE,
+    outcome=Outcome.FAILED,
+    signal="SIGKILL",
+    how="SIGKILL; OOM killer (kernel log)",
+)
 
 
-@pytest.mark.parametrize(("name", "hung"), [("python", False), ("pt_data_worker", True)])
-def test_a_pool_of_an_older_torch_works_though_its_processes_look_like_workers(name, hung):
-    pool = child(role=Role.WORKER, name=name, runnable=1.0, worker=NOT_APPLICABLE)
-    frames = with_processes(stand(make_rank(0, frames=IN_LOCK), seconds=100, log_age_s=None), pool)
-    assert (said(frames)[0] is Kind.HUNG) is hung
+def ends(end: ProcessEnd, second: int = 5) -> Change:
+    """Let a process that the rank started live until then, and be seen to end."""
+    name = {"name": "python", "parent": 4000} if end.role is Role.HELPER else {}
+    local = end.rank if end.role is Role.RANK else NOT_APPLICABLE
+    one = make_process(end.pid, role=end.role, rank=end.rank, local_rank=local, **name)
+
+    def change(frames: list[Frame]) -> list[Frame]:
+        return [*beside(one)(frames[:second]), replace(frames[second], ends=(end,)), *frames[second + 1 :]]
+
+    return change
 
 
-def test_a_logger_that_ticks_beside_a_lock_is_no_work():
-    frames = with_processes(stand(make_rank(0, frames=IN_LOCK), log_age_s=None), child(runnable=0.1))
-    assert said(frames) == (Kind.HUNG, "lock")
+@pytest.mark.parametrize(
+    "job",
+    [
+        job("a program that works", CHILD, says={100: ""}, change=beside(child(runnable=1.2))),
+        job("one that works a little", CHILD, says={100: ""}, change=beside(child(runnable=0.05))),
+        job("one that reads", CHILD, says={100: ""}, change=beside(child(runnable=0.0, asked_read_bytes_s=5e6))),
+        job("one that does nothing", CHILD, says={100: "no-progress"}, change=beside(IDLE_TOOL)),
+        job("one of another", CHILD, says={100: "no-progress"}, change=beside(child(runnable=1.2, parent=1))),
+        job(
+            "the child of a child",
+            CHILD,
+            says={400: ""},
+            change=beside(IDLE_TOOL, replace(child(runnable=1.0), pid=5001, parent=4999)),
+        ),
+        # A shell is no process of the job.
+        job("what a shell started", CHILD, says={400: ""}, change=beside(SHELL_TOOL)),
+        job(
+            "a pool of an older torch",
+            LOCKED,
+            says={100: ""},
+            change=beside(child(role=Role.WORKER, name="python", runnable=1.0, worker=NOT_APPLICABLE)),
+        ),
+        job(
+            "a loader worker",
+            LOCKED,
+            says={100: "lock"},
+            change=beside(child(role=Role.WORKER, name="pt_data_worker", runnable=1.0, worker=NOT_APPLICABLE)),
+        ),
+        job("a logger that ticks", LOCKED, says={40: "lock"}, change=beside(child(runnable=0.1))),
+        job("a child that works a little", LOCKED, says={400: "lock"}, change=beside(child(runnable=0.5))),
+        job("compilers", LOCKED, says={400: ""}, change=beside(child(runnable=4.0))),
+        job("an upload", LOCKED, says={400: ""}, change=beside(child(runnable=0.0, asked_write_bytes_s=5e7))),
+        row("a pool that works for an hour", moves(AT_POOL, "tokenize"), says={3600: ""}),
+        row("a process that moves beside a queue", moves(AT_QUEUE, "watch"), says={400: "", 1830: "no-progress"}),
+        *(
+            job(f"a task of {name}", AT_RESULT, started(4500, *stack, **READS), says={45: "blocked-io"})
+            for name, stack in TASKS.items()
+        ),
+        *(
+            job(
+                f"a process of {name} without a task",
+                AT_RESULT,
+                started(4500, loop, IDLE_TASKS, **AT_PIPE),
+                says={45: "lost-batch"},
+            )
+            for name, loop in (("an executor", EXECUTOR_LOOP), ("a pool", POOL_LOOP))
+        ),
+        job(
+            "a pool of which one was seen to be killed",
+            AT_POOL,
+            started(4501, POOL_LOOP, IDLE_TASKS, **AT_PIPE),
+            says={45: "dead-worker"},
+            words="(4500: SIGKILL; OOM killer (kernel log))",
+            change=ends(END),
+        ),
+        job(
+            "a dead child",
+            AT_QUEUE,
+            says={45: "dead-worker"},
+            words="4500: SIGKILL)",
+            dead=(DeadChild(4500, 4000, "python", "SIGKILL"),),
+        ),
+        job(
+            "a dead child that was seen to end",
+            AT_QUEUE,
+            says={45: "dead-worker"},
+            words="4500: SIGKILL; OOM killer",
+            dead=(DeadChild(4500, 4000, "python", "SIGKILL"),),
+            change=ends(END),
+        ),
+        # Into a queue only Python puts.
+        *(
+            job(
+                f"{name} died",
+                AT_QUEUE,
+                says={100: cause},
+                dead=(DeadChild(4444, 4000, name, "exit 0"),),
+                change=read(name="train.py"),
+            )
+            for name, cause in (("git", "blocked-io"), ("python3.11", "dead-worker"), ("train.py", "dead-worker"))
+        ),
+    ],
+)
+def test_a_process_that_was_started_and_works_is_waited_for(job):
+    job.check()
 
 
-def test_a_rank_that_computes_beside_an_idle_card_does_not_wait_for_it():
-    rank = make_rank(0, frames=CPU_ADAM, holds_gil=False, **RUNS)
-    idle = (make_gpu(pids=(4000,), sm_pct=0.0),)
-    for seconds, expected in ((45, False), (320, True)):
-        frames = sample(stand(rank, seconds=seconds, log_age_s=None, gpus=idle), 4000, CPU_ADAM)
-        assert (said(frames)[0] is Kind.HUNG) is expected
+@pytest.mark.parametrize("package", ["multiprocess", "joblib/externals/loky/backend"])
+def test_a_copy_of_the_resource_tracker_is_left_out_as_the_original(package):
+    waits = make_rank(0, frames=(replace(MAIN, line=9), FUTURE[-1]))
+
+    def judged(file: str) -> object:
+        tracker = started(4500, StackFrame("main", file, 213), **AT_PIPE)
+        return said(stand(waits, tracker, seconds=2000, log_age_s=None))
+
+    original = judged(f"{LIB}/multiprocessing/resource_tracker.py")
+    assert judged(f"{LIB}/site-packages/{package}/resource_tracker.py") == original
+    assert judged("/run/pool.py") != original, "a child that the program started itself is blamed"
 
 
-def test_a_rank_that_synchronizes_with_an_idle_card_does():
-    rank = make_rank(0, frames=SYNC, holds_gil=False, **RUNS)
-    idle = (make_gpu(pids=(4000,), sm_pct=0.0),)
-    assert said(sample(stand(rank, log_age_s=None, gpus=idle), 4000, SYNC)) == (Kind.HUNG, "gpu-wait")
-
+# --- requests ---
 
 ASKED = WaitTarget("recvfrom", 7, WaitKind.SOCKET, "tcp", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
+HERE = replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "vllm"),))
+REQUESTS, HTTP = StackFrame("send", f"{SITE}/requests/adapters.py", 667), StackFrame("f", f"{LIB}/http/client.py", 14)
 
 
-@pytest.mark.parametrize(
-    "below",
-    [StackFrame("send", f"{SITE}/requests/adapters.py", 667), StackFrame("getresponse", f"{LIB}/http/client.py", 1411)],
+def asks(*below: StackFrame, target: WaitTarget = ASKED, above: str = "") -> dict[str, Any]:
+    """Return the fields of a thread that waits for the answer to a request."""
+    outer = (StackFrame("wrapped", f"{SITE}/{above}", 10),) if above else ()
+    return {"frames": (*outer, *IN_LOCK, *below), "waits_for": "socket receive", "waits_on": target, "call": "recvfrom"}
+
+
+VLLM = started(
+    4500,
+    StackFrame("run", f"{LIB}/asyncio/runners.py", 190),
+    StackFrame("run_forever", f"{LIB}/asyncio/base_events.py", 608),
+    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1898),
+    StackFrame("select", f"{LIB}/selectors.py", 468),
+    state="S",
+    waits_for="epoll",
+    wchan="ep_poll",
+    call="epoll_wait",
 )
-def test_who_asked_a_server_waits_for_minutes_for_its_answer(below):
-    asks = {"frames": (*IN_LOCK, below), "waits_for": "socket receive", "waits_on": ASKED, "call": "recvfrom"}
-    rank = make_rank(0, **asks)
-    assert said(stand(rank, seconds=120, log_age_s=None))[0] is not Kind.HUNG
-    assert said(stand(rank, seconds=310, log_age_s=None)) == (Kind.HUNG, "blocked-io")
-    bare = make_rank(0, **(asks | {"frames": IN_LOCK}))
-    assert said(stand(bare, seconds=40, log_age_s=None)) == (Kind.HUNG, "blocked-io")
-    worker = make_worker(0, 0, **asks)
-    waits = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
-    assert said(stand(waits, worker, seconds=120, log_age_s=None))[0] is not Kind.HUNG
-    assert said(stand(waits, worker, seconds=310, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+MINUTES, HALF_AN_HOUR = {120: "", 310: "blocked-io"}, {400: "", 1810: "blocked-io"}
 
 
 @pytest.mark.parametrize(
-    ("below", "target"),
+    "job",
     [
-        (StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600), ASKED),
-        (
-            StackFrame("send", f"{SITE}/requests/adapters.py", 667),
-            replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "vllm"),)),
+        job("a socket that nothing tells of", make_rank(0, **asks()), says={40: "blocked-io"}),
+        job("a client of HTTP", make_rank(0, **asks(REQUESTS)), says=MINUTES),
+        job("the standard library", make_rank(0, **asks(HTTP)), says=MINUTES),
+        job("a worker that asks", BATCH, make_worker(0, 0, **asks(REQUESTS)), says=MINUTES),
+        job("redis here", make_rank(0, **asks(replace(HTTP, file=f"{SITE}/redis/x.py"), target=HERE)), says=MINUTES),
+        job("wandb here", make_rank(0, **asks(replace(HTTP, file=f"{SITE}/wandb/x.py"), target=HERE)), says=MINUTES),
+        job(
+            "actors", make_rank(0, **asks(StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600))), says=HALF_AN_HOUR
+        ),
+        job("a model on this machine", make_rank(0, **asks(REQUESTS, target=HERE)), says=HALF_AN_HOUR),
+        job(
+            "a model that the trainer started",
+            make_rank(0, **asks(REQUESTS, target=replace(ASKED, others=(OtherEnd(4500, NOT_APPLICABLE, "vllm"),)))),
+            VLLM,
+            says={400: "", 1810: "no-progress"},
+        ),
+        job(
+            "a model through a logger", make_rank(0, **asks(REQUESTS, target=HERE, above="mlflow/x.py")), says={400: ""}
+        ),
+        job(
+            "a model through a client of files",
+            make_rank(
+                0,
+                **asks(
+                    replace(HTTP, file=f"{SITE}/huggingface_hub/inference/_client.py"),
+                    target=HERE,
+                    above="requests/x.py",
+                ),
+            ),
+            says={400: ""},
         ),
     ],
-    ids=["actors", "a model on this machine"],
 )
-def test_rollouts_have_half_an_hour(below, target):
-    asks = {"frames": (*IN_LOCK, below), "waits_for": "socket receive", "waits_on": target, "call": "recvfrom"}
-    assert said(stand(make_rank(0, **asks), seconds=400, log_age_s=None))[0] is not Kind.HUNG
-    assert said(stand(make_rank(0, **asks), seconds=1810, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+def test_who_asked_a_server_waits_for_its_answer(job):
+    job.check()
 
 
-def test_ranks_at_a_barrier_may_wait_minutes_for_one_elsewhere():
-    barrier = (*IN_LOCK[:2], StackFrame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 4000))
-    ranks = [make_rank(rank, frames=barrier) for rank in (0, 1)]
-    assert said(stand(*ranks, world_size=4, seconds=100, log_age_s=None))[0] is not Kind.HUNG
-    assert said(stand(*ranks, world_size=4, seconds=310, log_age_s=None)) == (Kind.HUNG, "remote-rank")
+# --- several ranks ---
+
+ASIDE = f"{SITE}/megatron/core/dist_checkpointing/strategies"
+ASYNC_SAVE = (
+    MAIN,
+    StackFrame("pretrain", "/run/train.py", 40),
+    StackFrame("maybe_finalize_async_save", f"{SITE}/megatron/training/async_utils.py", 60),
+    StackFrame("close", f"{ASIDE}/async_utils.py", 270),
+    StackFrame("join", f"{LIB}/multiprocessing/process.py", 149),
+)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        job(
+            "the end of a save aside of megatron",
+            make_rank(0, frames=ASYNC_SAVE, waits_for="child process", call="wait4"),
+            started(4500, StackFrame("write_preloaded_data", f"{ASIDE}/filesystem_async.py", 9), **READS),
+            make_rank(1),
+            says={100: "", 310: "missing-rank"},
+            world_size=2,
+        ),
+        # A card that works may do what the others wait for.
+        *(
+            job(
+                f"a card that {'works' if works else 'spins'} beside {name}",
+                make_rank(0, frames=ITEM, holds_gil=False, **RUNNING),
+                other,
+                says={seconds: "" if works else "missing-rank"},
+                world_size=2,
+                gpus=(
+                    make_gpu(0, pids=(4000,), **({"sm_pct": 100.0} if works else SPINS)),
+                    make_gpu(1, pids=(4010,), sm_pct=0.0),
+                ),
+            )
+            for name, other, seconds in (
+                ("a lock", make_rank(1, frames=IN_LOCK), 40),
+                ("a sleep", make_rank(1, frames=NAP, waits_for="sleep"), 90),
+            )
+            for works in (True, False)
+        ),
+    ],
+)
+def test_what_one_rank_does_the_others_wait_for(job):
+    job.check()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "watch", "advised"), [*((n, {}, "310s") for n in (15, 40, 90)), (15, {"asked_s": 60.0}, "70s")]
+)
+def test_the_command_that_is_advised_looks_as_long_as_it_takes(seconds, watch, advised):
+    finding = conclude(stand(make_rank(0), world_size=2, seconds=seconds, log_age_s=None), **watch)
+    assert finding.kind is not Kind.HUNG
+    assert f"--for {advised}" in finding.try_

@@ -12,8 +12,8 @@ from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import conclude, expect, run, sample, stand
 from tests.judging import SECOND
 from tests.waits import wait_of
-from tpmon.judge.hang.causes import Patience
-from tpmon.judge.hang.detection import PATIENCE_S, need_s
+from tpmon.judge.hang.causes import Grace
+from tpmon.judge.hang.detection import SLOW_S, need_s
 from tpmon.judge.watch.picture import choose_rounds, find_corner
 from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, WatchedTime, observe
 from tpmon.model.dump import Asker, DumpError, ErrorKind
@@ -224,9 +224,9 @@ def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
 
 def test_what_is_meant_to_take_long_may_take_as_long_as_it_did_before():
     watch = WatchedTime(longest_s=900.0)
-    assert need_s(watch, Patience.SURE) == MOST_HANG_AFTER_S
-    assert need_s(watch, Patience.MEANT) == need_s(watch, Patience.WORKS) == 1800.0
-    assert need_s(WatchedTime(longest_s=900.0, asked_s=60.0), Patience.MEANT) == PATIENCE_S
+    assert need_s(watch, Grace.ENDLESS) == MOST_HANG_AFTER_S
+    assert need_s(watch, Grace.SLOW) == need_s(watch, Grace.COMPUTE) == 1800.0
+    assert need_s(WatchedTime(longest_s=900.0, asked_s=60.0), Grace.SLOW) == SLOW_S
 
 
 def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():

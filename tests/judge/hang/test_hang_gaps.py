@@ -12,7 +12,7 @@ from tests.judging import SECOND
 from tests.paces import make_hook, make_pace, with_hooks
 from tests.waits import wait_of
 from tpmon.judge.hang.activity import see_quiet
-from tpmon.judge.hang.causes import Patience
+from tpmon.judge.hang.causes import Grace
 from tpmon.judge.hang.detection import need_s
 from tpmon.judge.watch.tracker import HANG_AFTER_S, WatchedTime, observe
 from tpmon.model.frame import Frame
@@ -60,7 +60,7 @@ def test_an_hour_in_which_tpmon_was_stopped_is_no_pause_of_a_run_that_went_on():
     healthy = [read_at(second, 0.0) for second in (*range(60), *range(HOUR, HOUR + 5))]
     watch = remember(healthy)
     assert watch.hang_after_s == 30.0
-    assert need_s(watch, Patience.MEANT) == need_s(watch, Patience.WORKS) == 300.0
+    assert need_s(watch, Grace.SLOW) == need_s(watch, Grace.COMPUTE) == 300.0
 
 
 def test_a_wait_that_looks_the_same_after_a_pause_of_tpmon_is_as_old_as_it_was_watched():

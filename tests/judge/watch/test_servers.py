@@ -1,14 +1,13 @@
 """A server and a notebook wait for what to do next; a training that waits the same way hangs."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank, make_thread
-from tests.hanging import conclude, run, sample, stand
+from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank
+from tests.hanging import Change, job, run, sample, stand, thread
+from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
@@ -30,173 +29,133 @@ HTTP = (
     StackFrame("select", f"{LIB}/selectors.py", 415),
 )
 GRADIO = (SERVE, StackFrame("block_thread", f"{SITE}/gradio/blocks.py", 2900))
-QUEUE = (SERVE, StackFrame("answer", "/run/serve.py", 30), StackFrame("get", f"{LIB}/queue.py", 171))
+GET = StackFrame("get", f"{LIB}/queue.py", 171)
+QUEUE = (SERVE, StackFrame("answer", "/run/serve.py", 30), GET)
+RUN = StackFrame("run", f"{LIB}/threading.py", 980)
+TAKES, SERVES, LOGS = (
+    thread(7, (RUN, *frames))
+    for frames in (HTTP[1:], UVICORN[1:], (StackFrame("run", f"{SITE}/wandb/sdk/lib/asyncio_manager.py", 40), *SELECT))
+)
 BACKWARD = (SERVE, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623))
+RAY = (
+    StackFrame("<module>", f"{SITE}/ray/_private/workers/default_worker.py", 330),
+    StackFrame("Worker.main_loop", f"{SITE}/ray/_private/worker.py", 960),
+)
+STORE = make_native(8, "pt_nccl_watchdg")
+CORE = f"{SITE}/vllm/v1/engine/core.py"
+ENGINE = (
+    StackFrame("run_engine_core", CORE, 900),
+    StackFrame("run_busy_loop", CORE, 1260),
+    StackFrame("_process_input_queue", CORE, 1280),
+    GET,
+    StackFrame("wait", f"{LIB}/threading.py", 331),
+)
+STEP = (*ENGINE[:2], StackFrame("_process_engine_step", CORE, 1300), *ENGINE[-2:])
 
 
-def job(frames: tuple[StackFrame, ...], *others: Any, seconds: int = 100, **fields: Any) -> list[Any]:
-    waits = "lock or queue (futex)" if frames[-1].function == "get" else "epoll"
-    return stand(make_rank(0, *others, frames=frames, waits_for=waits), seconds=seconds, log_age_s=None, **fields)
+def rests(frames, *others, **fields):
+    """Make a rank that waits at the end of ``frames``."""
+    at_lock = frames[-1].file.endswith(("/queue.py", "/threading.py"))
+    waits_for = "lock or queue (futex)" if at_lock else "epoll"
+    return make_rank(0, *others, **({"frames": frames, "waits_for": waits_for} | fields))
 
 
-def said(frames: list[Any]) -> tuple[Kind, Any]:
-    finding = conclude(frames)
-    return finding.kind, finding.cause
+def trained(*stacks, first: int = 10, loop: bool = False) -> Change:
+    """Let samples of the first seconds be of a step, later ones of ``stacks``; ``loop``: in a thread of the loop."""
+
+    def change(frames: list[Frame]) -> list[Frame]:
+        steps = sample(frames, 4000, BACKWARD)[:first]
+        if loop:
+            steps = [replace(one, stacks=tuple(replace(a, loop_tid=4000) for a in one.stacks)) for one in steps]
+        rest = sample(frames, 4000, *stacks) if stacks else [replace(one, stacks=()) for one in frames]
+        return [*steps, *rest[first:]]
+
+    return change
 
 
-IDLE = (Kind.IDLE, "waiting-for-input")
+@pytest.mark.parametrize(
+    "job",
+    [
+        job("a notebook", rests(KERNEL), says={100: "idle"}),
+        job("uvicorn", rests(UVICORN), says={100: "idle"}),
+        job("a server of the standard library", rests(HTTP), says={100: "idle"}),
+        job("gradio", rests(GRADIO), says={100: "idle"}),
+        job("a queue that a thread fills", rests(QUEUE, TAKES), says={100: "idle"}),
+        job("a queue that a loop fills", rests(QUEUE, SERVES), says={100: "idle"}),
+        job("a file called so", rests((replace(SERVE, file="/run/train.py"), GET), TAKES), says={100: "idle"}),
+        job("a queue that nobody fills", rests(QUEUE), says={100: "lock"}),
+        job("a queue beside a logger", rests(QUEUE, LOGS), says={100: "lock"}),
+        job("a training at a queue", rests((MAIN, TRAIN, GET)), says={100: "lock"}),
+        job(
+            "each process of a server",
+            *(make_rank(n, frames=UVICORN, waits_for="epoll") for n in range(3)),
+            says={100: "idle"},
+            change=lambda frames: [
+                replace(one, processes=tuple(replace(p, rank=0, local_rank=0) for p in one.processes)) for one in frames
+            ],
+        ),
+        job("a queue after a step", rests(QUEUE, TAKES), says={100: "lock"}, change=trained()),
+        # What it asked a server for has minutes.
+        job("an event loop after a step", rests(UVICORN), says={100: "", 320: "no-progress"}, change=trained()),
+        job("a notebook after a step", rests(KERNEL), says={100: "idle"}, change=trained()),
+        job(
+            "a page whose training in a thread has ended",
+            rests(UVICORN),
+            says={320: "idle"},
+            change=trained(UVICORN, loop=True),
+        ),
+        job("a thread of the loop at a queue", rests(QUEUE), says={100: "lock"}, change=trained(loop=True)),
+        job("a step in a thread", rests(UVICORN, thread(7, (RUN, *BACKWARD[1:]))), says={320: "no-progress"}),
+        job("a thread of gloo", rests(UVICORN, make_native(8, "pt_gloo_runloop")), says={320: "no-progress"}),
+        job("one of two ranks", rests(UVICORN), says={320: "no-progress"}, world_size=2),
+        job("a notebook with a process group", rests(KERNEL, STORE), says={310: "idle"}),
+        job("an engine without a request", rests(ENGINE[:-1], STORE), says={310: "idle"}),
+        job("the same of 3.11", rests(ENGINE, STORE), says={310: "idle"}),
+        job("a step of an engine that does not end", rests(STEP, STORE), says={60: "lock"}),
+        job("an actor of ray without a task", rests(RAY, STORE), says={310: ""}, world_size=8),
+        job("all actors without one", *(make_rank(n, STORE, frames=RAY) for n in (0, 1)), says={310: ""}, world_size=2),
+        job(
+            "an actor whose thread is in the program",
+            make_rank(0, thread(7, IN_LOCK), frames=RAY),
+            says={60: "lock"},
+            world_size=8,
+        ),
+        job(
+            "the actor that left",
+            *(make_rank(n) for n in range(3)),
+            make_rank(3, frames=RAY),
+            says={60: "", 310: "missing-rank"},
+            words=("3 of 4 ranks wait in ", "; rank 3 without a task"),
+            rank=3,
+            world_size=4,
+        ),
+    ],
+)
+def test_who_waits_for_requests_is_idle_and_who_trains_is_not(job):
+    finding = job.check()
+    assert finding.kind is not Kind.IDLE or "waits for requests in" in finding.summary
+    assert "none is outside" not in finding.summary
 
 
-@pytest.mark.parametrize("frames", [KERNEL, UVICORN, HTTP, GRADIO, QUEUE])
-def test_who_waits_for_requests_is_idle(frames):
-    judged = run(job(frames, seconds=32))
-    assert not any(one.frame.verdict.kind is Kind.HUNG for one in judged)
-    finding = judged[-1].frame.verdict
-    assert (finding.kind, finding.cause) == IDLE
-    assert "waits for requests in" in finding.summary
-
-
-def test_the_processes_of_one_server_wait_for_requests_each():
-    serves = {"frames": UVICORN, "waits_for": "epoll"}
-    alone = [replace(make_rank(rank, **serves), rank=0) for rank in (0, 1, 2)]
-    finding = conclude(stand(*alone, seconds=100, log_age_s=None))
-    assert (finding.kind, finding.cause) == IDLE
-
-
-def test_of_a_server_that_answered_meanwhile_the_readings_do_not_say_that_it_hangs():
-    frames = job(QUEUE, seconds=32)
-    later = job(QUEUE, seconds=70)
-    shift = later[-1].taken - later[0].taken
-    shift_ns = later[-1].taken_ns - later[0].taken_ns + 10**9
+def test_a_server_that_answers_meanwhile_is_never_called_hung():
+    frames, later = (stand(rests(QUEUE, TAKES), seconds=seconds, log_age_s=None) for seconds in (32, 70))
+    shift, shift_ns = later[-1].taken - later[0].taken, later[-1].taken_ns - later[0].taken_ns + 10**9
     more = [
         replace(one, taken=one.taken + shift, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE) for one in later
     ]
     assert not any(one.frame.verdict.kind is Kind.HUNG for one in run([*frames, *more]))
 
 
-def test_where_no_stack_may_be_read_an_event_loop_is_not_called_hung():
-    blind = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN)]
-    assert run(blind, may_ask=False)[-1].frame.verdict.kind is not Kind.HUNG
-    several = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN, world_size=2, seconds=310)]
-    assert run(several, may_ask=False)[-1].frame.verdict.kind is Kind.HUNG
+@pytest.mark.parametrize(("fields", "hung"), [({}, False), ({"world_size": 2, "seconds": 310}, True)])
+def test_where_no_stack_may_be_read_an_event_loop_alone_is_not_called_hung(fields, hung):
+    frames = stand(rests(UVICORN), **({"seconds": 100, "log_age_s": None} | fields))
+    blind = [replace(one, rounds=NOT_APPLICABLE) for one in frames]
+    assert (run(blind, may_ask=False)[-1].frame.verdict.kind is Kind.HUNG) is hung
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171)),
-        (SERVE, StackFrame("run_epoch", "/run/serve.py", 30), StackFrame("get", f"{LIB}/queue.py", 171)),
-        (StackFrame("<module>", "/run/train.py", 9), StackFrame("get", f"{LIB}/queue.py", 171)),
-    ],
-)
-def test_a_training_at_a_queue_hangs(frames):
-    assert said(job(frames)) == (Kind.HUNG, "lock")
-
-
-def test_what_was_seen_to_train_is_no_server_unless_it_is_a_notebook():
-    def trained(frames, seconds=100):
-        seen = sample(job(frames, seconds=seconds), 4000, BACKWARD)
-        return [one if number < 10 else replace(one, stacks=()) for number, one in enumerate(seen)]
-
-    assert said(trained(QUEUE)) == (Kind.HUNG, "lock")
-    assert said(trained(UVICORN))[0] is not Kind.HUNG  # what it asked a server for has minutes
-    assert said(trained(UVICORN, seconds=320)) == (Kind.HUNG, "no-progress")
-    assert said(trained(KERNEL)) == IDLE
-
-
-def test_a_page_whose_training_ran_in_a_thread_is_a_server_again_when_that_has_ended():
-    """Stacks of the loop are then of that thread, and of the main one since it ended."""
-    frames = job(UVICORN, seconds=320)
-    trains, serves = sample(frames, 4000, BACKWARD), sample(frames, 4000, UVICORN)
-    threaded = [
-        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks)) for one in trains[:10]
-    ]
-    threaded += serves[10:]
-    assert said(threaded) == IDLE
-    # The thread of the loop is still there, at a queue that nobody fills.
-    stuck = sample(job(QUEUE), 4000, BACKWARD)
-    threaded = [
-        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks) if number < 10 else ())
-        for number, one in enumerate(stuck)
-    ]
-    assert said(threaded) == (Kind.HUNG, "lock")
-
-
-def test_a_training_in_another_thread_or_with_other_ranks_is_no_server():
-    stuck = make_thread(7, name="trainer", kind=ThreadKind.OTHER, frames=(TRAIN,))
-    assert said(job(UVICORN, stuck, seconds=320)) == (Kind.HUNG, "no-progress")
-    assert said(job(UVICORN, make_native(8, "pt_gloo_runloop"), seconds=320)) == (Kind.HUNG, "no-progress")
-    assert said(job(UVICORN, world_size=2, seconds=320)) == (Kind.HUNG, "no-progress")
-
-
-RAY = (
-    StackFrame("<module>", f"{SITE}/ray/_private/workers/default_worker.py", 330),
-    StackFrame("Worker.main_loop", f"{SITE}/ray/_private/worker.py", 960),
-)
-
-
-def test_actors_of_ray_without_a_task_wait_for_one_whatever_the_size_of_their_job():
-    actors = [make_rank(rank, make_native(9000 + rank, "pt_nccl_watchdg"), frames=RAY) for rank in (0, 1)]
-    for job, size in ((actors, 2), (actors[:1], 8)):
-        assert conclude(stand(*job, world_size=size, seconds=310, log_age_s=None)).kind is not Kind.HUNG
-
-
-def test_an_actor_whose_thread_is_in_the_program_has_a_task():
-    task = make_thread(7, name="task", kind=ThreadKind.OTHER, frames=IN_LOCK)
-    frames = stand(make_rank(0, task, frames=RAY), world_size=8, seconds=60, log_age_s=None)
-    assert conclude(frames).kind is Kind.HUNG
-
-
-def test_others_that_wait_for_an_actor_without_a_task_hang_after_minutes():
-    job = (make_rank(0, frames=RAY), make_rank(1), make_rank(2))
-    assert conclude(stand(*job, world_size=3, seconds=60, log_age_s=None)).kind is not Kind.HUNG
-    finding = conclude(stand(*job, world_size=3, seconds=310, log_age_s=None))
-    assert finding.kind is Kind.HUNG
-    assert finding.summary.endswith("; rank 0 without a task")
-
-
-@pytest.mark.parametrize(
-    "below",
-    [
-        StackFrame("finish", f"{SITE}/wandb/sdk/wandb_run.py", 2100),
-        StackFrame("stop", f"{SITE}/neptune/metadata_containers/run.py", 500),
-    ],
-)
-def test_a_run_that_sends_its_last_records_has_minutes(below):
-    waits = (*IN_LOCK[:2], below, StackFrame("wait", f"{LIB}/threading.py", 331))
-    for seen in ("lock with a time-out", "lock or queue (futex)"):
-        job = (make_rank(0, frames=waits, waits_for=seen), make_rank(1))
-        assert conclude(stand(*job, world_size=2, seconds=120, log_age_s=125.0)).kind is not Kind.HUNG
-        assert conclude(stand(*job, world_size=2, seconds=310, log_age_s=None)).kind is Kind.HUNG
-
-
-def test_the_actor_that_left_is_who_the_others_wait_for():
-    job = (make_rank(0), make_rank(1), make_rank(2), make_rank(3, frames=RAY))
-    frames = stand(*job, world_size=4, seconds=310, log_age_s=None)
-    finding = conclude(frames)
-    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
-    assert finding.summary.startswith("3 of 4 ranks wait in ")
-    assert "none is outside" not in finding.summary
-
-
-STORE = make_native(8, "pt_nccl_watchdg")
-ENGINE = (
-    StackFrame("run_engine_core", f"{SITE}/vllm/v1/engine/core.py", 900),
-    StackFrame("run_busy_loop", f"{SITE}/vllm/v1/engine/core.py", 1260),
-    StackFrame("_process_input_queue", f"{SITE}/vllm/v1/engine/core.py", 1280),
-    StackFrame("get", f"{LIB}/queue.py", 171),
-    StackFrame("wait", f"{LIB}/threading.py", 331),
-)
-
-
-@pytest.mark.parametrize("frames", [KERNEL, ENGINE[:-1], ENGINE], ids=["a notebook", "an engine", "3.11"])
-def test_a_notebook_or_an_engine_with_a_process_group_of_its_own_waits_for_requests(frames):
-    waits = "epoll" if frames is KERNEL else "lock or queue (futex)"
-    rank = make_rank(0, STORE, frames=frames, waits_for=waits)
-    assert said(stand(rank, seconds=310, log_age_s=None)) == IDLE
-
-
-def test_a_step_of_an_engine_that_does_not_end_hangs():
-    step = (*ENGINE[:2], StackFrame("_process_engine_step", f"{SITE}/vllm/v1/engine/core.py", 1300))
-    rank = make_rank(0, STORE, frames=(*step, *ENGINE[-2:]), waits_for="lock or queue (futex)")
-    assert said(stand(rank, seconds=60, log_age_s=None)) == (Kind.HUNG, "lock")
+@pytest.mark.parametrize("below", ["wandb/sdk/wandb_run.py", "neptune/metadata_containers/run.py"])
+@pytest.mark.parametrize("waits_for", ["lock with a time-out", "lock or queue (futex)"])
+def test_a_run_that_sends_its_last_records_has_minutes(below, waits_for):
+    frames = (*IN_LOCK[:2], StackFrame("finish", f"{SITE}/{below}", 2100), ENGINE[-1])
+    sends = job("", rests(frames, waits_for=waits_for), make_rank(1), says={120: "", 310: "missing-rank"}, world_size=2)
+    sends.values[0].check()

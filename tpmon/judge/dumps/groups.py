@@ -25,12 +25,12 @@ from tpmon.judge.dumps.merge import (
 )
 from tpmon.judge.dumps.outlier import (
     HANG_AFTER_S,
-    PATIENT,
+    SLOW_PHASES,
     DumpScene,
     ThreadSeen,
+    awaits_one,
     divide,
     find_odd,
-    is_meant,
     order_threads,
     see_threads,
     set_scene,
@@ -266,7 +266,7 @@ def _find_dead(scene: DumpScene, *, with_host: bool) -> _Suspect | None:
 def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
     """Say why what keeps the ranks may end by itself, "" where nothing speaks for it."""
     phase, thread = culprit.doing.phase, culprit.thread
-    if phase in (*PATIENT, Phase.LOGGING):
+    if phase in (*SLOW_PHASES, Phase.LOGGING):
         return f"{phase.value} may take long"
     if thread.state == "R" or is_wait(thread.waits_for, WaitReason.RUNNING):
         return "it computes"
@@ -274,7 +274,7 @@ def _excuse(culprit: ThreadSeen, waiting: Sequence[ThreadSeen]) -> str:
         return "it waits for its card"
     if is_wait(thread.waits_for, WaitReason.SLEEP):
         return "a sleep ends by itself"
-    return "they wait for what one rank does alone" if is_meant(waiting) else ""
+    return "they wait for what one rank does alone" if awaits_one(waiting) else ""
 
 
 def _has_hosts(scene: DumpScene) -> bool:

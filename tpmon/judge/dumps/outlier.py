@@ -506,7 +506,7 @@ def _find_worker(rank: ThreadSeen, scene: DumpScene) -> tuple[ThreadSeen | None,
 
 HANG_AFTER_S = 30.0
 """How long nothing may move where neither the user nor the run's own rhythm says."""
-PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+SLOW_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _AWAITS_ONE = re.compile(
     r"barrier|/rendezvous|init_process_group|wait_for_everyone|main_process_first"
     r"|/utils/store\.py:|accelerate/state\.py:|_object(?:_list)?$|_object_to_tensor|torch/distributed/checkpoint/"
@@ -514,10 +514,10 @@ _AWAITS_ONE = re.compile(
 """Calls by which ranks wait for one of them, as "file:function"."""
 
 
-def is_meant(waiting: Iterable[ThreadSeen]) -> bool:
+def awaits_one(waiting: Iterable[ThreadSeen]) -> bool:
     """Tell whether some wait for what one rank does alone: a save, an evaluation, a start, an object."""
     return any(
-        seen.doing.phase in PATIENT
+        seen.doing.phase in SLOW_PHASES
         or any(
             _AWAITS_ONE.search(f"{one.file}:{last_name(one.function)}")
             for one in known_or(seen.sighting.frames, ())

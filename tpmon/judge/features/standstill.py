@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from tpmon.judge.answers.result import Answer, Suspicion, Unsure
-from tpmon.judge.dumps.outlier import PATIENT
+from tpmon.judge.dumps.outlier import SLOW_PHASES
 from tpmon.judge.features.card_use import judge_hollow
 from tpmon.judge.features.cards import CardScene, is_sliced
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
@@ -84,7 +84,7 @@ def fresh_phase(phases: RankPhases) -> Phase | None:
 def find_excuse(rank: RankScene) -> str:
     """Return which slow thing a rank does on purpose, "" for none."""
     newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
-    return f"{name_rank(rank)} is in {newest.value}" if newest in PATIENT and newest is not None else ""
+    return f"{name_rank(rank)} is in {newest.value}" if newest in SLOW_PHASES and newest is not None else ""
 
 
 def stack_moves(rank: RankScene) -> Known[bool]:
@@ -410,7 +410,7 @@ MORE_S = 10.0
 """How much longer than a hang takes the command looks that is advised: until looks have come."""
 
 SLOW_FACTOR = 2.5
-"""How many times longer than others a wait that may end by itself is looked at: hang_watch.NAPS_FACTOR."""
+"""How many times longer than others a wait that may end by itself is looked at: hang_watch.TIMED_FACTOR."""
 UNMOVED_S = 10.0
 """How long nothing may move before it is said of a run of which nothing else is known."""
 

@@ -20,15 +20,15 @@ from tpmon.judge.features.card_use import MEDIUM_POWER, judge_hollow
 from tpmon.judge.features.cards import cards_of
 from tpmon.judge.features.snapshot import SPAN_S, Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT, QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
-from tpmon.judge.hang.causes import Blame, Patience, give_patience, name_thread
+from tpmon.judge.hang.causes import Blame, Grace, give_grace, name_thread
 from tpmon.judge.stacks.classify import is_users
 from tpmon.judge.watch.hook_progress import event_age_s
-from tpmon.judge.watch.picture import Picture, Stance, find_stance
+from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known, known_or
+from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
 from tpmon.model.text.dump_words import name_process
 from tpmon.model.units import format_bytes
@@ -49,7 +49,8 @@ MOVED_BYTES_S = 1e6
 LATELY_S = 60.0
 """How long ago bytes may have flowed, since nothing moves: what the Window holds."""
 
-_WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
+_R = WaitReason
+_WAITS = frozenset((_R.LOCK, _R.SLEEP, _R.OTHER, _R.THREADS, _R.CHILD, _R.READ_WRITE))
 """Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
 _CHILD_CALLS = (LibraryCall.SUBPROCESS, LibraryCall.PROCESS_JOIN)
 _OTHERS = (Role.HELPER, Role.COMPILE)
@@ -69,14 +70,14 @@ class Beside:
 
 
 def weigh_beside(
-    blame: Blame | str, seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture
+    blame: Blame | str, seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture
 ) -> Blame | str:
     """Give a wait more time, or take the blame back, where something works that may end it."""
-    if isinstance(blame, Blame) and stance is Stance.RUNS and blame.seen is seen:
+    if isinstance(blame, Blame) and wait is WaitReason.RUNNING and blame.seen is seen:
         found = [*_find_bytes(seen, scene, picture), *_find_cpus(seen, scene, picture)]
         flow = next((one for one in found if one.flows), None)
         return _allow(blame, flow) if flow is not None else blame
-    if isinstance(blame, str) or not (stance in _WAITS or (stance is Stance.BATCH and blame.seen is seen)):
+    if isinstance(blame, str) or not (wait in _WAITS or (wait is WaitReason.BATCH and blame.seen is seen)):
         return blame
     beside = find_beside(seen, scene, picture, children=blame.seen is seen)
     if beside is None:
@@ -88,8 +89,8 @@ def weigh_beside(
 
 def _allow(blame: Blame, beside: Beside) -> Blame:
     """Give a blame the time of what works beside it, and say so."""
-    patience = Patience.FLOWS if beside.flows else Patience.WORKS
-    return replace(give_patience(blame, patience), text=f"{blame.text}; meanwhile {beside.text}")
+    grace = Grace.TRANSFER if beside.flows else Grace.COMPUTE
+    return replace(give_grace(blame, grace), text=f"{blame.text}; meanwhile {beside.text}")
 
 
 def find_beside(seen: ThreadSeen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
@@ -113,16 +114,16 @@ def _find_threads(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[
         frames = one.sighting.frames
         if one.thread.tid == seen.thread.tid or one.thread.kind in _NOT_WORK or not is_known(frames):
             continue
-        stance, trait = find_stance(one, picture), picture.trait_of(one)
+        wait, trait = find_wait(one, picture), picture.trait_of(one)
         works = trait is not None and (trait.used_s >= WORKS_RATIO * picture.seconds or trait.ready)
         name = f"{name_thread(one)} of it"
-        if stance is Stance.MOVES:
+        if wait is WaitReason.NOTHING:
             steps = one.motion is Motion.MOVING and any(map(is_users, frames))
             if works or (steps and any(find_cards(seen, scene))):
                 yield Beside(f"{name} moves: {one.doing.text}", goes_on=True)
             elif steps:
                 yield Beside(f"{name} moves: {one.doing.text}", goes_on=False)
-        elif stance is Stance.RUNS and works:
+        elif wait is WaitReason.RUNNING and works:
             yield Beside(f"{name} computes in {one.doing.text}", goes_on=False)
 
 
@@ -205,7 +206,7 @@ def _find_bytes(seen: ThreadSeen, scene: Scene, picture: Picture) -> Iterator[Be
     it more time. What came before belongs to the steps.
     """
     toll = picture.tolls.get(seen.thread.pid)
-    runs = find_stance(seen, picture) is Stance.RUNS
+    runs = find_wait(seen, picture) is WaitReason.RUNNING
     still_ns = scene.watch.cornered_ns if runs else scene.watch.still_ns
     still_s = (scene.frame.taken_ns - still_ns) / 1e9 - scene.frame.interval_s
     spans_s = (SPAN_S, min(LATELY_S, max(still_s, SPAN_S)))
@@ -299,7 +300,7 @@ class Quiet:
         """Return the longest time that is known."""
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
-    def meant_s(self, *, logs: bool, awaits: bool) -> float:
+    def slow_s(self, *, logs: bool, awaits: bool) -> float:
         """Return for how long at least what may last minutes has lasted.
 
         Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its

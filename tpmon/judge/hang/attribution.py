@@ -13,20 +13,20 @@ from dataclasses import replace
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.collectives import WORLD
 from tpmon.judge.dumps.describe import LibraryCall
-from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen, is_meant
+from tpmon.judge.dumps.outlier import SLOW_PHASES, ThreadSeen, awaits_one
 from tpmon.judge.features.cards import CardScene, cards_of
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT
 from tpmon.judge.hang.activity import find_exchange, weigh_beside
 from tpmon.judge.hang.causes import (
     Blame,
-    Patience,
+    Grace,
     blame_exit,
     blame_gil,
     blame_thread,
     find_camps,
     gets_something,
-    give_patience,
+    give_grace,
     pick_blame,
     say_camps,
     say_place,
@@ -43,16 +43,16 @@ from tpmon.judge.hang.devices import (
 from tpmon.judge.hang.loader import blame_children, blame_loader, blame_other_end
 from tpmon.judge.stacks.classify import last_name
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.picture import Picture, Stance, find_stance, sleeps
+from tpmon.judge.watch.picture import UNREAD, Picture, find_wait
 from tpmon.judge.watch.servers import ASKS, asks_actor, asks_another, asks_here
 from tpmon.model.host import LOOPBACK
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.results.collectives import CollectiveCause
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import list_numbers, list_others, name_rank, name_ranks
 from tpmon.model.text.redaction import MOST_DIGITS
-from tpmon.model.waits import WaitReason, describe_wait
+from tpmon.model.waits import INPUTS, WaitReason, describe_wait
 
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
@@ -123,13 +123,13 @@ def blame_nobody(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) 
     blame = _find_absent(waiting, scene, picture)
     works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
     if works:
-        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
+        return replace(give_grace(blame, Grace.COMPUTE), text=f"{blame.text}; meanwhile {works}")
     if Need.RANK_GONE in blame.needs or _is_loss_told(scene):
         return blame
     exchange = find_exchange(waiting, scene)
     if exchange:
-        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {exchange}")
-    return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
+        return replace(give_grace(blame, Grace.COMPUTE), text=f"{blame.text}; meanwhile {exchange}")
+    return give_grace(blame, Grace.SLOW) if is_network_busy(scene, picture) else blame
 
 
 def _find_absent(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame:
@@ -186,7 +186,7 @@ def _blame_remote(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
         "remote-rank",
         waiting[0],
         text,
-        _weigh_remote(waiting, scene),
+        _grace_of_remote(waiting, scene),
         needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
         also=tuple(waiting[1:]),
         is_of_all=True,
@@ -203,7 +203,7 @@ def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
         )
         return Blame("no-progress", first, text, also=others, is_of_all=True)
     hosts = [seen for seen in waiting if seen.doing.wait is WaitReason.COLLECTIVE]
-    if len(camps) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
+    if len(camps) > 1 and len(hosts) < count and not any(awaits_one((seen,)) for seen in hosts):
         # The line at which a host waits for its card may be any after the collective. At a barrier it waits
         # itself: there it is in no collective that another has launched.
         text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
@@ -215,13 +215,13 @@ def _blame_each_other(waiting: Sequence[ThreadSeen]) -> Blame:
             return Blame("missing-rank", first, text, also=others, is_of_all=True)
         odd = camps[-1][0]
         return Blame("missing-rank", odd, text, also=tuple(seen for seen in waiting if seen is not odd))
-    patience = Patience.MEANT if is_meant(waiting) else Patience.SURE
+    grace = Grace.SLOW if awaits_one(waiting) else Grace.ENDLESS
     if count == 1:
         text = f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
-        return Blame("no-progress", first, text, patience)
+        return Blame("no-progress", first, text, grace)
     where = _say_places(waiting)
     text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
-    return Blame("no-progress", first, text, patience, also=others, is_of_all=True)
+    return Blame("no-progress", first, text, grace, also=others, is_of_all=True)
 
 
 def may_run_elsewhere(scene: Scene) -> bool:
@@ -259,17 +259,17 @@ def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
         return blame
     text = f"{blame.text}; or one elsewhere is missing: how many ranks there are is not known"
     is_of_all = blame.is_of_all or blame.cause == "no-progress"
-    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=is_of_all)
+    return replace(give_grace(blame, Grace.REMOTE), text=text, is_of_all=is_of_all)
 
 
-def _weigh_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Patience:
+def _grace_of_remote(waiting: Sequence[ThreadSeen], scene: Scene) -> Grace:
     """Say how long ranks may wait for one that cannot be seen.
 
     While rank 0 saves alone the others wait in the next step's collective, which looks like any other.
     """
     if _is_loss_told(scene):
-        return Patience.SURE
-    return Patience.MEANT if is_meant(waiting) else Patience.AWAY
+        return Grace.ENDLESS
+    return Grace.SLOW if awaits_one(waiting) else Grace.REMOTE
 
 
 def _is_transfer(seen: ThreadSeen) -> bool:
@@ -289,7 +289,7 @@ def _is_loss_told(scene: Scene) -> bool:
     )
 
 
-_PATIENT = (*PATIENT, Phase.LOGGING)
+_SLOW_PHASES = (*SLOW_PHASES, Phase.LOGGING)
 """Also what sends a run's last records, and ends when they have arrived."""
 _CHILD_CALLS = (
     LibraryCall.QUEUE_GET,
@@ -312,42 +312,44 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
 
     Actors that have no task may be at their turn later, or be what the others wait for.
     """
-    stances = [(seen, find_stance(seen, picture)) for seen in picture.scene.ranks]
-    free = [seen for seen, stance in stances if stance is Stance.NO_TASK]
-    if free and len(free) == len(stances):
+    waits = [(seen, find_wait(seen, picture)) for seen in picture.scene.ranks]
+    free = [seen for seen, wait in waits if wait is WaitReason.TASK]
+    if free and len(free) == len(waits):
         return f"{name_ranks(seen.thread for seen in free)}: no task was given"
-    blame = _find_blame([one for one in stances if one[1] is not Stance.NO_TASK], scene, picture)
+    blame = _find_blame([one for one in waits if one[1] is not WaitReason.TASK], scene, picture)
     if not free or isinstance(blame, str):
         return blame
-    blame = give_patience(blame, Patience.MEANT)
+    blame = give_grace(blame, Grace.SLOW)
     names = f"{name_ranks(seen.thread for seen in free)} without a task"
-    waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
+    waiting = [seen for seen, wait in waits if wait is WaitReason.COLLECTIVE]
     is_theirs = blame.cause in ("no-progress", "missing-rank") and not blame.needs
-    if not is_theirs or len(waiting) + len(free) < len(stances):
+    if not is_theirs or len(waiting) + len(free) < len(waits):
         return replace(blame, text=f"{blame.text}; {names}")
     places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
     verb = "waits" if len(waiting) == 1 else "wait"
-    text = f"{len(waiting)} of {len(stances)} ranks {verb} in {places}; {names}"
+    text = f"{len(waiting)} of {len(waits)} ranks {verb} in {places}; {names}"
     return replace(
         blame, cause="missing-rank", seen=free[0], text=text, also=tuple(waiting), is_of_all=len(free) > 1
     )
 
 
-def _find_blame(stances: Sequence[tuple[ThreadSeen, Stance]], scene: Scene, picture: Picture) -> Blame | str:
-    for seen, stance in stances:
-        if stance is Stance.MOVES:
+def _find_blame(
+    waits: Sequence[tuple[ThreadSeen, Known[WaitReason]]], scene: Scene, picture: Picture
+) -> Blame | str:
+    for seen, wait in waits:
+        if wait is WaitReason.NOTHING:
             return f"{name_rank(seen.thread)} moves: {seen.doing.text}"
-        if stance is Stance.INPUT:
+        if wait in INPUTS:
             return f"{name_rank(seen.thread)} waits for input"
     server = picture.main_of(scene.watch.served)
     if server is not None:
         return f"{name_rank(server.thread)} waits for requests: {server.doing.text}"
-    waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
-    outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
+    waiting = [seen for seen, wait in waits if wait is WaitReason.COLLECTIVE]
+    outside = [(seen, wait) for seen, wait in waits if wait is not WaitReason.COLLECTIVE]
     unread = picture.scene.unread
     if not outside and not unread:
         return blame_nobody(waiting, scene, picture)
-    blames = [(seen, _blame_rank(seen, stance, scene, picture)) for seen, stance in outside]
+    blames = [(seen, _blame_rank(seen, wait, scene, picture)) for seen, wait in outside]
     untold = next((blame for _, blame in blames if isinstance(blame, str)), None)
     if untold is not None:
         return untold
@@ -357,35 +359,35 @@ def _find_blame(stances: Sequence[tuple[ThreadSeen, Stance]], scene: Scene, pict
     if spins and (len(spins) < len(told) or picture.scene.remote or unread or waiting):
         told = [one for one in told if one not in spins]
         spinning = [one.seen for one in spins]
-        outside = [(seen, stance) for seen, stance in outside if seen not in spinning]
+        outside = [(seen, wait) for seen, wait in outside if seen not in spinning]
         waiting = [*waiting, *spinning]
     if unread:
         return _blame_unread(waiting, scene, picture)
     if not told:
-        return give_patience(blame_nobody(waiting, scene, picture), _longest(spins))
+        return give_grace(blame_nobody(waiting, scene, picture), _longest(spins))
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         blame = blame_cards(told)
-        return blame if blame.patience is Patience.FLOWS else doubt_all_here(blame, scene)
+        return blame if blame.grace is Grace.TRANSFER else doubt_all_here(blame, scene)
     # What one of them does on purpose, the others wait for.
-    first = give_patience(pick_blame(told), _longest(told))
-    works = next((one for one in spins if one.patience is Patience.FLOWS), None)
+    first = give_grace(pick_blame(told), _longest(told))
+    works = next((one for one in spins if one.grace is Grace.TRANSFER), None)
     if works is not None and first.cause not in ("dead-worker", "lost-batch"):
         # It may do what the others wait for.
-        first = replace(give_patience(first, Patience.FLOWS), text=f"{first.text}; meanwhile {works.text}")
+        first = replace(give_grace(first, Grace.TRANSFER), text=f"{first.text}; meanwhile {works.text}")
     if waiting:
         return _blame_missing(first, waiting, outside)
     # A sleep ends by itself: a program alone may poll for a file, or keep away from a limit.
-    alone = any(seen is first.seen and stance is Stance.TIMED and sleeps(seen) for seen, stance in outside)
-    return give_patience(first, patience_of_sleep(scene)) if alone else first
+    alone = any(seen is first.seen and wait is WaitReason.SLEEP for seen, wait in outside)
+    return give_grace(first, grace_of_sleep(scene)) if alone else first
 
 
-def patience_of_sleep(scene: Scene) -> Patience:
+def grace_of_sleep(scene: Scene) -> Grace:
     """Say how long a program alone may sleep: as long as what is meant to, or as its user says."""
-    return Patience.AWAY if scene.watch.asked_s is not None else Patience.MEANT
+    return Grace.REMOTE if scene.watch.asked_s is not None else Grace.SLOW
 
 
-def _longest(blames: Sequence[Blame]) -> Patience:
-    return max((blame.patience for blame in blames), key=list(Patience).index, default=Patience.SURE)
+def _longest(blames: Sequence[Blame]) -> Grace:
+    return max((blame.grace for blame in blames), key=list(Grace).index, default=Grace.ENDLESS)
 
 
 def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture) -> Blame | str:
@@ -407,11 +409,11 @@ def _blame_unread(waiting: Sequence[ThreadSeen], scene: Scene, picture: Picture)
         f"read{why}{waits}"
     )
     # Where it stands is not known, so that it may be anything that is meant to take long.
-    return Blame("missing-rank", first, text, Patience.MEANT, also=tuple(waiting))
+    return Blame("missing-rank", first, text, Grace.SLOW, also=tuple(waiting))
 
 
 def _blame_missing(
-    blame: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[tuple[ThreadSeen, Stance]]
+    blame: Blame, waiting: Sequence[ThreadSeen], outside: Sequence[tuple[ThreadSeen, Known[WaitReason]]]
 ) -> Blame:
     """Say of the one that the others wait for that it is not with them."""
     count, local = len(waiting), len(waiting) + len(outside)
@@ -425,51 +427,57 @@ def _blame_missing(
     return replace(blame, cause=cause, text=f"{head}; {blame.text}{others}")
 
 
-def _blame_rank(seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_rank(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one rank that does not wait for other ranks."""
-    blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
+    blame = weigh_beside(_blame_wait(seen, wait, scene, picture), seen, wait, scene, picture)
     if isinstance(blame, str):
         return blame
-    if stance in ASKS and asks_another(seen) and (blame.seen is seen or blame.cause == "no-progress"):
+    if wait in ASKS and asks_another(seen) and (blame.seen is seen or blame.cause == "no-progress"):
         # A batch of rollouts takes as long as its longest answer. The server may rest in its loop meanwhile.
         long = asks_actor(seen) or asks_here(seen)
         if long or blame.seen is seen:
-            return give_patience(blame, Patience.FLOWS if long else Patience.WORKS)
-    if blame.patience in (Patience.WORKS, Patience.FLOWS):
+            return give_grace(blame, Grace.TRANSFER if long else Grace.COMPUTE)
+    if blame.grace in (Grace.COMPUTE, Grace.TRANSFER):
         return blame
     # A writer in a thread, or in a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
     # Loggers keep idle threads in most programs: of these only the rank's own stack tells.
-    meant = seen.doing.phase in _PATIENT or any(one.doing.phase in PATIENT for one in own)
-    return give_patience(blame, Patience.MEANT) if meant else blame
+    meant = seen.doing.phase in _SLOW_PHASES or any(one.doing.phase in SLOW_PHASES for one in own)
+    return give_grace(blame, Grace.SLOW) if meant else blame
 
 
-def _blame_stance(seen: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_wait(seen: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture) -> Blame | str:
     name = name_rank(seen.thread)
-    if stance in (Stance.STOPPED, Stance.UNREAD):
-        return f"{name} is stopped" if stance is Stance.STOPPED else f"{name}: not enough looks"
-    if stance is Stance.BATCH:
+    if wait in (WaitReason.STOPPED, UNREAD):
+        return f"{name} is stopped" if wait is WaitReason.STOPPED else f"{name}: not enough looks"
+    if wait is WaitReason.BATCH:
         return blame_loader(seen, scene, picture)
-    if stance is Stance.GIL:
+    if wait is WaitReason.GIL:
         return blame_gil(seen, picture)
-    if stance is Stance.EXIT:
+    if wait is WaitReason.THREADS:
         return blame_exit(seen, picture)
     if seen.doing.call in _CHILD_CALLS:
         child = blame_children(seen, scene, picture)
         if child is not None:
             return child
-    if stance is Stance.IO:
+    if wait is WaitReason.READ_WRITE:
         other = blame_other_end(seen, scene, picture)
         if other is not None:
             return other
     cards = cards_of(seen.thread.pid, scene.gpus)
-    if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
+    if cards and (
+        wait is WaitReason.DEVICE or (wait is WaitReason.RUNNING and _may_wait(seen, cards, picture))
+    ):
         return blame_card(seen, scene, picture)
-    unseen = None if cards or stance not in (Stance.DEVICE, Stance.RUNS) else blame_unseen_card(seen, picture)
+    unseen = (
+        None
+        if cards or wait not in (WaitReason.DEVICE, WaitReason.RUNNING)
+        else blame_unseen_card(seen, picture)
+    )
     if unseen is not None:
         return unseen
     polls, circles = _polls(seen, picture), _changes_lines(seen, scene)
-    return blame_thread(seen, stance, name, picture, polls=polls, circles=circles)
+    return blame_thread(seen, wait, name, picture, polls=polls, circles=circles)
 
 
 def _may_wait(seen: ThreadSeen, cards: Sequence[CardScene], picture: Picture) -> bool:

@@ -8,11 +8,11 @@ from enum import Enum
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.dumps.describe import LibraryCall
-from tpmon.judge.dumps.outlier import PATIENT, ThreadSeen
+from tpmon.judge.dumps.outlier import SLOW_PHASES, ThreadSeen
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.stacks.classify import is_users, package_of
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.picture import Picture, Stance, find_gil_holder, find_stance
+from tpmon.judge.watch.picture import UNREAD, Picture, find_gil_holder, find_wait
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known, known_or
@@ -45,16 +45,16 @@ FEW_FAULTS_S = 100.0
 """Page faults a second up to which the kernel's time is none of making memory."""
 
 
-class Patience(Enum):
-    """Say how long what keeps a rank must last until it is a hang."""
+class Grace(Enum):
+    """Say how long what keeps a rank may last until it is a hang, the shortest first, by what it is."""
 
-    SURE = "it does not end by itself"
-    NAPS = "it may end by itself"
-    LOOPS = "it goes round in one place"
-    AWAY = "what it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for"
-    MEANT = "it is meant to take long"
-    WORKS = "it computes, or something that it may wait for does"
-    FLOWS = "it reads or writes, or a pool of its threads computes"
+    ENDLESS = "it does not end by itself"
+    TIMED = "it may end by itself"
+    LOOP = "it runs in one place"
+    REMOTE = "what it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for"
+    SLOW = "it takes long in a run that is well, too"
+    COMPUTE = "it computes, or something that it may wait for does"
+    TRANSFER = "it reads or writes, or a pool of its threads computes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Blame:
     cause: str
     seen: ThreadSeen
     text: str
-    patience: Patience = Patience.SURE
+    grace: Grace = Grace.ENDLESS
     needs: frozenset[Need] = frozenset()
     also: tuple[ThreadSeen, ...] = ()
     origins: frozenset[Origin] = field(default_factory=frozenset)
@@ -103,13 +103,13 @@ def name_thread(seen: ThreadSeen) -> str:
 
 def pick_blame(blames: Sequence[Blame]) -> Blame:
     """Return the blame that is the surest, and that says the most."""
-    order = list(Patience)
-    return min(blames, key=lambda one: (order.index(one.patience), one.cause == "no-progress"))
+    order = list(Grace)
+    return min(blames, key=lambda one: (order.index(one.grace), one.cause == "no-progress"))
 
 
-def give_patience(blame: Blame, patience: Patience) -> Blame:
+def give_grace(blame: Blame, grace: Grace) -> Blame:
     """Give a blame at least so much time."""
-    return replace(blame, patience=max(blame.patience, patience, key=list(Patience).index))
+    return replace(blame, grace=max(blame.grace, grace, key=list(Grace).index))
 
 
 def find_camps(waiting: Sequence[ThreadSeen]) -> list[list[ThreadSeen]]:
@@ -128,7 +128,7 @@ def say_camps(waiting: Sequence[ThreadSeen]) -> str:
 
 def blame_thread(
     seen: ThreadSeen,
-    stance: Stance,
+    wait: Known[WaitReason],
     name: str,
     picture: Picture,
     *,
@@ -141,30 +141,30 @@ def blame_thread(
     """
     text = f"{name} {say_place(seen)}"
     target = seen.thread.waits_on
-    if stance is Stance.IO:
+    if wait is WaitReason.READ_WRITE:
         return Blame("blocked-io", seen, text, needs=needs_of_io(seen))
-    if stance is Stance.LOCK and is_known(target) and target.call in LOCK_CALLS:
+    if wait is WaitReason.LOCK and is_known(target) and target.call in LOCK_CALLS:
         holders = _find_lock_holders(seen, picture)
         told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
         return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
-    if stance is Stance.LOCK and seen.doing.wait is WaitReason.CALL:
+    if wait is WaitReason.LOCK and seen.doing.wait is WaitReason.CALL:
         feeders = _find_holders(seen, picture)
         told = _say_feeders(
             feeders, "nothing comes" if seen.doing.call is LibraryCall.QUEUE_GET else "it does not end"
         )
         return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
-    if stance is Stance.LOCK:
+    if wait is WaitReason.LOCK:
         holders = _find_holders(seen, picture)
         return Blame(
             "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
         )
-    if stance is Stance.RUNS:
-        patience = _weigh_run(seen, picture, polls=polls, circles=circles)
-        verb = "computes" if patience is Patience.WORKS else "runs without end"
+    if wait is WaitReason.RUNNING:
+        grace = _grace_of_run(seen, picture, polls=polls, circles=circles)
+        verb = "computes" if grace is Grace.COMPUTE else "runs without end"
         text = f"{name} {verb} in {seen.doing.text}"
-        return Blame("spin", seen, text, patience, needs=frozenset((Need.SPINNING,)))
-    needs = frozenset((Need.PROCESS_WAIT,)) if stance is Stance.CHILD else frozenset[Need]()
-    return Blame("no-progress", seen, text, Patience.NAPS, needs=needs)
+        return Blame("spin", seen, text, grace, needs=frozenset((Need.SPINNING,)))
+    needs = frozenset((Need.PROCESS_WAIT,)) if wait is WaitReason.CHILD else frozenset[Need]()
+    return Blame("no-progress", seen, text, Grace.TIMED, needs=needs)
 
 
 def needs_of_io(seen: ThreadSeen) -> frozenset[Need]:
@@ -223,7 +223,7 @@ def gets_something(seen: ThreadSeen, picture: Picture) -> bool:
     )
 
 
-def _weigh_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: bool) -> Patience:
+def _grace_of_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: bool) -> Grace:
     """Say how long a thread that runs may go on: at work longer than in a loop without end.
 
     At work are those that get something from the kernel, and those that load data, in a worker or in the
@@ -231,11 +231,11 @@ def _weigh_run(seen: ThreadSeen, picture: Picture, *, polls: bool, circles: bool
     """
     trait = picture.trait_of(seen)
     if trait is None or not (polls or picture.goes_round(seen)) or gets_something(seen, picture):
-        return Patience.WORKS
+        return Grace.COMPUTE
     if seen.motion is Motion.FROZEN and trait.gil_ratio >= 1.0:
-        return Patience.LOOPS if polls or circles else Patience.MEANT
+        return Grace.LOOP if polls or circles else Grace.SLOW
     loads = seen.thread.role is not Role.RANK or seen.doing.phase is Phase.DATA_WAIT
-    return Patience.WORKS if loads else Patience.LOOPS
+    return Grace.COMPUTE if loads else Grace.LOOP
 
 
 def _lock_needs(seen: ThreadSeen) -> frozenset[Need]:
@@ -261,10 +261,10 @@ def _find_holders(seen: ThreadSeen, picture: Picture) -> tuple[ThreadSeen, ...]:
         for one in others
         if one.doing.wait is not WaitReason.WORK
         and one.thread.kind is ThreadKind.OTHER
-        and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
+        and find_wait(one, picture) not in (WaitReason.NOTHING, UNREAD)
     ]
     # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
-    return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in PATIENT)[:3])
+    return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in SLOW_PHASES)[:3])
 
 
 def _say_holders(seen: ThreadSeen, holders: Sequence[ThreadSeen]) -> str:
@@ -287,8 +287,8 @@ def blame_gil(seen: ThreadSeen, picture: Picture) -> Blame:
         return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
     if not picture.rests(holder):
         text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} runs in {place}"
-        patience = Patience.WORKS if gets_something(holder, picture) else Patience.MEANT
-        return Blame("lock", holder, text, patience, needs=needs, also=(seen,))
+        grace = Grace.COMPUTE if gets_something(holder, picture) else Grace.SLOW
+        return Blame("lock", holder, text, grace, needs=needs, also=(seen,))
     text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} holds it in {place}"
     return Blame("lock", holder, text, needs=needs, also=(seen,))
 
@@ -304,7 +304,7 @@ def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
         and is_known(one.sighting.frames)
         and one.sighting.frames
     ]
-    if any(find_stance(one, picture) in (Stance.MOVES, Stance.RUNS) for one in left):
+    if any(find_wait(one, picture) in (WaitReason.NOTHING, WaitReason.RUNNING) for one in left):
         return f"{name} has finished, and a thread of it still works"
     if not left:
         return _blame_unseen_end(seen)
@@ -327,7 +327,7 @@ def blame_exit(seen: ThreadSeen, picture: Picture) -> Blame | str:
 
 def _blame_unseen_end(seen: ThreadSeen) -> Blame:
     text = f"{name_rank(seen.thread)} has finished and waits for threads that were not seen"
-    return Blame("lock", seen, text, Patience.NAPS)
+    return Blame("lock", seen, text, Grace.TIMED)
 
 
 def _is_daemon(seen: ThreadSeen) -> bool:

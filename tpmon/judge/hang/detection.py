@@ -31,8 +31,8 @@ from tpmon.judge.hang.activity import (
     find_youngest_s,
     see_quiet,
 )
-from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, may_run_elsewhere, patience_of_sleep
-from tpmon.judge.hang.causes import Blame, Patience, name_thread, say_place
+from tpmon.judge.hang.attribution import POLLS_RATIO, find_blame, grace_of_sleep, may_run_elsewhere
+from tpmon.judge.hang.causes import Blame, Grace, name_thread, say_place
 from tpmon.judge.hang.devices import CAUSES, find_waited_s, show_calls
 from tpmon.judge.stacks.classify import is_users, name_line, plain_name
 from tpmon.judge.stacks.phases import Phase
@@ -51,13 +51,13 @@ LOOP_OWN_S = 8.0
 """The same for a thread that computes."""
 SOON_S = 2.5
 """The same before it reads the stacks of all processes because of older signs."""
-PATIENCE_S = 300.0
+SLOW_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
-FLOWS_S = 1800.0
+TRANSFER_S = 1800.0
 """The same where bytes flow or a pool of threads computes: a large file or corpus takes as long."""
-NAPS_FACTOR = 2.5
+TIMED_FACTOR = 2.5
 """How many times longer a wait with a time-out must last than one that cannot end."""
-LOOPS_FACTOR = 4.0
+LOOP_FACTOR = 4.0
 """The same for a loop that goes round in one place."""
 LEAD_S = 10.0
 """How long before the time is up the looks begin."""
@@ -73,28 +73,28 @@ STALE_S = 600.0
 ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
 
-_COMPUTES = (Patience.WORKS, Patience.FLOWS)
-_MEANT = (Patience.AWAY, Patience.MEANT)
+_COMPUTES = (Grace.COMPUTE, Grace.TRANSFER)
+_SLOW = (Grace.REMOTE, Grace.SLOW)
 
 
-def need_s(watch: WatchedTime, patience: Patience) -> float:
+def need_s(watch: WatchedTime, grace: Grace) -> float:
     """Return how long nothing may move in a state of this kind."""
     least = watch.hang_after_s
-    if patience is Patience.SURE:
+    if grace is Grace.ENDLESS:
         return least
-    factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
-    if patience is Patience.AWAY:
+    factors = {Grace.TIMED: TIMED_FACTOR, Grace.LOOP: LOOP_FACTOR}
+    if grace is Grace.REMOTE:
         # It may be a collective: that has a time-out of its own.
-        return least if watch.asked_s is not None else max(PATIENCE_S, least)
-    if patience is Patience.LOOPS and watch.asked_s is None and not watch.trained:
+        return least if watch.asked_s is not None else max(SLOW_S, least)
+    if grace is Grace.LOOP and watch.asked_s is None and not watch.trained:
         # Before the first step programs build their tables in a loop of Python.
-        return max(PATIENCE_S, watch.rhythm_s)
-    if patience in factors:
-        return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
-    if patience is Patience.FLOWS:
-        return max(FLOWS_S, need_s(watch, Patience.WORKS))
+        return max(SLOW_S, watch.rhythm_s)
+    if grace in factors:
+        return least if watch.asked_s is not None else max(least, min(factors[grace] * least, SLOW_S))
+    if grace is Grace.TRANSFER:
+        return max(TRANSFER_S, need_s(watch, Grace.COMPUTE))
     # No time-out of a collective bounds what is meant: a checkpoint, a service that is asked.
-    return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
+    return max(SLOW_S, least if watch.asked_s is not None else watch.rhythm_s)
 
 
 def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
@@ -111,11 +111,11 @@ def plan_look(watch: WatchedTime, scene: Scene) -> Applicable[DumpRequest]:
         return NOT_APPLICABLE
     quiet = see_quiet(watch, frame)
     meant = any(find_excuse(rank) for rank in scene.ranks)
-    least = need_s(watch, Patience.MEANT if meant else Patience.SURE)
+    least = need_s(watch, Grace.SLOW if meant else Grace.ENDLESS)
     if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
         return _ask(scene)
-    least = need_s(watch, Patience.MEANT if meant else Patience.LOOPS)
-    late = quiet.cornered_s >= SOON_S and quiet.outside_s >= PATIENCE_S
+    least = need_s(watch, Grace.SLOW if meant else Grace.LOOP)
+    late = quiet.cornered_s >= SOON_S and quiet.outside_s >= SLOW_S
     if late or quiet.cornered_s >= max(SOON_S, least - LEAD_S):
         return _ask(scene)
     return NOT_APPLICABLE
@@ -148,20 +148,20 @@ def judge_hang(scene: Scene) -> Answer:
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
-    if blame.patience in _MEANT:
-        awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
+    if blame.grace in _SLOW:
+        awaits = blame.cause == "remote-rank" and blame.grace is Grace.REMOTE
         awaits = awaits and quiet.own_s >= watch.hang_after_s
         # Which of the ranks is the first of all is not known either then.
         logs = logs_here(scene) and not (_waits_with_others(blame) and may_run_elsewhere(scene))
-        seconds = quiet.meant_s(logs=logs, awaits=awaits)
+        seconds = quiet.slow_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
-    if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
-        seconds = _running_s(quiet, blame.patience, circles=circles)
+    if blame.cause == "spin" or circles or blame.grace in _COMPUTES:
+        seconds = _running_s(quiet, blame.grace, circles=circles)
     if blame.cause in CAUSES and quiet.own_s >= OWN_S:
         recorded_s = _recorded_s(blame, quiet, scene)
         if recorded_s > seconds:
             seconds, blame = recorded_s, replace(blame, origins=blame.origins | {Origin.RECORD})
-    need = need_s(watch, blame.patience)
+    need = need_s(watch, blame.grace)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
@@ -177,7 +177,7 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
     waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
     if _waits_with_others(blame):
         return waited_s
-    if blame.patience in (*_MEANT, *_COMPUTES):
+    if blame.grace in (*_SLOW, *_COMPUTES):
         return 0.0
     return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
 
@@ -198,20 +198,20 @@ def logs_here(scene: Scene) -> bool:
     return not has_ranks_elsewhere(scene) or any(rank.process.rank == 0 for rank in scene.ranks)
 
 
-def guess_patience(rank: RankScene, scene: Scene) -> Patience:
+def guess_grace(rank: RankScene, scene: Scene) -> Grace:
     """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
 
     It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
     """
     if is_wait(rank.process.waits_for, WaitReason.SLEEP):
-        return patience_of_sleep(scene)
+        return grace_of_sleep(scene)
     if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
-        return Patience.AWAY
+        return Grace.REMOTE
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
-        return Patience.SURE
+        return Grace.ENDLESS
     asks = is_wait_in(rank.process.waits_for, SOCKETS | {WaitReason.EPOLL})
-    return Patience.MEANT if asks else Patience.NAPS
+    return Grace.SLOW if asks else Grace.TIMED
 
 
 def find_need_s(scene: Scene) -> float:
@@ -219,9 +219,9 @@ def find_need_s(scene: Scene) -> float:
     watch, picture = scene.watch, scene.watch.picture
     blame = find_blame(scene, picture) if picture is not None else ""
     if isinstance(blame, Blame):
-        return need_s(watch, blame.patience)
+        return need_s(watch, blame.grace)
     least = watch.hang_after_s
-    return max((need_s(watch, guess_patience(rank, scene)) for rank in scene.ranks), default=least)
+    return max((need_s(watch, guess_grace(rank, scene)) for rank in scene.ranks), default=least)
 
 
 def _is_loop(blame: Blame, picture: Picture) -> bool:
@@ -231,16 +231,16 @@ def _is_loop(blame: Blame, picture: Picture) -> bool:
     return is_main and one.doing.phase is not Phase.DATA_WAIT and picture.goes_round(one)
 
 
-def _running_s(quiet: Quiet, patience: Patience, *, circles: bool) -> float:
+def _running_s(quiet: Quiet, grace: Grace, *, circles: bool) -> float:
     """Return for how long a thread that computes, or that waits for what does, has not got on.
 
     A loop is met at other lines all the time, whatever it gets from the kernel meanwhile. A run that writes
     seldom may be in any of its steps, so older signs count for little here: they must be very old, and for a
     call of a library they are none.
     """
-    if patience in _COMPUTES:
+    if grace in _COMPUTES:
         return quiet.cornered_s if circles else quiet.own_s
-    older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= PATIENCE_S
+    older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= SLOW_S
     return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
 
 

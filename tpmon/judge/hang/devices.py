@@ -29,10 +29,10 @@ from tpmon.judge.features.cards import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, 
 from tpmon.judge.features.comms import nic_bytes_s
 from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT, IDLE_SLICE_PCT, find_silence
-from tpmon.judge.hang.causes import Blame, Patience, find_camps, say_camps
+from tpmon.judge.hang.causes import Blame, Grace, find_camps, say_camps
 from tpmon.judge.stacks.classify import is_native, is_users, package_of
 from tpmon.judge.stacks.phases import TRAINING, Phase
-from tpmon.judge.watch.picture import Picture, Stance, find_stance
+from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -40,6 +40,7 @@ from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveFinding, Collectives
 from tpmon.model.text.dump_words import name_rank
 from tpmon.model.verdict import Evidence, Origin
+from tpmon.model.waits import WaitReason
 
 _AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
 """Phases in which a host may wait for its card; one that loads or compiles computes itself."""
@@ -128,22 +129,22 @@ def blame_card(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | str:
         f"{card.index} may work ({state.reason})" for card, state in states if isinstance(state, Missing)
     ]
     working = [f"{card.index} works" for card, state in states if state == _WORKS]
-    patience = Patience.SURE
+    grace = Grace.ENDLESS
     if working:
-        patience = Patience.FLOWS
+        grace = Grace.TRANSFER
     elif untold:
-        patience = Patience.WORKS
+        grace = Grace.COMPUTE
     elif _is_alone(picture) and any(_is_hollow_by_power(*one) for one in states):
         # A slow kernel of few blocks draws as little as one that does not end.
-        patience = Patience.NAPS
+        grace = Grace.TIMED
     elif any(_may_exchange(one, scene, picture) for one in cards):
-        patience = Patience.MEANT
+        grace = Grace.SLOW
     said = (*working, *untold, f"{cards[0].index} {states[0][1]}")[0]
     return Blame(
         "gpu-wait",
         seen,
         f"{text} {said}",
-        patience,
+        grace,
         needs=frozenset((Need.GPU_WAIT,)),
         origins=frozenset((Origin.DRIVER,)),
     )
@@ -162,7 +163,7 @@ def blame_unseen_card(seen: ThreadSeen, picture: Picture) -> Blame | None:
         return None
     text = f"{name_rank(seen.thread)} computes, or waits for its card, in {seen.doing.text}"
     text = f"{text}; what its card does cannot be read"
-    return Blame("gpu-wait", seen, text, Patience.WORKS, needs=frozenset((Need.GPU_WAIT,)))
+    return Blame("gpu-wait", seen, text, Grace.COMPUTE, needs=frozenset((Need.GPU_WAIT,)))
 
 
 def _computes(seen: ThreadSeen, picture: Picture) -> bool:
@@ -178,14 +179,14 @@ def _computes(seen: ThreadSeen, picture: Picture) -> bool:
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:
     """Say the same of all ranks of a job, of which each waits for its own card: none is the culprit."""
-    blame = max(blames, key=lambda one: list(Patience).index(one.patience))
+    blame = max(blames, key=lambda one: list(Grace).index(one.grace))
     ranks = [one.seen for one in blames]
     also = tuple(one for one in ranks if one is not blame.seen)
     head = f"all {len(blames)} ranks wait for their cards"
-    if blame.patience is Patience.FLOWS:
-        several = sum(one.patience is Patience.FLOWS for one in blames) > 1
+    if blame.grace is Grace.TRANSFER:
+        several = sum(one.grace is Grace.TRANSFER for one in blames) > 1
         return replace(blame, text=f"{head}; {blame.text}", also=also, is_of_all=several)
-    none = "is known to do" if blame.patience is Patience.WORKS else "does"
+    none = "is known to do" if blame.grace is Grace.COMPUTE else "does"
     text = f"{head}, none of which {none} anything: most likely in one collective"
     if len(find_camps(ranks)) > 1:
         # Where a host waits for its card is the line after the collective, of each rank another perhaps.
@@ -207,7 +208,7 @@ def show_calls(
     ``on_cards``: they may wait in collectives of their cards, and the host for the card alone.
     """
     mains = picture.scene.ranks
-    in_ranks = any(find_stance(seen, picture) is Stance.RANKS for seen in mains)
+    in_ranks = any(find_wait(seen, picture) is WaitReason.COLLECTIVE for seen in mains)
     if not in_ranks and not (on_cards and (len(mains) > 1 or picture.scene.remote)):
         return []
     rows = list(_show_finding(calls, frame.taken, still_s)) if calls is not None else []

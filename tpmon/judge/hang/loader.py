@@ -12,24 +12,25 @@ from tpmon.judge.features.snapshot import Scene
 from tpmon.judge.hang.activity import find_beside, weigh_beside
 from tpmon.judge.hang.causes import (
     Blame,
-    Patience,
+    Grace,
     blame_gil,
     blame_thread,
     find_killed,
-    give_patience,
+    give_grace,
     name_thread,
     pick_blame,
     say_place,
     tell_ends,
 )
 from tpmon.judge.stacks.classify import is_library, read_stack
-from tpmon.judge.watch.picture import Picture, Stance, find_stance, is_idle
+from tpmon.judge.watch.picture import UNREAD, Picture, find_wait, is_idle
 from tpmon.judge.watch.servers import ASKS, asks_another
 from tpmon.model.dump import DeadChild
-from tpmon.model.known import is_known
+from tpmon.model.known import Known, is_known
 from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 from tpmon.model.text.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.verdict import Origin
+from tpmon.model.waits import WaitReason
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _TRACKER = "/resource_tracker.py"
@@ -83,37 +84,37 @@ def _blame_workers(
             if beside is not None:
                 return f"{name_process(worker.thread)} waits, and {beside.text}"
             continue
-        stance = find_stance(worker, picture)
-        if stance is Stance.UNREAD:
+        wait = find_wait(worker, picture)
+        if wait is UNREAD:
             return f"{name_process(worker.thread)} could not be read"
-        if stance is Stance.STOPPED:
+        if wait is WaitReason.STOPPED:
             return f"{name_process(worker.thread)} is stopped"
-        if stance is Stance.MOVES and seen.doing.call in _TASKS:
+        if wait is WaitReason.NOTHING and seen.doing.call in _TASKS:
             return f"{name_process(worker.thread)} moves: {worker.doing.text}"
-        blame = _blame_worker(worker, stance, scene, picture)
+        blame = _blame_worker(worker, wait, scene, picture)
         if isinstance(blame, str):
             return blame
         blame = replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen))
-        if stance is Stance.MOVES:
+        if wait is WaitReason.NOTHING:
             moving = moving or blame
         told.append(blame)
     # While one of them gets on, the others may wait for it, or be slow.
     return moving or (pick_blame(told) if told else None)
 
 
-def _blame_worker(worker: ThreadSeen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+def _blame_worker(worker: ThreadSeen, wait: Known[WaitReason], scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one process that is not idle. One that moves may try the same again without end."""
     who = f"{name_process(worker.thread)} ({worker.thread.pid})"
-    if stance is Stance.MOVES:
-        return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Patience.FLOWS)
-    if stance is Stance.GIL:
+    if wait is WaitReason.NOTHING:
+        return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Grace.TRANSFER)
+    if wait is WaitReason.GIL:
         blame: Blame | str = blame_gil(worker, picture)
     else:
-        blame = blame_thread(worker, stance, who, picture)
-    blame = weigh_beside(blame, worker, stance, scene, picture)
+        blame = blame_thread(worker, wait, who, picture)
+    blame = weigh_beside(blame, worker, wait, scene, picture)
     # Clients of stores wait for an answer with limits and attempts of their own.
-    asks = isinstance(blame, Blame) and blame.seen is worker and stance in ASKS and asks_another(worker)
-    return give_patience(blame, Patience.WORKS) if isinstance(blame, Blame) and asks else blame
+    asks = isinstance(blame, Blame) and blame.seen is worker and wait in ASKS and asks_another(worker)
+    return give_grace(blame, Grace.COMPUTE) if isinstance(blame, Blame) and asks else blame
 
 
 def _is_torch_loader(seen: ThreadSeen) -> bool:
@@ -163,11 +164,9 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
         return _blame_dead(seen, dead, _BATCH, scene)
     if not workers and not _is_torch_loader(seen):
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
-        return Blame("no-progress", seen, text, Patience.NAPS)
+        return Blame("no-progress", seen, text, Grace.TIMED)
     if not workers:
-        return Blame(
-            "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS
-        )
+        return Blame("dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Grace.TIMED)
     if blame is not None:
         return blame
     pin = next(filter(is_pinning, picture.threads_of(pid)), None)
@@ -187,13 +186,13 @@ def blame_loader(seen: ThreadSeen, scene: Scene, picture: Picture) -> Blame | st
 
 def _blame_pin(seen: ThreadSeen, pin: ThreadSeen, picture: Picture) -> Blame | str:
     """Say what keeps the thread that puts batches into pinned memory, through which all of them go."""
-    stance = find_stance(pin, picture)
+    wait = find_wait(pin, picture)
     who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
-    if stance in (Stance.MOVES, Stance.UNREAD):
-        return f"{who} {'moves' if stance is Stance.MOVES else 'could not be read'}"
-    if stance is Stance.GIL:
+    if wait in (WaitReason.NOTHING, UNREAD):
+        return f"{who} {'moves' if wait is WaitReason.NOTHING else 'could not be read'}"
+    if wait is WaitReason.GIL:
         return blame_gil(pin, picture)
-    blame = blame_thread(pin, stance, who, picture)
+    blame = blame_thread(pin, wait, who, picture)
     return blame if isinstance(blame, str) else replace(blame, also=(seen, *blame.also))
 
 

@@ -34,7 +34,7 @@ from tpmon.judge.features.standstill import (
     waits_for_workers,
 )
 from tpmon.judge.hang.causes import needs_of_wait
-from tpmon.judge.hang.detection import PATIENCE_S, guess_patience, is_looking, judge_hang, need_s
+from tpmon.judge.hang.detection import SLOW_S, guess_grace, is_looking, judge_hang, need_s
 from tpmon.judge.stacks.profile import Phase
 from tpmon.judge.watch.tracker import MOST_AGE_S, STOPPED_S, age_ns, is_stopped
 from tpmon.model.figures import Figure
@@ -230,12 +230,12 @@ def judge_blocked_io(scene: Scene) -> Answer:
             continue
         # Nothing that a killed process does is meant to take long.
         killed = wait.reason in (WaitReason.KILLED, WaitReason.KILLED_IN_DRIVER)
-        least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None and not killed else 0.0)
+        least_s = max(still_s_of(scene), SLOW_S if deferred is not None and not killed else 0.0)
         if unchanged < least_s or not stuck:
             continue
-        patience = say_patience(rank) if process.role is Role.RANK and not killed else ""
-        if patience:
-            unread = f"blocked reads ({patience})"
+        slow = say_slow_phase(rank) if process.role is Role.RANK and not killed else ""
+        if slow:
+            unread = f"blocked reads ({slow})"
             continue
         state, words = (
             "D, cannot be interrupted" if process.state == "D" else process.state,
@@ -267,10 +267,10 @@ def judge_blocked_io(scene: Scene) -> Answer:
     return Unsure(unread) if unread else Cleared("blocked reads (none)")
 
 
-def say_patience(rank: RankScene) -> str:
+def say_slow_phase(rank: RankScene) -> str:
     """Return which slow thing a rank does on purpose, "" for none or when it takes far too long."""
     waited = rank.process.waits_unchanged_s
-    if not is_known(rank.phases) or (is_known(waited) and waited >= PATIENCE_S):
+    if not is_known(rank.phases) or (is_known(waited) and waited >= SLOW_S):
         return ""
     return find_excuse(rank)
 
@@ -413,7 +413,7 @@ def _excuse(scene: Scene) -> str:
         if _serves(rank, scene):
             return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
-        need = need_s(scene.watch, guess_patience(rank, scene))
+        need = need_s(scene.watch, guess_grace(rank, scene))
         if is_known(waited) and waited < need:
             verb = (
                 "sleeps"
@@ -425,9 +425,9 @@ def _excuse(scene: Scene) -> str:
             continue
         if fresh_phase(rank.phases) is Phase.INPUT:
             return f"{name_rank(rank)} waits for input"
-        patience = say_patience(rank)
-        if patience:
-            return patience
+        slow = say_slow_phase(rank)
+        if slow:
+            return slow
     return ""
 
 

@@ -256,6 +256,8 @@ class StackReading:
     """The parts of ``where``: equal for stacks of the same words."""
     is_loop: bool = False
     """The event loop waits, and none of its tasks can go on."""
+    is_hint: bool = False
+    """Nothing tells its phase but the name of a function of the program."""
 
     @property
     def spot(self) -> StackPlace:
@@ -334,6 +336,7 @@ class _Region:
     marks: tuple[Mark | None, ...]
     needs: frozenset[Need]
     by_name: bool
+    is_hint: bool
 
 
 def _walk(frames: Sequence[StackFrame]) -> _Region:
@@ -383,8 +386,9 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             part = DataPart.QUEUE
     # A frame of a library within that loads makes it more than a name.
     told = any(mark is not None and mark.phase is phase and not mark.weak for mark in marks[begin + 1 :])
-    by_name = by_name and part is DataPart.FETCH and not told
-    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name)
+    is_hint = by_name and not told
+    by_name = is_hint and part is DataPart.FETCH
+    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name, is_hint)
 
 
 def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
@@ -548,4 +552,6 @@ def read_stack(frames: Sequence[StackFrame]) -> StackReading:
         where, site = f"{word} {line}", (word, line)
     place = (region.phase.value, frame.file, frame.line)
     needs = _needs_of(region)
-    return StackReading(region.phase, region.part, where, place, needs, region.by_name, site, is_loop)
+    return StackReading(
+        region.phase, region.part, where, place, needs, region.by_name, site, is_loop, region.is_hint
+    )

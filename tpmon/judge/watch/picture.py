@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from enum import Enum
 
 from tpmon.judge.dumps.describe import LibraryCall
 from tpmon.judge.dumps.merge import RESTS_RATIO, join_looks, looks_of_round
@@ -13,7 +12,7 @@ from tpmon.judge.stacks.classify import is_library, is_native, is_users, last_na
 from tpmon.judge.stacks.phases import Phase
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, Motion, ThreadLook, WaitKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.waits import INPUTS, IO, PIPES, WaitReason, is_wait, is_wait_in
@@ -231,25 +230,7 @@ TICKS_RATIO = 0.1
 """Share of the time on a CPU up to which a thread only asks again for the interpreter's lock."""
 
 
-class Stance(Enum):
-    """Name what keeps a thread where it is."""
-
-    STOPPED = "a signal, a debugger or a freezer"
-    MOVES = "nothing"
-    INPUT = "a person"
-    NO_TASK = "a task"
-    RANKS = "other ranks"
-    GIL = "the interpreter's lock"
-    BATCH = "a batch"
-    WORK = "work"
-    DEVICE = "the device"
-    EXIT = "threads of its own that do not end"
-    IO = "a read or write"
-    LOCK = "a lock"
-    CHILD = "another process"
-    TIMED = "a time-out"
-    RUNS = "itself"
-    UNREAD = "not known"
+UNREAD = Missing("its looks do not tell what it waits for")
 
 
 def is_running(seen: ThreadSeen, picture: Picture) -> bool:
@@ -295,51 +276,45 @@ def _reads_input(seen: ThreadSeen) -> bool:
     return fd or is_wait_in(seen.thread.waits_for, INPUTS) or seen.doing.phase is Phase.INPUT
 
 
-def find_stance(seen: ThreadSeen, picture: Picture) -> Stance:
-    """Say what keeps a thread; ``picture`` tells whether it ran and who holds the interpreter's lock."""
+def find_wait(seen: ThreadSeen, picture: Picture) -> Known[WaitReason]:
+    """Say what a thread waits for, by all looks together; ``UNREAD`` where they do not tell."""
     if seen.is_stopped:
-        return Stance.STOPPED
+        return WaitReason.STOPPED
     if not is_known(seen.sighting.frames):
-        return Stance.UNREAD
+        return UNREAD
     if waits_for_gil(seen, picture):
-        return Stance.GIL
+        return WaitReason.GIL
     if seen.motion in (Motion.MOVING, Motion.SLOW):
-        return Stance.RUNS if picture.goes_round(seen) else Stance.MOVES
+        return WaitReason.RUNNING if picture.goes_round(seen) else WaitReason.NOTHING
     if seen.motion is not Motion.FROZEN:
-        return Stance.UNREAD
+        return UNREAD
     if picture.rests(seen) and _reads_input(seen):
-        return Stance.INPUT
+        return WaitReason.TERMINAL
     if has_no_task(seen, picture):
-        return Stance.NO_TASK
-    by_place = {
-        WaitReason.COLLECTIVE: Stance.RANKS,
-        WaitReason.BATCH: Stance.BATCH,
-        WaitReason.WORK: Stance.WORK,
-        WaitReason.DEVICE: Stance.DEVICE,
-    }
-    if seen.doing.wait in by_place:
-        return by_place[seen.doing.wait]
+        return WaitReason.TASK
+    if seen.doing.wait not in (WaitReason.CALL, WaitReason.OTHER):
+        return seen.doing.wait
     if is_running(seen, picture):
-        return Stance.RUNS
+        return WaitReason.RUNNING
     return _find_rest(seen)
 
 
-def _find_rest(seen: ThreadSeen) -> Stance:
-    """Say what keeps a thread that rests at a place that does not tell."""
+def _find_rest(seen: ThreadSeen) -> WaitReason:
+    """Say what a thread waits for that rests at a place that does not tell."""
     target = seen.thread.waits_on
     if seen.doing.call is LibraryCall.EXIT:
-        return Stance.EXIT
+        return WaitReason.THREADS
     if sleeps(seen):
-        return Stance.TIMED
+        return WaitReason.SLEEP
     if is_known(target) and target.kind in (WaitKind.LOCK, WaitKind.THREAD):
-        return Stance.LOCK
+        return WaitReason.LOCK
     if is_wait(seen.thread.waits_for, WaitReason.CHILD):
-        return Stance.CHILD
+        return WaitReason.CHILD
     if is_known(target) and target.kind in _IO_KINDS:
-        return Stance.LOCK if target.call in ("flock", "fcntl") else Stance.IO
+        return WaitReason.LOCK if target.call in ("flock", "fcntl") else WaitReason.READ_WRITE
     if seen.thread.state == "D" or is_wait_in(seen.thread.waits_for, _IO_WAITS):
-        return Stance.IO
-    return Stance.LOCK if is_wait(seen.thread.waits_for, WaitReason.LOCK) else Stance.TIMED
+        return WaitReason.READ_WRITE
+    return WaitReason.LOCK if is_wait(seen.thread.waits_for, WaitReason.LOCK) else WaitReason.OTHER
 
 
 def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
@@ -354,7 +329,7 @@ def has_no_task(seen: ThreadSeen, picture: Picture) -> bool:
 
 def is_idle(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a worker or a process of a pool has nothing to do."""
-    stance = find_stance(seen, picture)
-    if stance in (Stance.WORK, Stance.BATCH):
+    wait = find_wait(seen, picture)
+    if wait in (WaitReason.WORK, WaitReason.BATCH):
         return True
     return seen.thread.role is not Role.RANK and seen.doing.call in _IDLE_CALLS and picture.rests(seen)

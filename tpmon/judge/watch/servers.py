@@ -1,7 +1,8 @@
 """Tell a process that waits for requests, or for a notebook's next cell, from a training that hangs. Pure.
 
 Both rest for ever. Who waits in the loop of a server has no call of its own open; who waits at a queue is
-taken for a server only where nothing at all shows a training.
+taken for one where another thread of it takes the requests. What the user called a function or a file
+tells nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from tpmon.judge.stacks.classify import (
     rests_in_notebook,
 )
 from tpmon.judge.stacks.phases import Phase
-from tpmon.judge.watch.picture import Picture, Stance, find_stance
+from tpmon.judge.watch.picture import Picture, find_wait
 from tpmon.model.dump import WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.waits import WaitReason
 
 TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
 """Phases that a server has not: it computes forward alone."""
@@ -46,9 +48,10 @@ _ENGINE = (
     _QUEUE,
 )
 """Where vLLM's engine is without a request; its steps run below the same loop."""
-TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
-ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
-"""Stances of who has asked another for something, or waits to be asked."""
+_WEB = re.compile(r"/(?:uvicorn|hypercorn|tornado|sanic|aiohttp/web)")
+"""What runs an event loop for requests; others have one in a thread of theirs, as loggers do."""
+ASKS = (WaitReason.SLEEP, WaitReason.OTHER, WaitReason.LOCK, WaitReason.READ_WRITE)
+"""Waits of who has asked another for something, or waits to be asked."""
 _CLIENTS = re.compile(
     r"/(?:requests|urllib3|httpx|httpcore|aiohttp|grpc|openai|zmq)/"
     r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
@@ -80,26 +83,36 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> ThreadSeen 
     frames = _frames(seen)
     if rests_in_notebook(frames) or _has_no_request(frames):
         return seen
-    if trained or _trains(frames, files=False):
+    if trained or shows_training(frames):
         return None
     if _is_in_loop(frames):
         return seen
-    loads = any(one.role is Role.WORKER for one in frame.processes) or bool(frame.loader)
-    if loads or _trains(frames, files=True):
+    if any(one.role is Role.WORKER for one in frame.processes) or frame.loader:
         return None
-    return seen if any(is_at(one, *_QUEUE) for one in _last_call(frames)) else None
+    at_queue = any(is_at(one, *_QUEUE) for one in _last_call(frames))
+    return seen if at_queue and any(map(_takes_requests, picture.threads_of(seen.thread.pid))) else None
+
+
+def _takes_requests(seen: ThreadSeen) -> bool:
+    frames = _frames(seen)
+    return _is_in_loop(frames) and (not is_event_loop(frames) or any(_WEB.search(one.file) for one in frames))
 
 
 def _may_serve(seen: ThreadSeen, picture: Picture) -> bool:
     """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
-    if find_stance(seen, picture) not in ASKS or not picture.rests(seen):
+    if find_wait(seen, picture) not in ASKS or not picture.rests(seen):
         return False
     threads, frames = picture.threads_of(seen.thread.pid), _frames(seen)
     # A cell may have left a process group of one behind, and an engine has one of its own.
     apart = rests_in_notebook(frames) or _has_no_request(frames)
     if not apart and any(one.thread.kind is ThreadKind.COMM for one in threads):
         return False
-    return not any(_trains(_frames(one), files=False) for one in threads if one is not seen)
+    return not any(shows_training(_frames(one)) or _works(one, picture) for one in threads if one is not seen)
+
+
+def _works(seen: ThreadSeen, picture: Picture) -> bool:
+    """Tell whether a thread is at work for the program: on an answer, or on steps."""
+    return not picture.rests(seen) and any(map(is_users, _frames(seen)))
 
 
 def _has_no_request(frames: Sequence[StackFrame]) -> bool:
@@ -155,15 +168,7 @@ def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
         yield one
 
 
-def _trains(frames: Sequence[StackFrame], *, files: bool) -> bool:
-    """Tell whether a stack is of a training: by its phase, or by the names of its functions.
-
-    ``files``: those of the program's files count too.
-    """
-    if frames and read_stack(frames).phase in TRAINING:
-        return True
-    return any(
-        TRAIN.search(last_name(one.function)) is not None
-        or (files and is_users(one) and TRAIN.search(one.file.rpartition("/")[2]) is not None)
-        for one in frames
-    )
+def shows_training(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether frames of libraries show a part of a step that a server has not."""
+    reading = read_stack(frames) if frames else None
+    return reading is not None and reading.phase in TRAINING and not reading.is_hint

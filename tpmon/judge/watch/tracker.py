@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from tpmon.judge.dumps.collectives import judge_collectives
 from tpmon.judge.dumps.outlier import HANG_AFTER_S
-from tpmon.judge.stacks.classify import read_stack
 from tpmon.judge.stacks.profile import main_stacks
 from tpmon.judge.watch.hook_progress import last_event_ns, longest_step_s
 from tpmon.judge.watch.picture import Corner, Picture, choose_rounds, draw_picture, find_corner
-from tpmon.judge.watch.servers import TRAINING, find_server
+from tpmon.judge.watch.servers import find_server, shows_training
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -241,7 +240,7 @@ def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
     for taken in slices:
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
-            trains = any(read_stack(stack).phase in TRAINING for stack in stacks)
+            trains = any(map(shows_training, stacks))
             if is_known(taken.loop_tid):
                 one = replace(one, trained_in_thread=one.trained_in_thread or trains)
             else:
