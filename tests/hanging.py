@@ -119,16 +119,21 @@ def stand(
 
 def run(frames: Sequence[Frame], older: int = 0, **watch: Any) -> list[Judgement]:
     """Judge Frames as they come, as the session does; of the ``older`` ones the watch alone is kept."""
-    remembered = WatchedTime(**{"may_ask": True, **watch})
-    for frame in frames[:older]:
-        remembered = observe(remembered, frame)
-    standing = Standing(watch=remembered)
+    standing = Standing(watch=remember(frames[:older], **{"may_ask": True, **watch}))
     judged = []
     for count in range(older + 1, len(frames) + 1):
         one = judge(frames[max(0, count - 60) : count], standing)
         standing = one.standing
         judged.append(one)
     return judged
+
+
+def remember(frames: Sequence[Frame], **watch: Any) -> WatchedTime:
+    """Return what the watch remembers of Frames."""
+    watched = WatchedTime(**watch)
+    for frame in frames:
+        watched = observe(watched, frame)
+    return watched
 
 
 def conclude(frames: Sequence[Frame], **watch: Any) -> Finding:

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_rank, make_round, make_worker
 from tests.frames import NOW, NOW_NS, make_frame, make_process
-from tests.hanging import conclude, expect, run, sample, stand
+from tests.hanging import conclude, expect, remember, run, sample, stand
 from tests.judging import SECOND
 from tests.waits import wait_of
-from tpmon.judge.hang.causes import Grace
-from tpmon.judge.hang.detection import SLOW_S, need_s
 from tpmon.judge.watch.picture import choose_rounds, find_corner
-from tpmon.judge.watch.tracker import MOST_HANG_AFTER_S, WatchedTime, observe
+from tpmon.judge.watch.tracker import observe
 from tpmon.model.dump import Asker, DumpError, ErrorKind
 from tpmon.model.host import SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -164,9 +162,7 @@ def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
     naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
     frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)]
     for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
-        watch = WatchedTime()
-        for frame in sample(frames, 4000, *stacks):
-            watch = observe(watch, frame)
+        watch = remember(sample(frames, 4000, *stacks))
         assert bool(watch.moved_ns) is moved
 
 
@@ -216,23 +212,12 @@ def pauses(*lengths_s: int):
     ("lengths", "expected"), [((10,), 30.0), ((10, 5), 30.0), ((70, 5), 138.0), ((70, 90, 5), 178.0), ((900, 5), 600.0)]
 )
 def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
-    watch = WatchedTime()
-    for frame in pauses(*lengths):
-        watch = observe(watch, frame)
+    watch = remember(pauses(*lengths))
     assert watch.hang_after_s == pytest.approx(expected, abs=3)
 
 
-def test_what_is_meant_to_take_long_may_take_as_long_as_it_did_before():
-    watch = WatchedTime(longest_s=900.0)
-    assert need_s(watch, Grace.ENDLESS) == MOST_HANG_AFTER_S
-    assert need_s(watch, Grace.SLOW) == need_s(watch, Grace.COMPUTE) == 1800.0
-    assert need_s(WatchedTime(longest_s=900.0, asked_s=60.0), Grace.SLOW) == SLOW_S
-
-
 def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
-    watch = WatchedTime()
-    for frame in pauses(70, 5, 100):
-        watch = observe(watch, frame)
+    watch = remember(pauses(70, 5, 100))
     assert watch.hang_after_s == pytest.approx(138, abs=3)
     other = replace(make_process(5000, start_ticks=7, state="R"), waits_unchanged_s=0.0)
     last = pauses(176)[-1]
@@ -244,9 +229,7 @@ def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop(
     frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)]
     loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
     spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
-    watch = WatchedTime()
-    for frame in [*spins, *sample(frames[110:150], 4000, loop)]:
-        watch = observe(watch, frame)
+    watch = remember([*spins, *sample(frames[110:150], 4000, loop)])
     assert watch.hang_after_s == 30.0
     assert (watch.cornered_ns, watch.still_ns > watch.cornered_ns) == (watch.ranks[0].corner_ns, True)
     for frame in sample(frames[150:160], 4000, FORWARD, BACKWARD):
@@ -263,14 +246,9 @@ def test_a_log_line_is_a_sign_of_life():
 def test_a_stack_that_stays_counts_whatever_the_thread_uses():
     runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
     frames = [make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(40)]
-    watch = WatchedTime()
-    for frame in sample(frames, 4000, FORWARD):
-        watch = observe(watch, frame)
-    assert (frame.taken_ns - watch.still_ns) / SECOND >= 39
-    moving = WatchedTime()
-    for frame in sample(frames, 4000, FORWARD, BACKWARD):
-        moving = observe(moving, frame)
-    assert moving.still_ns == frame.taken_ns
+    watch = remember(sample(frames, 4000, FORWARD))
+    assert (frames[-1].taken_ns - watch.still_ns) / SECOND >= 39
+    assert remember(sample(frames, 4000, FORWARD, BACKWARD)).still_ns == frames[-1].taken_ns
 
 
 def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays():
@@ -281,10 +259,8 @@ def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays
         frames = [
             make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=()) for n in range(40)
         ]
-        watch = WatchedTime()
-        for frame in sample(frames, 4000, FORWARD):
-            watch = observe(watch, frame)
-        still_s[process.waits_for.reason] = (frame.taken_ns - watch.still_ns) / SECOND
+        watch = remember(sample(frames, 4000, FORWARD))
+        still_s[process.waits_for.reason] = (frames[-1].taken_ns - watch.still_ns) / SECOND
     assert still_s[WaitReason.SLEEP] >= 39
     assert still_s[WaitReason.BATCH] < 10
 

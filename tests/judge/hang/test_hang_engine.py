@@ -18,10 +18,9 @@ from tests.dumps import (
     make_thread,
     odd_pid,
 )
-from tests.hanging import conclude, expect, stand
+from tests.hanging import job
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Kind
 
 TORCH = f"{SITE}/torch/distributed"
 DEEPSPEED = f"{SITE}/deepspeed/runtime"
@@ -64,63 +63,59 @@ def engine(rank, frames, **fields):
     return make_rank(rank, comm, make_thread(9100 + rank, **fields), frames=BACKWARD)
 
 
-def is_hung(frames):
-    return conclude(frames).kind is Kind.HUNG
+PACKS_FOR = [make_rank(0, frames=PACKS, **RUNNING), *(make_rank(rank, frames=OBJECTS) for rank in (1, 2, 3))]
+BLOCKED = [engine(0, ()), engine(1, USERS, **READS), engine(2, ()), engine(3, ())]
+DEVICE = replace(NFS, name="/dev/nvidia0", mount="/dev", file_system="devtmpfs")
 
 
-def test_ranks_whose_backward_is_compiled_in_the_engines_thread_do_not_hang():
-    ranks = [engine(rank, lowers(10), **RUNNING) for rank in (0, 1)]
-    moved = [engine(rank, lowers(999), **RUNNING) for rank in (0, 1)]
-    assert not is_hung(stand(*ranks, world_size=2, seconds=120, log_age_s=None))
-    assert not is_hung(stand(*ranks, world_size=2, seconds=400, log_age_s=None, moved=moved))
+def within(waits, culprit, **fields):
+    """Build ranks of which one reads within a collective in which the others wait."""
+    return [
+        make_rank(rank, frames=culprit if rank == 1 else waits, **(fields if rank == 1 else {})) for rank in range(4)
+    ]
 
 
-def test_a_rank_whose_engine_is_blocked_is_the_one_that_the_others_wait_for():
-    job = [engine(0, ()), engine(1, USERS, **READS), engine(2, ()), engine(3, ())]
-    finding = conclude(stand(*job, world_size=4, seconds=45, log_age_s=50.0))
-    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 1)
-    assert "rank 1 is in load_table ops.py:77, blocked in a read of /data/7.bin" in finding.summary
-    dump = fold(*job)
-    assert odd_pid(dump) == 4010
-    # Every thread stays in the group of its own stack.
-    assert sum(len(group.threads) for group in dump.groups) == 12
-    assert any(one.tid == 4010 for group in dump.groups for one in group.threads)
+FROM_DISK = within(GATHER, SWAP, state="D", waits_for="disk", call="read")
+IN_STORE = within(MEETS, MEETS, **(READS | {"call": "flock"}))
 
 
-def test_an_engine_that_waits_for_ranks_itself_is_no_culprit():
-    job = [engine(rank, REDUCES if rank == 1 else ()) for rank in range(4)]
-    expect(
-        "no-progress",
-        stand(*job, world_size=4, seconds=45, log_age_s=50.0),
-        "all 4 ranks wait in a collective of backward",
-    )
+COMPILES, COMPILED = ([engine(rank, lowers(line), **RUNNING) for rank in (0, 1)] for line in (10, 999))
+AT_CARD = [make_rank(rank, waits_on=DEVICE, call="ioctl") for rank in (0, 1)]
+BLOCKED_WORDS = "load_table ops.py:77, blocked in a read of /data/7.bin"
 
 
 @pytest.mark.parametrize(
-    ("waits", "culprit", "fields", "text"),
+    "job",
     [
-        (GATHER, SWAP, {"state": "D", "waits_for": "disk", "call": "read"}, "fetch_sub_module"),
-        (MEETS, MEETS, READS | {"call": "flock"}, "init_process_group"),
+        job("backward is compiled in the engine's thread", *COMPILES, says={120: ""}, world_size=2),
+        job("and gets on", *COMPILES, says={400: ""}, world_size=2, moved=COMPILED),
+        job("an object is packed for the others", *PACKS_FOR, says={120: ""}, stacks={}, world_size=4, log_age_s=125.0),
+        job(
+            "the engine waits for ranks itself",
+            *(engine(rank, REDUCES if rank == 1 else ()) for rank in range(4)),
+            says={45: "no-progress"},
+            words="all 4 ranks wait in a collective of backward",
+            world_size=4,
+        ),
+        *(
+            job(name, *ranks, says={45: "missing-rank"}, words=words, rank=rank, world_size=len(ranks))
+            for name, ranks, rank, words in (
+                ("the engine is blocked", BLOCKED, 1, f"rank 1 is in {BLOCKED_WORDS}"),
+                ("parameters come from a disk", FROM_DISK, 1, "rank 1 is in fetch_sub_module"),
+                ("a store of files", IN_STORE, 1, "rank 1 is in init_process_group"),
+                ("a driver of a card", [*AT_CARD, make_rank(2, frames=DECODE, **READS)], 2, "rank 2 is in decode"),
+            )
+        ),
     ],
-    ids=["parameters from a disk", "a store of files"],
 )
-def test_a_rank_that_reads_within_a_collective_is_not_with_the_others(waits, culprit, fields, text):
-    job = [make_rank(rank, frames=waits) for rank in (0, 2, 3)]
-    job.insert(1, make_rank(1, frames=culprit, **fields))
-    finding = conclude(stand(*job, world_size=4, seconds=45, log_age_s=50.0))
-    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 1)
-    assert f"rank 1 is in {text}" in finding.summary
-    assert odd_pid(fold(*job)) == 4010
+def test_who_seems_to_wait_for_others(job):
+    job.check()
 
 
-def test_a_rank_that_packs_an_object_for_the_others_works():
-    job = [make_rank(0, frames=PACKS, **RUNNING), *(make_rank(rank, frames=OBJECTS) for rank in (1, 2, 3))]
-    assert not is_hung(stand(*job, world_size=4, seconds=120, log_age_s=125.0))
-
-
-def test_a_wait_in_the_driver_of_a_card_stays_a_wait_for_ranks():
-    device = replace(NFS, name="/dev/nvidia0", mount="/dev", file_system="devtmpfs")
-    job = [make_rank(rank, waits_on=device, call="ioctl") for rank in (0, 1)]
-    late = make_rank(2, frames=DECODE, **READS)
-    finding = conclude(stand(*job, late, world_size=3, seconds=45, log_age_s=50.0))
-    assert (finding.cause, finding.rank) == ("missing-rank", 2)
+@pytest.mark.parametrize("job", [BLOCKED, FROM_DISK, IN_STORE])
+def test_a_dump_names_who_does_not_wait_and_keeps_every_thread_in_the_group_of_its_own_stack(job):
+    dump = fold(*job)
+    assert odd_pid(dump) == 4010
+    threads = [one for group in dump.groups for one in group.threads]
+    assert len(threads) == sum(len(one.threads) for one in job)
+    assert any(one.tid == 4010 for one in threads)
