@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from tpmon.judge.stacks.classify import is_users, last_name, mark_frame
-from tpmon.judge.stacks.frame_rules import read_frame_rules
+from tpmon.judge.stacks.phases import read_frame_rules
 from tpmon.model.dump import DeadChild
 from tpmon.model.frame import Frame, Target
 from tpmon.model.known import is_known

@@ -8,8 +8,7 @@ import pytest
 from tests.frames import make_finding, make_frame
 from tests.frames import make_view as make_any_view
 from tests.starving import COMPUTES, line_up, make_second
-from tpmon.judge.advice.choose import choose
-from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS, Cause
+from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, choose
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion

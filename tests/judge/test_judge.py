@@ -14,8 +14,7 @@ from tests.budget.measure import measure_import, slowness
 from tests.frames import make_cpu, make_frame, make_output, make_process, make_target
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
-from tpmon.judge.advice.choose import fill_remedy
-from tpmon.judge.advice.entry import CATALOGUE
+from tpmon.judge.advice.choose import CATALOGUE, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.finding import rate_confidence, write_try

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.any_windows import GONE, blank, fields_to_blank, likely_windows, values_of
 from tests.data_rules import ALL
 from tests.waits import wait_of
-from tpmon.judge.advice.entry import EXPLANATIONS
+from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.judge.answers.result import Suspicion
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.hysteresis import Standing

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpmon.judge.advice.entry import Explanation, Remedy, Risk
+from tpmon.judge.advice.choose import Explanation, Remedy, Risk
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import LazyTable, TableError, make_row
 

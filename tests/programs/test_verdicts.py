@@ -10,7 +10,7 @@ import pytest
 from tests.programs.causes.running import CannotBeMadeError, diagnose, run_program
 from tests.programs.causes.table import ATTACH_S, ROWS, Row, find_row
 from tests.verdicts.matrix import find_advice
-from tpmon.judge.advice.entry import EXPLANATIONS
+from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.model.verdict import Kind
 
 pytestmark = [pytest.mark.torch]

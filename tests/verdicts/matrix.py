@@ -20,7 +20,7 @@ from tests.budget.measure import say_neighbours
 from tests.programs.causes.running import CannotBeMadeError, Verdict, burner, diagnose, run_program, watch
 from tests.programs.causes.table import ROWS, Row, find_row
 from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
-from tpmon.judge.advice.entry import CATALOGUE
+from tpmon.judge.advice.choose import CATALOGUE
 
 HEALTHY_S = 60.0
 SETTLE_S = 3.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.choose import Chosen, Risk, choose
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.entry import Chosen, Risk
 from tpmon.judge.advice.facts import RunFacts, fill, write_gain
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Answer, Cleared, Suspicion, Unsure, reading

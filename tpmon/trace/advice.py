@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpmon.judge.advice.choose import choose, fill_remedy
-from tpmon.judge.advice.entry import CATALOGUE
+from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or

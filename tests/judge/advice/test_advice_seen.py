@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from tests.frames import make_cpu, make_frame, make_memory, make_process, make_target
 from tests.judging import make_phases, scene_of
-from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.choose import EXPLANATIONS, choose
 from tpmon.judge.advice.context import observe
-from tpmon.judge.advice.entry import EXPLANATIONS
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion

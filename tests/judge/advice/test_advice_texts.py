@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tpmon.judge.advice import facts as advice_facts
-from tpmon.judge.advice.choose import choose, fill_remedy
-from tpmon.judge.advice.entry import CATALOGUE, Chosen, Risk
+from tpmon.judge.advice.choose import CATALOGUE, Chosen, Risk, choose, fill_remedy
 from tpmon.judge.advice.facts import RunFacts
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion

@@ -13,9 +13,8 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.errors import UsageError
-from tpmon.judge.advice.choose import choose
+from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, choose
 from tpmon.judge.advice.context import gather_facts, observe
-from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS
 from tpmon.judge.advice.facts import RunFacts, fill_paste, propose_workers
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.answers.result import Suspicion

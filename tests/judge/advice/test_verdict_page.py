@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tpmon.judge.advice.entry import EXPLANATIONS
+from tpmon.judge.advice.choose import EXPLANATIONS
 from tpmon.judge.advice.verdict_page import write_page
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import TABLE

@@ -10,7 +10,7 @@ from tests.starving import RANK
 from tpmon.judge.features.series import round_steps, say_nth
 from tpmon.judge.features.snapshot import see
 from tpmon.judge.rules.data import judge_periodic
-from tpmon.judge.watch.hook_progress import find_pace
+from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import Missing
 
 

@@ -20,8 +20,7 @@ from tpmon.judge.hysteresis import Standing
 from tpmon.judge.judge import RULES, judge
 from tpmon.judge.rules.hook import find_late, weigh_in
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns, longest_step_s
-from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, observe
+from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, event_age_s, last_event_ns, longest_step_s, observe
 from tpmon.model.frame import Frame
 from tpmon.model.hook import HookSample, HookState, LoopPhase, StepRule
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known

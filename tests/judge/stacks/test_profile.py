@@ -10,8 +10,7 @@ from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.knowledge import TableError
 from tpmon.judge.stacks.classify import is_library, mark_frame, read_stack
-from tpmon.judge.stacks.frame_rules import make_rules, read_frame_rules
-from tpmon.judge.stacks.phases import GIVES_WAY
+from tpmon.judge.stacks.phases import GIVES_WAY, make_rules, read_frame_rules
 from tpmon.judge.stacks.profile import DataPart, Phase, classify
 from tpmon.model.stacks import StackFrame
 

@@ -237,7 +237,7 @@ def test_one_table_is_written_alone(tmp_path, capfd):
 
 
 def test_every_remedy_of_a_pattern_is_in_the_catalogue():
-    from tpmon.judge.advice.entry import CATALOGUE
+    from tpmon.judge.advice.choose import CATALOGUE
 
     named = {name for names in (*_REMEDIES.values(), *_WHEN.values()) for name in names}
     assert named <= set(CATALOGUE)

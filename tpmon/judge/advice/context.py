@@ -24,7 +24,7 @@ from tpmon.judge.features.workers import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.judge.rules.cpu import find_pools, note_neighbours
 from tpmon.judge.rules.memory import find_largest_step, is_shm_tight, judge_swap
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.hook_progress import list_hooks
+from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.dump import WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.hook import TrainSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpmon.judge.advice.entry import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
+from tpmon.judge.advice.choose import CATALOGUE, EXPLANATIONS, Cause, Explanation, Remedy
 from tpmon.judge.advice.facts import RunFacts, fill, fill_paste
 from tpmon.model.known import is_known
 from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code

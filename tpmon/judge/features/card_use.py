@@ -21,7 +21,7 @@ from tpmon.judge.features.cards import (
 )
 from tpmon.judge.features.data_wait import DataWait
 from tpmon.judge.features.snapshot import RankScene, Scene
-from tpmon.judge.watch.hook_progress import list_hooks
+from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass

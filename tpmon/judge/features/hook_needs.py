@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tpmon.judge.answers.needs import Need
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.watch.hook_progress import list_hooks
+from tpmon.judge.watch.tracker import list_hooks
 from tpmon.model.hook import TrainSettings
 from tpmon.model.known import Known, Missing, is_known, map_known
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from tpmon.judge.features.snapshot import Scene
-from tpmon.judge.watch.hook_progress import find_pace
+from tpmon.judge.watch.tracker import find_pace
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.text.job_words import is_evaluating, is_stalled
 

@@ -38,8 +38,7 @@ from tpmon.judge.features.readings import (
     weigh_rest,
 )
 from tpmon.judge.stacks.profile import RankPhases, Share
-from tpmon.judge.watch.hook_progress import find_pace
-from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime
+from tpmon.judge.watch.tracker import NO_WATCH, WatchedTime, find_pace
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample

@@ -19,8 +19,7 @@ from tpmon.judge.features.cards import CardScene, is_sliced
 from tpmon.judge.features.snapshot import RankScene, Scene, demand_of, known_cards
 from tpmon.judge.features.starvation import see_pins
 from tpmon.judge.stacks.profile import Phase, RankPhases
-from tpmon.judge.watch.hook_progress import event_age_s, last_event_ns
-from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, last_event_ns, log_age_s
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState, list_missed, list_silent

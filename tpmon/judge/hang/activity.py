@@ -22,9 +22,8 @@ from tpmon.judge.features.snapshot import SPAN_S, Scene
 from tpmon.judge.features.standstill import IDLE_CARD_PCT, QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
 from tpmon.judge.hang.causes import Blame, Grace, give_grace, name_thread
 from tpmon.judge.stacks.classify import is_users
-from tpmon.judge.watch.hook_progress import event_age_s
 from tpmon.judge.watch.picture import Picture, find_wait
-from tpmon.judge.watch.tracker import WatchedTime, age_ns, log_age_s
+from tpmon.judge.watch.tracker import WatchedTime, age_ns, event_age_s, log_age_s
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass

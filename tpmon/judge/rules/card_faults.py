@@ -41,7 +41,7 @@ from tpmon.judge.rules.cards import (
     rank_on,
 )
 from tpmon.judge.stacks.profile import Phase
-from tpmon.judge.watch.hook_progress import find_hook
+from tpmon.judge.watch.tracker import find_hook
 from tpmon.model.figures import Figure
 from tpmon.model.gpu import RESTART_XIDS, is_card_fault, list_processes, name_recovery
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known

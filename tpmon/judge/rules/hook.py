@@ -16,7 +16,7 @@ from tpmon.judge.features.snapshot import RankScene, Rule, Scene
 from tpmon.judge.features.standstill import name_rank
 from tpmon.judge.rules.comms import BEHIND_RATIO
 from tpmon.judge.rules.health import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
-from tpmon.judge.watch.hook_progress import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
+from tpmon.judge.watch.tracker import event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.model.figures import Figure
 from tpmon.model.frozen import dataclass
 from tpmon.model.hook import StepCounts, StepPace

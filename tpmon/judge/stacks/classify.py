@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.answers.needs import Need
-from tpmon.judge.stacks.frame_rules import Rule, read_frame_rules
-from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, Mark, Phase
+from tpmon.judge.stacks.phases import GIVES_WAY, DataPart, FrameRule, Mark, Phase, read_frame_rules
 from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
@@ -272,7 +271,7 @@ def _within_packages(file: str) -> str:
     return file[found.end() :] if found else ""
 
 
-def _fits(rule: Rule, name: str, file: str) -> bool:
+def _fits(rule: FrameRule, name: str, file: str) -> bool:
     if name in rule.but or (rule.functions and name not in rule.functions):
         return False
     if rule.path.endswith("/"):
