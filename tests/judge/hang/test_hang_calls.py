@@ -12,10 +12,10 @@ from tests.frames import NOW, NOW_NS
 from tests.hanging import conclude, expect, run, stand
 from tests.judging import SECOND
 from tpmon.judge.hang import detection
-from tpmon.judge.hang.devices import LIMIT
 from tpmon.judge.watch.tracker import RankMemory
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import ProcessLook
+from tpmon.model.figures import Figure
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CollectivesReading, RankRecord, RasRank, RasReport
@@ -29,6 +29,7 @@ AWAY = make_rank(1, NCCL, frames=IN_LOCK)
 PAIR = {"ranks": (0, 1)}
 ONE_MISSING = (make_record(0, make_group(3, 4, **PAIR)), make_record(1, make_group(3, 3, **PAIR)))
 NAME = "all_reduce number 4 of default_pg"
+LIMIT = Figure.COLLECTIVE_LIMIT.label
 BEHIND = RasRank("00a1b2c3d4e5f607", 1, "behind", "AllReduce", 3, 4, 4242, "10.0.0.1")
 RAS = RasReport("2.27.5", 2, 2, (), (BEHIND,), 0, 0)
 
