@@ -11,7 +11,7 @@ from tests.frames import NOW
 from tpmon.model.dump import DumpError
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Role
-from tpmon.model.sample import SampledProcess, SampleReading, SampleRequest
+from tpmon.model.results.sample import SampledProcess, SampleReading, SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
 
 

@@ -12,7 +12,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.results.collectives import CollectivesReading, DumpRecords, RankRecord
 from tpmon.model.results.doctor import Update
-from tpmon.model.sample import SampleRequest, SampleState
+from tpmon.model.results.sample import SampleRequest, SampleState
 
 
 class Dumps:

@@ -12,7 +12,7 @@ from tpmon.commands.demo import BOTTLENECKS
 from tpmon.commands.diagnose import DiagnoseOptions, parse_command
 from tpmon.config import SettingSource, config_path, describe_config, locale_is_utf8, read_file, resolve
 from tpmon.errors import UsageError
-from tpmon.model.sample import CountedFunction
+from tpmon.model.results.sample import CountedFunction
 from tpmon.model.verdict import Kind as VerdictKind
 
 PATH = "/home/usr/.config/tpmon/config.toml"

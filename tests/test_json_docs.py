@@ -16,7 +16,7 @@ from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results.doctor import Checkup, JobList
-from tpmon.model.sample import HotSample
+from tpmon.model.results.sample import HotSample
 from tpmon.model.waits import Wait, WaitReason
 
 TEXT = (Path(__file__).parents[1] / "docs" / "json.md").read_text()

@@ -11,7 +11,7 @@ from tpmon.judge.dumps.hot import whole_rounds
 from tpmon.model.dump import Asker, DumpRequest, DumpState, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
-from tpmon.model.sample import SampleRequest, SampleState
+from tpmon.model.results.sample import SampleRequest, SampleState
 from tpmon.probe.spy.sample import NOTHING_YET
 from tpmon.session import Session
 

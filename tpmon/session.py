@@ -17,7 +17,7 @@ from tpmon.model.frame import Frame, Pulse, TargetState, Window, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results.collectives import DumpRecords
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
-from tpmon.model.sample import SampleRequest, SampleState
+from tpmon.model.results.sample import SampleRequest, SampleState
 
 if TYPE_CHECKING:
     from tpmon.judge.hysteresis import Standing

@@ -14,7 +14,7 @@ from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.known import is_known
-from tpmon.model.sample import CountedFunction, HotSample, SampleRequest
+from tpmon.model.results.sample import CountedFunction, HotSample, SampleRequest
 from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.resolve import find_job
 from tpmon.probe.spy.failure import find_spies, find_spy

@@ -26,7 +26,7 @@ from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.model.results.doctor import SampleUpdate
-from tpmon.model.sample import (
+from tpmon.model.results.sample import (
     CountedFunction,
     HotFunction,
     HotSample,

@@ -21,7 +21,7 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.results.doctor import Update
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.ui.monitor.controls import Errand, Notice
 
 

@@ -14,7 +14,7 @@ from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.model.results.doctor import SampleUpdate
-from tpmon.model.sample import SampleReading, SampleState
+from tpmon.model.results.sample import SampleReading, SampleState
 from tpmon.model.stacks import StackFrame
 
 FEEDER = (StackFrame("_feed", "/env/lib/python3.11/multiprocessing/queues.py", 231),)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tpmon.judge.dumps.groups import DumpOrigin
     from tpmon.model.dump import DumpError
     from tpmon.model.results.doctor import SampleUpdate
-    from tpmon.model.sample import HotSample, SampleReading, SampleRequest
+    from tpmon.model.results.sample import HotSample, SampleReading, SampleRequest
     from tpmon.probe.job.job import Job, Member
     from tpmon.probe.spy.sample import SampleService
     from tpmon.report.sample import Live
@@ -91,7 +91,7 @@ def choose_request(members: tuple[Member, ...], job: Job, options: SampleOptions
         NoTargetError: when there is nothing to sample.
     """
     from tpmon.model.process import Role
-    from tpmon.model.sample import CountedFunction, SampleRequest
+    from tpmon.model.results.sample import CountedFunction, SampleRequest
     from tpmon.model.text.dump_words import list_numbers
     from tpmon.probe.spy.sample import choose_members, fix_request
 
@@ -140,7 +140,7 @@ def run(options: SampleOptions) -> int:
 def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]:
     from tpmon.judge.dumps.groups import DumpOrigin
     from tpmon.judge.dumps.hot import hot_functions
-    from tpmon.model.sample import price_sampling, say_price
+    from tpmon.model.results.sample import price_sampling, say_price
     from tpmon.probe.job.members import Membership
     from tpmon.probe.spy.dump import dumpable
     from tpmon.probe.spy.sample import SampleService, choose_members

@@ -31,8 +31,8 @@ from tpmon.model.results.capture import (
     CaptureUpdate,
 )
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.results.trace import TraceSummary
-from tpmon.model.sample import SampleRequest
 from tpmon.own_command import call_python
 from tpmon.probe.base.worker import read_within
 from tpmon.probe.job.discovery import read_ancestors, uses_cuda

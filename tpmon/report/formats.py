@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpmon.model.dump import Dump, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
-from tpmon.model.sample import FoldedStack, HotSample
+from tpmon.model.results.sample import FoldedStack, HotSample
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
 from tpmon.model.units import clean_text

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from tpmon.model.sample import HotGroup, HotSample
+from tpmon.model.results.sample import HotGroup, HotSample
 from tpmon.model.units import clean_text, count_of
 from tpmon.report.blocks import write_rows
 from tpmon.report.dump import write_errors

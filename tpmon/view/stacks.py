@@ -12,7 +12,7 @@ from tpmon.model.dump import DumpError, DumpThread, ErrorKind, ShownFrame, Stack
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
-from tpmon.model.sample import CountedFunction, HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.results.sample import CountedFunction, HotFunction, HotGroup, HotSample, pick_functions
 from tpmon.model.text.dump_words import list_numbers, name_processes
 from tpmon.model.units import clean_text, count_of, format_clock
 from tpmon.view.table import Figures, TableFigure

@@ -12,7 +12,7 @@ from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import MOST_FUNCTIONS, NOT_KEPT, fold_stacks, hot_functions
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.model.sample import CountedFunction, HotFunction, HotGroup, HotSample, SampleReading, SampleRequest
+from tpmon.model.results.sample import CountedFunction, HotFunction, HotGroup, HotSample, SampleReading, SampleRequest
 from tpmon.model.stacks import StackFrame
 
 ORIGIN = DumpOrigin(4000, "train.py", 2)

@@ -14,7 +14,7 @@ from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, LoopThread, Role, ThreadKind
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.collect.processes import Population
 from tpmon.probe.job import loop_thread

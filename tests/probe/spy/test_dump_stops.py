@@ -18,7 +18,7 @@ from tests.probe.spy.test_stacks import collect, sampling, subject
 from tests.spying import spies_of
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
-from tpmon.model.sample import SampleReading, SampleRequest
+from tpmon.model.results.sample import SampleReading, SampleRequest
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy import dump, sample
 from tpmon.probe.spy import failure as spy_failure

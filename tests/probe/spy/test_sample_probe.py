@@ -21,7 +21,7 @@ from tpmon.judge.dumps.groups import DumpOrigin
 from tpmon.judge.dumps.hot import hot_functions
 from tpmon.model.known import Missing
 from tpmon.model.process import Role
-from tpmon.model.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
+from tpmon.model.results.sample import CountedFunction, SampledProcess, SampleReading, SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.job.job import Member
 from tpmon.probe.proc.access import parse_tracer

@@ -14,7 +14,7 @@ from tests.spying import spies_of
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing, is_known
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.probe.spy import failure as spy_failure
 from tpmon.probe.spy import sample
 from tpmon.probe.spy.failure import find_spy

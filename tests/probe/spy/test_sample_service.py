@@ -10,7 +10,7 @@ from tests.probe.spy.test_dump_service import wait_for_state
 from tests.samples import make_reading, make_sampled
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
-from tpmon.model.sample import SampleReading, SampleRequest, SampleState
+from tpmon.model.results.sample import SampleReading, SampleRequest, SampleState
 from tpmon.probe.job.job import Member
 from tpmon.probe.spy.sample import ALREADY, HELD, NOBODY, NOTHING_YET, OFF, FindMembers, SampleService
 

@@ -4,7 +4,7 @@ from tests.goldens import dump_views, sample_views
 from tests.ui.monitor.driving import Checks
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import Missing
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes

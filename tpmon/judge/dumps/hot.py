@@ -20,7 +20,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results.collectives import CollectivesReading
 from tpmon.model.results.doctor import DumpUpdate, GroupStack, TreeLine
-from tpmon.model.sample import (
+from tpmon.model.results.sample import (
     SAMPLE_SCHEMA,
     CountedFunction,
     FoldedStack,

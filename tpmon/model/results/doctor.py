@@ -12,7 +12,7 @@ from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
-from tpmon.model.sample import HotSample, SampleState
+from tpmon.model.results.sample import HotSample, SampleState
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"
 CheckName = Literal[

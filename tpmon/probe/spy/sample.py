@@ -23,7 +23,7 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, Role
-from tpmon.model.sample import (
+from tpmon.model.results.sample import (
     MOST_AT_ONCE,
     CountedFunction,
     SampledProcess,

@@ -26,7 +26,7 @@ from tpmon.model.frame import Event
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
 from tpmon.model.results.capture import CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.keys import Effect, Move, Overlay
 from tpmon.ui.kit.shell import Captured, SessionTold

@@ -14,7 +14,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.verdict import pick_code
 from tpmon.ui.monitor.state import ViewState
 

@@ -30,7 +30,7 @@ from tpmon.model.results.capture import (
     Change,
     plan_anew,
 )
-from tpmon.model.sample import SampleRequest, price_sampling, say_price
+from tpmon.model.results.sample import SampleRequest, price_sampling, say_price
 from tpmon.model.units import count_of
 from tpmon.ui.kit.keys import Overlay, action_close, action_overlay
 from tpmon.ui.monitor.controls import Asked, Errand

@@ -17,7 +17,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.capture import CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, SampleUpdate
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved
 
 

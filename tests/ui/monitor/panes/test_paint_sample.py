@@ -11,7 +11,7 @@ from tests.goldens import sample_views
 from tests.samples import count, make_reading, make_sampled
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.sample import SampleRequest
+from tpmon.model.results.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import find_key, keys_shown, say_unused

@@ -15,7 +15,7 @@ from tpmon.model.results.capture import (
     more_steps,
     next_kind,
 )
-from tpmon.model.sample import HotGroup, HotSample
+from tpmon.model.results.sample import HotGroup, HotSample
 from tpmon.model.units import clean_text, count_cells, format_bytes, format_seconds
 from tpmon.ui.monitor.panes.stacks import paint_errors
 from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
