@@ -170,10 +170,10 @@ def test_a_validation_is_no_part_of_the_mean_step():
 
 def test_a_request_carries_what_was_asked():
     asked = replace(ASKED, stacks=True, memory=True)
-    made = make_request(9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5).words
-    assert made[wire_capture.ASK_OPTIONS] == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
-    assert made[wire_capture.ASK_LONGEST_NS] == 2_000_000_000
-    assert (made[wire_capture.ASK_START], made[wire_capture.ASK_STEPS]) == (7, 4)
+    made = make_request(9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5)
+    assert made.options == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
+    assert made.longest_ns == 2_000_000_000
+    assert (made.start, made.steps) == (7, 4)
 
 
 @pytest.mark.parametrize(

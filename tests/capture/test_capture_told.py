@@ -18,8 +18,8 @@ from tpmon.capture.files import CapturePlace, find_block, pack, read_summary, ve
 from tpmon.capture.outcome import CaptureOutcome, describe_rank
 from tpmon.foreign_file import Owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
-from tpmon.hook.capture.bounds import note_rank
 from tpmon.hook.capture.conditions import read_conditions
+from tpmon.hook.context import read_ranks
 from tpmon.hook.settings import describe_batch
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -94,25 +94,20 @@ def test_a_batch_is_told_by_its_plain_tensors(torch, batch, told):
 @pytest.mark.parametrize(("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)])
 def test_a_file_is_looked_for_by_the_rank_that_names_it(told, at_first, rank):
     """The pages may be older than the process group, by which the hook names the file in the end."""
-    words = [0] * wire_capture.CAPTURE_WORDS
-    words[wire_capture.CAP_RANK] = told
     bus = SimpleNamespace(process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list)
-    outcome = CaptureOutcome(CaptureState.VERIFIED, "", tuple(words))
+    outcome = CaptureOutcome(CaptureState.VERIFIED, "", wire_capture.Progress(rank=told))
     assert describe_rank(bus, outcome, Missing("no"), 0.0).rank == rank
 
 
 def test_the_hook_says_which_rank_names_the_file(monkeypatch):
-    words = [0] * wire_capture.CAPTURE_WORDS
-    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("RANK", "7")
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    note_rank(words)
-    assert words[wire_capture.CAP_RANK] == 0
+    assert read_ranks()[0] == 7
     group = SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    note_rank(words)
-    assert words[wire_capture.CAP_RANK] == 3
+    assert read_ranks()[0] == 2
 
 
 def settings_page(**words: int) -> memoryview:

@@ -19,7 +19,6 @@ from tpmon.capture.bus import Bus, open_bus
 from tpmon.capture.dialog import NO_ANSWER, STAYS_SLOWER, Agreed, agree_always
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.outcome import CaptureOutcome, LoopTurn, find_end, judge_turn
-from tpmon.capture.plan import make_cancel
 from tpmon.capture.window import CaptureWindow, FirstStep
 from tpmon.commands import capture as capture_command
 from tpmon.commands.capture import CaptureOptions, parse_asked
@@ -42,12 +41,12 @@ class Hook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         start = read_stat(os.getpid()).start_ticks
         page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
-        header = wire.Header(os.getpid(), start, 1)
+        header = wire.Header(os.getpid(), 0, start)
         self.bus = Bus(Identity(os.getpid(), start), header, page, box)
         self.page = memoryview(page)
         status = wire.pack_status(wire.STATE_RUNNING, 0, "")
         self.page[wire.STATUS_OFFSET : wire.STATUS_OFFSET + len(status)] = status
-        self.words = [0] * w.CAPTURE_WORDS
+        self.told = w.Progress()
         self.steps = self.records = self.asleep = 0
         self.now = 1_000_000.0
         self.each: Callable[[], None] = lambda: None
@@ -93,16 +92,12 @@ class Hook:
         self.page[at : at + 16] = number.to_bytes(8, "little") + answer.to_bytes(8, "little")
 
     def tell(self, number: int, state: int, reason: str = "") -> None:
-        self.words[w.CAP_REQUEST], self.words[w.CAP_STATE] = number, state
-        w.write_capture(self.page, self.words, reason)
+        self.told.request, self.told.state, self.told.reason = number, state, reason
+        w.write_progress(self.page, self.told)
 
-    def ask(self, number: int, kind: int = w.KIND_PROBE, *, expires: int = 0) -> w.Request:
-        words = [0] * w.REQUEST_WORDS
-        words[w.ASK_NUMBER], words[w.ASK_KIND] = number, kind
-        words[w.ASK_EXPIRES_NS] = expires or int(self.now * 1e9) + SOON
-        request = w.Request(tuple(words), "/x", "x")
-        self.bus.post(request)
-        return request
+    def ask(self, number: int, kind: int = w.KIND_PROBE, *, expires: int = 0) -> None:
+        expires = expires or int(self.now * 1e9) + SOON
+        self.bus.post(w.Request(number, kind, expires_ns=expires, folder="/x", name="x"))
 
     def lead(
         self,
@@ -212,10 +207,9 @@ def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook,
 def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(hook, monkeypatch):
     hook.step(100)
     window = CaptureWindow([hook.bus], ASKED, "x", lambda _: None)
-    words = [0] * w.CAPTURE_WORDS
-    words[w.CAP_CHANGED_NS] = int(hook.now * 1e9)
+    ended = w.Progress(changed_ns=int(hook.now * 1e9))
     monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: hook.now))
-    (told,) = window.describe([CaptureOutcome(CaptureState.CANCELLED, "why", tuple(words))])
+    (told,) = window.describe([CaptureOutcome(CaptureState.CANCELLED, "why", ended)])
     assert told.step_after_ms == Missing("nothing was recorded")
 
 
@@ -252,8 +246,8 @@ def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
     def go_on():
         request = hook.bus.read_asked()
         if request is not None:
-            asked.append(request.words[w.ASK_LONGEST_NS] // 10**9)
-            hook.tell(request.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+            asked.append(request.longest_ns // 10**9)
+            hook.tell(request.number, w.STATE_REFUSED, "enough")
 
     def agreed(_stage, said):
         assert said[1] == f"a step takes 30000.0 ms now: {pace}"
@@ -267,9 +261,9 @@ def test_slow_steps_have_the_time_that_they_need_or_it_is_said_that_they_do_not(
 
 def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook):
     hook.ask(1)
-    hook.bus.post(make_cancel(2, 1))
+    hook.bus.post(w.Request(2, w.KIND_CANCEL, subject=1))
     assert find_end(hook.bus, 1, None, cancel=2) is None
-    hook.answer(2, w.ANSWER_DONE)
+    hook.answer(2, wire.ANSWER_DONE)
     end = find_end(hook.bus, 1, None, cancel=2)
     assert end.state is CaptureState.CANCELLED
 
@@ -279,7 +273,7 @@ def test_a_request_that_another_took_away_is_told_busy(hook):
     hook.ask(2)
     assert find_end(hook.bus, 1, None) is None
     hook.tell(2, w.STATE_ARMED)
-    hook.answer(2, w.ANSWER_TAKEN)
+    hook.answer(2, wire.ANSWER_TAKEN)
     end = find_end(hook.bus, 1, None)
     assert end.state is CaptureState.BUSY
     assert find_end(hook.bus, 2, hook.bus.read_progress(2)) is None
@@ -291,7 +285,7 @@ def test_a_recording_goes_on_where_another_was_told_busy(hook):
     hook.ask(1)
     hook.tell(1, w.STATE_RECORDING)
     hook.ask(2)
-    hook.answer(2, w.ANSWER_BUSY)
+    hook.answer(2, wire.ANSWER_BUSY)
     assert find_end(hook.bus, 1, hook.bus.read_progress(1)) is None
 
 
@@ -301,11 +295,11 @@ def test_whose_turn_it_is_is_told_by_what_was_answered(hook):
     hook.ask(1)
     assert judge_turn(hook.bus, now) is LoopTurn.TAKEN
     assert judge_turn(hook.bus, now + 2 * SOON) is LoopTurn.FREE  # nobody waits for it any more
-    hook.bus.post(make_cancel(2, 1))
+    hook.bus.post(w.Request(2, w.KIND_CANCEL, subject=1))
     assert judge_turn(hook.bus, now) is LoopTurn.FREE  # of a request that was never read
     hook.tell(1, w.STATE_RECORDING)
     assert judge_turn(hook.bus, now) is LoopTurn.ENDING
-    hook.answer(2, w.ANSWER_DONE)
+    hook.answer(2, wire.ANSWER_DONE)
     assert judge_turn(hook.bus, now) is LoopTurn.FREE
 
 
@@ -321,7 +315,7 @@ def test_a_cancel_that_was_not_heard_is_waited_for(hook):
     hook.step(100)
     hook.ask(1)
     hook.tell(1, w.STATE_RECORDING)
-    hook.bus.post(make_cancel(2, 1))
+    hook.bus.post(w.Request(2, w.KIND_CANCEL, subject=1))
     read: list[int] = []
 
     def hear():
@@ -330,10 +324,10 @@ def test_a_cancel_that_was_not_heard_is_waited_for(hook):
             read.append(number)
         if hook.asleep == 20:
             hook.tell(1, w.STATE_CANCELLED)
-            hook.answer(2, w.ANSWER_DONE)
+            hook.answer(2, wire.ANSWER_DONE)
         elif number != 2:
             hook.tell(number, w.STATE_REFUSED, "enough")
-            hook.answer(number, w.ANSWER_TAKEN)
+            hook.answer(number, wire.ANSWER_TAKEN)
 
     hook.each = hear
     assert hook.lead() == [("refused", "enough")]
@@ -348,20 +342,20 @@ def test_a_cancel_that_another_request_took_away_is_written_again(hook):
 
     def hear():
         asked = hook.bus.read_asked()
-        number = asked.words[w.ASK_NUMBER]
+        number = asked.number
         if not mine:
             mine.append(number)
             hook.tell(number, w.STATE_WARMING)
-            hook.answer(number, w.ANSWER_TAKEN)
+            hook.answer(number, wire.ANSWER_TAKEN)
             over.set()
-        elif asked.words[w.ASK_KIND] != w.KIND_CANCEL:
+        elif asked.kind != w.KIND_CANCEL:
             return
         elif hook.asleep < 10:
             hook.ask(77)
-            hook.answer(77, w.ANSWER_BUSY)
-        elif asked.words[w.ASK_SUBJECT] == mine[0]:
+            hook.answer(77, wire.ANSWER_BUSY)
+        elif asked.subject == mine[0]:
             hook.tell(mine[0], w.STATE_CANCELLED, "tpmon asked for it")
-            hook.answer(number, w.ANSWER_DONE)
+            hook.answer(number, wire.ANSWER_DONE)
 
     hook.each = hear
     assert hook.lead(over.is_set) == [("cancelled", "tpmon asked for it")]
@@ -371,8 +365,8 @@ def refuse_first(hook: Hook, kinds: list[int]) -> None:
     """Note the options of the first request, and refuse it."""
     asked = hook.bus.read_asked()
     if asked is not None and not kinds:
-        kinds.append(asked.words[w.ASK_OPTIONS])
-        hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+        kinds.append(asked.options)
+        hook.tell(asked.number, w.STATE_REFUSED, "enough")
 
 
 def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook):
@@ -441,16 +435,16 @@ def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_s
         if not options:
             hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
         asked = hook.bus.read_asked()
-        if asked is None or hook.bus.read_progress(asked.words[w.ASK_NUMBER]):
+        if asked is None or hook.bus.read_progress(asked.number):
             return
-        options.append(asked.words[w.ASK_OPTIONS])
-        hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+        options.append(asked.options)
+        hook.answer(asked.number, wire.ANSWER_TAKEN)
         if len(options) == 1:
             hook.step()
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_CANCELLED, w.TAKES_STEPS)
+            hook.tell(asked.number, w.STATE_CANCELLED, w.TAKES_STEPS)
         else:
-            assert asked.words[w.ASK_LONGEST_NS] == 60 * 10**9  # its own, and not that of the window
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+            assert asked.longest_ns == 60 * 10**9  # its own, and not that of the window
+            hook.tell(asked.number, w.STATE_REFUSED, "enough")
 
     hook.each = go_on
     assert hook.lead(seconds=1.0) == [("refused", "enough")]
@@ -497,11 +491,11 @@ def test_a_price_is_held_until_a_yes_and_then_recorded(hook):
 
     def go_on():
         request = hook.bus.read_asked()
-        if request is not None and hook.bus.read_answer()[0] != request.words[w.ASK_NUMBER]:
-            number, kind = request.words[w.ASK_NUMBER], request.words[w.ASK_KIND]
+        if request is not None and hook.bus.read_answer()[0] != request.number:
+            number, kind = request.number, request.kind
             kinds.append(kind)
-            hook.words[w.CAP_EVENTS], hook.words[w.CAP_BYTES] = 100, 4096
-            hook.answer(number, w.ANSWER_TAKEN)
+            hook.told.events, hook.told.bytes = 100, 4096
+            hook.answer(number, wire.ANSWER_TAKEN)
             hook.tell(number, w.STATE_VERIFIED)
 
     def agreed(stage, said):
@@ -568,14 +562,14 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(hook, mon
     def answer():
         for one in both:
             asked = one.bus.read_asked()
-            if asked is None or asked.words[w.ASK_NUMBER] == one.bus.read_answer()[0]:
+            if asked is None or asked.number == one.bus.read_answer()[0]:
                 continue
-            number, start = asked.words[w.ASK_NUMBER], asked.words[w.ASK_START]
-            assert asked.words[w.ASK_KIND] != w.KIND_CANCEL
-            one.words[w.CAP_EVENTS], one.words[w.CAP_BYTES] = 100, 1000
+            number, start = asked.number, asked.start
+            assert asked.kind != w.KIND_CANCEL
+            one.told.events, one.told.bytes = 100, 1000
             missed = 0 < start < one.steps
             one.tell(number, w.STATE_MISSED if missed else w.STATE_VERIFIED, "it was there" if missed else "")
-            one.answer(number, w.ANSWER_DONE)
+            one.answer(number, wire.ANSWER_DONE)
 
     late.each = answer
     hook.step(99)
@@ -594,9 +588,7 @@ class Bare:
         self.me = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
 
     def ask(self, bus: Bus, number: int) -> w.Request:
-        words = [0] * w.REQUEST_WORDS
-        words[w.ASK_NUMBER], words[w.ASK_KIND], words[w.ASK_EXPIRES_NS] = number, w.KIND_PROBE, 1 << 62
-        bus.post(w.Request(tuple(words), "/x", "x"))
+        bus.post(w.Request(number, w.KIND_PROBE, expires_ns=1 << 62, folder="/x", name="x"))
         request = w.parse_request(self.pages.mailbox)
         assert request is not None
         return request
@@ -612,14 +604,15 @@ def bare():
 def test_a_request_is_its_askers_until_that_one_has_ended(bare):
     asker, other = open_bus(bare.me), open_bus(bare.me)
     request = bare.ask(asker, 7)
-    assert request.words[w.ASK_OWNED] == 1
+    assert request.owned == 1
     assert not bare.pages.is_left(request)
     assert judge_turn(other, 0) is LoopTurn.TAKEN
     asker.close()
     assert bare.pages.is_left(request)
     assert judge_turn(other, 0) is LoopTurn.FREE, "it is in nobody's way"
-    of_an_older_tpmon = w.Request((*request.words[:13], 0, *request.words[14:]), "/x", "x")
-    assert not bare.pages.is_left(of_an_older_tpmon)
+    request.owned = 0
+    assert not bare.pages.is_left(request), "it is of an older tpmon"
+    request.owned = 1
     ours, bare.pages._descriptors = bare.pages._descriptors, []
     assert not bare.pages.is_left(request), "the program closed our descriptor: nobody can tell"
     bare.pages._descriptors = ours
@@ -630,9 +623,7 @@ def test_a_request_dies_with_the_process_that_asked(bare):
     code = f"""
 from tests.capture.test_capture_turns import *
 bus = open_bus(Identity({bare.me.pid}, {bare.me.start_ticks}))
-words = [0] * w.REQUEST_WORDS
-words[w.ASK_NUMBER], words[w.ASK_KIND] = 9, w.KIND_PROBE
-bus.post(w.Request(tuple(words), "/x", "x"))
+bus.post(w.Request(9, w.KIND_PROBE, folder="/x", name="x"))
 say("asked"); hear()
 """
     with child(f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}){code}") as asker:
@@ -675,10 +666,10 @@ def price(hook: Hook, monkeypatch: pytest.MonkeyPatch, pause_ms: float) -> list[
 
     def each() -> None:
         asked = hook.bus.read_asked()
-        if asked is not None and hook.words[w.CAP_REQUEST] != asked.words[w.ASK_NUMBER]:
-            kinds.append(asked.words[w.ASK_KIND])
-            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_VERIFIED)
-            hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+        if asked is not None and hook.told.request != asked.number:
+            kinds.append(asked.kind)
+            hook.tell(asked.number, w.STATE_VERIFIED)
+            hook.answer(asked.number, wire.ANSWER_TAKEN)
 
     hook.each = each
     hook.step(100)

@@ -63,7 +63,7 @@ def process(setup: str) -> Iterator[subprocess.Popen[str]]:
 def bus_of(pid: int, *, header_pid: int = 0, ticks: int = 0, ours: bool = True) -> Bus:
     start = read_stat(pid).start_ticks
     page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
-    data = wire.pack_header(wire.Header(header_pid or pid, ticks or start, 1))
+    data = wire.pack_header(wire.Header(header_pid or pid, 0, ticks or start))
     page[: len(data)] = data
     with memoryview(page) as view:
         header = wire.parse_header(view)
@@ -219,7 +219,7 @@ def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon():
         finish(child)
     page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
     with pytest.raises(GoneError, match="ended") as caught:
-        Bus(Identity(child.pid, start), wire.Header(child.pid, start, 1), page, box)
+        Bus(Identity(child.pid, start), wire.Header(child.pid, 0, start), page, box)
     assert caught.value.exit_code == ExitCode.NO_TARGET
 
 

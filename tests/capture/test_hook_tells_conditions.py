@@ -32,7 +32,7 @@ class Loop:
             is_left=self.is_left,
         )  # fmt: skip
         steps.requests = self.box[wire.REQUEST_OFFSET :].cast("Q")
-        mailbox.steps, mailbox._wire = steps, wire_capture
+        mailbox.steps = steps
         self.mailbox = mailbox
         monkeypatch.setattr(conditions, "read_conditions", lambda _: dict(told or CONDITIONS))
         monkeypatch.setattr(within, "_EVERY_S", 0)
@@ -78,10 +78,8 @@ def test_what_is_too_long_is_left_out_with_a_reason(monkeypatch):
 
 def test_who_waits_for_another_request_is_not_disturbed(monkeypatch):
     loop = Loop(monkeypatch)
-    words = [0] * wire_capture.REQUEST_WORDS
-    words[wire_capture.ASK_NUMBER], words[wire_capture.ASK_KIND] = 9, wire_capture.KIND_CAPTURE
-    words[wire_capture.ASK_EXPIRES_NS] = 1 << 62
-    wire_capture.write_request(loop.box, wire_capture.Request(tuple(words), "/tmp", "n"))
+    request = wire_capture.Request(9, wire_capture.KIND_CAPTURE, expires_ns=1 << 62, folder="/tmp", name="n")
+    wire_capture.write_request(loop.box, request)
     loop.ends_steps = False
     told = ask_conditions(loop)
     assert not is_known(told)
@@ -94,7 +92,7 @@ def test_a_capture_under_way_goes_on(monkeypatch):
     heard = []
     loop.mailbox.capture = SimpleNamespace(
         under_way="a request",
-        at_boundary=lambda: (heard.append(1), loop.steps.reply(loop.steps.requests[0], wire_capture.ANSWER_BUSY)),
+        at_boundary=lambda: (heard.append(1), loop.steps.reply(loop.steps.requests[0], wire.ANSWER_BUSY)),
     )
     told = ask_conditions(loop)
     assert not is_known(told)
@@ -125,12 +123,10 @@ def test_an_older_hook_does_not_know_the_question(monkeypatch):
 @pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024])
 def test_bytes_that_are_no_whole_request_get_nothing_told(monkeypatch, at):
     loop = Loop(monkeypatch)
-    words = [0] * wire_capture.REQUEST_WORDS
-    words[wire_capture.ASK_NUMBER], words[wire_capture.ASK_KIND] = 9, wire_capture.KIND_DESCRIBE
-    wire_capture.write_request(loop.box, wire_capture.Request(tuple(words), "", ""))
+    wire_capture.write_request(loop.box, wire_capture.Request(9, wire_capture.KIND_DESCRIBE))
     loop.box[at] ^= 0x40
     loop.steps.answer()
-    assert loop.steps.pages.answers[1] == wire_capture.ANSWER_UNKNOWN
+    assert loop.steps.pages.answers[1] == wire.ANSWER_UNKNOWN
     assert not any(loop.page[wire_capture.TOLD_OFFSET :][: wire_capture.TOLD_BYTES])
 
 

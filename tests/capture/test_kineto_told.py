@@ -37,7 +37,7 @@ from tpmon.trace.figures.updates import write_marked
 from tpmon.trace.reading.read import read_trace
 from tpmon.trace.summary import summarize
 
-HEADER = wire.Header(1, 2, 3, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
+HEADER = wire.Header(1, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
 CLOCKS = (GpuClocks(0, "NVIDIA H100", 1755.0, 1980.0, Missing("not told")),)
 NO_GPU = Missing("the processes use no NVIDIA GPU")
 OLDER = Missing("the hook of this run does not write it: it is of an older tpmon")
@@ -92,7 +92,7 @@ def test_what_the_hook_told_from_within_goes_before_its_bus_but_for_the_rank_and
 
 
 def test_before_the_hook_has_told_anything_all_of_it_is_missing():
-    told = describe_from_bus(wire.Header(1, 2, 3), [], [], NOT_APPLICABLE, NO_GPU, within=OLDER)
+    told = describe_from_bus(wire.Header(1), [], [], NOT_APPLICABLE, NO_GPU, within=OLDER)
     found = to_conditions(told)
     assert [name for name, value in told.items() if not isinstance(value, dict)] == []
     assert (found.mode, found.threads) == (Missing("no step ended yet"), found.gpu)

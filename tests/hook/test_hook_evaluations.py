@@ -250,7 +250,7 @@ def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(lo
             loop.update(0.1)
 
     short_steps(1)
-    pages.requests[1] = wire.REQUEST_PING
+    pages.requests[1] = wire.KIND_PING
     pages.requests[0] = 5
     short_steps(3)
     assert pages.answers[0] == 0

@@ -493,14 +493,12 @@ from tpmon.hook.installation import HOOK
 train(5)
 sys.modules["tpmon.hook.capture.capture"] = None
 from tpmon.hook.bus import wire_capture as w
-words = [0] * w.REQUEST_WORDS
-words[w.ASK_NUMBER], words[w.ASK_KIND] = 77, w.KIND_CAPTURE
-w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(words), "/tmp", "x"))
+w.write_request(HOOK.steps.pages.mailbox, w.Request(77, w.KIND_CAPTURE, folder="/tmp", name="x"))
 {"os.kill(os.getpid(), signal.SIGURG)" if signalled else "time.sleep(0.01)"}
 train(5)
-told, reason = w.parse_capture(HOOK.steps.pages.page)
-print(json.dumps({{"steps": HOOK.steps.steps, "problem": tpmon.hook.problem(), "number": told[w.CAP_REQUEST],
-    "refused": told[w.CAP_STATE] == w.STATE_REFUSED, "reason": reason[:51], "answer": list(HOOK.steps.pages.answers)}}))
+told = w.parse_progress(HOOK.steps.pages.page)
+print(json.dumps({{"steps": HOOK.steps.steps, "problem": tpmon.hook.problem(), "number": told.request,
+    "refused": told.state == w.STATE_REFUSED, "reason": told.reason[:51], "answer": list(HOOK.steps.pages.answers)}}))
 """
     assert run(sys.executable, torch_like, program) == {
         "steps": 10,

@@ -17,27 +17,27 @@ FOLDER = sys.argv[1]
 
 
 def ask(number: int, kind: int = w.KIND_CAPTURE, folder: str = FOLDER, **words: int) -> None:
-    """Write a request: a probe of one step, or a capture of three; ``words`` are of ASK_* by the rest of the name."""
-    told = [0] * w.REQUEST_WORDS
-    told[w.ASK_NUMBER], told[w.ASK_KIND] = number, kind
-    told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
-    told[w.ASK_LONGEST_NS] = 60_000_000_000
-    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 200_000, 1 << 29
-    told[w.ASK_EXPIRES_NS] = time.monotonic_ns() + 10**12
-    for name, value in words.items():
-        told[getattr(w, f"ASK_{name}")] = value
-    w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(told), folder, f"cap{number}"))
+    """Write a request: a probe of one step, or a capture of three; ``words`` are others of its fields."""
+    meant = {
+        "steps": 1 if kind == w.KIND_PROBE else 3,
+        "longest_ns": 60_000_000_000,
+        "most_events": 200_000,
+        "most_bytes": 1 << 29,
+        "expires_ns": time.monotonic_ns() + 10**12,
+    }
+    request = w.Request(number, kind, **{**meant, **words}, folder=folder, name=f"cap{number}")
+    w.write_request(HOOK.steps.pages.mailbox, request)
 
 
 def told() -> dict[str, object]:
     """Return what the hook says of the request that it took last."""
-    words, reason = w.parse_capture(HOOK.steps.pages.page)
+    told = w.parse_progress(HOOK.steps.pages.page)
     return {
-        "number": words[w.CAP_REQUEST],
-        "state": words[w.CAP_STATE],
-        "done": words[w.CAP_STEPS_DONE],
-        "first": words[w.CAP_FIRST_STEP],
-        "reason": reason,
+        "number": told.request,
+        "state": told.state,
+        "done": told.steps_done,
+        "first": told.first_step,
+        "reason": told.reason,
         "answer": list(HOOK.steps.pages.answers),
     }
 

@@ -50,7 +50,7 @@ torch._dynamo.utils.counters.clear()
 PLAIN = train()
 GRAPHS = compilations()
 torch._dynamo.utils.counters.clear()
-asked = {6: lambda: ask(1, w.KIND_PROBE), 10: lambda: ask(2, STEPS=5)}
+asked = {6: lambda: ask(1, w.KIND_PROBE), 10: lambda: ask(2, steps=5)}
 LOSSES = train(lambda at: asked[at]() if at in asked else None)
 print(
     json.dumps(

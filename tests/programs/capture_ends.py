@@ -27,8 +27,8 @@ data = TensorDataset(torch.ones(2000, 8))
 
 
 def is_recorded() -> bool:
-    told = w.parse_capture(HOOK.steps.pages.page)
-    return told is not None and told[0][w.CAP_STATE] == w.STATE_RECORDING and told[0][w.CAP_STEPS_DONE] >= 2
+    told = w.parse_progress(HOOK.steps.pages.page)
+    return told is not None and told.state == w.STATE_RECORDING and told.steps_done >= 2
 
 
 def end() -> None:

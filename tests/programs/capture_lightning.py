@@ -75,7 +75,7 @@ warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 os.makedirs(FOLDER, exist_ok=True)
 PLAIN = fit({})
-LOSSES = fit({5: lambda: ask(1, w.KIND_PROBE), 22: lambda: ask(2, STEPS=6)})
+LOSSES = fit({5: lambda: ask(1, w.KIND_PROBE), 22: lambda: ask(2, steps=6)})
 print(
     json.dumps(
         {

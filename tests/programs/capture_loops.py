@@ -81,7 +81,7 @@ def exact() -> dict[str, object]:
 
 def without_a_loader() -> dict[str, object]:
     net, optimizer = model()
-    ask(10, STEPS=4)
+    ask(10, steps=4)
     for _ in range(200):
         net(torch.ones(2, 8)).sum().backward()
         optimizer.step()
@@ -89,8 +89,8 @@ def without_a_loader() -> dict[str, object]:
 
 
 def requests() -> dict[str, object]:
-    missed = capture(20, START=1)
-    ask(21, STEPS=30)
+    missed = capture(20, start=1)
+    ask(21, steps=30)
     seen = []
 
     def busy(at: int) -> None:
@@ -98,12 +98,12 @@ def requests() -> dict[str, object]:
             ask(22)
         if at == 7:
             seen.append(told())
-            ask(23, kind=w.KIND_CANCEL, SUBJECT=21)
+            ask(23, kind=w.KIND_CANCEL, subject=21)
 
     train(12, busy)
     cancelled = told()
-    expired = capture(24, START=1 << 40, EXPIRES_NS=1)
-    late = capture(25, LONGEST_NS=1)
+    expired = capture(24, start=1 << 40, expires_ns=1)
+    late = capture(25, longest_ns=1)
     return {"missed": missed, "busy": seen[0], "cancelled": cancelled, "expired": expired, "late": late}
 
 
@@ -113,8 +113,7 @@ def hostile() -> dict[str, object]:
     def scribble(at: int) -> None:
         box[64:4096] = source.randbytes(4096 - 64)
 
-    words = [name[4:] for name in vars(w) if name.startswith("ASK_")]
-    words = [name for name in words if name not in ("NUMBER", "KIND", "CHECK", "LAYOUT", "NUMBER_AGAIN")]
+    words = [one for one in w.Request.__annotations__ if one not in ("number", "kind", "layout", "folder", "name")]
     places = (FOLDER, "/", "/proc/self", "relative", "", FOLDER + "/\n", "/" + "x" * 1000)
 
     def mislead(at: int) -> None:
@@ -126,7 +125,7 @@ def hostile() -> dict[str, object]:
     train(100, scribble)
     train(100, mislead)
     counted = HOOK.steps.steps - before
-    ask(29, kind=w.KIND_CANCEL, SUBJECT=told()["number"])
+    ask(29, kind=w.KIND_CANCEL, subject=told()["number"])
     train(5)
     return {"counted": counted, "problem": tpmon.hook.problem(), "after": capture(30)}
 
@@ -167,7 +166,7 @@ def foreign() -> dict[str, object]:
     with profile(activities=[ProfilerActivity.CPU], schedule=cycles) as warming:
         warming.step()
         report["warming"] = capture(51)
-    ask(52, STEPS=8)
+    ask(52, steps=8)
     mine = profile(activities=[ProfilerActivity.CPU])
 
     def begin(at: int) -> None:
@@ -181,7 +180,7 @@ def foreign() -> dict[str, object]:
     mine.export_chrome_trace(own)
     report["during_own"] = events_of_own() > 5000
     report["during_losses"] = losses == train(20)
-    ask(54, STEPS=8)
+    ask(54, steps=8)
 
     def profile_elsewhere() -> None:
         with profile(activities=[ProfilerActivity.CPU]) as elsewhere:
@@ -207,7 +206,7 @@ def nested() -> dict[str, object]:
     ranges = [torch.autograd.profiler.record_function(name) for name in ("from before", "until after")]
     turns = {1: ranges[0].__enter__, 3: lambda: ranges[0].__exit__(None, None, None)}
     turns |= {4: ranges[1].__enter__, 9: lambda: ranges[1].__exit__(None, None, None)}
-    ask(80, STEPS=4)
+    ask(80, steps=4)
     train(12, lambda at: turns[at]() if at in turns else None)
     across = told()
     with torch.autograd.profiler.profile() as old:
@@ -227,7 +226,7 @@ def nested() -> dict[str, object]:
 def forked() -> dict[str, object]:
     """Workers that are forked while a capture records: they record nothing, and the capture goes on."""
     net, optimizer = model()
-    ask(60, STEPS=4)
+    ask(60, steps=4)
     children = []
     for at in range(10):
         if at == 4:
@@ -281,7 +280,7 @@ REPORT = {
 REPORT["problem"] = tpmon.hook.problem()
 if "--leave" in sys.argv:
     capture(200, kind=w.KIND_PROBE)
-    ask(201, STEPS=50)
+    ask(201, steps=50)
     train(4)
 print(json.dumps(REPORT), flush=True)
 if "--leave" in sys.argv:

@@ -47,7 +47,7 @@ def main() -> None:
     states, grown = [told()["state"]], []
     before = resident()
     for number in range(2, 2 + int(sys.argv[2])):
-        ask(number, STEPS=STEPS)
+        ask(number, steps=STEPS)
         train(STEPS + 3)
         states.append(told()["state"])
         (name,) = os.listdir(FOLDER)

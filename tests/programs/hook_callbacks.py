@@ -79,8 +79,8 @@ def state() -> tuple[int, str]:
         return 0, ""
     from tpmon.hook.bus import wire_capture
 
-    words, reason = wire_capture.parse_capture(found.steps.pages.page)
-    return words[wire_capture.CAP_STATE], reason
+    told = wire_capture.parse_progress(found.steps.pages.page)
+    return told.state, told.reason
 
 
 def plain() -> list[float]:
@@ -170,7 +170,7 @@ def forked() -> list[float]:
         if at == 2:
             request(1, "KIND_PROBE")
         if at == 5:
-            request(2, "KIND_CAPTURE", STEPS=5)
+            request(2, "KIND_CAPTURE", steps=5)
         if at == 8:
             ended.append(fork_rank())
             list(DataLoader([1.0, 2.0], num_workers=1))
@@ -220,7 +220,7 @@ def timed() -> list[float]:
     import torch
 
     losses = train(5)
-    request(1, "KIND_PROBE", OPTIONS=1 << 3, LONGEST_NS=300_000_000)
+    request(1, "KIND_PROBE", options=1 << 3, longest_ns=300_000_000)
     signal.raise_signal(signal.SIGURG)
     net = torch.nn.Linear(8, 1)
     limit = time.monotonic() + 60
@@ -260,7 +260,7 @@ def profiling(elsewhere: bool) -> list[float]:
         if at == 2:
             request(1, "KIND_PROBE")
         if at == 5:
-            request(2, "KIND_CAPTURE", STEPS=8)
+            request(2, "KIND_CAPTURE", steps=8)
         if at == 8 and elsewhere:
             thread.start()
         elif at == 8:
@@ -299,7 +299,7 @@ def asked() -> list[float]:
             request(1, "KIND_PROBE")
         if at == 6:
             OWN["first"] = state()
-            request(2, "KIND_CAPTURE", STEPS=50)
+            request(2, "KIND_CAPTURE", steps=50)
 
     losses = train(STEPS, before)
     OWN["state"] = state()

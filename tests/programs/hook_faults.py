@@ -122,13 +122,13 @@ def captured() -> list[float]:
         elif at == 7:
             request(3)
         elif at == 11:
-            request(4, START=1)
+            request(4, start=1)
         elif at == 13:
-            request(5, STEPS=30)
+            request(5, steps=30)
         elif at == 15:
-            request(6, w.KIND_CANCEL, SUBJECT=5)
+            request(6, w.KIND_CANCEL, subject=5)
         elif at == 17:
-            request(7, KIND=77)
+            request(7, kind=77)
 
     return train(19, before, loader=True)
 

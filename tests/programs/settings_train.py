@@ -95,7 +95,7 @@ def captured() -> dict[str, object]:
         if at == 1:
             ask(1, w.KIND_PROBE)
         elif at == 5:
-            ask(2, STEPS=6)
+            ask(2, steps=6)
 
     train(before=records, steps=15)
     found: dict[str, object] = {"state": told()["state"], "ours": list(seen)}

@@ -94,12 +94,11 @@ import sys, time
 from tpmon.__main__ import main
 from tpmon.capture import bus
 from tpmon.capture.plan import parse_pace
-from tpmon.hook.bus import wire_capture as w
 
 post = bus.Bus.post
 
 def post_late(self, request):
-    while self.header.rank == 1 and 0 < request.words[w.ASK_START] >= parse_pace(self.read_records()).steps:
+    while self.header.rank == 1 and 0 < request.start >= parse_pace(self.read_records()).steps:
         time.sleep(0.002)
     post(self, request)
 

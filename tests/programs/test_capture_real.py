@@ -77,7 +77,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
         "expired": w.STATE_EXPIRED,
         "late": w.STATE_VERIFIED,
     }
-    assert report["requests"]["busy"]["answer"] == [22, w.ANSWER_BUSY]
+    assert report["requests"]["busy"]["answer"] == [22, wire.ANSWER_BUSY]
     assert (report["hostile"]["counted"], report["hostile"]["problem"]) == (200, "")
     assert report["hostile"]["after"]["state"] == w.STATE_VERIFIED
     assert state["places"] == {
@@ -167,12 +167,11 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
             assert any("recording step" in line for line in tool.stderr)
             tool.kill()
         bus = open_bus(Identity(pid, read_stat(pid).start_ticks))
-        told = w.parse_capture(bus.page)
-        number = told[0][w.CAP_REQUEST]
+        number = w.parse_progress(bus.page).request
         assert wait_until(lambda: (now := bus.read_progress(number)) is not None and now.state in w.FINAL_STATES)
         now = bus.read_progress(number)
         assert (now.state, now.reason) == (w.STATE_CANCELLED, w.NOBODY_WAITS)
-        assert now.words[w.CAP_STEPS_DONE] < 1000
+        assert now.steps_done < 1000
         before = bus.read_records(1)[-1][wire.REC_STEPS]
         assert wait_until(lambda: bus.read_records(1)[-1][wire.REC_STEPS] > before + 20)
         bus.close()

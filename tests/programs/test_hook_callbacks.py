@@ -86,7 +86,7 @@ def see(pid: int) -> tuple[HookState, str, str]:
     reader.close()
     assert is_known(reading), reading
     with open_page(find_page(pid)) as page:
-        return reading.state, reading.error, w.parse_capture(page)[1]
+        return reading.state, reading.error, w.parse_progress(page).reason
 
 
 def test_an_error_in_any_callback_is_never_the_trainings(tmp_path: Path) -> None:

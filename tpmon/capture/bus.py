@@ -14,7 +14,6 @@ import signal
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.hook.bus import wire, wire_capture, wire_settings
-from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureState
@@ -66,19 +65,6 @@ class GoneError(NoTargetError):
     """Say that a process ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Hold what the hook says of a capture: words by CAP_*, and its reason."""
-
-    words: tuple[int, ...]
-    reason: str
-
-    @property
-    def state(self) -> int:
-        """Return the state: STATE_* of ``wire_capture``."""
-        return self.words[wire_capture.CAP_STATE]
-
-
 class Bus:
     """Hold the mapped pages of one process."""
 
@@ -121,17 +107,18 @@ class Bus:
             return CaptureState.FAILED, why
         return None
 
-    def read_progress(self, number: int) -> Progress | None:
+    def read_progress(self, number: int) -> wire_capture.Progress | None:
         """Return what the hook says of this request; None while it says nothing of it."""
-        told = wire_capture.parse_capture(self.page)
-        if told is None or told[0][wire_capture.CAP_REQUEST] != number:
+        told = wire_capture.parse_progress(self.page)
+        if told is None or told.request != number:
             return None
-        return Progress(told[0], admit_text(told[1], wire_capture.REASON_BYTES))
+        told.reason = admit_text(told.reason, wire_capture.REASON_BYTES)
+        return told
 
     def tells_of_another(self, number: int) -> bool:
         """Tell whether what the hook says is whole, and not of this request."""
-        told = wire_capture.parse_capture(self.page)
-        return told is not None and told[0][wire_capture.CAP_REQUEST] != number
+        told = wire_capture.parse_progress(self.page)
+        return told is not None and told.request != number
 
     def read_asked_number(self) -> int:
         """Return the number of the request in the mailbox, 0 where there never was one."""
@@ -165,11 +152,8 @@ class Bus:
 
     def post(self, request: wire_capture.Request) -> None:
         """Write a request, which the hook reads at the end of a step; hold its lock until this bus closes."""
-        words = list(request.words)
-        held = wire_capture.hold_request(self._asker, words[wire_capture.ASK_NUMBER])
-        words[wire_capture.ASK_OWNED] = int(held)
-        owned = wire_capture.Request(tuple(words), request.folder, request.name)
-        wire_capture.write_request(self.mailbox, owned)
+        request.owned = int(wire_capture.hold_request(self._asker, request.number))
+        wire_capture.write_request(self.mailbox, request)
 
     def is_left(self, request: wire_capture.Request) -> bool:
         """Tell whether the tpmon that wrote a request has ended."""

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from tpmon.capture.bus import Bus, Progress
+from tpmon.capture.bus import Bus
 from tpmon.capture.files import CapturePlace, clear_parts, describe_snapshot, verify_trace
-from tpmon.capture.plan import draw_number, fill_request, mean_step, mean_step_of, parse_pace
-from tpmon.hook.bus import wire_capture
+from tpmon.capture.plan import draw_number, mean_step, mean_step_of, parse_pace
+from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.wire_capture import Progress
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.results.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
@@ -180,7 +181,7 @@ STATES = {
     wire_capture.STATE_YIELDED: CaptureState.YIELDED,
 }
 
-NOTHING = (0,) * wire_capture.CAPTURE_WORDS
+NOTHING = wire_capture.Progress()
 ANOTHER_RANK = "another rank could not be captured"
 _NOT_HEARD = "it was taken back before the hook heard of it"
 
@@ -191,14 +192,13 @@ class CaptureOutcome:
 
     state: CaptureState
     reason: str
-    words: tuple[int, ...]
+    told: Progress
 
     @property
     def size(self) -> tuple[int, int, float]:
         """Return the events and bytes that were written, and how many ms that took."""
-        words = self.words
-        spent_ns = words[wire_capture.CAP_CHANGED_NS] - words[wire_capture.CAP_ENDED_NS]
-        return words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES], spent_ns / 1e6
+        told = self.told
+        return told.events, told.bytes, (told.changed_ns - told.ended_ns) / 1e6
 
 
 class LoopTurn(Enum):
@@ -212,17 +212,16 @@ class LoopTurn(Enum):
 def judge_turn(bus: Bus, now_ns: int) -> LoopTurn:
     """Tell whether a request may be written: nothing is lost that somebody waits for."""
     asked = bus.read_asked()
-    if asked is None or bus.read_answer()[0] == asked.words[wire_capture.ASK_NUMBER]:
+    if asked is None or bus.read_answer()[0] == asked.number:
         return LoopTurn.FREE
-    kind = asked.words[wire_capture.ASK_KIND]
-    if kind == wire_capture.KIND_CANCEL:
-        progress = bus.read_progress(asked.words[wire_capture.ASK_SUBJECT])
+    if asked.kind == wire_capture.KIND_CANCEL:
+        progress = bus.read_progress(asked.subject)
         under_way = progress is not None and progress.state not in wire_capture.FINAL_STATES
         return LoopTurn.ENDING if under_way else LoopTurn.FREE
     # Who waits gives up then; the request of a tpmon that was killed is in nobody's way.
     if bus.is_left(asked):
         return LoopTurn.FREE
-    return LoopTurn.TAKEN if asked.words[wire_capture.ASK_EXPIRES_NS] > now_ns else LoopTurn.FREE
+    return LoopTurn.TAKEN if asked.expires_ns > now_ns else LoopTurn.FREE
 
 
 def find_end(
@@ -233,24 +232,23 @@ def find_end(
     ``cancel`` is the number of what took it back, 0 where nothing did; ``seen``: the hook told of it before.
     """
     if progress is not None and progress.state in wire_capture.FINAL_STATES:
-        return CaptureOutcome(STATES[progress.state], progress.reason, progress.words)
-    words = progress.words if progress is not None else NOTHING
+        return CaptureOutcome(STATES[progress.state], progress.reason, progress)
+    told = progress if progress is not None else NOTHING
     if end := bus.find_end():
-        return CaptureOutcome(*end, words)
+        return CaptureOutcome(*end, told)
     answered, answer = bus.read_answer()
-    if answered == number and answer == wire_capture.ANSWER_BUSY:
-        return CaptureOutcome(CaptureState.BUSY, "another capture is under way there", words)
-    if answered == number and answer == wire_capture.ANSWER_UNKNOWN:
-        return CaptureOutcome(CaptureState.REFUSED, "the hook does not understand this request", words)
+    if answered == number and answer == wire.ANSWER_BUSY:
+        return CaptureOutcome(CaptureState.BUSY, "another capture is under way there", told)
+    if answered == number and answer == wire.ANSWER_UNKNOWN:
+        return CaptureOutcome(CaptureState.REFUSED, "the hook does not understand this request", told)
     if progress is not None or not _is_lost(bus, number, answered):
         return None
     if cancel:
-        return CaptureOutcome(CaptureState.CANCELLED, _NOT_HEARD, words)
+        return CaptureOutcome(CaptureState.CANCELLED, _NOT_HEARD, told)
     if seen:
-        return CaptureOutcome(
-            CaptureState.FAILED, "another capture began before tpmon heard of its end", words
-        )
-    return CaptureOutcome(CaptureState.BUSY, "another capture was asked for at the same time", words)
+        why = "another capture began before tpmon heard of its end"
+        return CaptureOutcome(CaptureState.FAILED, why, told)
+    return CaptureOutcome(CaptureState.BUSY, "another capture was asked for at the same time", told)
 
 
 def has_lost_cancel(bus: Bus, cancel: int) -> bool:
@@ -323,29 +321,28 @@ def await_steps_after(
 
 def describe_rank(bus: Bus, outcome: CaptureOutcome, before: Known[float], probed_ms: float) -> RankCapture:
     """Return the end of a request on one rank, with its steps before, during and after."""
-    words = outcome.words
-    began, ended = words[wire_capture.CAP_BEGAN_NS], words[wire_capture.CAP_ENDED_NS]
-    steps = words[wire_capture.CAP_STEPS_DONE]
+    told = outcome.told
     records = bus.read_records()
     nothing = Missing("nothing was recorded")
     done = outcome.state is CaptureState.VERIFIED
     during: Known[float] = nothing
-    if done and steps:
-        during = mean_step_of(records, words[wire_capture.CAP_FIRST_STEP], steps)
-    if done and steps and not is_known(during):
-        during = (ended - began) / 1e6 / steps  # too short for records of their own
-    after = words[wire_capture.CAP_CHANGED_NS]
+    if done and told.steps_done:
+        during = mean_step_of(records, told.first_step, told.steps_done)
+        if not is_known(during):  # too short for records of their own
+            during = (told.ended_ns - told.began_ns) / 1e6 / told.steps_done
+    # The rank that names the file: that of the pages may be from before the process group.
+    rank = told.rank - 1 if told.rank else bus.header.rank
     return RankCapture(
         pid=bus.process.pid,
-        rank=_find_rank(bus.header.rank, words[wire_capture.CAP_RANK]),
+        rank=rank if rank >= 0 else NOT_APPLICABLE,
         state=outcome.state,
         reason=outcome.reason,
-        first_step=words[wire_capture.CAP_FIRST_STEP] if done else nothing,
-        steps=steps,
-        paused_ms=words[wire_capture.CAP_PAUSED_NS] / 1e6 + probed_ms,
+        first_step=told.first_step if done else nothing,
+        steps=told.steps_done,
+        paused_ms=told.paused_ns / 1e6 + probed_ms,
         step_before_ms=before,
         step_during_ms=during,
-        step_after_ms=mean_step(records, after, time.monotonic_ns()) if done else nothing,
+        step_after_ms=mean_step(records, told.changed_ns, time.monotonic_ns()) if done else nothing,
     )
 
 
@@ -353,12 +350,6 @@ def read_steps(bus: Bus) -> int:
     """Return how many steps of a loop ended by now."""
     pace = parse_pace(bus.read_records())
     return pace.steps if is_known(pace) else 0
-
-
-def _find_rank(at_first: int, told: int) -> Applicable[int]:
-    """Return the rank that names the file: the pages' is older, and may be from before the process group."""
-    rank = told - 1 if told else at_first
-    return rank if rank >= 0 else NOT_APPLICABLE
 
 
 ANSWERS_S = 3.0
@@ -383,12 +374,11 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
         return _BUSY
     number = draw_number()
     until = time.monotonic_ns() + round(limit_s * 1e9)
-    ask = {wire_capture.ASK_KIND: wire_capture.KIND_DESCRIBE, wire_capture.ASK_EXPIRES_NS: until}
-    bus.post(fill_request({wire_capture.ASK_NUMBER: number, **ask}))
+    bus.post(wire_capture.Request(number, wire_capture.KIND_DESCRIBE, expires_ns=until))
     while True:
         answered, answer = bus.read_answer()
         if answered == number:
-            return _parse(bus, number) if answer == wire_capture.ANSWER_DONE else _say_why(answer)
+            return _parse(bus, number) if answer == wire.ANSWER_DONE else _say_why(answer)
         if not bus.is_alive():
             return _GONE
         if time.monotonic() > limit:
@@ -397,7 +387,7 @@ def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]
 
 
 def _say_why(answer: int) -> Missing:
-    return _BUSY if answer == wire_capture.ANSWER_BUSY else _OLDER
+    return _BUSY if answer == wire.ANSWER_BUSY else _OLDER
 
 
 def _parse(bus: Bus, number: int) -> Known[dict[str, Any]]:

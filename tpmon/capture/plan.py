@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -185,36 +185,21 @@ def make_request(
         (asked.memory, wire_capture.OPTION_MEMORY),
         (asked.timed, wire_capture.OPTION_TIMED),
     )
-    traces = asked.kind is CaptureKind.TRACE
     probes = kind == wire_capture.KIND_PROBE
-    words = {
-        wire_capture.ASK_NUMBER: number,
-        wire_capture.ASK_KIND: kind,
-        wire_capture.ASK_CLOCK: wire_capture.CLOCK_STEPS,
-        wire_capture.ASK_START: start,
-        wire_capture.ASK_STEPS: steps,
-        wire_capture.ASK_LONGEST_NS: _PROBE_NS if probes and asked.timed else round(seconds * 1e9),
-        wire_capture.ASK_MOST_EVENTS: MOST_EVENTS,
-        wire_capture.ASK_MOST_BYTES: MOST_BYTES,
-        wire_capture.ASK_EXPIRES_NS: expires_ns,
-        wire_capture.ASK_OPTIONS: sum(bit for on, bit in wanted if on and traces),
-        wire_capture.ASK_ENTRIES: MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0,
-    }
-    return fill_request(words, asked.folder, name)
-
-
-def fill_request(words: Mapping[int, int], folder: str = "", name: str = "") -> wire_capture.Request:
-    """Write down a request by its words, ASK_*; all others are 0."""
     return wire_capture.Request(
-        tuple(words.get(at, 0) for at in range(wire_capture.REQUEST_WORDS)), folder, name
+        number,
+        kind,
+        start=start,
+        steps=steps,
+        longest_ns=_PROBE_NS if probes and asked.timed else round(seconds * 1e9),
+        most_events=MOST_EVENTS,
+        most_bytes=MOST_BYTES,
+        expires_ns=expires_ns,
+        options=sum(bit for on, bit in wanted if on and asked.kind is CaptureKind.TRACE),
+        entries=MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0,
+        folder=asked.folder,
+        name=name,
     )
-
-
-def make_cancel(number: int, subject: int) -> wire_capture.Request:
-    """Write down that a request shall end."""
-    kind = wire_capture.KIND_CANCEL
-    ask = {wire_capture.ASK_NUMBER: number, wire_capture.ASK_KIND: kind, wire_capture.ASK_SUBJECT: subject}
-    return fill_request(ask)
 
 
 def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.capture.bus import Bus, Progress
+from tpmon.capture.bus import Bus
 from tpmon.capture.dialog import (
     COUNT_APART,
     UNWANTED,
@@ -46,7 +46,6 @@ from tpmon.capture.plan import (
     fit_seconds,
     fit_steps,
     known_paces,
-    make_cancel,
     make_request,
     mean_step,
     parse_pace,
@@ -58,6 +57,7 @@ from tpmon.capture.plan import (
 )
 from tpmon.errors import UsageError
 from tpmon.hook.bus import wire, wire_capture
+from tpmon.hook.bus.wire_capture import Progress, Request
 from tpmon.model.known import Known, is_known
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState, RankCapture
 
@@ -100,23 +100,18 @@ def say_progress(
     heard = [one for one in told if one is not None]
     if not heard:
         return "waiting for the end of a step"
-    slowest = min(heard, key=_list_done)
-    words = slowest.words
+    slowest = min(heard, key=lambda one: (one.state, one.steps_done, one.step_now))
     state = STATES.get(slowest.state)
     if state is CaptureState.ARMED:
-        waits = "armed" if timed else f"armed, begins with step {words[wire_capture.CAP_FIRST_STEP]}"
+        waits = "armed" if timed else f"armed, begins with step {slowest.first_step}"
         now = pace()
         if is_known(now) and now.evaluates:
             waits += ": waits for the next training step, the loop evaluates now"
         return waits
     if state is CaptureState.RECORDING:
-        done, all_steps = words[wire_capture.CAP_STEPS_DONE], words[wire_capture.CAP_STEPS_ASKED]
-        return "recording" if timed else f"recording step {done + 1} of {all_steps}"
+        step = f"step {slowest.steps_done + 1} of {slowest.steps_asked}"
+        return "recording" if timed else f"recording {step}"
     return state.value if state in (CaptureState.WARMING, CaptureState.WRITING) else ""
-
-
-def _list_done(one: Progress) -> tuple[int, int, int]:
-    return one.state, one.words[wire_capture.CAP_STEPS_DONE], one.words[wire_capture.CAP_STEP_NOW]
 
 
 _EVERY_S = 0.02
@@ -232,7 +227,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
             " the loop pauses for some milliseconds, longer the first time"
         )
         probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, max(self.asked.seconds, _PROBE_S))
-        self._probed_ms = [one.words[wire_capture.CAP_PAUSED_NS] / 1e6 for one in probes]
+        self._probed_ms = [one.told.paused_ns / 1e6 for one in probes]
         if any(one.state is not CaptureState.VERIFIED for one in probes):
             return tuple(map(unfinish, probes))
         sizes = [one.size for one in probes]
@@ -255,7 +250,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
     def describe(self, outcomes: Sequence[CaptureOutcome]) -> tuple[RankCapture, ...]:
         """Say what became of each rank, with its steps before, during and after."""
         windows = [
-            EndedWindow(bus, outcome.words[wire_capture.CAP_CHANGED_NS], before)
+            EndedWindow(bus, outcome.told.changed_ns, before)
             for bus, outcome, before in zip(self.buses, outcomes, self._before, strict=True)
             if outcome.state is CaptureState.VERIFIED
         ]
@@ -385,12 +380,12 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
 
     def _cancel(self, number: int) -> int:
         """Take a request back; return the number of the cancel."""
-        cancel = make_cancel(draw_number(), number)
+        cancel = draw_number()
         for bus in self.buses:
-            bus.post(cancel)
+            bus.post(Request(cancel, wire_capture.KIND_CANCEL, subject=number))
             if self.asked.timed:
                 bus.wake()
-        return cancel.words[wire_capture.ASK_NUMBER]
+        return cancel
 
     def _follow(self, number: int, seconds: float) -> tuple[CaptureOutcome, ...]:
         """Wait until the request ended on every rank."""
@@ -408,7 +403,7 @@ class CaptureWindow(WindowLead[tuple[CaptureOutcome, ...]]):
                 if (end := find_end(bus, number, progress, cancel=cancel, seen=at in seen)) is not None:
                     ended[at] = end
                 elif cancel and has_lost_cancel(bus, cancel):
-                    bus.post(make_cancel(cancel, number))
+                    bus.post(Request(cancel, wire_capture.KIND_CANCEL, subject=number))
             if self.asked.timed and None in told and time.monotonic() - woken > _WAKE_AGAIN_S:
                 woken = time.monotonic()
                 for bus, progress in zip(self.buses, told, strict=True):

@@ -411,11 +411,11 @@ class Counts:
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
         request, kind = self.requests[0], self.requests[1]
-        ping = kind in (0, wire.REQUEST_PING) and self.answered != WATCHED
+        ping = kind in (0, wire.KIND_PING) and self.answered != WATCHED
         if self.mailbox is not None and self.pages is not None and not ping:
             self.mailbox.requested()
         else:
-            self.reply(request, wire.ANSWER_DONE if kind == wire.REQUEST_PING else wire.ANSWER_UNKNOWN)
+            self.reply(request, wire.ANSWER_DONE if kind == wire.KIND_PING else wire.ANSWER_UNKNOWN)
 
     def reply(self, request: int, answer: int) -> None:
         """Say that a request was seen, and look again when there is another."""

@@ -8,9 +8,9 @@ import pytest
 
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.wire_capture import Request
-from tpmon.hook.capture.bounds import is_sane, is_timed
+from tpmon.hook.capture.bounds import is_sane
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile
 from tpmon.hook.counters import Counts
 
 
@@ -19,23 +19,15 @@ def page(size: int = wire.MAILBOX_BYTES) -> memoryview:
 
 
 def request(folder: str = "/tmp/x", name: str = "cap", **words: int) -> Request:
-    told = [0] * wire_capture.REQUEST_WORDS
-    told[wire_capture.ASK_NUMBER] = 7
-    told[wire_capture.ASK_KIND] = wire_capture.KIND_CAPTURE
-    told[wire_capture.ASK_STEPS] = 3
-    told[wire_capture.ASK_LONGEST_NS] = 1_000_000_000
-    for key, value in words.items():
-        told[getattr(wire_capture, f"ASK_{key}")] = value
-    return Request(tuple(told), folder, name)
+    meant = {"number": 7, "kind": wire_capture.KIND_CAPTURE, "steps": 3, "longest_ns": 1_000_000_000, **words}
+    return Request(**meant, folder=folder, name=name)
 
 
 def test_a_request_is_read_as_it_was_written():
     box = page()
     wire_capture.write_request(box, request("/tmp/a b/\N{SNOWMAN}", "host-12"))
     read = wire_capture.parse_request(box)
-    assert (read.folder, read.name) == ("/tmp/a b/\N{SNOWMAN}", "host-12")
-    assert read.words[wire_capture.ASK_STEPS] == 3
-    assert read.words[wire_capture.ASK_NUMBER] == read.words[wire_capture.ASK_NUMBER_AGAIN] == 7
+    assert (read.number, read.steps, read.folder, read.name) == (7, 3, "/tmp/a b/\N{SNOWMAN}", "host-12")
 
 
 @pytest.mark.parametrize("at", [64, 72, 104, 64 + 14 * 8, 64 + 15 * 8, 1024, 1030, 2048])
@@ -70,38 +62,38 @@ def test_what_does_not_fit_is_not_written():
 
 def test_a_capture_is_read_as_it_was_written_and_not_while_it_is():
     telemetry = page(wire.TELEMETRY_BYTES)
-    words = [0] * wire_capture.CAPTURE_WORDS
-    words[wire_capture.CAP_REQUEST] = 7
-    words[wire_capture.CAP_STATE] = wire_capture.STATE_ARMED
+    written = wire_capture.Progress(request=7, state=wire_capture.STATE_ARMED, rank=2)
     for reason in ("", "first", "x" * 400):
-        wire_capture.write_capture(telemetry, words, reason)
-        told = wire_capture.parse_capture(telemetry)
-        assert told[1] == reason[: wire_capture.REASON_BYTES]
-        assert told[0][wire_capture.CAP_STATE] == wire_capture.STATE_ARMED
+        written.reason = reason
+        wire_capture.write_progress(telemetry, written)
+        told = wire_capture.parse_progress(telemetry)
+        assert [*told][:-1] == [*written][:-1]
+        assert (told.state, told.rank) == (wire_capture.STATE_ARMED, 2)
+        assert told.reason == reason[: wire_capture.REASON_BYTES]
     telemetry[wire_capture.CAPTURE_OFFSET] |= 1
-    assert wire_capture.parse_capture(telemetry) is None
+    assert wire_capture.parse_progress(telemetry) is None
 
 
 def test_the_areas_of_the_page_do_not_touch():
     assert wire.ANSWER_OFFSET + 16 <= wire_capture.CAPTURE_OFFSET
-    assert wire_capture.REASON_OFFSET + wire_capture.REASON_BYTES <= wire.MARKS_OFFSET
+    assert wire_capture.CAPTURE_OFFSET + 128 + wire_capture.REASON_BYTES <= wire.MARKS_OFFSET
     assert wire_capture.NAME_OFFSET + wire_capture.NAME_BYTES <= wire.MAILBOX_BYTES
 
 
 def test_only_what_can_be_meant_is_taken():
     assert is_sane(request())
-    timed = request(STEPS=0, OPTIONS=wire_capture.OPTION_TIMED)
+    timed = request(steps=0, options=wire_capture.OPTION_TIMED)
     assert is_sane(timed)
-    assert is_timed(timed)
+    assert timed.is_timed
     for wrong in (
-        request(STEPS=0),
-        request(STEPS=1 << 40),
-        request(LONGEST_NS=0),
-        request(LONGEST_NS=1 << 60),
-        request(KIND=99),
-        request(CLOCK=1),
-        request(OPTIONS=1 << 20),
-        request(ENTRIES=1 << 40),
+        request(steps=0),
+        request(steps=1 << 40),
+        request(longest_ns=0),
+        request(longest_ns=1 << 60),
+        request(kind=99),
+        request(clock=1),
+        request(options=1 << 20),
+        request(entries=1 << 40),
         request(folder="relative"),
         request(folder=""),
         request(name="../x"),
@@ -113,12 +105,9 @@ def test_only_what_can_be_meant_is_taken():
 
 @pytest.mark.parametrize("part", ["a\nb", "a\\b", 'a"b', "a://b", "a\x1bb", "a\udcffb"])
 def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part):
-    words = [0] * wire_capture.REQUEST_WORDS
-    words[wire_capture.ASK_KIND] = wire_capture.KIND_PROBE
-    words[wire_capture.ASK_MOST_EVENTS] = words[wire_capture.ASK_MOST_BYTES] = 1 << 20
-
     def refuse(folder):
-        return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), RecordingSizes()).refuse()
+        probe = request(folder, kind=wire_capture.KIND_PROBE, most_events=1 << 20, most_bytes=1 << 20)
+        return CaptureFile(probe, {}).refuse()
 
     assert "torch cannot write to a path with" in refuse(f"{tmp_path}/{part}")
     assert os.listdir(tmp_path) == []
@@ -154,20 +143,20 @@ def taken(tmp_path, monkeypatch):
     capture = Capture(counts, lambda: False, lambda: None)
     monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
     monkeypatch.setattr(Capture, "_begin", lambda self, _, position: begun(self, position))
-    wire_capture.write_request(box, request(str(tmp_path), EXPIRES_NS=1 << 62))
+    wire_capture.write_request(box, request(str(tmp_path), expires_ns=1 << 62))
     capture.at_boundary()
     return capture
 
 
 def begun(capture: Capture, position: int) -> None:
     capture._recorder = SimpleNamespace(mark=lambda _: None, stop=lambda: None, drop=lambda: None, ending="")
-    capture._words[wire_capture.CAP_FIRST_STEP] = position
+    capture._told.first_step = position
     capture._set(wire_capture.STATE_RECORDING)
 
 
 def told(capture: Capture) -> tuple[int, int]:
-    words, _ = wire_capture.parse_capture(capture._steps.pages.page)
-    return words[wire_capture.CAP_STATE], words[wire_capture.CAP_FIRST_STEP]
+    told = wire_capture.parse_progress(capture._steps.pages.page)
+    return told.state, told.first_step
 
 
 def train(capture: Capture, steps: int) -> None:

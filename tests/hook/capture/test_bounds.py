@@ -15,7 +15,7 @@ from tpmon.hook.capture import capture
 from tpmon.hook.capture import trace_file as capture_file
 from tpmon.hook.capture.bounds import judge_validation, name_tracer
 from tpmon.hook.capture.capture import Capture
-from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile
 
 GIB = 1 << 30
 
@@ -63,15 +63,10 @@ class Captured:
 
     def ask(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
         self.number += 1
-        told = [0] * w.REQUEST_WORDS
-        told[w.ASK_NUMBER], told[w.ASK_KIND] = self.number, kind
-        told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
-        told[w.ASK_LONGEST_NS] = 1000 * MS
-        told[w.ASK_MOST_EVENTS] = 200_000
-        told[w.ASK_EXPIRES_NS] = self.loop.now + 10**12
-        for name, value in words.items():
-            told[getattr(w, f"ASK_{name}")] = value
-        w.write_request(self.loop.steps.pages.mailbox, w.Request(tuple(told), "/nowhere", "x"))
+        steps = 1 if kind == w.KIND_PROBE else 3
+        meant = {"steps": steps, "longest_ns": 1000 * MS, "expires_ns": self.loop.now + 10**12, **words}
+        request = w.Request(self.number, kind, most_events=200_000, **meant, folder="/nowhere", name="x")
+        w.write_request(self.loop.steps.pages.mailbox, request)
 
     def record(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
         """Ask for a recording, and train until it runs."""
@@ -81,8 +76,8 @@ class Captured:
         assert self.told()[0] == (w.STATE_WARMING if kind == w.KIND_PROBE else w.STATE_RECORDING)
 
     def told(self) -> tuple[int, str]:
-        told = w.parse_capture(self.loop.steps.pages.page)
-        return told[0][w.CAP_STATE], told[1]
+        told = w.parse_progress(self.loop.steps.pages.page)
+        return told.state, told.reason
 
 
 @pytest.fixture
@@ -136,7 +131,7 @@ def test_a_recording_goes_where_memory_runs_short(captured):
 
 def test_who_asked_is_heard_within_a_step(captured):
     captured.record()
-    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    captured.ask(w.KIND_CANCEL, subject=captured.number)
     assert captured.capture.left_s() == 0.0
     captured.capture.woken()
     assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
@@ -147,10 +142,10 @@ def test_who_asked_and_died_takes_the_request_back(captured, monkeypatch, armed)
     alive = [True]
     monkeypatch.setattr(Pages, "is_left", lambda *_: not alive[0])
     if armed:
-        captured.ask(OWNED=1, START=1000)
+        captured.ask(owned=1, start=1000)
         captured.loop.train(1)
     else:
-        captured.record(OWNED=1)
+        captured.record(owned=1)
         assert captured.capture.left_s() > 0
     alive[0] = False
     if not armed:
@@ -163,7 +158,7 @@ def test_who_asked_and_died_takes_the_request_back(captured, monkeypatch, armed)
 
 
 def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured):
-    captured.ask(START=5)
+    captured.ask(start=5)
     captured.capture.woken()
     assert captured.capture.under_way is None
     captured.loop.train(2)
@@ -179,7 +174,7 @@ def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captu
 
 def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(captured):
     captured.rings = False
-    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.ask(options=w.OPTION_TIMED)
     captured.capture.woken()
     assert captured.told()[0] == w.STATE_REFUSED
     captured.record()
@@ -191,7 +186,7 @@ def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(ca
 
 def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured):
     captured.loop.train(20, other_ms=289)  # steps of 300 ms
-    captured.ask(STEPS=20)
+    captured.ask(steps=20)
     captured.loop.train(2, other_ms=289)
     captured.loop.train(3, other_ms=289)
     assert captured.told()[0] == w.STATE_RECORDING
@@ -205,7 +200,7 @@ def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured
 
 def test_a_step_longer_than_the_window_is_recorded_whole(captured):
     captured.loop.train(20, other_ms=289)
-    captured.record(LONGEST_NS=100 * MS)
+    captured.record(longest_ns=100 * MS)
     captured.loop.backward(200, 90)
     captured.loop.update()
     captured.capture.woken()
@@ -215,7 +210,7 @@ def test_a_step_longer_than_the_window_is_recorded_whole(captured):
 
 def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured):
     captured.loop.train(20, other_ms=289)
-    captured.record(w.KIND_PROBE, LONGEST_NS=100 * MS)
+    captured.record(w.KIND_PROBE, longest_ns=100 * MS)
     captured.loop.backward(200, 90)
     captured.loop.update()
     captured.capture.woken()
@@ -225,7 +220,7 @@ def test_the_step_that_is_probed_may_take_what_one_of_the_window_may(captured):
 
 
 def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured):
-    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.ask(options=w.OPTION_TIMED)
     captured.capture.woken()
     assert captured.told()[0] == w.STATE_RECORDING
     assert "mark" not in captured.recorder.calls
@@ -239,25 +234,23 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured):
     captured.record()
 
     class Noted(CaptureFile):
-        def write(self, *given):
-            cuts.append(given[1:])
-            return 1, 1
+        def write_window(self, _recorder, told, *, cut):
+            cuts.append((told.rank, told.first_step, told.steps_done, cut))
 
-    captured.capture._file = Noted(captured.capture._request, RecordingSizes())
+    captured.capture._file = Noted(captured.capture._request, {})
     captured.loop.train(1)
     captured.loop.batch()
     captured.loop.spend(1100)
     captured.capture.woken()
     assert captured.told()[0] == w.STATE_VERIFIED
-    ((rank, first, _, cut),) = cuts
-    assert (rank, first, cut) == (-1, 2, 3)
+    assert cuts == [(0, 2, 1, True)]
 
 
 def test_no_recording_ends_while_a_graph_is_captured(captured):
     """torch waits for the device at the end of a profile: within a capture that breaks the program's graph."""
     captured.record()
     captured.graph = True
-    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    captured.ask(w.KIND_CANCEL, subject=captured.number)
     captured.loop.spend(2000)
     captured.capture.woken()
     captured.loop.train(5)
@@ -269,11 +262,10 @@ def test_no_recording_ends_while_a_graph_is_captured(captured):
     assert captured.recorder.calls[-2:] == ["stop", "drop"]
 
 
-def ask_of(kind: int, steps: int = 10) -> w.Request:
-    told = [0] * w.REQUEST_WORDS
-    told[w.ASK_KIND], told[w.ASK_STEPS] = kind, steps
-    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 1000, 1 << 20
-    return w.Request(tuple(told), "/nowhere", "x")
+def ask_of(kind: int, steps: int = 10, **more: object) -> w.Request:
+    return w.Request(
+        kind=kind, steps=steps, **{"most_events": 1000, "most_bytes": 1 << 20, "folder": "/nowhere", "name": "x"} | more
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,29 +280,22 @@ def ask_of(kind: int, steps: int = 10) -> w.Request:
     ],
 )
 def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(kind, done, evals, ended, state):
-    sizes = RecordingSizes()
-    sizes.found[0] = (100, 1 << 10, 1)
     request = ask_of(kind)
-    end = judge_validation(request, CaptureFile(request, sizes), done, evals, ended=ended)
+    end = judge_validation(request, CaptureFile(request, {0: (100, 1 << 10, 1)}), done, evals, ended=ended)
     assert (end.state if end else None) == state
     assert end is None or end.cut == (state == w.STATE_VERIFIED)
 
 
 def test_a_snapshot_has_its_price_in_memory_and_on_disk(monkeypatch, tmp_path):
-    words = list(ask_of(w.KIND_SNAPSHOT).words)
-    words[w.ASK_ENTRIES], words[w.ASK_MOST_BYTES] = 100_000, 512 << 20
-    request = w.Request(tuple(words), str(tmp_path), "x")
+    request = ask_of(w.KIND_SNAPSHOT, entries=100_000, most_bytes=512 << 20, folder=str(tmp_path))
     monkeypatch.setattr(capture_file, "read_disk_left", lambda _: 8 * GIB)
     for left, said in ((700 << 20, ""), (600 << 20, "needs 646 MiB of memory beside the run, 600 are left")):
         monkeypatch.setattr(capture_file, "read_memory_left", lambda left=left: left)
-        assert CaptureFile(request, RecordingSizes()).refuse() == said
+        assert CaptureFile(request, {}).refuse() == said
 
 
 def test_stacks_are_refused_while_the_program_profiles_its_functions():
-    words = list(ask_of(w.KIND_CAPTURE).words)
-    plain = w.Request(tuple(words), "/nowhere", "x")
-    words[w.ASK_OPTIONS] = w.OPTION_STACKS
-    with_stacks = w.Request(tuple(words), "/nowhere", "x")
+    plain, with_stacks = ask_of(w.KIND_CAPTURE), ask_of(w.KIND_CAPTURE, options=w.OPTION_STACKS)
     assert name_tracer(with_stacks) == ""
     before = sys.getprofile()
     sys.setprofile(lambda *_: None)

@@ -9,7 +9,7 @@ import pytest
 
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.capture.recorder import rename_cut
-from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +20,10 @@ def usual_mask():
 
 
 def write(folder: Path, save: Callable[[str], None]) -> tuple[int, int]:
-    words = [0] * w.REQUEST_WORDS
-    words[w.ASK_KIND] = w.KIND_CAPTURE
-    file = CaptureFile(w.Request(tuple(words), str(folder), "x"), RecordingSizes())
-    return file.write(SimpleNamespace(save=save, ending=".json"), -1, 5, 1)
+    told = w.Progress(first_step=5)
+    file = CaptureFile(w.Request(kind=w.KIND_CAPTURE, folder=str(folder), name="x"), {})
+    file.write_window(SimpleNamespace(save=save, ending=".json"), told, cut=False)
+    return told.events, told.bytes
 
 
 def test_a_trace_is_its_users_alone_also_while_torch_writes(tmp_path):

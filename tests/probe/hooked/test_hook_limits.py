@@ -18,7 +18,7 @@ from tpmon.hook.bus import wire
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.bus.headroom import ends_at_limit
 from tpmon.hook.capture import trace_file as capture_file
-from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes
+from tpmon.hook.capture.trace_file import CaptureFile
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat
@@ -140,13 +140,9 @@ def test_a_file_that_a_limit_forbids_is_refused_before_anything_is_recorded(tmp_
     monkeypatch.setattr(capture_file, "read_file_limit", lambda: limit.most)
     monkeypatch.setattr(capture_file, "ends_at_limit", lambda: limit.deadly)
     monkeypatch.setattr(capture_file, "read_memory_left", lambda: 1 << 40)
-    words = [0] * w.REQUEST_WORDS
-    words[w.ASK_KIND], words[w.ASK_STEPS] = kind, 1
-    words[w.ASK_MOST_EVENTS], words[w.ASK_MOST_BYTES] = 1 << 40, 1 << 40
-    words[w.ASK_ENTRIES] = limit.size // w.ENTRY_BYTES
-    sizes = RecordingSizes()
-    sizes.found[0] = (1, limit.size, 1)
-    refusal = CaptureFile(w.Request(tuple(words), str(tmp_path), "x"), sizes).refuse()
+    most = {"most_events": 1 << 40, "most_bytes": 1 << 40, "entries": limit.size // w.ENTRY_BYTES}
+    request = w.Request(kind=kind, steps=1, **most, folder=str(tmp_path), name="x")
+    refusal = CaptureFile(request, {0: (1, limit.size, 1)}).refuse()
     sized = kind != w.KIND_PROBE or limit.deadly
     assert refusal == (limit.refusal if sized else "")
 

@@ -235,7 +235,7 @@ def test_memfds_of_that_name_that_are_no_pages_are_passed_over(reader):
 
 
 def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader):
-    header = wire.pack_header(wire.Header(1, 2, 3))
+    header = wire.pack_header(wire.Header(1))
     with drive(OTHERS) as job:
         job.do(f"make({header!r} + bytes(300000), seal=False)")
         assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
@@ -250,7 +250,7 @@ def test_a_python_that_does_not_name_the_seals_reads_the_page(reader, monkeypatc
 
 
 def test_another_layout_is_named(reader):
-    header = bytearray(wire.pack_header(wire.Header(1, 2, 3)))
+    header = bytearray(wire.pack_header(wire.Header(1)))
     header[8] = 9
     with drive(OTHERS) as job:
         job.do(f"make({bytes(header)!r} + bytes(300000))")

@@ -102,17 +102,9 @@ class Pages:
         pid = os.getpid()
         box[:16] = wire.pack_mailbox(pid)
         self.set_status(wire.STATE_RUNNING, 0, "")
+        versions = (hook_version, torch_version, ".".join(map(str, sys.version_info[:3])))
         header = wire.pack_header(
-            wire.Header(
-                pid,
-                _read_start_ticks(),
-                time.monotonic_ns(),
-                flags,
-                *ranks,
-                hook_version=hook_version,
-                torch_version=torch_version,
-                python_version=".".join(map(str, sys.version_info[:3])),
-            )
+            wire.Header(pid, flags, _read_start_ticks(), time.monotonic_ns(), *ranks, *versions)
         )
         self.page[8 : len(header)] = header[8:]
         self.page[:8] = header[:8]

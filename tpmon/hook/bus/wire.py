@@ -39,6 +39,11 @@ from __future__ import annotations
 
 import struct
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 LAYOUT = 2
 """Raised whenever a reader of the old layout would misread the new one."""
 
@@ -143,9 +148,13 @@ FLAG_WRITE_SEALED = 1
 FLAG_CAPTURES = 2
 """This hook takes the requests of ``wire_capture``."""
 
-REQUEST_PING = 1
+KIND_PING = 1
+"""The request that asks for an answer alone; the others are in ``wire_capture``."""
+
 ANSWER_DONE = 1
 ANSWER_UNKNOWN = 2
+ANSWER_TAKEN = 3
+ANSWER_BUSY = 4
 
 UNKNOWN_RANK = -1
 
@@ -158,72 +167,40 @@ class OtherLayoutError(ValueError):
     """Say that a page is the hook's, in a layout that this module does not know."""
 
 
-class Header:
+class Words:
+    """Hold the words of a block of a page by name; the annotations are its layout, in their order."""
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        vars(self).update(zip(type(self).__annotations__, words), **named)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (getattr(self, name) for name in type(self).__annotations__)
+
+
+class Header(Words):
     """Say whose page it is: ``pid`` as the process itself sees it, ``start_ticks`` of /proc/PID/stat."""
 
-    __slots__ = (
-        "created_ns",
-        "flags",
-        "hook_version",
-        "local_rank",
-        "pid",
-        "python_version",
-        "rank",
-        "start_ticks",
-        "torch_version",
-        "world_size",
-    )
-
-    def __init__(
-        self,
-        pid: int,
-        start_ticks: int,
-        created_ns: int,
-        flags: int = 0,
-        rank: int = UNKNOWN_RANK,
-        world_size: int = UNKNOWN_RANK,
-        local_rank: int = UNKNOWN_RANK,
-        hook_version: str = "",
-        torch_version: str = "",
-        python_version: str = "",
-    ) -> None:
-        self.pid = pid
-        self.start_ticks = start_ticks
-        self.created_ns = created_ns
-        self.flags = flags
-        self.rank = rank
-        self.world_size = world_size
-        self.local_rank = local_rank
-        self.hook_version = hook_version
-        self.torch_version = torch_version
-        self.python_version = python_version
+    pid: int = 0
+    flags: int = 0
+    start_ticks: int = 0
+    created_ns: int = 0
+    rank: int = UNKNOWN_RANK
+    world_size: int = UNKNOWN_RANK
+    local_rank: int = UNKNOWN_RANK
+    hook_version: str = ""
+    torch_version: str = ""
+    python_version: str = ""
 
 
-def _fit(text: str, size: int) -> bytes:
-    return text.encode("utf-8", "replace")[:size]
-
-
-def _text(data: bytes) -> str:
+def read_text(data: bytes) -> str:
+    """Read UTF-8 that is padded with zeros."""
     return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def pack_header(header: Header) -> bytes:
     """Return the header with its magic; whoever writes it writes the first 8 bytes last."""
-    return _HEADER.pack(
-        MAGIC,
-        LAYOUT,
-        TELEMETRY_BYTES,
-        header.pid,
-        header.flags,
-        header.start_ticks,
-        header.created_ns,
-        header.rank,
-        header.world_size,
-        header.local_rank,
-        _fit(header.hook_version, 16),
-        _fit(header.torch_version, 24),
-        _fit(header.python_version, 16),
-    )
+    words = [one.encode("utf-8", "replace") if isinstance(one, str) else one for one in header]
+    return _HEADER.pack(MAGIC, LAYOUT, TELEMETRY_BYTES, *words)
 
 
 def parse_header(page: memoryview) -> Header:
@@ -235,25 +212,18 @@ def parse_header(page: memoryview) -> Header:
     """
     if len(page) < _HEADER.size:
         raise NotABusError("too short")
-    words = _HEADER.unpack_from(page, 0)
-    if words[0] != MAGIC:
-        raise NotABusError("no magic")
-    if words[1] != LAYOUT:
-        raise OtherLayoutError(f"bus layout {words[1]}, not {LAYOUT}")
-    if words[2] != TELEMETRY_BYTES or len(page) < TELEMETRY_BYTES:
+    magic, layout, size, *words = _HEADER.unpack_from(page, 0)
+    _check(magic == MAGIC, layout)
+    if size != TELEMETRY_BYTES or len(page) < TELEMETRY_BYTES:
         raise NotABusError("wrong size")
-    return Header(
-        pid=words[3],
-        flags=words[4],
-        start_ticks=words[5],
-        created_ns=words[6],
-        rank=words[7],
-        world_size=words[8],
-        local_rank=words[9],
-        hook_version=_text(words[10]),
-        torch_version=_text(words[11]),
-        python_version=_text(words[12]),
-    )
+    return Header(*(read_text(one) if isinstance(one, bytes) else one for one in words))
+
+
+def _check(known: bool, layout: int) -> None:
+    if not known:
+        raise NotABusError("no magic")
+    if layout != LAYOUT:
+        raise OtherLayoutError(f"bus layout {layout}, not {LAYOUT}")
 
 
 def pack_mailbox(pid: int) -> bytes:
@@ -271,16 +241,13 @@ def parse_mailbox(page: memoryview) -> int:
     if len(page) < MAILBOX_BYTES:
         raise NotABusError("too short")
     magic, layout, pid = _MAILBOX_HEADER.unpack_from(page, 0)
-    if magic != MAILBOX_MAGIC:
-        raise NotABusError("no magic")
-    if layout != LAYOUT:
-        raise OtherLayoutError(f"bus layout {layout}, not {LAYOUT}")
+    _check(magic == MAILBOX_MAGIC, layout)
     return int(pid)
 
 
 def pack_status(state: int, patches: int, error: str) -> bytes:
     """Return the status; whoever writes it writes the first 8 bytes, the state, last."""
-    return _STATUS.pack(state, patches, _fit(error, ERROR_BYTES))
+    return _STATUS.pack(state, patches, error.encode("utf-8", "replace"))
 
 
 def write_signal(page: memoryview, *, ours: bool) -> None:
@@ -296,7 +263,7 @@ def parse_signal(page: memoryview) -> bool:
 def parse_status(page: memoryview) -> tuple[int, int, str]:
     """Return state, patches and error text."""
     state, patches, error = _STATUS.unpack(read_twice(page, STATUS_OFFSET, _STATUS.size))
-    return state, patches, _text(error)
+    return state, patches, read_text(error)
 
 
 def parse_live(page: memoryview) -> tuple[int, ...]:
@@ -306,7 +273,7 @@ def parse_live(page: memoryview) -> tuple[int, ...]:
 
 def pack_mark(name: str) -> bytes:
     """Return a mark that was not called yet."""
-    return _MARK.pack(_fit(name, MARK_NAME_BYTES), 0, 0, 0)
+    return _MARK.pack(name.encode("utf-8", "replace"), 0, 0, 0)
 
 
 def write_mark(page: memoryview, place: int, calls: int, total_ns: int, longest_ns: int) -> None:
@@ -318,7 +285,7 @@ def parse_marks(page: memoryview) -> list[tuple[str, int, int, int]]:
     """Return name, calls, total ns and longest ns of every mark."""
     count = min(parse_live(page)[LIVE_MARKS], MARKS)
     data = read_twice(page, MARKS_OFFSET, count * MARK_BYTES)
-    return [(_text(one[0]), one[1], one[2], one[3]) for one in _MARK.iter_unpack(data)]
+    return [(read_text(one[0]), one[1], one[2], one[3]) for one in _MARK.iter_unpack(data)]
 
 
 def parse_records(page: memoryview, known: int, most: int) -> tuple[int, list[tuple[int, ...]]]:

@@ -3,21 +3,21 @@
 A request lies in the mailbox page, which any process of the user can write:
 
     offset  size     what
-    64      128      16 u64: ASK_*, the request's number written last
+    64      128      14 u64 of a ``Request``, its check, its number again; its number is written last
     1024    1024     folder, UTF-8, zero-padded: where the hook writes
     2048    128      name of the files, the same
 
-``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_OWNED, of folder and name: bytes that
-nobody meant as a request are none, and neither is one that is half written.
+The check is the CRC-32 of those words, of folder and name: bytes that nobody meant as a request are
+none, and neither is one that is half written.
 
-Where ASK_OWNED is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
+Where ``owned`` is 1, who asked holds a lock (fcntl(2), F_OFD_SETLK) on one byte of the mailbox's file, at the
 number of the request. It goes with that process, whatever ends it, and is seen across PID namespaces.
 
 What became of it lies in the telemetry page, which the process itself alone can write:
 
     576     16       number of the request answered last, and the answer: ANSWER_*
-    640     128      16 u64: CAP_*; CAP_SEQUENCE is odd while the words are being written
-    768     256      reason, UTF-8, zero-padded, of the states that have one
+    640     128      15 u64 of a ``Progress``, and a spare one
+    768     256      its reason, UTF-8, zero-padded, of the states that have one
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
@@ -31,12 +31,11 @@ import fcntl
 import struct
 from binascii import crc32
 
-from tpmon.hook.bus.wire import REQUEST_OFFSET
+from tpmon.hook.bus.wire import REQUEST_OFFSET, Words, read_text
 
 REQUEST_LAYOUT = 1
 """Raised whenever a hook of the old layout would misread a new request."""
 
-REQUEST_WORDS = 16
 _REQUEST = struct.Struct("<16Q")
 _CHECKED = struct.Struct("<14Q")
 FOLDER_OFFSET = 1024
@@ -44,9 +43,7 @@ FOLDER_BYTES = 1024
 NAME_OFFSET = 2048
 NAME_BYTES = 128
 CAPTURE_OFFSET = 640
-_CAPTURE = struct.Struct("<16Q256s")
-CAPTURE_WORDS = 16
-REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
+_CAPTURE = struct.Struct("<15Q8x256s")
 REASON_BYTES = 256
 TOLD_OFFSET = 2688
 TOLD_BYTES = 1400
@@ -72,27 +69,7 @@ INJECTED = "CUDA_INJECTION64_PATH"
 TRACE_ENDING = ".pt.trace.json"
 """By it TensorBoard's profiler plugin finds a trace, packed or not."""
 
-# Words of a request.
-ASK_NUMBER = 0
-ASK_KIND = 1
-ASK_LAYOUT = 2
-ASK_CLOCK = 3
-ASK_START = 4
-ASK_STEPS = 5
-ASK_LONGEST_NS = 6
-ASK_MOST_EVENTS = 7
-ASK_MOST_BYTES = 8
-ASK_EXPIRES_NS = 9
-ASK_OPTIONS = 10
-ASK_SUBJECT = 11
-ASK_ENTRIES = 12
-ASK_OWNED = 13
-"""1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
-ASK_CHECK = 14
-ASK_NUMBER_AGAIN = 15
-
 # Kinds of requests.
-KIND_PING = 1
 KIND_PROBE = 2
 KIND_CAPTURE = 3
 KIND_SNAPSHOT = 4
@@ -105,13 +82,14 @@ PROFILES = (KIND_PROBE, KIND_CAPTURE)
 """What torch's profiler records."""
 
 CLOCK_STEPS = 0
-"""ASK_START counts training steps since the hook's first event; there is no other clock yet."""
+"""``start`` counts training steps since the hook's first event; there is no other clock yet."""
 
 OPTION_STACKS = 1
 OPTION_SHAPES = 2
 OPTION_MEMORY = 4
 OPTION_TIMED = 8
 """Begin where a signal finds the loop and end by time: for loops without steps."""
+OPTIONS = OPTION_STACKS | OPTION_SHAPES | OPTION_MEMORY | OPTION_TIMED
 
 EVENT_MEMORY = 1_300
 EVENT_MEMORY_DETAILED = 3_500
@@ -125,29 +103,6 @@ MEMORY_SPARE = 256 << 20
 
 ENTRY_BYTES = 4096
 """Reckoned for an allocation that a snapshot remembers: torch's own words are "several KB" with its stack."""
-
-ANSWER_DONE = 1
-ANSWER_UNKNOWN = 2
-ANSWER_TAKEN = 3
-ANSWER_BUSY = 4
-
-# Words of a capture.
-CAP_SEQUENCE = 0
-CAP_REQUEST = 1
-CAP_STATE = 2
-CAP_CHANGED_NS = 3
-CAP_STEPS_ASKED = 4
-CAP_STEPS_DONE = 5
-CAP_FIRST_STEP = 6
-CAP_EVENTS = 7
-CAP_BYTES = 8
-CAP_BEGAN_NS = 9
-CAP_ENDED_NS = 10
-CAP_PAUSED_NS = 11
-CAP_STEP_NOW = 12
-CAP_RSS_BYTES = 13
-CAP_RANK = 14
-"""One more than the rank that names the file; 0 before that, where it is unknown, and of an older hook."""
 
 # States, in the order they are passed through.
 STATE_NONE = 0
@@ -177,15 +132,54 @@ NOBODY_WAITS = "the tpmon that asked for it has ended"
 FINAL_STATES = frozenset((STATE_VERIFIED, *range(STATE_REFUSED, STATE_YIELDED + 1)))
 
 
-class Request:
-    """Hold what is asked for: words by ASK_*, and where to write."""
+class Request(Words):
+    """Hold what is asked for, and in which folder, under which name the hook is to write it."""
 
-    __slots__ = ("folder", "name", "words")
+    number: int = 0
+    kind: int = 0
+    layout: int = REQUEST_LAYOUT
+    clock: int = CLOCK_STEPS
+    start: int = 0
+    steps: int = 0
+    longest_ns: int = 0
+    most_events: int = 0
+    most_bytes: int = 0
+    expires_ns: int = 0
+    options: int = 0
+    subject: int = 0
+    """Of a cancel: the number of what shall end."""
+    entries: int = 0
+    owned: int = 0
+    """1: who asked holds the lock of this request; 0 of an older tpmon. An older hook does not look at it."""
+    folder: str = ""
+    name: str = ""
 
-    def __init__(self, words: tuple[int, ...], folder: str, name: str) -> None:
-        self.words = words
-        self.folder = folder
-        self.name = name
+    @property
+    def is_timed(self) -> bool:
+        """Tell whether it is bounded by time and not by steps."""
+        return bool(self.options & OPTION_TIMED)
+
+
+class Progress(Words):
+    """Hold what became of a request; ``sequence`` is odd while it is being written."""
+
+    sequence: int = 0
+    request: int = 0
+    state: int = STATE_NONE
+    changed_ns: int = 0
+    steps_asked: int = 0
+    steps_done: int = 0
+    first_step: int = 0
+    events: int = 0
+    bytes: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    paused_ns: int = 0
+    step_now: int = 0
+    rss_bytes: int = 0
+    rank: int = 0
+    """One more than the rank that names the file; 0 before that and where it is unknown."""
+    reason: str = ""
 
 
 def write_request(page: memoryview, request: Request) -> None:
@@ -194,18 +188,14 @@ def write_request(page: memoryview, request: Request) -> None:
     Raises:
         ValueError: when folder or name do not fit.
     """
-    folder = request.folder.encode("utf-8", "surrogateescape")
-    name = request.name.encode("utf-8", "surrogateescape")
+    *words, folder, name = request
+    folder, name = (one.encode("utf-8", "surrogateescape") for one in (folder, name))
     if len(folder) > FOLDER_BYTES or len(name) > NAME_BYTES:
         raise ValueError("folder or name too long")
-    texts = folder.ljust(FOLDER_BYTES, b"\0") + name.ljust(NAME_BYTES, b"\0")
-    words = list(request.words)
-    words[ASK_LAYOUT] = REQUEST_LAYOUT
-    words[ASK_NUMBER_AGAIN] = words[ASK_NUMBER]
-    words[ASK_CHECK] = _check(words, texts)
-    page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES] = texts[:FOLDER_BYTES]
-    page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES] = texts[FOLDER_BYTES:]
-    data = _REQUEST.pack(*words)
+    folder, name = folder.ljust(FOLDER_BYTES, b"\0"), name.ljust(NAME_BYTES, b"\0")
+    page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES] = folder
+    page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES] = name
+    data = _REQUEST.pack(*words, _check(words, folder + name), request.number)
     page[REQUEST_OFFSET + 8 : REQUEST_OFFSET + len(data)] = data[8:]
     page[REQUEST_OFFSET : REQUEST_OFFSET + 8] = data[:8]
 
@@ -215,11 +205,10 @@ def parse_request(page: memoryview) -> Request | None:
     data = bytes(page[REQUEST_OFFSET : REQUEST_OFFSET + _REQUEST.size])
     folder = bytes(page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES])
     name = bytes(page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES])
-    words = _REQUEST.unpack(data)
-    whole = words[ASK_NUMBER] == words[ASK_NUMBER_AGAIN] and words[ASK_LAYOUT] == REQUEST_LAYOUT
-    if not whole or words[ASK_CHECK] != _check(words, folder + name):
-        return None
-    return Request(words, _path(folder), _path(name))
+    *words, check, number_again = _REQUEST.unpack(data)
+    request = Request(*words, *map(_read_path, (folder, name)))
+    whole = request.number == number_again and request.layout == REQUEST_LAYOUT
+    return request if whole and check == _check(words, folder + name) else None
 
 
 def hold_request(descriptor: int, number: int) -> bool:
@@ -233,34 +222,33 @@ def hold_request(descriptor: int, number: int) -> bool:
 
 def is_left(descriptor: int, request: Request) -> bool:
     """Tell whether nobody holds the lock of a request that has one; False where that cannot be told."""
-    words = request.words
     try:
-        lock = _LOCK.pack(fcntl.F_WRLCK, 0, words[ASK_NUMBER], 1, 0)
+        lock = _LOCK.pack(fcntl.F_WRLCK, 0, request.number, 1, 0)
         told = fcntl.fcntl(descriptor, _OFD_GETLK, lock)
     except (OSError, ValueError, struct.error):
         return False
-    return bool(words[ASK_OWNED]) and _LOCK.unpack(told)[0] == fcntl.F_UNLCK
+    return bool(request.owned) and _LOCK.unpack(told)[0] == fcntl.F_UNLCK
 
 
-def write_capture(page: memoryview, words: list[int], reason: str) -> None:
-    """Write what became of a request; ``words`` by CAP_*, whose CAP_SEQUENCE this counts on."""
-    sequence = (words[CAP_SEQUENCE] | 1) + 2
+def write_progress(page: memoryview, told: Progress) -> None:
+    """Write what became of a request, and count its ``sequence`` on."""
+    sequence = (told.sequence | 1) + 2
     page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = sequence.to_bytes(8, "little")
-    text = reason.encode("utf-8", "replace")[:REASON_BYTES]
-    words[CAP_SEQUENCE] = sequence + 1
-    data = _CAPTURE.pack(*words, text)
+    told.sequence = sequence + 1
+    *words, reason = told
+    data = _CAPTURE.pack(*words, reason.encode("utf-8", "replace"))
     page[CAPTURE_OFFSET + 8 : CAPTURE_OFFSET + len(data)] = data[8:]
     page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = data[:8]
 
 
-def parse_capture(page: memoryview) -> tuple[tuple[int, ...], str] | None:
-    """Return the words of the capture (CAP_*) and its reason; None while they are being written."""
+def parse_progress(page: memoryview) -> Progress | None:
+    """Return what became of the request that was taken last; None while it is being written."""
     for _ in range(8):
         data = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + _CAPTURE.size])
         again = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8])
-        *words, text = _CAPTURE.unpack(data)
-        if words[CAP_SEQUENCE] % 2 == 0 and data[:8] == again:
-            return tuple(words), text.split(b"\0", 1)[0].decode("utf-8", "replace")
+        *words, reason = _CAPTURE.unpack(data)
+        if words[0] % 2 == 0 and data[:8] == again:
+            return Progress(*words, read_text(reason))
     return None
 
 
@@ -286,6 +274,11 @@ def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
     return f"{name}{who}-step{first_step}{ending}"
 
 
+def reckon_memory(options: int, events: int) -> int:
+    """Return the bytes of memory that so many events take, recorded with these options."""
+    return events * (EVENT_MEMORY_DETAILED if options & ~OPTION_TIMED else EVENT_MEMORY)
+
+
 def name_shortage(size: int, left: int) -> str:
     """Say that so many bytes of memory do not fit where ``left`` are left beside the run, "" where so."""
     need = size + MEMORY_SPARE
@@ -294,12 +287,11 @@ def name_shortage(size: int, left: int) -> str:
     return f"needs {need >> 20} MiB of memory beside the run, {left >> 20} are left"
 
 
-def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
-    checked = list(words[: ASK_OWNED + 1])
-    return crc32(texts, crc32(_CHECKED.pack(*checked)))
+def _check(words: list[int], texts: bytes) -> int:
+    return crc32(texts, crc32(_CHECKED.pack(*words)))
 
 
-def _path(data: bytes) -> str:
+def _read_path(data: bytes) -> str:
     return data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 

@@ -10,33 +10,27 @@ from time import monotonic_ns
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import read_memory_left, read_resident
 from tpmon.hook.capture.recorder import MemoryRecorder, Range, Recorder
-from tpmon.hook.capture.trace_file import describe_excess
-from tpmon.hook.context import GRAPHS, read_ranks
+from tpmon.hook.context import GRAPHS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tpmon.hook.bus.wire_capture import Request
-if TYPE_CHECKING:
-    from tpmon.hook.bus.wire_capture import Request
-    from tpmon.hook.capture.trace_file import CaptureFile
-    from tpmon.hook.counters import Counts
-if TYPE_CHECKING:
     from typing import Any
 
-    from tpmon.hook.bus.wire_capture import Request
+    from tpmon.hook.bus.wire_capture import Progress, Request
     from tpmon.hook.capture.guard import Guard
+    from tpmon.hook.capture.trace_file import CaptureFile
+    from tpmon.hook.counters import Counts
 
 
-def begin_words(words: list[int], request: Request, following: int) -> None:
-    """Fill in what is known of a request when it is taken; ``following`` is the loop's next step."""
-    asked = request.words
-    sequence = words[wire_capture.CAP_SEQUENCE]
-    words[:] = [0] * len(words)
-    words[wire_capture.CAP_SEQUENCE] = sequence
-    words[wire_capture.CAP_REQUEST] = asked[wire_capture.ASK_NUMBER]
-    words[wire_capture.CAP_STEPS_ASKED] = asked[wire_capture.ASK_STEPS]
-    words[wire_capture.CAP_RSS_BYTES] = read_resident()
-    words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or following
+def begin_progress(before: Progress, request: Request, following: int) -> Progress:
+    """Return what is known of a request when it is taken; ``following`` is the loop's next step."""
+    return wire_capture.Progress(
+        before.sequence,
+        request.number,
+        steps_asked=request.steps,
+        first_step=request.start or following,
+        rss_bytes=read_resident(),
+    )
 
 
 def is_graph_captured() -> bool:
@@ -51,7 +45,7 @@ def name_obstacle(request: Request, guard: Guard) -> str:
     """Say what forbids a recording just now, "" when nothing does."""
     if is_graph_captured():
         return "a CUDA graph is being captured"
-    return guard.name_other() if request.words[wire_capture.ASK_KIND] in wire_capture.PROFILES else ""
+    return guard.name_other() if request.kind in wire_capture.PROFILES else ""
 
 
 def name_tracer(request: Request) -> str:
@@ -59,58 +53,37 @@ def name_tracer(request: Request) -> str:
 
     torch's tracer takes the one place that Python has for it (PyEval_SetProfile), and does not give it back.
     """
-    options = request.words[wire_capture.ASK_OPTIONS]
-    if options & wire_capture.OPTION_STACKS and sys.getprofile() is not None:
+    if request.options & wire_capture.OPTION_STACKS and sys.getprofile() is not None:
         return "the program profiles its functions itself, and --stacks would end that"
     return ""
 
 
 def make_recorder(request: Request) -> Recorder | MemoryRecorder | Range:
     """Return what records a request of this kind."""
-    kind = request.words[wire_capture.ASK_KIND]
-    if kind == wire_capture.KIND_SNAPSHOT:
-        return MemoryRecorder(request.words[wire_capture.ASK_ENTRIES])
-    if kind == wire_capture.KIND_RANGE:
-        return Range()
-    return Recorder(request.words[wire_capture.ASK_OPTIONS])
+    if request.kind == wire_capture.KIND_SNAPSHOT:
+        return MemoryRecorder(request.entries)
+    return Range() if request.kind == wire_capture.KIND_RANGE else Recorder(request.options)
 
 
 _MOST_STEPS = 10_000
 _LONGEST_NS = 600_000_000_000
 _MOST_ENTRIES = 10_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_KINDS = (
-    wire_capture.KIND_PROBE,
-    wire_capture.KIND_CAPTURE,
-    wire_capture.KIND_SNAPSHOT,
-    wire_capture.KIND_RANGE,
-)
-_OPTIONS = (
-    wire_capture.OPTION_STACKS
-    | wire_capture.OPTION_SHAPES
-    | wire_capture.OPTION_MEMORY
-    | wire_capture.OPTION_TIMED
-)
+_KINDS = (*wire_capture.PROFILES, wire_capture.KIND_SNAPSHOT, wire_capture.KIND_RANGE)
 
 
-def is_sane(request: wire_capture.Request) -> bool:
+def is_sane(request: Request) -> bool:
     """Tell whether a request asks for something that can be meant."""
-    words = request.words
     return (
-        words[wire_capture.ASK_KIND] in _KINDS
-        and words[wire_capture.ASK_CLOCK] == wire_capture.CLOCK_STEPS
-        and (is_timed(request) or 1 <= words[wire_capture.ASK_STEPS] <= _MOST_STEPS)
-        and 1 <= words[wire_capture.ASK_LONGEST_NS] <= _LONGEST_NS
-        and words[wire_capture.ASK_ENTRIES] <= _MOST_ENTRIES
-        and not words[wire_capture.ASK_OPTIONS] & ~_OPTIONS
+        request.kind in _KINDS
+        and request.clock == wire_capture.CLOCK_STEPS
+        and (request.is_timed or 1 <= request.steps <= _MOST_STEPS)
+        and 1 <= request.longest_ns <= _LONGEST_NS
+        and request.entries <= _MOST_ENTRIES
+        and not request.options & ~wire_capture.OPTIONS
         and os.path.isabs(request.folder)
         and _NAME.fullmatch(request.name) is not None
     )
-
-
-def is_timed(request: wire_capture.Request) -> bool:
-    """Tell whether a request is bounded by time and not by steps."""
-    return bool(request.words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED)
 
 
 _LOOK_NS = 500_000_000
@@ -132,13 +105,12 @@ class Bounds:
 
     def __init__(self, request: Request, spare_ns: int) -> None:
         """Begin to count now; when the time is over a step that began ``spare_ns`` ago may still end."""
-        words = request.words
-        detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
-        per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
-        self._longest_ns = words[wire_capture.ASK_LONGEST_NS]
+        self._longest_ns = request.longest_ns
         self._spare_ns = spare_ns
         self._resident = read_resident()
-        self._most = words[wire_capture.ASK_MOST_EVENTS] * per_event + max(_GROWTH, self._resident)
+        self._most = wire_capture.reckon_memory(request.options, request.most_events) + max(
+            _GROWTH, self._resident
+        )
         self._began_ns = self._looked_ns = self._step_ns = monotonic_ns()
 
     def begin(self, now: int) -> None:
@@ -183,8 +155,7 @@ _LONGEST_SPARE_NS = 120_000_000_000
 
 def choose_spare_ns(request: Request, steps: Counts) -> int:
     """Return how long a step may take whose end is waited for when the time is over: some mean steps."""
-    words = request.words
-    if is_timed(request):
+    if request.is_timed:
         return 0
     if steps.rule == wire.RULE_BATCH:
         ended = steps.eval_steps
@@ -192,13 +163,8 @@ def choose_spare_ns(request: Request, steps: Counts) -> int:
     else:
         ended = steps.steps
         spent = steps.data_ns + steps.forward_ns + steps.backward_ns + steps.optimizer_ns + steps.other_ns
-    known = _SPARE_STEPS * spent // ended if ended else words[wire_capture.ASK_LONGEST_NS]
+    known = _SPARE_STEPS * spent // ended if ended else request.longest_ns
     return min(known, _LONGEST_SPARE_NS)
-
-
-def note_rank(words: list[int]) -> None:
-    """Read the rank that names the file, and tell it: the process group may be younger than the pages."""
-    words[wire_capture.CAP_RANK] = read_ranks()[0] + 1
 
 
 _MOST_EVALS = 16
@@ -223,11 +189,9 @@ def judge_validation(
 
     What a probe found is reckoned for each: a step of evaluation has no more events than one of training.
     """
-    words = request.words
-    kind = words[wire_capture.ASK_KIND]
-    if kind == wire_capture.KIND_PROBE and evals > _MOST_EVALS:
+    if request.kind == wire_capture.KIND_PROBE and evals > _MOST_EVALS:
         return End(wire_capture.STATE_FAILED, "a validation began within the step: ask again after it")
-    if kind != wire_capture.KIND_CAPTURE or is_timed(request) or not evals:
+    if request.kind != wire_capture.KIND_CAPTURE or request.is_timed or not evals:
         return None
     if not file.exceeds(done + 1 + evals):
         return None
@@ -240,25 +204,25 @@ def judge_recording(request: Request, bounds: Bounds, now: int, done: int, ended
     A window ends at the end of a step, also where its time is over: in the middle of one only where none
     comes for some steps' time.
     """
-    words = request.words
-    steps = words[wire_capture.ASK_STEPS]
-    timed = is_timed(request)
     if ended:
         bounds.step_ended(now)
-    if ended and timed:
+    if ended and request.is_timed:
         return End(wire_capture.STATE_CANCELLED, wire_capture.TAKES_STEPS)
-    if ended and done >= steps:
+    if ended and done >= request.steps:
         return End(wire_capture.STATE_VERIFIED)
     if excess := bounds.look(now):
-        return End(wire_capture.STATE_FAILED, describe_excess(request, excess))
+        probes = request.kind == wire_capture.KIND_PROBE
+        what = "one step is too large to record" if probes else "the recording was too large"
+        return End(wire_capture.STATE_FAILED, f"{what}: {excess}")
     if (bounds.left_ns(now) if ended else bounds.patience_ns(now)) > 0:
         return None
-    if timed:
+    if request.is_timed:
         return End(wire_capture.STATE_VERIFIED)
-    if words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
-        longest_s = words[wire_capture.ASK_LONGEST_NS] / 1e9
+    if request.kind == wire_capture.KIND_PROBE:
+        longest_s = request.longest_ns / 1e9
         return End(wire_capture.STATE_FAILED, f"one step takes longer than {longest_s:g} s: see --seconds")
     if ended:
-        return End(wire_capture.STATE_VERIFIED, f"the time asked for ran out after {done} of {steps} steps")
+        reason = f"the time asked for ran out after {done} of {request.steps} steps"
+        return End(wire_capture.STATE_VERIFIED, reason)
     reason = "the time ran out within a step: validation, or a stall"
     return End(wire_capture.STATE_VERIFIED, reason, cut=True)

@@ -16,32 +16,30 @@ from time import monotonic_ns
 
 from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.pages import keep_for_ever
-from tpmon.hook.bus.wire_capture import Request
 from tpmon.hook.capture.bounds import (
     Bounds,
     End,
-    begin_words,
+    begin_progress,
     choose_spare_ns,
     is_graph_captured,
     is_sane,
-    is_timed,
     judge_recording,
     judge_validation,
     make_recorder,
     name_obstacle,
     name_tracer,
-    note_rank,
 )
 from tpmon.hook.capture.conditions import describe_run
 from tpmon.hook.capture.guard import Guard, is_recording
-from tpmon.hook.capture.trace_file import CaptureFile, RecordingSizes, describe_window
-from tpmon.hook.context import describe, is_of_torch, is_ours, torch_folder
+from tpmon.hook.capture.trace_file import CaptureFile
+from tpmon.hook.context import describe, is_of_torch, is_ours, read_ranks, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tpmon.hook.bus.wire_capture import Request
     from tpmon.hook.capture.recorder import MemoryRecorder, Range, Recorder
     from tpmon.hook.counters import Counts
 
@@ -51,28 +49,6 @@ _YIELDED = "the program began a profile of its own"
 class Capture:
     """Hold the request under way and what is recorded for it; ``failure`` of another thread ends it."""
 
-    __slots__ = (
-        "_bounds",
-        "_broken",
-        "_busy",
-        "_evals",
-        "_file",
-        "_heard",
-        "_hush",
-        "_infers",
-        "_reason",
-        "_recorder",
-        "_request",
-        "_ring",
-        "_sizes",
-        "_steps",
-        "_thread",
-        "_words",
-        "_yields",
-        "failure",
-        "guard",
-    )
-
     def __init__(self, steps: Counts, ring: Callable[[], bool], hush: Callable[[], None]) -> None:
         """Wait for the first request; ``ring`` has ``woken`` called when it is due, until ``hush``."""
         self._steps = steps
@@ -80,10 +56,10 @@ class Capture:
         self._hush = hush
         self._busy = False
         self.guard = Guard(self._yield, self._follow_no_more)
-        self._sizes = RecordingSizes()
+        self._sizes: dict[int, tuple[int, int, int]] = {}
         self._broken = ""
         self.failure: Exception | None = None
-        self._words = [0] * wire_capture.CAPTURE_WORDS
+        self._told = wire_capture.Progress()
         self._request: Request | None = None
         self._bounds: Bounds | None = None
         self._recorder: Recorder | MemoryRecorder | Range | None = None
@@ -111,7 +87,7 @@ class Capture:
         request = self._request
         if request is None and pages.requests[0] != self._steps.answered:
             request = wire_capture.parse_request(pages.mailbox)
-            if request is not None and not is_timed(request):
+            if request is not None and not request.is_timed:
                 return
         if request is not None:
             self.at_boundary(within=True)
@@ -165,25 +141,24 @@ class Capture:
     def _take(self, number: int) -> None:
         steps, pages = self._steps, self._steps.pages
         request = wire_capture.parse_request(pages.mailbox) if pages is not None else None
-        if request is None or request.words[wire_capture.ASK_NUMBER] != number:
-            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
-        elif request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
-            steps.reply(number, wire_capture.ANSWER_DONE)
+        if request is None or request.number != number:
+            steps.reply(number, wire.ANSWER_UNKNOWN)
+        elif request.kind == wire_capture.KIND_CANCEL:
+            steps.reply(number, wire.ANSWER_DONE)
         elif not is_sane(request):
-            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
+            steps.reply(number, wire.ANSWER_UNKNOWN)
         else:
             self._request = request
             self._yields = False
             self._heard = number
             self._infers = steps.rule == wire.RULE_BATCH
-            self._reason = ""
-            begin_words(self._words, request, self._position() + 1)
+            self._told = begin_progress(self._told, request, self._position() + 1)
             self._set(wire_capture.STATE_REGISTERED)
-            steps.reply(number, wire_capture.ANSWER_TAKEN)
+            steps.reply(number, wire.ANSWER_TAKEN)
             steps.attend()
             looked = monotonic_ns()
             refusal = self._refuse(request)
-            self._words[wire_capture.CAP_PAUSED_NS] = monotonic_ns() - looked
+            self._told.paused_ns = monotonic_ns() - looked
             if refusal:
                 self._end(wire_capture.STATE_REFUSED, refusal)
             else:
@@ -196,13 +171,13 @@ class Capture:
         steps = self._steps
         pages = steps.pages
         other = wire_capture.parse_request(pages.mailbox) if pages is not None else None
-        answer = wire_capture.ANSWER_BUSY
+        answer = wire.ANSWER_BUSY
         if other is None:
-            answer = wire_capture.ANSWER_UNKNOWN
-        elif other.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
-            if other.words[wire_capture.ASK_SUBJECT] == self._words[wire_capture.CAP_REQUEST]:
+            answer = wire.ANSWER_UNKNOWN
+        elif other.kind == wire_capture.KIND_CANCEL:
+            if other.subject == self._told.request:
                 self._drop_out(wire_capture.STATE_CANCELLED, "tpmon asked for it")
-            answer = wire_capture.ANSWER_DONE
+            answer = wire.ANSWER_DONE
         steps.reply(number, answer)
         if self._request is not None:
             steps.attend()
@@ -214,44 +189,42 @@ class Capture:
         if "torch.autograd.profiler" not in sys.modules:
             return "torch is not there"
         self._file = CaptureFile(request, self._sizes)
-        kind = request.words[wire_capture.ASK_KIND]
-        refusal = name_tracer(request) or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
-        return refusal or self.guard.refuse(kind)
+        refusal = name_tracer(request)
+        if request.kind != wire_capture.KIND_RANGE:
+            refusal = refusal or self._file.refuse()
+        return refusal or self.guard.refuse(request.kind)
 
     def _advance(self, request: Request, now: int, within: bool) -> None:
         """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
-        asked = request.words
-        words, position = self._words, self._position()
-        first = words[wire_capture.CAP_FIRST_STEP]
-        words[wire_capture.CAP_STEP_NOW] = position
-        timed = is_timed(request)
+        told, timed = self._told, request.is_timed
+        position = told.step_now = self._position()
         if self._infers and self._steps.rule != wire.RULE_BATCH and not timed:
             self._infers = False  # that was a validation before the first step: steps of training count now
             if self._recorder is not None:
                 self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.BEGAN_TO_TRAIN)
                 return
-            first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
+            told.first_step = request.start or position + 1
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
         elif self._steps.pages is not None and self._steps.pages.is_left(request):
             self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.NOBODY_WAITS)
         elif self._recorder is not None:
-            self._go_on(request, now, words[wire_capture.CAP_STEPS_DONE] if within else position - first)
-        elif timed or (position >= first and not within):
-            if position > first and not timed:
+            self._go_on(request, now, told.steps_done if within else position - told.first_step)
+        elif timed or (position >= told.first_step and not within):
+            if position > told.first_step and not timed:
                 self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
             else:
                 self._begin(request, position)
-        elif now > asked[wire_capture.ASK_EXPIRES_NS]:
+        elif now > request.expires_ns:
             self._end(wire_capture.STATE_EXPIRED, "the loop did not come to that step in time")
         else:
             self._publish()
 
     def _go_on(self, request: Request, now: int, done: int) -> None:
         """Go on recording, or end: with all steps, or where it takes too long or too much."""
-        words = self._words
-        ended = done > words[wire_capture.CAP_STEPS_DONE]
-        done = words[wire_capture.CAP_STEPS_DONE] = max(done, words[wire_capture.CAP_STEPS_DONE])
+        told = self._told
+        ended = done > told.steps_done
+        done = told.steps_done = max(done, told.steps_done)
         if self._recorder is None or self._bounds is None:
             return
         end = judge_recording(request, self._bounds, now, done, ended)
@@ -259,7 +232,7 @@ class Capture:
             end = judge_validation(request, self._file, done, self._count_evals(), ended=ended)
         if end is None:
             if ended:
-                self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
+                self._recorder.mark(told.first_step + done)
                 self._publish()
         elif end.state == wire_capture.STATE_VERIFIED:
             self._finish(end)
@@ -280,7 +253,7 @@ class Capture:
             self._end(wire_capture.STATE_REFUSED, other)
             return
         self._bounds = Bounds(request, choose_spare_ns(request, self._steps))
-        if not self._ring() and is_timed(request):
+        if not self._ring() and request.is_timed:
             self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
             return
         metadata = describe_run(self._steps, position)
@@ -289,32 +262,32 @@ class Capture:
         self._recorder.prepare()
         self.guard.ours = self._recorder.profile
         self._recorder.start(metadata)
-        words = self._words
-        words[wire_capture.CAP_FIRST_STEP] = position
+        told = self._told
+        told.first_step = position
         self._evals = self._steps.eval_steps
-        if not is_timed(request):
+        if not request.is_timed:
             self._recorder.mark(position)
-        words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
-        words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
-        self._bounds.begin(words[wire_capture.CAP_BEGAN_NS])
-        probes = request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE
+        told.began_ns = self._steps.last_ns = monotonic_ns()
+        told.paused_ns += told.began_ns - began
+        self._bounds.begin(told.began_ns)
+        probes = request.kind == wire_capture.KIND_PROBE
         self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
 
     def _finish(self, end: End) -> None:
         """Stop, write, look at what was written."""
-        words, recorder = self._words, self._recorder
-        words[wire_capture.CAP_ENDED_NS] = monotonic_ns()
+        told, recorder = self._told, self._recorder
+        told.ended_ns = monotonic_ns()
         if get_ident() != self._thread or recorder is None:
             self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")
             return
-        note_rank(words)
+        told.rank = read_ranks()[0] + 1  # by now: the process group may be younger than the pages
         self._set(wire_capture.STATE_WRITING)
         recorder.stop()
         self.guard.ours = None
         file = self._file
         try:
             if recorder.ending and file is not None:
-                file.write_window(recorder, words, cut=end.cut)
+                file.write_window(recorder, told, cut=end.cut)
         except (OSError, RuntimeError) as error:
             # What a disk or torch says of writing is no fault of ours: capturing stays possible.
             if not is_ours(error, torch_folder()):
@@ -324,8 +297,10 @@ class Capture:
         self._recorder = None
         recorder.drop()
         self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
-        words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
-        self._end(wire_capture.STATE_VERIFIED, describe_window(end.reason, self._count_evals()))
+        told.paused_ns += self._steps.last_ns - told.ended_ns
+        evals = self._count_evals()
+        inside = f"{evals} evaluation steps ran within it" if evals else ""
+        self._end(wire_capture.STATE_VERIFIED, "; ".join(filter(None, (end.reason, inside))))
 
     def _count_evals(self) -> int:
         """Count the evaluation steps within a window of training steps."""
@@ -387,19 +362,19 @@ class Capture:
             self._steps.answered = self._steps.requests[0]
 
     def _end(self, state: int, reason: str) -> None:
-        self._reason = reason
+        self._told.reason = reason
         self._set(state)
         self._forget_request()
 
     def _set(self, state: int) -> None:
-        self._words[wire_capture.CAP_STATE] = state
-        self._words[wire_capture.CAP_CHANGED_NS] = monotonic_ns()
+        self._told.state = state
+        self._told.changed_ns = monotonic_ns()
         self._publish()
 
     def _publish(self) -> None:
         pages = self._steps.pages
         if pages is not None:
-            wire_capture.write_capture(pages.page, self._words, self._reason)
+            wire_capture.write_progress(pages.page, self._told)
 
     def _forget_request(self) -> None:
         self._request = self._file = self._bounds = None
@@ -411,4 +386,4 @@ class Capture:
         self._request = self._recorder = self._file = self._bounds = self.failure = None
         self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
-        self._reason = ""
+        self._told.reason = ""

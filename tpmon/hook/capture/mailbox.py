@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock, get_ident
 
-from tpmon.hook.bus import wire
+from tpmon.hook.bus import wire, wire_capture
 from tpmon.hook.bus.headroom import is_set
 from tpmon.hook.bus.pages import keep_for_ever
 from tpmon.hook.context import describe, is_ours
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 _RING_AGAIN_S, _RING_SELDOM_S = 0.1, 5.0
 _LOOK_AGAIN_S = 0.5
 _ENDS_S = 0.1
-_NOT_POSSIBLE = "captures are not possible here"
 
 
 class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
-
-    __slots__ = ("_before", "_handling", "_over", "_timer", "_wire", "capture", "steps")
 
     def __init__(self) -> None:
         """Load nothing yet; ``steps`` is set by who counts."""
@@ -44,18 +41,13 @@ class Mailbox:
         self._handling = False
         self._timer: Any = None
         self._over: Any = None
-        self._wire: Any = None
 
     def opened(self, steps: Counts) -> None:
         """Take the signal when the pages are made, if this is the main thread and nobody has it."""
         import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
         import threading  # noqa: PLC0415
 
-        # Now, so that there are words for it when what captures cannot be loaded later.
-        from tpmon.hook.bus import wire_capture  # noqa: PLC0415
-
         self.steps = steps
-        self._wire = wire_capture
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
@@ -102,17 +94,18 @@ class Mailbox:
 
     def _describe(self) -> bool:
         """Say the conditions of the run where that is asked for, and no capture is under way."""
-        steps, told = self.steps, self._wire
+        steps = self.steps
         number, kind = steps.requests[0], steps.requests[1]
-        if kind != told.KIND_DESCRIBE or (self.capture is not None and self.capture.under_way is not None):
+        under_way = self.capture is not None and self.capture.under_way is not None
+        if kind != wire_capture.KIND_DESCRIBE or under_way:
             return False
-        request = told.parse_request(steps.pages.mailbox)
-        if request is None or request.words[told.ASK_NUMBER] != number:
+        request = wire_capture.parse_request(steps.pages.mailbox)
+        if request is None or request.number != number:
             return False
         from tpmon.hook.capture.conditions import tell_conditions  # noqa: PLC0415 only who asks pays for it
 
-        told.write_told(steps.page, number, tell_conditions(steps, told.TOLD_BYTES))
-        steps.reply(number, told.ANSWER_DONE)
+        wire_capture.write_told(steps.page, number, tell_conditions(steps, wire_capture.TOLD_BYTES))
+        steps.reply(number, wire.ANSWER_DONE)
         steps.last_ns = time.monotonic_ns()  # the pause is in no phase
         return True
 
@@ -166,16 +159,18 @@ class Mailbox:
         """
         if not is_ours(error):
             raise error
-        steps, told = self.steps, self._wire
+        steps = self.steps
         number = steps.requests[0]
         if number == steps.answered or steps.pages is None:
             return
-        words = [0] * told.CAPTURE_WORDS
-        words[told.CAP_REQUEST] = number
-        words[told.CAP_STATE] = told.STATE_REFUSED
-        words[told.CAP_CHANGED_NS] = time.monotonic_ns()
-        told.write_capture(steps.pages.page, words, f"{_NOT_POSSIBLE}: {describe(error)}")
-        steps.reply(number, told.ANSWER_TAKEN)
+        told = wire_capture.Progress(
+            request=number,
+            state=wire_capture.STATE_REFUSED,
+            changed_ns=time.monotonic_ns(),
+            reason=f"captures are not possible here: {describe(error)}",
+        )
+        wire_capture.write_progress(steps.pages.page, told)
+        steps.reply(number, wire.ANSWER_TAKEN)
 
     def _at_exit(self) -> None:
         capture = self.capture

@@ -15,6 +15,7 @@ from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, count_events,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tpmon.hook.bus.wire_capture import Progress, Request
     from tpmon.hook.capture.recorder import MemoryRecorder, Range
 
 _DISK_SPARE = 64 << 20
@@ -27,52 +28,38 @@ _MIB = 1 << 20
 _ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
 
 
-class RecordingSizes:
-    """Remember what probes found: by options, events and bytes of how many steps or ns."""
-
-    __slots__ = ("found",)
-
-    def __init__(self) -> None:
-        """Know nothing yet."""
-        self.found: dict[int, tuple[int, int, int]] = {}
-
-
 class CaptureFile:
-    """Hold where a capture is written and how large it may get."""
+    """Hold where a capture is written and how large it may get.
 
-    __slots__ = ("_part", "_request", "_sizes")
+    ``sizes`` is what probes found: by options, events and bytes of how many steps or ns.
+    """
 
-    def __init__(self, request: wire_capture.Request, sizes: RecordingSizes) -> None:
-        """Write nothing yet."""
+    def __init__(self, request: Request, sizes: dict[int, tuple[int, int, int]]) -> None:
         self._request = request
         self._sizes = sizes
         self._part = ""
 
     def refuse(self) -> str:
         """Say why it would not fit or cannot be written, "" when it does; makes the folder."""
-        words = self._request.words
-        kind = words[wire_capture.ASK_KIND]
-        folder = self._request.folder
+        request = self._request
+        folder = request.folder
         if not _can_write_to(folder):
             return "torch cannot write to a path with a quote, a backslash, :// or a control character in it"
         events = size = 0
-        if kind == wire_capture.KIND_SNAPSHOT:
-            size = words[wire_capture.ASK_ENTRIES] * wire_capture.ENTRY_BYTES
-        if kind == wire_capture.KIND_CAPTURE:
-            told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+        if request.kind == wire_capture.KIND_SNAPSHOT:
+            size = request.entries * wire_capture.ENTRY_BYTES
+        if request.kind == wire_capture.KIND_CAPTURE:
+            told = self._sizes.get(request.options)
             if told is None:
                 return "no step was probed with these options"
-            timed = words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
-            asked = words[wire_capture.ASK_LONGEST_NS] if timed else words[wire_capture.ASK_STEPS]
+            asked = request.longest_ns if request.is_timed else request.steps
             events, size = told[0] * asked // told[2], told[1] * asked // told[2]
-        most_events, most_bytes = words[wire_capture.ASK_MOST_EVENTS], words[wire_capture.ASK_MOST_BYTES]
-        if events > most_events:
-            return f"about {events:,} events, more than {most_events:,}: ask for fewer steps"
-        if size > most_bytes:
-            return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
-        detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
-        per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
-        shortage = wire_capture.name_shortage(events * per_event or size, read_memory_left())
+        if events > request.most_events:
+            return f"about {events:,} events, more than {request.most_events:,}: ask for fewer steps"
+        if size > request.most_bytes:
+            return f"about {size // _MIB} MiB, more than {request.most_bytes // _MIB}: ask for fewer steps"
+        memory = wire_capture.reckon_memory(request.options, events) or size
+        shortage = wire_capture.name_shortage(memory, read_memory_left())
         if shortage:
             return shortage
         try:
@@ -93,68 +80,40 @@ class CaptureFile:
 
     def exceeds(self, steps: int) -> bool:
         """Tell whether so many steps are too many events or bytes, by what the probe found."""
-        words = self._request.words
-        told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+        told = self._sizes.get(self._request.options)
         return told is not None and (
-            told[0] * steps > words[wire_capture.ASK_MOST_EVENTS]
-            or told[1] * steps > words[wire_capture.ASK_MOST_BYTES]
+            told[0] * steps > self._request.most_events or told[1] * steps > self._request.most_bytes
         )
 
-    def write_window(
-        self, recorder: Recorder | MemoryRecorder | Range, words: list[int], *, cut: bool
-    ) -> None:
-        """Write the file of a window and note events and bytes; ``cut``: its last step did not end.
-
-        Raises:
-            OSError: when it is not whole, or its name is taken; nothing of it is left then.
-        """
-        first = words[wire_capture.CAP_FIRST_STEP]
-        recorded_ns = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
-        last = first + words[wire_capture.CAP_STEPS_DONE] if cut else -1
-        sizes = self.write(recorder, words[wire_capture.CAP_RANK] - 1, first, recorded_ns, last)
-        words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
-
-    def write(
-        self,
-        recorder: Recorder | MemoryRecorder | Range,
-        rank: int,
-        first: int,
-        recorded_ns: int,
-        cut: int = -1,
-    ) -> tuple[int, int]:
-        """Write the file, and return events (of a probe) and bytes; ``cut`` is a step that did not end.
+    def write_window(self, recorder: Recorder | MemoryRecorder | Range, told: Progress, *, cut: bool) -> None:
+        """Write the file of a window and note its size; ``cut``: its last step did not end.
 
         Raises:
             OSError: when it is not whole, or its name is taken; nothing of it is left then.
         """
         request = self._request
-        name = wire_capture.file_name(request.name, rank, first, recorder.ending)
+        name = wire_capture.file_name(request.name, told.rank - 1, told.first_step, recorder.ending)
         path = os.path.join(request.folder, name)
         _try_writing(path + PART)
         self._part = path + PART  # from here on it is ours to remove
         try:
             recorder.save(self._part)
-            if cut >= 0 and request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CAPTURE:
-                rename_cut(self._part, cut)
+            if cut and request.kind == wire_capture.KIND_CAPTURE:
+                rename_cut(self._part, told.first_step + told.steps_done)
             os.chmod(self._part, 0o600)
             _unlink(self._part + TEMPORARY)  # where torch wrote none
             size = os.stat(self._part).st_size
-            if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
-                events = count_events(self._part)
-                timed = request.words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
-                per = recorded_ns if timed else 1
-                self._sizes.found[request.words[wire_capture.ASK_OPTIONS]] = (
-                    max(events, 1),
-                    max(size, 1),
-                    per,
-                )
+            if request.kind == wire_capture.KIND_PROBE:
+                told.events = count_events(self._part)
+                per = told.ended_ns - told.began_ns if request.is_timed else 1
+                self._sizes[request.options] = (max(told.events, 1), max(size, 1), per)
                 self.remove()
-                return events, size
-            _publish(self._part, path)
+            else:
+                _publish(self._part, path)
         except BaseException:
             self.remove()
             raise
-        return 0, size
+        told.bytes = size
 
     def remove(self) -> None:
         """Remove what is not whole."""
@@ -221,16 +180,3 @@ def _publish(part: str, path: str) -> None:
         os.rename(part, path)
     else:
         os.unlink(part)
-
-
-def describe_window(reason: str, evals: int) -> str:
-    """Say what is special about a window: how it ended, and a validation within it."""
-    inside = f"{evals} evaluation steps ran within it" if evals else ""
-    return "; ".join(part for part in (reason, inside) if part)
-
-
-def describe_excess(request: wire_capture.Request, excess: str) -> str:
-    """Say why a recording was ended and thrown away."""
-    if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
-        return f"one step is too large to record: {excess}"
-    return f"the recording was too large: {excess}"
