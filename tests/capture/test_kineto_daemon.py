@@ -243,7 +243,7 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
     libkineto, folder, me, tmp_path, *, left,
     orders, why, monkeypatch,
 ) :  # fmt: skip
-    monkeypatch.setattr(kineto_window, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
+    monkeypatch.setattr(kineto_window.wire_capture, "count_events", lambda trace: (1000, os.fstat(trace).st_size))
     window = KinetoWindow(
         KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
         memory_left=lambda: left.pop(0),

@@ -26,7 +26,7 @@ CALLBACKS = {
     "patches.__next__": ("plain=steps.data_begins", "plain=steps.data_ended", "plain=steps.data_stopped"),
     "patches._engine_run_backward": ("plain=steps.backward_begins", "plain=steps.backward_ended"),
     "patches.update": ("scaled=steps.scaler_updated",),
-    "patches.__init__": ("ddp=counts._note_wrapper", "fsdp=counts._note_wrapper"),
+    "patches.__init__": ("ddp=counts.wrapper_made", "fsdp=counts.wrapper_made"),
     "steps.optimizer_stepped": ("plain=steps.optimizer_stepped",),
     "arrival.find_spec": ("imported=arrival.find_spec",),
     "arrival.exec_module": ("imported=arrival.exec_module", "imported=installation._torch_came"),

@@ -76,11 +76,6 @@ _FROM_WITHIN = (
 _OURS = ("rank", "clocks")
 """What is known better outside: of launchers that make no process group too."""
 
-_DTYPES = {
-    wire_settings.DTYPE_FLOAT32: "float32",
-    wire_settings.DTYPE_FLOAT16: "float16",
-    wire_settings.DTYPE_BFLOAT16: "bfloat16",
-}
 _NUMBERS = {"threads": wire_settings.SET_THREADS, "interop_threads": wire_settings.SET_INTEROP_THREADS}
 _SWITCHES = {
     "cudnn_benchmark": wire_settings.SET_CUDNN_BENCHMARK,
@@ -145,7 +140,7 @@ def _read_settings(words: Sequence[int]) -> dict[str, object]:
         is_on = words[wire_settings.SET_MATMUL_TF32]
         found["matmul_precision"] = Missing("TF32 is on: high or medium") if is_on else "highest"
     if words[wire_settings.SET_AUTOCAST] > 0:
-        dtype = _DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type")
+        dtype = wire_settings.DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type")
         return {**found, "autocast": True, "autocast_dtype": dtype}
     # Most programs leave it before the backward.
     why = _UNTOLD if words[wire_settings.SET_AUTOCAST] < 0 else _OFF

@@ -46,7 +46,6 @@ _SETTLES_S = 10.0
 """So long after kineto is free again its file may still be missing: it renames it last."""
 
 _UNTOLD = Missing("kineto does not say it")
-_EVENT = b'"ph": "X"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ class KinetoWindow(WindowLead[Recorded]):
             probe = self._record(1, "probe")
             if probe.state is not CaptureState.VERIFIED:
                 return probe
-            events, size = count_events(probe.source)
+            events, size = wire_capture.count_events(probe.source)
             price = self.price = size_window(self.asked, [(events, size, 0.0)])
             if not price.steps:
                 raise UsageError(
@@ -240,7 +239,7 @@ class KinetoWindow(WindowLead[Recorded]):
             if entry.startswith(name) and entry.endswith(".json"):
                 with contextlib.suppress(FileNotFoundError):
                     found = open_foreign(entry, self.owner, MOST_READ, folder=self._held)
-                    if is_whole(found):
+                    if wire_capture.is_whole(found):
                         self._opened.callback(os.close, found)
                         return found
                     os.close(found)
@@ -251,23 +250,6 @@ class KinetoWindow(WindowLead[Recorded]):
         with contextlib.suppress(OSError):
             return any(entry.startswith(name) for entry in os.listdir(self._held))
         return False
-
-
-def is_whole(trace: int) -> bool:
-    """Tell whether an open trace is there to its last brace."""
-    size = os.fstat(trace).st_size
-    return os.pread(trace, 64, max(size - 64, 0)).rstrip().endswith(b"}")
-
-
-def count_events(trace: int) -> tuple[int, int]:
-    """Count the events with a duration in an open trace that kineto wrote, and its bytes."""
-    found, at, rest, size = 0, 0, b"", os.fstat(trace).st_size
-    while at < size and (chunk := os.pread(trace, 1 << 20, at)):
-        data = rest + chunk
-        found += data.count(_EVENT)
-        rest = data[-(len(_EVENT) - 1) :]
-        at += len(chunk)
-    return found, at
 
 
 SYSTEM_CONFIG = "/etc/libkineto.conf"

@@ -390,23 +390,15 @@ class Counts:
             if not self.fail(error):
                 raise
 
-    def ddp_made(self, module: object) -> None:
-        """Note a DistributedDataParallel, whose settings are read while it lives."""
-        self.ddp = self._note_wrapper(self.ddp, module)
-
-    def fsdp_made(self, module: object) -> None:
-        """Note a FullyShardedDataParallel."""
-        self.fsdp = self._note_wrapper(self.fsdp, module)
-
-    def _note_wrapper(self, made: list[Any], module: object) -> list[Any]:
+    def wrapper_made(self, made: list[Any], module: object) -> None:
+        """Note a module in ``ddp`` or ``fsdp``: its settings are read while it lives."""
         try:
             from tpmon.hook.tensors import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
 
-            return note_wrapper(made, module)
+            made[:] = note_wrapper(made, module)
         except Exception as error:
             if not self.fail(error):
                 raise
-            return made
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""

@@ -82,19 +82,6 @@ def on_device(torch: Any) -> Iterator[None]:
 class DeviceTimer:
     """Measure steps one by one; ``words`` are the totals as the bus has them."""
 
-    __slots__ = (
-        "_began_ns",
-        "_cuda",
-        "_ended_ns",
-        "_events",
-        "_measuring",
-        "_step",
-        "_stream",
-        "_turns",
-        "pending",
-        "words",
-    )
-
     def __init__(self, cuda: Any) -> None:
         """Make the events; ``cuda`` is torch.cuda, initialized."""
         keep_for_ever(self)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Arrival:
     """Call ``arrived`` after one of ``names`` was imported, once for each; to ask for a spec is no import."""
 
-    __slots__ = ("_arrived", "_failed", "_looking", "_names")
-
     def __init__(
         self, names: Sequence[str], arrived: Callable[[], None], failed: Callable[[Exception], None]
     ) -> None:

@@ -46,12 +46,9 @@ def allow_again() -> None:
 class Installation:
     """Hold steps, patches and the finder; ``installed`` says whether it is wanted."""
 
-    __slots__ = ("_arrival", "_forks_watched", "installed", "mailbox", "patches", "problem", "steps")
-
     def __init__(self) -> None:
-        """Install nothing yet."""
         self.mailbox = Mailbox()
-        self.steps = Steps(self._turned_off, self.mailbox)
+        self.steps = Steps(lambda: self._take_back(within=True), self.mailbox)
         self.patches = Patches(self.steps)
         self._arrival = Arrival(("torch", *PLACES, *LATER), self._torch_came, self._give_up)
         self.installed = False
@@ -101,9 +98,6 @@ class Installation:
                 self._arrival.end()
         except Exception as error:
             self._give_up(error)
-
-    def _turned_off(self) -> None:
-        self._take_back(within=True)
 
     def _take_back(self, within: bool = False) -> None:
         self._arrival.end()

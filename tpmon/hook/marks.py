@@ -40,7 +40,6 @@ class mark:  # noqa: N801 used like a function
     __slots__ = ("_began_ns", "_name", "_recorded")
 
     def __init__(self, name: str) -> None:
-        """Measure nothing yet."""
         self._name = name
         self._recorded: Any = None
         self._began_ns = 0

@@ -20,11 +20,8 @@ from tpmon.hook.tensors import count_gradients
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-if TYPE_CHECKING:
-    from typing import Any
 
     from tpmon.hook.tensors import Sizes
-
 
 _TURNS = 64
 """Of a step with more turns (an accumulation of many parts, an evaluation) only the update is read then."""
@@ -37,10 +34,7 @@ _LASTS = {BACKWARD: wire.SET_ALLOCATED_AFTER_BACKWARD, OPTIMIZER: wire.SET_ALLOC
 class Memory:
     """Note turns of the watched step in the settings' ``words``; ``device`` is -1 without CUDA."""
 
-    __slots__ = ("_held", "_peak", "_risen", "_seen", "_turns", "_words", "device")
-
     def __init__(self, words: list[int]) -> None:
-        """Follow nothing yet."""
         self._words = words
         self.device = -1
         self._peak = self._held = self._turns = 0
@@ -106,8 +100,6 @@ _MOST_ELSE = 4
 
 class Activations:
     """Count what is held at turns of a step; the settings' ``words`` have what is allocated there."""
-
-    __slots__ = ("_gradients_after", "_gradients_at", "_own", "_words", "several")
 
     def __init__(self, words: list[int]) -> None:
         """Know nothing yet; ``several``: more than one optimizer works, and only one is looked at."""

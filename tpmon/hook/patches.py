@@ -53,10 +53,7 @@ _KEY = -7_061_646
 class Patches:
     """Hold what was replaced: place, name, what was there, what is there now."""
 
-    __slots__ = ("_done", "_handle", "_replaced", "_steps")
-
     def __init__(self, steps: Steps) -> None:
-        """Replace nothing yet."""
         self._steps = steps
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._handle: Any = None
@@ -64,23 +61,10 @@ class Patches:
 
     def apply(self) -> None:
         """Patch each place whose module is imported and that is not patched yet."""
-        for name, patch in (
-            (OPTIMIZER, self._patch_optimizers),
-            (LOADER, self._patch_loaders),
-            (ENGINE, self._patch_engine),
-            (SCALER, self._patch_scaler),
-            (SCALER_BEFORE, self._patch_scaler),
-            (SHARDED, self._patch_scaler),
-            (DDP, self._patch_ddp),
-            (FSDP, self._patch_fsdp),
-            (SCHEDULES, self._patch_schedules),
-            (DEEPSPEED, self._patch_deepspeed),
-            (MEGATRON, self._patch_megatron),
-            (GRAPHS, self._patch_graphs),
-        ):
+        for name in (OPTIMIZER, ENGINE, *_WRAPPED):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
-                bit = patch(module)
+                bit = self._patch(name, module)
                 if bit or name in (DDP, GRAPHS, *LATER):
                     self._done.update((name, SCALER) if name == SCALER_BEFORE else (name,))
                     self._steps.patches |= bit
@@ -122,6 +106,21 @@ class Patches:
         self._replaced.append((place, name, place.__dict__[name], ours))
         setattr(place, name, ours)
 
+    def _patch(self, name: str, module: ModuleType) -> int:
+        """Patch a module, and return which of wire.PATCH_* that is."""
+        if name == OPTIMIZER:
+            return self._patch_optimizers(module)
+        if name == ENGINE:
+            return self._patch_engine(module)
+        bits = 0
+        for kind, attribute, wrap, bit in _WRAPPED[name]:
+            place = module.__dict__.get(kind) if kind else module
+            found = getattr(place, "__dict__", {}).get(attribute)
+            if found is not None:
+                self._replace(place, attribute, wrap(found, self._steps))
+                bits |= bit
+        return bits
+
     def _patch_optimizers(self, module: ModuleType) -> int:
         from collections import OrderedDict  # noqa: PLC0415
 
@@ -137,17 +136,6 @@ class Patches:
             return 0
         return wire.PATCH_OPTIMIZER
 
-    def _wrap(self, place: Any, name: str, wrap: Callable[..., Any], *told: Any) -> bool:
-        """Replace what a class or a module has of this name by its wrapper; tell whether it was there."""
-        found = getattr(place, "__dict__", {}).get(name)
-        if found is not None:
-            self._replace(place, name, wrap(found, *told))
-        return found is not None
-
-    def _patch_loaders(self, module: ModuleType) -> int:
-        iterator = module.__dict__.get("_BaseDataLoaderIter")
-        return wire.PATCH_DATA * self._wrap(iterator, "__next__", _wrap_next, self._steps)
-
     def _patch_engine(self, module: ModuleType) -> int:
         autograd = sys.modules["torch.autograd"]
         engine = module.__dict__.get("_engine_run_backward")
@@ -162,39 +150,6 @@ class Patches:
         if autograd.__dict__.get("_engine_run_backward") is engine:
             self._replace(autograd, "_engine_run_backward", ours)
         return wire.PATCH_BACKWARD
-
-    def _patch_schedules(self, module: ModuleType) -> int:
-        return wire.PATCH_BACKWARD * self._wrap(module, "custom_backward", _wrap_engine, self._steps)
-
-    def _patch_scaler(self, module: ModuleType) -> int:
-        scaler = module.__dict__.get("ShardedGradScaler" if module.__name__ == SHARDED else "GradScaler")
-        return wire.PATCH_SCALER * self._wrap(scaler, "update", _wrap_update, self._steps)
-
-    def _patch_deepspeed(self, module: ModuleType) -> int:
-        engine = module.__dict__.get("DeepSpeedEngine")
-        # Called at the end of an accumulation alone, whether it comes to an update or not.
-        return wire.PATCH_SCALER * self._wrap(engine, "_take_model_step", _wrap_update, self._steps)
-
-    def _patch_megatron(self, module: ModuleType) -> int:
-        for name in ("ConstantGradScaler", "DynamicGradScaler"):
-            self._wrap(module.__dict__.get(name), "update", _wrap_found, self._steps)
-        return wire.PATCH_SCALER
-
-    def _patch_graphs(self, module: ModuleType) -> int:
-        graph = module.__dict__.get("CUDAGraph")
-        self._wrap(graph, "capture_begin", _wrap_capture, self._steps, True)
-        self._wrap(graph, "capture_end", _wrap_capture, self._steps, False)
-        return 0  # nothing is counted by it
-
-    def _patch_ddp(self, module: ModuleType) -> int:
-        wrapper = module.__dict__.get("DistributedDataParallel")
-        self._wrap(wrapper, "__init__", _wrap_init, self._steps.ddp_made)
-        return 0
-
-    def _patch_fsdp(self, module: ModuleType) -> int:
-        wrapper = module.__dict__.get("FullyShardedDataParallel")
-        self._wrap(wrapper, "__init__", _wrap_init, self._steps.fsdp_made)
-        return 0
 
 
 def _remove_hook(module: ModuleType, ours: OrderedDict[int, object]) -> None:
@@ -292,13 +247,38 @@ def _wrap_capture(original: Callable[..., None], steps: Steps, begins: bool) -> 
     return capture
 
 
-def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) -> Callable[..., None]:
+def _wrap_init(original: Callable[..., None], steps: Steps, made: list[Any]) -> Callable[..., None]:
     @_like(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
-        made(self)
+        steps.wrapper_made(made, self)
 
     return __init__
+
+
+_SCALES = (("GradScaler", "update", _wrap_update, wire.PATCH_SCALER),)
+_WRAPPED: dict[str, tuple[tuple[str, str, Callable[..., Any], int], ...]] = {
+    LOADER: (("_BaseDataLoaderIter", "__next__", _wrap_next, wire.PATCH_DATA),),
+    SCALER: _SCALES,
+    SCALER_BEFORE: _SCALES,
+    SHARDED: (("ShardedGradScaler", "update", _wrap_update, wire.PATCH_SCALER),),
+    DDP: (("DistributedDataParallel", "__init__", lambda one, steps: _wrap_init(one, steps, steps.ddp), 0),),
+    FSDP: (
+        ("FullyShardedDataParallel", "__init__", lambda one, steps: _wrap_init(one, steps, steps.fsdp), 0),
+    ),
+    SCHEDULES: (("", "custom_backward", _wrap_engine, wire.PATCH_BACKWARD),),
+    # Called at the end of an accumulation alone, whether it comes to an update or not.
+    DEEPSPEED: (("DeepSpeedEngine", "_take_model_step", _wrap_update, wire.PATCH_SCALER),),
+    MEGATRON: (
+        ("ConstantGradScaler", "update", _wrap_found, wire.PATCH_SCALER),
+        ("DynamicGradScaler", "update", _wrap_found, wire.PATCH_SCALER),
+    ),
+    GRAPHS: (
+        ("CUDAGraph", "capture_begin", lambda one, steps: _wrap_capture(one, steps, True), 0),
+        ("CUDAGraph", "capture_end", lambda one, steps: _wrap_capture(one, steps, False), 0),
+    ),
+}
+"""Of a module: a class, "" for its functions; what is wrapped, by what, and which of wire.PATCH_* that is."""
 
 
 class _UnlessWhole:

@@ -10,6 +10,7 @@ import math
 import os
 from array import array
 from time import monotonic_ns
+from typing import NamedTuple
 
 from tpmon.hook.context import read_ranks
 
@@ -133,43 +134,25 @@ _KEPT = 65_536
 """So many of the newest latencies give the percentiles; count, mean and deviation are of all."""
 
 
-class Throughput:
+class Throughput(NamedTuple):
     """Hold one measurement; latencies in ms, 0 steps when nothing was measured after the cut."""
 
-    __slots__ = (
-        "cut",
-        "mean_ms",
-        "p50_ms",
-        "p95_ms",
-        "p99_ms",
-        "samples",
-        "samples_per_s",
-        "seconds",
-        "std_ms",
-        "steps",
-        "warmup_seconds",
-        "warmup_steps",
-    )
+    cut: str
+    warmup_steps: int
+    warmup_seconds: float
+    steps: int
+    samples: int
+    seconds: float
+    mean_ms: float
+    std_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
 
-    def __init__(
-        self,
-        cut: str,
-        warmup: tuple[int, float],
-        steps: int,
-        samples: int,
-        seconds: float,
-        spread: tuple[float, float],
-        percentiles: tuple[float, float, float],
-    ) -> None:
-        """Hold what ``ThroughputMeter.result`` found."""
-        self.cut = cut
-        self.warmup_steps, self.warmup_seconds = warmup
-        self.steps = steps
-        self.samples = samples
-        self.seconds = seconds
-        self.samples_per_s = samples / seconds if seconds else math.nan
-        self.mean_ms, self.std_ms = spread
-        self.p50_ms, self.p95_ms, self.p99_ms = percentiles
+    @property
+    def samples_per_s(self) -> float:
+        """Return how many samples ended in a second."""
+        return self.samples / self.seconds if self.seconds else math.nan
 
     def __str__(self) -> str:
         """Say it in one line, with what was left out."""
@@ -189,20 +172,6 @@ class ThroughputMeter:
     The first ``warmup_steps`` are left out; ``cut("compiled")`` leaves out all until then and says
     why. Host time between two calls: on a GPU, synchronise before the last ``step`` if it matters.
     """
-
-    __slots__ = (
-        "_began_ns",
-        "_cut",
-        "_cut_ns",
-        "_last_ns",
-        "_latencies",
-        "_mean",
-        "_samples",
-        "_squares",
-        "_steps",
-        "_warmup",
-        "_warmup_steps",
-    )
 
     def __init__(self, warmup_steps: int = 10) -> None:
         """Begin the first step now."""
@@ -244,15 +213,18 @@ class ThroughputMeter:
     def result(self) -> Throughput:
         """Return what was measured since the cut."""
         ordered = sorted(self._latencies)
-        std = math.sqrt(self._squares / (self._steps - 1)) if self._steps > 1 else math.nan
         return Throughput(
             cut=self._cut,
-            warmup=(self._warmup_steps, (self._cut_ns - self._began_ns) / 1e9),
+            warmup_steps=self._warmup_steps,
+            warmup_seconds=(self._cut_ns - self._began_ns) / 1e9,
             steps=self._steps,
             samples=self._samples,
             seconds=(self._last_ns - self._cut_ns) / 1e9 if self._steps else 0.0,
-            spread=(self._mean if self._steps else math.nan, std),
-            percentiles=(_percentile(ordered, 50), _percentile(ordered, 95), _percentile(ordered, 99)),
+            mean_ms=self._mean if self._steps else math.nan,
+            std_ms=math.sqrt(self._squares / (self._steps - 1)) if self._steps > 1 else math.nan,
+            p50_ms=_percentile(ordered, 50),
+            p95_ms=_percentile(ordered, 95),
+            p99_ms=_percentile(ordered, 99),
         )
 
     def _forget(self) -> None:

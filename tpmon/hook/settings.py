@@ -66,8 +66,6 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 class Settings:
     """Hold the settings that were read last, as ``words`` of the bus."""
 
-    __slots__ = ("_activations", "_memory", "_readings", "ddp", "fsdp", "guard", "words")
-
     def __init__(self) -> None:
         """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained.
 
@@ -78,21 +76,17 @@ class Settings:
         self.ddp: Any = None
         self.fsdp: Any = None
         self.guard: Any = None
-        self._memory = Memory(self.words)
-        self._activations = Activations(self.words)
+        self.memory = Memory(self.words)
+        self.activations = Activations(self.words)
         self._readings = 0
 
     def begin(self) -> None:
         """Begin with the step that is watched now."""
-        self._attempt(self._memory.begin)
+        self._attempt(self.memory.begin)
 
     def see_turn(self, ended: int) -> None:
         """Note what is allocated where this part of the step ended (``device``)."""
-        self._attempt(lambda: self._memory.note(ended))
-
-    def see_evaluation(self) -> None:
-        """Leave out the batches so far, which were of an evaluation."""
-        self._memory.forget_batch()
+        self._attempt(lambda: self.memory.note(ended))
 
     def note_wrappers(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
         """Choose once a minute, of what was made of them, those that this optimizer works on."""
@@ -107,16 +101,12 @@ class Settings:
         """Note what is so where a backward begins; ``optimizer`` is a weak reference to the last one."""
         self._attempt(self._read_autocast)
         if self._readings % _SIZES_EVERY == 1:
-            self._attempt(lambda: self._activations.see_backward(optimizer, self._memory.device))
+            self._attempt(lambda: self.activations.see_backward(optimizer, self.memory.device))
 
     def see_optimizer(self, optimizer: object) -> None:
         """Note how large are the tensors that this optimizer works on."""
         if self._readings % _SIZES_EVERY == 1:
             self._attempt(lambda: self._read_sizes(optimizer))
-
-    def see_another(self) -> None:
-        """Note that more than one optimizer steps."""
-        self._activations.several = True
 
     def read(self, now: int) -> list[int]:
         """Read the rest; return all as words of the bus."""
@@ -195,11 +185,7 @@ class Settings:
             dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
         if dtype is None:
             return
-        known = {
-            torch.float32: wire.DTYPE_FLOAT32,
-            torch.float16: wire.DTYPE_FLOAT16,
-            torch.bfloat16: wire.DTYPE_BFLOAT16,
-        }
+        known = {getattr(torch, name): word for word, name in wire.DTYPES.items()}
         self.words[wire.SET_AUTOCAST] = 1
         self.words[wire.SET_AUTOCAST_DTYPE] = known.get(dtype, wire.DTYPE_OTHER)
 
@@ -230,15 +216,14 @@ class Settings:
             for name in path:
                 found = found[name] if found is not None else None
             self.words[word] = int(found) if found is not None else wire.UNKNOWN
-        self._memory.tell_phase()
-        self.words[wire.SET_ACTIVATIONS] = self._activations.estimate()
+        self.memory.tell_phase()
+        self.words[wire.SET_ACTIVATIONS] = self.activations.estimate()
 
     def _read_sizes(self, optimizer: object) -> None:
-        sizes = count_sizes(optimizer, self._memory.device)
-        self._activations.see_update(sizes, self._memory.device)
-        self.words[wire.SET_PARAMETERS] = wire.UNKNOWN if sizes is None else sizes.parameters
-        self.words[wire.SET_GRADIENTS] = wire.UNKNOWN if sizes is None else sizes.gradients
-        self.words[wire.SET_OPTIMIZER_STATE] = wire.UNKNOWN if sizes is None else sizes.state
+        sizes = count_sizes(optimizer, self.memory.device)
+        self.activations.see_update(sizes, self.memory.device)
+        told = [wire.UNKNOWN] * 3 if sizes is None else [sizes.parameters, sizes.gradients, sizes.state]
+        self.words[wire.SET_PARAMETERS : wire.SET_OPTIMIZER_STATE + 1] = told
 
     def _read_ddp(self) -> None:
         module = self.ddp() if self.ddp is not None else None

@@ -29,18 +29,6 @@ _MOST_EVALS = 64
 class Watcher:
     """Read settings and time the device for one hook."""
 
-    __slots__ = (
-        "_began_ns",
-        "_evals",
-        "_no_device",
-        "_seen",
-        "_settings",
-        "_steps",
-        "_timer",
-        "inputs",
-        "optimizer",
-    )
-
     def __init__(self, steps: Any) -> None:
         """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors.
 
@@ -102,7 +90,7 @@ class Watcher:
         """Note the end of an optimizer's step."""
         known = self.optimizer() if self.optimizer is not None else None
         if known is not None and known is not optimizer:
-            self._settings.see_another()
+            self._settings.activations.several = True
         if not self._seen & 4:
             self._seen |= 4
             self._settings.see_optimizer(optimizer)
@@ -118,7 +106,7 @@ class Watcher:
         self._evals += 1
         if self._evals <= _MOST_EVALS:
             self._seen &= ~1
-            self._settings.see_evaluation()
+            self._settings.memory.forget_batch()
         if self._timer is not None:
             self._timer.leave()
 

@@ -46,8 +46,8 @@ def count_sizes(optimizer: object, device: int = -1) -> Sizes | None:
 
     Types of tensors that are not torch's own may run code of the program: then nothing is added up.
     """
-    parameters = _list_parameters(optimizer)
-    state = object.__getattribute__(optimizer, "__dict__").get("state")
+    parameters = _list_plain(optimizer)
+    state: Any = _read_dict(optimizer).get("state")
     if parameters is None or not issubclass(type(state), dict):
         return None
     with bypass_functions():
@@ -61,7 +61,7 @@ def count_sizes(optimizer: object, device: int = -1) -> Sizes | None:
 
 def count_gradients(optimizer: object, device: int) -> int | None:
     """Return bytes of the gradients that an optimizer's parameters have now on a CUDA device."""
-    parameters = _list_parameters(optimizer)
+    parameters = _list_plain(optimizer)
     if parameters is None:
         return None
     with bypass_functions():
@@ -69,14 +69,18 @@ def count_gradients(optimizer: object, device: int) -> int | None:
         return _count_bytes(gradients, device)[1] if all(map(_is_plain, gradients)) else None
 
 
-def _list_parameters(optimizer: object) -> list[Any] | None:
+def _list_plain(optimizer: object) -> list[Any] | None:
     """List the parameters of an optimizer; None where they are too many, or of types that are not torch's."""
-    groups = object.__getattribute__(optimizer, "__dict__").get("param_groups")
+    parameters = _list_parameters(optimizer)
+    plain = parameters is not None and len(parameters) <= _MOST_TENSORS and all(map(_is_plain, parameters))
+    return parameters if plain else None
+
+
+def _list_parameters(optimizer: object) -> list[Any] | None:
+    groups: Any = _read_dict(optimizer).get("param_groups")
     if not issubclass(type(groups), list):
         return None
-    parameters = [one for group in list.__iter__(groups) for one in dict.get(group, "params", ())]
-    plain = len(parameters) <= _MOST_TENSORS and all(map(_is_plain, parameters))
-    return parameters if plain else None
+    return [one for group in list.__iter__(groups) for one in dict.get(group, "params", ())]
 
 
 def _is_plain(tensor: object) -> bool:
@@ -155,11 +159,8 @@ def refer(model: object) -> Any:
 
 def list_parameters(optimizer: Any) -> frozenset[int]:
     """Return which parameters an optimizer has, by its weak reference; none where none was seen."""
-    groups = _read_dict(optimizer() if optimizer is not None else None).get("param_groups")
-    found = (
-        one for group in (groups if type(groups) is list else ()) for one in dict.get(group, "params", ())
-    )
-    return frozenset(map(id, found))
+    found = _list_parameters(optimizer()) if optimizer is not None else None
+    return frozenset(map(id, found or ()))
 
 
 def _search(kind: type, wanted: frozenset[int]) -> Any:

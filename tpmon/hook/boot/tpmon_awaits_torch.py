@@ -22,10 +22,7 @@ ALLOW_STACKS = "_TPMON_ALLOW_STACKS"
 class Awaiter:
     """Import the hook when torch is asked for."""
 
-    __slots__ = ("_last",)
-
     def __init__(self, last: LastResort) -> None:
-        """Wait for nothing yet."""
         self._last = last
 
     def find_spec(
@@ -50,10 +47,7 @@ class Awaiter:
 class LastResort:
     """Find the tpmon that the run was started with, where the program's Python has none."""
 
-    __slots__ = ("_places",)
-
     def __init__(self, places: list[str]) -> None:
-        """Look into these folders."""
         self._places = places
 
     def find_spec(

@@ -69,8 +69,6 @@ _HIGH_DESCRIPTORS = (2000, 1000)
 class Pages:
     """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
 
-    __slots__ = ("_descriptors", "_files", "_maps", "answers", "live", "mailbox", "page", "rank", "requests")
-
     def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
 

@@ -21,13 +21,14 @@ What became of it lies in the telemetry page, which the process itself alone can
     2688    8        number of the request whose answer follows, 0 while that is being written
     2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock and the
-libraries of other tools; valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers, but for that lock, the libraries
+of other tools and what torch wrote into a trace; valid Python 3.8.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import struct
 from binascii import crc32
 
@@ -68,6 +69,7 @@ INJECTED = "CUDA_INJECTION64_PATH"
 
 TRACE_ENDING = ".pt.trace.json"
 """By it TensorBoard's profiler plugin finds a trace, packed or not."""
+_EVENT = b'"ph": "X"'
 
 # Kinds of requests.
 KIND_PROBE = 2
@@ -306,3 +308,22 @@ def find_mapped(names: tuple[str, ...], path: str = "/proc/self/maps") -> str:
     except OSError:
         return ""
     return ""
+
+
+def count_events(trace: int) -> tuple[int, int]:
+    """Count the events with a duration in an open trace that torch wrote, and its bytes."""
+    found, at, rest, size = 0, 0, b"", os.fstat(trace).st_size
+    while at < size:
+        chunk = os.pread(trace, 1 << 20, at)
+        if not chunk:
+            break
+        data = rest + chunk
+        found += data.count(_EVENT)
+        rest = data[-(len(_EVENT) - 1) :]
+        at += len(chunk)
+    return found, at
+
+
+def is_whole(trace: int) -> bool:
+    """Tell whether an open trace is there to its last brace."""
+    return os.pread(trace, 64, max(os.fstat(trace).st_size - 64, 0)).rstrip().endswith(b"}")

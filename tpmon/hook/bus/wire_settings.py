@@ -111,6 +111,7 @@ DTYPE_OTHER = 0
 DTYPE_FLOAT32 = 1
 DTYPE_FLOAT16 = 2
 DTYPE_BFLOAT16 = 3
+DTYPES = {DTYPE_FLOAT32: "float32", DTYPE_FLOAT16: "float16", DTYPE_BFLOAT16: "bfloat16"}
 
 # Device times by CUDA events: totals of the steps that were measured, one in DEV_EVERY lately.
 DEV_NUMBER = 0

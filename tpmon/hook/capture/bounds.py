@@ -101,8 +101,6 @@ _MIB = 1 << 20
 class Bounds:
     """Hold how long a recording may take and how far the process may grow meanwhile."""
 
-    __slots__ = ("_began_ns", "_longest_ns", "_looked_ns", "_most", "_resident", "_spare_ns", "_step_ns")
-
     def __init__(self, request: Request, spare_ns: int) -> None:
         """Begin to count now; when the time is over a step that began ``spare_ns`` ago may still end."""
         self._longest_ns = request.longest_ns
@@ -173,8 +171,6 @@ _MOST_EVALS = 16
 
 class End:
     """Say how a recording ends; ``cut``: in the middle of a step, which counts as none."""
-
-    __slots__ = ("cut", "reason", "state")
 
     def __init__(self, state: int, reason: str = "", *, cut: bool = False) -> None:
         self.state = state

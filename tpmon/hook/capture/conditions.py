@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 _MOST_PLACES = 64
 
-_DTYPES = {
-    wire_settings.DTYPE_FLOAT32: "float32",
-    wire_settings.DTYPE_FLOAT16: "float16",
-    wire_settings.DTYPE_BFLOAT16: "bfloat16",
-}
-
 
 def describe_run(steps: Counts, first_step: int) -> dict[str, str]:
     """Return what goes into a trace beside its events: names and JSON."""
@@ -139,7 +133,7 @@ def _read_autocast(torch: Any, steps: Counts) -> dict[str, Any]:
     if not on:  # most programs leave it before the backward
         why = {"missing": "it was off where the backward began"}
         return {"autocast": why, "autocast_dtype": why}
-    dtype = _DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type") if words else ""
+    dtype = wire_settings.DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type") if words else ""
     return {"autocast": True, "autocast_dtype": dtype}
 
 

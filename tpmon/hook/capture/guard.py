@@ -33,8 +33,6 @@ _FIRST_HISTORY = (2, 1)
 class Guard:
     """Follow the program's profilers; ``ours`` is the one that we run, ``on_foreign`` ends it."""
 
-    __slots__ = ("_foreign", "_on_failure", "_on_foreign", "_replaced", "ours")
-
     def __init__(self, on_foreign: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
         """Follow nothing yet; ``on_foreign`` is called before a profiler of the program begins.
 

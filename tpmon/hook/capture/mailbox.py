@@ -34,7 +34,6 @@ class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
 
     def __init__(self) -> None:
-        """Load nothing yet; ``steps`` is set by who counts."""
         self.steps: Any = None
         self.capture: Capture | None = None
         self._before: Any = None

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 
-from tpmon.hook.bus.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING
+from tpmon.hook.bus.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING, is_whole
 from tpmon.hook.context import parse_version, torch_folder
 from tpmon.hook.device import on_device
 
@@ -29,12 +29,9 @@ _LEVEL_SYMBOL = "_ZN9libkineto6Logger14severityLevel_E"
 _LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
 """Of libkineto's messages, 0 to 5; what is above all of them is not written."""
 
-_EVENT = b'"ph": "X"'
 _MARK = "ProfilerStep"
 _CUT_MARK = "StepCutShort"
 """Of the same length, so that it is written in its place: what counts steps passes it by."""
-
-_CHUNK = 1 << 20
 
 
 class NotWrittenError(OSError):
@@ -42,14 +39,14 @@ class NotWrittenError(OSError):
 
 
 class Recorder:
-    """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``."""
+    """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``.
+
+    It has the bounded defaults of torch's profiler; ``options`` are OPTION_*.
+    """
 
     ending = TRACE_ENDING
 
-    __slots__ = ("_profile", "_range", "options")
-
     def __init__(self, options: int) -> None:
-        """Choose the bounded defaults of torch's profiler; ``options`` are OPTION_*."""
         self.options = options
         self._profile: Any = None
         self._range: Any = None
@@ -148,8 +145,6 @@ class _Quiet:
     level itself is changed and put back, so that the program's own profiler says what it ever said.
     """
 
-    __slots__ = ("_before", "_level", "_ours")
-
     def __enter__(self) -> None:
         self._ours = _LOG_LEVEL not in os.environ and not _BEGUN
         if self._ours:
@@ -189,36 +184,20 @@ def _find_level() -> Any:
     return level if _LEAST_LEVEL <= level.value <= _SILENT else None
 
 
-def check_whole(path: str) -> int:
-    """Return the size of a trace that is there to its last brace.
+def check_whole(path: str) -> None:
+    """Look at a trace that is written.
 
     Raises:
-        NotWrittenError: when it is not.
+        NotWrittenError: when it is not there to its last brace.
     """
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - 64, 0))
-            last = file.read(64).rstrip()
+            whole = is_whole(file.fileno())
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise NotWrittenError(f"torch wrote no file ({reason}): disk full, or the folder is gone") from error
-    if not last.endswith(b"}"):
+    if not whole:
         raise NotWrittenError("the file is cut off: disk full, or a limit on file sizes")
-    return size
-
-
-def count_events(path: str) -> int:
-    """Count the events with a duration in a trace that torch wrote."""
-    found, rest = 0, b""
-    with open(path, "rb") as file:
-        while True:
-            chunk = file.read(_CHUNK)
-            if not chunk:
-                return found
-            data = rest + chunk
-            found += data.count(_EVENT)
-            rest = data[-(len(_EVENT) - 1) :]
 
 
 def rename_cut(path: str, step: int) -> None:
@@ -256,10 +235,7 @@ class Unprofiled:
     ending = ""
     profile: object = None
 
-    __slots__ = ("_running",)
-
     def __init__(self) -> None:
-        """Record nothing yet."""
         self._running = False
 
     def prepare(self) -> None:
@@ -279,14 +255,11 @@ class Unprofiled:
 
 
 class MemoryRecorder(Unprofiled):
-    """Keep the allocator's history over some steps, and write it for pytorch.org/memory_viz."""
+    """Keep the newest ``entries`` of the allocator's history, and write them for pytorch.org/memory_viz."""
 
     ending = ".pickle"
 
-    __slots__ = ("_entries", "_ours")
-
     def __init__(self, entries: int) -> None:
-        """Keep at most so many of the newest allocations."""
         super().__init__()
         self._entries = entries
         self._ours = True
@@ -340,10 +313,7 @@ def _keeps_history(*, unknown: bool) -> bool:
 class Range(Unprofiled):
     """Open cudaProfilerStart/Stop around some steps, each an NVTX range, for the nsys in front of the run."""
 
-    __slots__ = ("_open",)
-
     def __init__(self) -> None:
-        """Open nothing yet."""
         super().__init__()
         self._open: Any = None
 

@@ -11,7 +11,7 @@ import re
 
 from tpmon.hook.bus import wire_capture
 from tpmon.hook.bus.headroom import ends_at_limit, read_disk_left, read_file_limit, read_memory_left
-from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, count_events, rename_cut
+from tpmon.hook.capture.recorder import PART, TEMPORARY, Recorder, rename_cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class CaptureFile:
             _unlink(self._part + TEMPORARY)  # where torch wrote none
             size = os.stat(self._part).st_size
             if request.kind == wire_capture.KIND_PROBE:
-                told.events = count_events(self._part)
+                with open(self._part, "rb") as file:
+                    told.events, _ = wire_capture.count_events(file.fileno())
                 per = told.ended_ns - told.began_ns if request.is_timed else 1
                 self._sizes[request.options] = (max(told.events, 1), max(size, 1), per)
                 self.remove()

@@ -52,7 +52,6 @@ _SWITCHES = (
     *("matmul_tf32", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic"),
     *("deterministic", "anomaly", "autocast"),
 )
-_DTYPES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_FLOAT16: "float16", wire.DTYPE_BFLOAT16: "bfloat16"}
 _SDPA = (
     (wire.SDPA_FLASH, "flash"),
     (wire.SDPA_MEM_EFFICIENT, "mem-efficient"),
@@ -72,7 +71,7 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
     return TrainSettings(
         **switches,
         age_s=_age_s(words[wire.SET_TIME_NS], taken_ns),
-        autocast_dtype=_UNTOLD if dtype < 0 else _DTYPES.get(dtype, "another"),
+        autocast_dtype=_UNTOLD if dtype < 0 else wire.DTYPES.get(dtype, "another"),
         sdpa=_parse_sdpa(words[wire.SET_SDPA]),
         threads=_number(words[wire.SET_THREADS]),
         interop_threads=_number(words[wire.SET_INTEROP_THREADS]),
