@@ -8,12 +8,20 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import tpmon
 
 HERE = os.path.join(os.path.dirname(tpmon.__file__), "hook") + os.sep
 Line = tuple[str, int]
+
+
+def find_file(module: str) -> str:
+    """Return the path of a module of the hook, by its name alone."""
+    found = Path(HERE).rglob(f"{module}.py") if module != "__init__" else [HERE + "__init__.py"]
+    (path,) = map(str, found)
+    return path
 
 
 def find_guarded(path: str) -> set[int]:
@@ -102,7 +110,7 @@ exec(compile(SOURCE, HERE + "steps.py", "exec"), MADE)  # an error of the hook's
 def break_in(where: str) -> None:
     """Raise once, at the first guarded line of a function of the hook that is reached: ``module.function``."""
     module, _, function = where.partition(".")
-    path = f"{HERE}{module}.py"
+    path = find_file(module)
     MADE["break_in"](path, function, find_guarded(path))
 
 

@@ -22,21 +22,21 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask
-from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_guarded
+from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_file, find_guarded
 from tpmon.hook.bus import wire_capture as w
 from tpmon.hook.installation import HOOK
 
 DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640, torch.ones(80, 1))
 TRAMPOLINES = {"__next__", "_engine_run_backward", "update", "__init__", "begin", "__exit__", "__enter__"}
-"""Of ``patches``, ``guard`` and ``marks``: what torch or the user calls, and what calls the original."""
+"""Of ``patches``, ``guard`` and ``profiling``: what torch or the user calls, and what calls the original."""
 
 GIVE_BACK = {"close", "_close", "_release", "_read_file", "_are_twice"}
 """Of ``pages``: what fails there cannot be given back either."""
 
 LEAVES = {
-    "pages.py": ("if high != low:", "self._descriptors[-1] = high", "os.close(low)"),
-    "counts.py": ("pages.close()",),
-    "capture_file.py": (
+    "pages": ("if high != low:", "self._descriptors[-1] = high", "os.close(low)"),
+    "counters": ("pages.close()",),
+    "trace_file": (
         "self._part = path + PART  # from here on it is ours to remove",
         "for descriptor in made.values():",
         "os.close(descriptor)",
@@ -49,7 +49,11 @@ torch.set_num_threads(1)
 
 
 def is_trampoline(code: CodeType) -> bool:
-    return code.co_name in TRAMPOLINES and os.path.basename(code.co_filename) in ("patches.py", "guard.py", "marks.py")
+    return code.co_name in TRAMPOLINES and os.path.basename(code.co_filename) in (
+        "patches.py",
+        "guard.py",
+        "profiling.py",
+    )
 
 
 def counts(frame: FrameType) -> bool:
@@ -69,10 +73,10 @@ def find_leaving() -> set[Line]:
     """Return where the lines of ``LEAVES`` stand, each once in its file."""
     found: set[Line] = set()
     for name, texts in LEAVES.items():
-        with open(HERE + name) as file:
+        with open(find_file(name)) as file:
             lines = [line.strip() for line in file]
         assert all(lines.count(text) == 1 for text in texts), name
-        found |= {(name, lines.index(text) + 1) for text in texts}
+        found |= {(f"{name}.py", lines.index(text) + 1) for text in texts}
     return found
 
 

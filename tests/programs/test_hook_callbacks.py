@@ -26,10 +26,10 @@ CALLBACKS = {
     "patches.__next__": ("plain=steps.data_begins", "plain=steps.data_ended", "plain=steps.data_stopped"),
     "patches._engine_run_backward": ("plain=steps.backward_begins", "plain=steps.backward_ended"),
     "patches.update": ("scaled=steps.scaler_updated",),
-    "patches.__init__": ("ddp=counts.wrapper_made", "fsdp=counts.wrapper_made"),
+    "patches.__init__": ("ddp=counters.wrapper_made", "fsdp=counters.wrapper_made"),
     "steps.optimizer_stepped": ("plain=steps.optimizer_stepped",),
-    "arrival.find_spec": ("imported=arrival.find_spec",),
-    "arrival.exec_module": ("imported=arrival.exec_module", "imported=installation._torch_came"),
+    "installation.find_spec": ("imported=installation.find_spec",),
+    "installation.exec_module": ("imported=installation.exec_module", "imported=installation._torch_came"),
     "installation._forked": ("forked=installation._forked",),
     "mailbox._woken": ("woken=mailbox._woken",),
     "mailbox._ring": ("timed=mailbox._ring",),
@@ -37,7 +37,7 @@ CALLBACKS = {
     "guard.begin": ("profiled=guard._begins", "profiled_elsewhere=guard._begins"),
     "guard.__exit__": ("profiled=guard._ends", "profiled_elsewhere=guard._ends"),
     "__init__.step": ("said=steps.step_called",),
-    "marks.__exit__": ("said=marks.__exit__",),
+    "profiling.__exit__": ("said=profiling.__exit__",),
     "__init__.install": ("plain=installation.install",),
     "__init__.uninstall": ("put_in=installation.uninstall",),
 }
@@ -49,8 +49,8 @@ WITHIN = ("asked=capture.at_boundary", "asked=mailbox.requested", "plain=pages._
 CANNOT_FAIL = {
     "__init__.__getattr__",  # names of this package
     "__init__.problem",
-    "marks.__enter__",  # of torch, which the program asked for
-    "marks.__init__",
+    "profiling.__enter__",  # of torch, which the program asked for
+    "profiling.__init__",
 }
 
 BROKEN = [one for several in CALLBACKS.values() for one in several]

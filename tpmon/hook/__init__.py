@@ -21,8 +21,14 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.installation import allow_stacks
-    from tpmon.hook.marks import mark
-    from tpmon.hook.profiling import Throughput, ThroughputMeter, export_trace, make_profiler, top_tables
+    from tpmon.hook.profiling import (
+        Throughput,
+        ThroughputMeter,
+        export_trace,
+        make_profiler,
+        mark,
+        top_tables,
+    )
 
 __all__ = [
     "Throughput",
@@ -39,7 +45,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "mark": "marks",
+    "mark": "profiling",
     "allow_stacks": "installation",
     "Throughput": "profiling",
     "ThroughputMeter": "profiling",
