@@ -21,11 +21,18 @@ from tpmon.model.results.trace import (
     TraceReport,
 )
 from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
-from tpmon.trace.advice import advise, explain
 from tpmon.trace.compare import read_conditions
-from tpmon.trace.figures.breakdown import STRAY_PCT, Activity, break_down, find_activity
+from tpmon.trace.figures.breakdown import (
+    STRAY_PCT,
+    Activity,
+    HostCauses,
+    break_down,
+    find_activity,
+    find_causes,
+    find_gaps,
+    split_host,
+)
 from tpmon.trace.figures.comms import sum_communication
-from tpmon.trace.figures.gaps import HostCauses, find_causes, find_gaps, split_host
 from tpmon.trace.figures.kernels import (
     LaunchFigures,
     figure_launches,
@@ -51,7 +58,7 @@ from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.reading.schema import TraceHeader
 from tpmon.trace.reading.slice import describe_slice
-from tpmon.trace.verdict import judge_device, judge_host
+from tpmon.trace.verdict import advise, explain, judge_device, judge_host
 
 ON_REQUEST = ("shapes", "lines")
 """Tables that take long and are long: made where they are asked for."""

@@ -14,8 +14,7 @@ from tpmon.model.results.timeline import CodePlace, StepStart, Stretch, TimeCell
 from tpmon.model.results.trace import GAP_CAUSES
 from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.analysis import Findings, group_operators
-from tpmon.trace.figures.breakdown import Activity, comm_rows
-from tpmon.trace.figures.gaps import HostCauses, told_causes
+from tpmon.trace.figures.breakdown import Activity, HostCauses, comm_rows, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, fill_sms
 from tpmon.trace.figures.program import find_line
 from tpmon.trace.figures.steps import TraceSteps

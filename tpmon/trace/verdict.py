@@ -1,26 +1,34 @@
-"""What holds the run, from one trace, and whether the trace can tell.
+"""What holds the run, from one trace, whether the trace can tell, and what to do.
 
-Kinds and causes are those of the live verdict. The share of 30 % was chosen on sample traces and has no
-independent test, so the shares and the second cause are always said.
-
-Descriptions of cards are no proof: they stand in the traces of a machine, not of a program.
+Kinds, causes and remedies are those of the live verdict; a remedy is said only where the trace shows that it
+fits. The share of 30 % was chosen on sample traces and has no independent test, so the shares and the second
+cause are always said.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, sum_known
-from tpmon.model.results.trace import CauseShare, DeviceGaps, HostTime, TraceVerdict
+from tpmon.judge.advice.choose import CATALOGUE, choose, fill_remedy
+from tpmon.judge.advice.facts import RunFacts
+from tpmon.judge.answers.needs import Need
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.results.trace import CardUse, CauseShare, DeviceGaps, HostTime, TraceVerdict
+from tpmon.model.results.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.figures.breakdown import Activity, find_loader, host_rows
+from tpmon.trace.compare import does_train
+from tpmon.trace.figures.breakdown import Activity, HostCauses, find_loader, host_rows, sum_causes
 from tpmon.trace.figures.memory import name_kind
-from tpmon.trace.reading.columns import Small
+from tpmon.trace.figures.patterns import TINY_KERNEL_US, Parts, PatternSeen
+from tpmon.trace.reading.columns import Small, distinct
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SINGLE_LOADER, Category, is_compiling
-from tpmon.trace.reading.spans import unite_all, unite_rows
+from tpmon.trace.reading.schema import SINGLE_LOADER, CallClass, Category, is_compiling, runs_compiled
+from tpmon.trace.reading.spans import Nest, unite_all, unite_rows
 
 _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|Enqueue|AppendMemory)")
 """A profiler itself calls cudaDeviceSynchronize when it ends: that alone proves nothing."""
@@ -33,10 +41,12 @@ _OF_DEVICES = re.compile(
 
 
 def find_proof(trace: Trace) -> str:
-    """Name what proves that the program gave work to a device; "" where nothing does."""
-    named = [_first(trace, trace.calls.name, _GIVES_WORK)]
-    named.append(_first(trace, trace.host.name[host_rows(trace)], _OF_DEVICES))
-    for name in filter(None, named):
+    """Name what proves that the program gave work to a device; "" where nothing does.
+
+    Descriptions of cards are no proof: they stand in the traces of a machine, not of a program.
+    """
+    called = _first(trace, trace.calls.name, _GIVES_WORK)
+    if name := called or _first(trace, trace.host.name[host_rows(trace)], _OF_DEVICES):
         return clean_name(name, 80)
     memory = trace.memory
     taken = memory.device_type[(memory.device_type > 0) & (memory.changed_bytes > 0)]
@@ -44,17 +54,12 @@ def find_proof(trace: Trace) -> str:
 
 
 def _first(trace: Trace, numbers: Small, wanted: re.Pattern[str]) -> str:
-    for number in dict.fromkeys(numbers.tolist()):
-        name: str = trace.names[number]
-        if wanted.search(name):
-            return name
-    return ""
+    names = (trace.names[number] for number in dict.fromkeys(numbers.tolist()))
+    return next((name for name in names if wanted.search(name)), "")
 
 
 LEAST_LOST_PCT = 30.0
 """Idle and exposed communication below this share of the window: the device is busy enough."""
-TINY_KERNEL_US = 10.0
-"""A median kernel shorter than about one launch (cudaLaunchKernel takes 4 to 10 us on the host)."""
 SURE_PCT = 50.0
 LEAST_WINDOW_US = 1000.0
 """Less of unmarked work is no training step."""
@@ -65,25 +70,15 @@ TRY_DEVICE = (
 )
 TRY_WHOLE = "give the whole file: this one breaks off, and torch writes device work last"
 
-_SAYS = {
-    "data": "waiting for the next batch",
-    "comms": "communication that no computation hides",
-    "sync": "calls in which the host waits for the device or the allocator",
-    "launch": "operators and launches on the host, slower than the device",
-    "other": "Python or other code outside of operators",
-    "compute": "computation",
-    "compile": "torch.compile at work",
-    "idle": "idle time that no host events explain",
-}
-_KINDS = {
-    "data": Kind.DATA_BOUND,
-    "comms": Kind.COMMS_BOUND,
-    "sync": Kind.SYNC_BOUND,
-    "launch": Kind.LAUNCH_BOUND,
-    "other": Kind.PYTHON_BOUND,
-    "compute": Kind.COMPUTE_BOUND,
-    "compile": Kind.STARTING,
-    "idle": Kind.NOT_ENOUGH_EVIDENCE,
+_HOLDS = {
+    "data": (Kind.DATA_BOUND, "waiting for the next batch"),
+    "comms": (Kind.COMMS_BOUND, "communication that no computation hides"),
+    "sync": (Kind.SYNC_BOUND, "calls in which the host waits for the device or the allocator"),
+    "launch": (Kind.LAUNCH_BOUND, "operators and launches on the host, slower than the device"),
+    "other": (Kind.PYTHON_BOUND, "Python or other code outside of operators"),
+    "compute": (Kind.COMPUTE_BOUND, "computation"),
+    "compile": (Kind.STARTING, "torch.compile at work"),
+    "idle": (Kind.NOT_ENOUGH_EVIDENCE, "idle time that no host events explain"),
 }
 
 
@@ -100,22 +95,20 @@ def judge_device(
     if compiling := _find_compiling(trace, window):
         return compiling
     exposed = sum(_exposed_us(one, window) for one in activity.each())
-    alloc = sum_known(gap.alloc for gap in gaps)
-    explicit = sum_known(gap.sync_explicit for gap in gaps)
-    implicit = sum_known(gap.sync_implicit for gap in gaps)
-    waits = {"explicit": explicit, "implicit": implicit, "allocator": alloc}
-    launch = sum_known(us for gap in gaps for us in (gap.launch, gap.cpu_op))
+    causes = (("explicit", "sync_explicit"), ("implicit", "sync_implicit"), ("allocator", "alloc"))
+    waits = {name: sum_causes(gaps, cause) for name, cause in causes}
+    launch = sum_causes(gaps, "launch", "cpu_op")
     drained = sum(_drain_us(trace, gap.device, until, window) for gap in gaps)
     if not activity.on_host:
         idle = max(0.0, sum(gap.idle for gap in gaps) - drained - sum(waits.values()) - launch)
         told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
         return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, window, total)
     shares = {
-        "data": sum_known(gap.data for gap in gaps),
-        "comms": exposed + sum_known(gap.comms for gap in gaps),
+        "data": sum_causes(gaps, "data"),
+        "comms": exposed + sum_causes(gaps, "comms"),
         "sync": sum(waits.values()),
         "launch": launch,
-        "other": max(0.0, sum_known(gap.other for gap in gaps) - drained),
+        "other": max(0.0, sum_causes(gaps, "other") - drained),
     }
     first = _largest(shares, total)
     return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
@@ -196,11 +189,7 @@ def judge_host(
 def _cause(trace: Trace, first: str, computes_on: str, window: tuple[int, int]) -> Applicable[str]:
     if first == "data":
         return "no-workers" if find_loader(trace, window) == SINGLE_LOADER else NOT_APPLICABLE
-    causes: dict[str, Applicable[str]] = {
-        "comms": "unknown",
-        "other": "single-thread",
-        "compute": computes_on,
-    }
+    causes = {"comms": "unknown", "other": "single-thread", "compute": computes_on}
     return causes.get(first, NOT_APPLICABLE)
 
 
@@ -216,15 +205,15 @@ def _write(
     pct = {name: 100 * value / total for name, value in every.items()}
     others = [name for name in sorted(shares, key=lambda name: -shares[name]) if name != first]
     second = others[0] if others and pct[others[0]] >= 1 else ""
-    summary = f"{pct[first]:.0f} % of the window is {_SAYS[first]}"
+    summary = f"{pct[first]:.0f} % of the window is {_HOLDS[first][1]}"
     if second:
-        summary += f"; next {_SAYS[second]}, {pct[second]:.0f} %"
+        summary += f"; next {_HOLDS[second][1]}, {pct[second]:.0f} %"
     return TraceVerdict(
-        kind=_KINDS[first],
+        kind=_HOLDS[first][0],
         cause=cause,
         confidence="medium" if pct[first] >= SURE_PCT else "low",
         share_pct=pct[first],
-        second=_KINDS[second].value if second else NOT_APPLICABLE,
+        second=_HOLDS[second][0].value if second else NOT_APPLICABLE,
         summary=summary,
         try_=NOT_APPLICABLE,
         advice=(),
@@ -244,3 +233,135 @@ def _undecided(why: str, remedy: str = "") -> TraceVerdict:
         advice=(remedy,) if remedy else (),
         shares=(),
     )
+
+
+MOST_ADVICE = 3
+IDLE_TENSOR_PCT = 1.0
+_LOW_PRECISION = ("bfloat16", "half", "float8", "float4", "c10::bf16")
+_FOR_HIGH_PRECISION = ("bf16", "tf32", "fp16-amp")
+CONV_PCT = 30.0
+"""Of the kernels' time in convolutions: from here on they are what the model is made of."""
+_REMEDIES: dict[str, tuple[str, ...]] = {
+    "copy-heavy": (),
+    "launch-heavy": ("compile-reduce-overhead", "torch-compile", "bigger-micro-batch"),
+    "tiny-operators": ("torch-compile",),
+    "unfused-optimizer": ("fused-optimizer",),
+    "sync-per-step": ("find-hidden-syncs", "where-not-mask"),
+    "math-attention": ("sdpa-forced",),
+    "fp32-products": ("tf32", "bf16", "fp16-amp"),
+    "recompiles": ("recompilation-trap",),
+    "recompute": ("checkpointing-off",),
+    "misaligned-products": ("align-shapes",),
+}
+"""What helps against each pattern, of the catalogue."""
+_WHEN: dict[str, tuple[str, ...]] = {"pageable": ("pin-memory",), "item": ("sync-rarely",)}
+"""What comes first where something more was seen."""
+_NEEDS: dict[str, tuple[Need, ...]] = {
+    "pageable": (Need.PAGEABLE_COPIES,),
+    "item": (Need.SYNC_IN_STACK,),
+    "fp16 alone": (Need.FP16_CORES_ALONE,),
+    "memory free": (Need.GPU_MEMORY_FREE,),
+    "unfused-optimizer": (Need.UNFUSED_OPTIMIZER,),
+    "sync-per-step": (Need.SYNC_IN_STACK,),
+    "math-attention": (Need.ATTENTION_SLOW_PATH,),
+    "fp32-products": (Need.FP32_MATMUL_SEEN, Need.TENSOR_CORES_IDLE),
+    "recompiles": (Need.RECOMPILES_SEEN,),
+    "recompute": (Need.RECOMPUTE_IN_STACK,),
+    "misaligned-products": (Need.MISALIGNED_PRODUCTS,),
+}
+"""What a pattern proves."""
+_FOR_TRAINING = ("bigger-micro-batch",)
+_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::convolution")
+
+
+def advise(
+    parts: Parts, verdict: TraceVerdict, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]
+) -> TraceVerdict:
+    """Return the verdict with the remedies that the trace gives evidence for, else with none."""
+    if verdict.kind is Kind.NOT_ENOUGH_EVIDENCE:
+        return verdict
+    cause = verdict.cause if is_known(verdict.cause) else NOT_APPLICABLE
+    if verdict.kind is Kind.DATA_BOUND and cause is NOT_APPLICABLE:
+        cause = "too-few-workers"
+    observed = observe(parts, cards, patterns)
+    low = uses_low_precision(parts.trace, parts.ops)
+    # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
+    evidence = observed - {Need.GPU_PRESENT, Need.TORCH_LOADER}
+    fitting = [
+        one
+        for one in choose(verdict.kind, cause, observed, RunFacts())
+        if (one.certain or evidence.intersection(one.remedy.needs))
+        and not (low and one.remedy.id in _FOR_HIGH_PRECISION)
+    ]
+    texts = tuple(one.text for one in fitting[:MOST_ADVICE])
+    return replace(verdict, try_=texts[0], advice=texts) if texts else verdict
+
+
+def explain(
+    parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]
+) -> tuple[PatternRow, ...]:
+    """Say what helps against each pattern; what the trace does not tell stands as an "if"."""
+    observed = observe(parts, cards, patterns)
+    low = uses_low_precision(parts.trace, parts.ops)
+    trains = does_train(parts.trace)
+    rows = []
+    for seen in patterns:
+        first = [name for also in sorted(seen.also) for name in _WHEN.get(also, ())]
+        remedies = [CATALOGUE[name] for name in dict.fromkeys([*first, *_REMEDIES[seen.name]])]
+        texts = [
+            fill_remedy(remedy, observed, RunFacts()).text
+            for remedy in remedies
+            if not observed.intersection(remedy.never_with)
+            and (trains or remedy.id not in _FOR_TRAINING)
+            and not (low and remedy.id in _FOR_HIGH_PRECISION)
+        ]
+        rows.append(PatternRow(seen.name, seen.words, seen.share_pct, tuple(texts[:MOST_ADVICE])))
+    return tuple(rows)
+
+
+def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[PatternSeen]) -> frozenset[Need]:
+    """Return what a trace proves of what remedies need."""
+    window = parts.steps.window if parts.gaps else parts.steps.host_window
+    observed = _observe(cards, parts.causes, find_loader(parts.trace, window))
+    observed.update(*(_NEEDS.get(said, ()) for seen in patterns for said in (seen.name, *seen.also)))
+    convolved = sum(row.share_pct for row in parts.products if row.kind == "convolution")
+    if convolved >= CONV_PCT:
+        observed.add(Need.CONV_MODEL)
+    if cards and len(parts.ops.row) and not runs_compiled(parts.trace.names):
+        observed.add(Need.EAGER_MODEL)
+    return frozenset(observed)
+
+
+def _observe(cards: tuple[CardUse, ...], causes: HostCauses, loader: str) -> set[Need]:
+    observed: set[Need] = set()
+    if cards:
+        observed.add(Need.GPU_PRESENT)
+    shares = [known_or(card.tensor_core_pct, 100.0) for card in cards]
+    unknown = [known_or(card.tensor_core_unknown_pct, 100.0) for card in cards]
+    if cards and max(shares) < IDLE_TENSOR_PCT and max(unknown) < IDLE_TENSOR_PCT:
+        observed.add(Need.TENSOR_CORES_IDLE)
+    if loader:
+        alone = loader == SINGLE_LOADER
+        observed.update((Need.TORCH_LOADER, Need.NO_WORKERS if alone else Need.WORKERS_PRESENT))
+    if bool((causes.call_class == CallClass.EXPLICIT).any()):
+        observed.add(Need.SYNC_IN_STACK)
+    if bool((causes.call_class == CallClass.ALLOCATOR).any()):
+        observed.add(Need.ALLOCATOR_IN_STACK)
+    return observed
+
+
+def uses_low_precision(trace: Trace, ops: Nest) -> bool:
+    """Tell whether matrix products take 16 bit or smaller inputs, where shapes are recorded."""
+    rows = ops.row[trace.named(trace.host, lambda name: name in _MATMULS)[ops.row]]
+    for number in distinct(trace.host.shape[rows]).tolist():
+        if number < 0:
+            continue
+        try:
+            types = json.loads(trace.shapes[number][1] or b"[]")
+        except ValueError:
+            continue
+        if isinstance(types, list) and any(
+            str(one).lower().removeprefix("c10::").startswith(_LOW_PRECISION) for one in types
+        ):
+            return True
+    return False

@@ -11,8 +11,8 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceFile
 from tpmon.model.results.trace_tables import PatternRow
 from tpmon.report.trace import write_report
-from tpmon.trace.advice import _NEEDS, _REMEDIES, _WHEN
 from tpmon.trace.analysis import analyze
+from tpmon.trace.verdict import _NEEDS, _REMEDIES, _WHEN
 
 FP32 = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
 

@@ -12,7 +12,7 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import DeviceGaps, TraceFile, TraceReport
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import Findings, analyze
-from tpmon.trace.figures.gaps import find_gaps
+from tpmon.trace.figures.breakdown import find_gaps
 from tpmon.trace.figures.operators import nest_operators
 from tpmon.trace.reading.read import read_trace
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known, sum_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.trace import DeviceGaps, MemoryPeak
 from tpmon.model.results.trace_tables import ProductRow
-from tpmon.trace.figures.breakdown import Activity
-from tpmon.trace.figures.gaps import HostCauses
+from tpmon.trace.figures.breakdown import Activity, HostCauses, sum_causes
 from tpmon.trace.figures.matmuls import DTYPES, KINDS, CountedProduct
 from tpmon.trace.figures.operators import OperatorTimes, measure_product, parse_inputs
 from tpmon.trace.figures.steps import TraceSteps
@@ -24,10 +23,11 @@ from tpmon.trace.reading.columns import Ints, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import CallClass, Category, Device, is_node_of_backward, is_optimizer
 from tpmon.trace.reading.spans import Nest, intersect_total, unite_rows
-from tpmon.trace.verdict import TINY_KERNEL_US
 
 COPIES_PCT = 10.0
 """Of the window in copies that no kernel hides."""
+TINY_KERNEL_US = 10.0
+"""A median kernel shorter than about one launch (cudaLaunchKernel takes 4 to 10 us on the host)."""
 LAUNCH_PCT = 20.0
 """Of the window in which a device waits for launches and operators."""
 TINY_OP_US = 20.0
@@ -124,7 +124,7 @@ def _idle_pct(parts: Parts, us: float) -> float:
 
 def _waits_for_host_pct(parts: Parts) -> float:
     """Return the idle time in which devices wait for launches and operators of the host."""
-    return _idle_pct(parts, sum_known(us for gap in parts.gaps for us in (gap.launch, gap.cpu_op)))
+    return _idle_pct(parts, sum_causes(parts.gaps, "launch", "cpu_op"))
 
 
 def _busy_pct(parts: Parts, ns: float) -> float:
@@ -230,9 +230,7 @@ def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
 
 def _syncs(parts: Parts) -> Iterator[PatternSeen]:
     calls, steps = parts.trace.calls, parts.steps
-    share = _idle_pct(
-        parts, sum_known(us for gap in parts.gaps for us in (gap.sync_explicit, gap.sync_implicit))
-    )
+    share = _idle_pct(parts, sum_causes(parts.gaps, "sync_explicit", "sync_implicit"))
     if not steps.marked or not parts.gaps or share < SYNC_PCT:
         return
     copies = parts.trace.named(calls, lambda name: "Memcpy" in name)
