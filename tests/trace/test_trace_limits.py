@@ -17,7 +17,7 @@ from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
 from tpmon.trace.figures.operators import MOST_INPUTS, MOST_SIZES, parse_inputs
 from tpmon.trace.figures.program import read_folders
-from tpmon.trace.figures.steps import find_steps, match_calls
+from tpmon.trace.figures.steps import find_steps
 from tpmon.trace.reading import chunks, columns
 from tpmon.trace.reading import chunks as repair
 from tpmon.trace.reading.read import Trace, read_trace
@@ -196,7 +196,7 @@ def test_steps_are_the_same_wherever_the_clock_begins(base_us, tmp_path):
             if number != 2:
                 trace.kernel(number * 1000 + 700, 600, launch=number * 1000 + 100)
         found = read(tmp_path / "t.json", trace.text().encode())
-        steps = find_steps(found, match_calls(found))
+        steps = find_steps(found)
         origin = round(base * 1000)
         return (steps.start - origin).tolist(), (steps.end - origin).tolist()
 

@@ -43,17 +43,10 @@ from tpmon.trace.figures.kernels import (
 )
 from tpmon.trace.figures.matmuls import count_work, sum_products
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
-from tpmon.trace.figures.operators import (
-    find_launchers,
-    group_by_line,
-    group_by_shape,
-    nest_operators,
-    sum_operators,
-    time_operators,
-)
+from tpmon.trace.figures.operators import group_by_shape, nest_operators, sum_operators
 from tpmon.trace.figures.patterns import Parts, find_patterns
-from tpmon.trace.figures.program import nest_python, sum_frames, sum_modules, sum_ranges
-from tpmon.trace.figures.steps import TraceSteps, find_steps, match_calls
+from tpmon.trace.figures.program import group_by_line, nest_python, sum_frames, sum_modules, sum_ranges
+from tpmon.trace.figures.steps import TraceSteps, find_steps
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.reading.schema import TraceHeader
@@ -121,12 +114,10 @@ def analyze_trace(
     trace: Trace, keep: Keep | None = None, wanted: Collection[str] = ()
 ) -> tuple[TraceFile, RankParts]:
     """Analyse one trace that is read; ``wanted`` names tables of ``ON_REQUEST``."""
-    launched_by = match_calls(trace)
-    steps = find_steps(trace, launched_by)
+    steps = find_steps(trace)
     ops = nest_operators(trace)
-    launchers = find_launchers(trace, ops, launched_by)
     activity = find_activity(trace)
-    causes = find_causes(trace, launched_by, activity, steps.host_window[1])
+    causes = find_causes(trace, activity, steps.host_window[1])
     figures, limited = figure_launches(trace)
     window = steps.window if len(trace.work.start) else steps.host_window
     gaps: tuple[DeviceGaps, ...] = ()
@@ -139,16 +130,13 @@ def analyze_trace(
     else:
         host = split_host(trace, activity, causes, window)
         verdict = judge_host(trace, host, window, marked=steps.marked)
-    counted = count_work(trace, ops, launchers)
-    times = time_operators(trace, ops, launchers)
-    products = sum_products(trace, ops, launchers, counted)
-    kernels = sum_kernels(trace, figures, limited, counted, (ops, launchers))
+    counted = count_work(trace, ops)
+    products = sum_products(trace, ops, counted)
+    kernels = sum_kernels(trace, figures, limited, counted, ops)
     peaks = sum_memory(trace, steps)
     overview = _overview(trace, steps, activity, figures)
     cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
-    parts = Parts(
-        trace, steps, ops, times, launched_by, launchers, activity, causes, counted, judged, products, peaks
-    )
+    parts = Parts(trace, steps, ops, activity, causes, counted, judged, products, peaks)
     patterns = find_patterns(parts)
     modules, frames, lines = _tabulate_python(parts, wanted)
     about = read_distributed(trace)
@@ -166,12 +154,12 @@ def analyze_trace(
         overview=overview,
         gaps=gaps,
         host_us=host,
-        operators=sum_operators(trace, ops, times),
+        operators=sum_operators(trace, ops),
         kernels=kernels,
         copies=sum_copies(trace),
         memory=MemoryUse(peaks, sum_allocations(trace, ops), draw_memory(trace, int(steps.host_start[0]))),
-        communication=sum_communication(trace, activity, launched_by),
-        launched_before=int((launched_by < 0).sum()),
+        communication=sum_communication(trace, activity),
+        launched_before=int((trace.work.call < 0).sum()),
         conditions=read_conditions(trace, activity.strays),
         verdict=advise(parts, verdict, cards, patterns),
         lost=trace.lost,
@@ -180,23 +168,22 @@ def analyze_trace(
         patterns=explain(parts, cards, patterns),
         modules=modules,
         frames=frames,
-        shapes=group_by_shape(trace, ops, times) if "shapes" in wanted else _NOT_ASKED,
+        shapes=group_by_shape(trace, ops) if "shapes" in wanted else _NOT_ASKED,
         lines=lines,
-        ranges=sum_ranges(trace, launched_by),
+        ranges=sum_ranges(trace),
     )
     if keep is not None:
         keep(Findings(trace, steps, activity, causes, figures))
-    return file, take_parts(trace, file, steps, activity, launched_by)
+    return file, take_parts(trace, file, steps, activity)
 
 
 def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:
     """Make one table of ``ON_REQUEST`` of a trace that is analysed; its events must still be there."""
     trace = found.trace
     ops = nest_operators(trace)
-    times = time_operators(trace, ops, find_launchers(trace, ops, match_calls(trace)))
     if by == "shapes":
-        return group_by_shape(trace, ops, times)
-    return group_by_line(trace, ops, times, nest_python(trace)) if len(trace.python.start) else NOT_APPLICABLE
+        return group_by_shape(trace, ops)
+    return group_by_line(trace, ops, nest_python(trace)) if len(trace.python.start) else NOT_APPLICABLE
 
 
 PythonTables = tuple[
@@ -212,8 +199,8 @@ def _tabulate_python(parts: Parts, wanted: Collection[str]) -> PythonTables:
     if not len(trace.python.start):
         return NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE
     stacks = nest_python(trace)
-    modules = sum_modules(trace, parts.ops, parts.launchers, parts.launched_by)
-    lines = group_by_line(trace, parts.ops, parts.times, stacks) if "lines" in wanted else _NOT_ASKED
+    modules = sum_modules(trace, parts.ops)
+    lines = group_by_line(trace, parts.ops, stacks) if "lines" in wanted else _NOT_ASKED
     return modules, sum_frames(trace, stacks), lines
 
 

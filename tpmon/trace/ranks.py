@@ -51,9 +51,7 @@ class RankParts:
     steps: tuple[str, ...]
 
 
-def take_parts(
-    trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activity, launched_by: Ints
-) -> RankParts:
+def take_parts(trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activity) -> RankParts:
     """Take from a trace what ``compare_ranks`` needs; times of several devices as their mean."""
     on_device = len(trace.work.start) > 0
     start, end = steps.start, steps.end
@@ -78,7 +76,7 @@ def take_parts(
         wait_ms=_ALONE,
         transfer_ms=_ALONE,
     )
-    found, transfers = _collectives(trace, steps, launched_by)
+    found, transfers = _collectives(trace, steps)
     sizes: dict[str, int] = {}
     for told in trace.collectives:
         if told.group_size > 0:  # groups without a name share one key: the smallest of them counts
@@ -86,9 +84,7 @@ def take_parts(
     return RankParts(row, file.world_size, found, sizes, transfers, steps.names)
 
 
-def _collectives(
-    trace: Trace, steps: TraceSteps, launched_by: Ints
-) -> tuple[dict[Key, tuple[int, int]], int]:
+def _collectives(trace: Trace, steps: TraceSteps) -> tuple[dict[Key, tuple[int, int]], int]:
     """Return start and duration of the collectives by their numbers, and how many transfers there are.
 
     A transfer from one rank to another (send, receive) is none: the other end has another name and order.
@@ -102,13 +98,13 @@ def _collectives(
         groups = [one.group if one else "" for one in said]
         numbers = [one.sequence if one else -1 for one in said]
         # A kernel of torch before 2.2 does not tell what it is of; all-to-all sends and receives, too.
-        around = find_annotations(trace, rows, launched_by, shaped=False).tolist()
+        around = find_annotations(trace, rows, shaped=False).tolist()
         titles = [trace.names[trace.host.name[row]] if row >= 0 else "" for row in around]
         names = [
             title if not one and is_transfer(title) else name
             for one, title, name in zip(said, titles, names, strict=True)
         ]
-        calls = launched_by[rows]
+        calls = trace.work.call[rows]
         enqueued = np.where(calls >= 0, trace.calls.start[calls], NEVER) if len(trace.calls.start) else start
     else:
         host = trace.host

@@ -16,8 +16,8 @@ from tpmon.model.codec import encode
 from tpmon.model.known import Missing
 from tpmon.model.results.trace import SummaryReply, TraceSummary
 from tpmon.trace.figures.breakdown import break_down, find_activity
-from tpmon.trace.figures.operators import find_launchers, nest_operators, sum_operators, time_operators
-from tpmon.trace.figures.steps import find_steps, match_calls
+from tpmon.trace.figures.operators import nest_operators, sum_operators
+from tpmon.trace.figures.steps import find_steps
 from tpmon.trace.reading.read import Progress, Trace, read_distributed, read_trace
 from tpmon.trace.reading.schema import Category
 
@@ -37,10 +37,7 @@ def summarize(path: str, progress: Progress | None = None) -> TraceSummary:
 
 def summarize_trace(trace: Trace) -> TraceSummary:
     """Sum up a trace that is read."""
-    launched_by = match_calls(trace)
-    steps = find_steps(trace, launched_by)
-    ops = nest_operators(trace)
-    launchers = find_launchers(trace, ops, launched_by)
+    steps = find_steps(trace)
     lengths = (steps.end - steps.start) / 1e6
     about = read_distributed(trace)
     return TraceSummary(
@@ -54,7 +51,7 @@ def summarize_trace(trace: Trace) -> TraceSummary:
         step_p95_ms=float(np.percentile(lengths, 95)) if steps.marked else _NO_STEPS,
         split_us=break_down(find_activity(trace), steps, exclusive=True),
         kernels=int(trace.select(Category.KERNEL).sum()),
-        operators=sum_operators(trace, ops, time_operators(trace, ops, launchers), TOP_OPERATORS),
+        operators=sum_operators(trace, nest_operators(trace), TOP_OPERATORS),
         lost=trace.lost,
     )
 

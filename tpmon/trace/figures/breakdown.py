@@ -255,25 +255,24 @@ class HostCauses:
     call_class: Ints
 
 
-def classify_calls(trace: Trace, launched_by: Ints) -> Ints:
+def classify_calls(trace: Trace) -> Ints:
     """Return the class of each call; an asynchronous copy of pageable memory that waits is implicit."""
     names = np.array([int(class_of_call(name)) for name in trace.names] or [0], dtype=np.int64)
     classes = names[trace.calls.name] if len(trace.calls.name) else np.zeros(0, np.int64)
     pageable = np.array(["Pageable" in name for name in trace.names] or [False])
-    rows = np.flatnonzero(
-        (trace.work.category == Category.MEMCPY) & pageable[trace.work.name] & (launched_by >= 0)
-    )
-    calls = launched_by[rows]
-    covers = trace.calls.end[calls] + COVERS_SLACK_NS >= trace.work.end[rows]
+    work = trace.work
+    rows = np.flatnonzero((work.category == Category.MEMCPY) & pageable[work.name] & (work.call >= 0))
+    calls = work.call[rows]
+    covers = trace.calls.end[calls] + COVERS_SLACK_NS >= work.end[rows]
     waits = covers & (classes[calls] == CallClass.COPY)
     classes[calls[waits]] = CallClass.IMPLICIT
     return classes
 
 
-def find_causes(trace: Trace, launched_by: Ints, activity: Activity, until: int) -> HostCauses:
+def find_causes(trace: Trace, activity: Activity, until: int) -> HostCauses:
     """Unite the host events of each cause; a synchronise from ``until`` on is the profiler's own."""
     calls = trace.calls
-    classes = classify_calls(trace, launched_by)
+    classes = classify_calls(trace)
 
     def of(*kinds: CallClass) -> Spans:
         rows = np.isin(classes, kinds) & ((classes != CallClass.EXPLICIT) | (calls.start < until))

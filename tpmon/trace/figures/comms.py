@@ -37,11 +37,8 @@ def message_bytes(one: Collective) -> int:
     return max(one.elements_in, one.elements_out, 0) * dtype_bytes(one.dtype)
 
 
-def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Applicable[Communication]:
-    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none.
-
-    ``launched_by`` are the calls of the kernels, as ``match_calls`` finds them.
-    """
+def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communication]:
+    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none."""
     if not activity.all_communication().total:
         return NOT_APPLICABLE
     compute = [one.kernel if activity.on_device else one.cpu for one in activity.each()]
@@ -56,9 +53,7 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
         sum(compute.total for _mine, compute in each) / 1000,
         overlap / 1000,
         (total - overlap) / 1000,
-        tuple(
-            _collectives(trace, rows, launched_by) if on_device else _host_collectives(trace, rows.tolist())
-        ),
+        tuple(_collectives(trace, rows) if on_device else _host_collectives(trace, rows.tolist())),
     )
 
 
@@ -94,7 +89,7 @@ def _count_bytes(shape: tuple[bytes, bytes]) -> int:
     return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
 
 
-def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: bool) -> Ints:
+def find_annotations(trace: Trace, rows: Ints, *, shaped: bool) -> Ints:
     """Return for each row of work the annotation of communication around its launch, -1 where none is.
 
     ``shaped`` asks for one that tells the shapes of its tensors.
@@ -105,10 +100,10 @@ def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: boo
     if shaped:
         marks = marks[host.shape[marks] >= 0]
     found = np.full(len(rows), -1, dtype=np.int64)
-    launched = np.flatnonzero(launched_by[rows] >= 0)
+    launched = np.flatnonzero(trace.work.call[rows] >= 0)
     if not len(marks) or not len(launched):
         return found
-    call = launched_by[rows[launched]]
+    call = trace.work.call[rows[launched]]
     for track in distinct(host.track[marks]).tolist():
         mine = marks[host.track[marks] == track]
         mine = mine[np.argsort(host.start[mine], kind="stable")]
@@ -120,9 +115,9 @@ def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: boo
     return found
 
 
-def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
+def _collectives(trace: Trace, rows: Ints) -> list[CollectiveRow]:
     work = trace.work
-    annotations = find_annotations(trace, rows, launched_by, shaped=True)
+    annotations = find_annotations(trace, rows, shaped=True)
     around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
     sizes = _Sizes(trace)
     groups: dict[str, list[int]] = {}

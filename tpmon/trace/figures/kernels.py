@@ -13,6 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.results.trace import CardUse, CopyRow, KernelRow
 from tpmon.model.results.trace_tables import HotKernel
 from tpmon.trace.figures.matmuls import DTYPES, CountedProduct, find_peak, rate, share_of_peak
+from tpmon.trace.figures.operators import Operators
 from tpmon.trace.reading.columns import Ints, Launch, Reals, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import Category, Device, is_comm_kernel, uses_tensor_cores
@@ -106,10 +107,9 @@ def sum_kernels(
     figures: LaunchFigures,
     limited: dict[tuple[int, int], str],
     counted: CountedProduct,
-    launched: tuple[Nest, Ints],
+    ops: Operators,
 ) -> tuple[KernelRow, ...]:
-    """Sum the kernels by name, the longest total first; ``launched`` are operators and launchers."""
-    ops, launchers = launched
+    """Sum the kernels by name, the longest total first."""
     work = trace.work
     rows = np.flatnonzero(work.category == Category.KERNEL)
     order = rows[np.argsort(work.name[rows], kind="stable")]
@@ -133,7 +133,7 @@ def sum_kernels(
                 weigh(figures.occupancy_pct[part], length),
                 why or Missing("the trace lacks what the formula needs"),
                 uses_tensor_cores(trace.names[number]),
-                _main_operator(trace, ops, launchers[part], length),
+                _main_operator(trace, ops, ops.launchers[part], length),
                 *_rates(trace, counted, part, length),
             )
         )

@@ -20,6 +20,7 @@ from tpmon.trace.figures.operators import (
     CONV_BACKWARD,
     Dims,
     Inputs,
+    Operators,
     count_bytes,
     count_flops,
     key_convolution,
@@ -115,14 +116,14 @@ class Call:
     sizes: tuple[int, ...]
 
 
-def count_work(trace: Trace, ops: Nest, launchers: Ints) -> CountedProduct:
+def count_work(trace: Trace, ops: Operators) -> CountedProduct:
     """Count what each kernel computes and moves, by the operator that launched it."""
     work = trace.work
     size = len(work.start)
     kinds, dtypes = np.zeros((2, size), np.int8)
     whole, flops, moved = np.full((3, size), math.nan)
     found = CountedProduct(kinds, dtypes, whole, flops, moved, np.full(size, -1, np.int8))
-    kernels = np.flatnonzero(trace.select(Category.KERNEL))
+    kernels, launchers = np.flatnonzero(trace.select(Category.KERNEL)), ops.launchers
     if not len(kernels):
         return found
     by_name = flag(trace.names, is_product_kernel, work.name[kernels])
@@ -326,7 +327,7 @@ _TOO_FAST = Missing("faster than a host: the work is of a device that is not in 
 _NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
 
 
-def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProduct) -> tuple[ProductRow, ...]:
+def sum_products(trace: Trace, ops: Operators, counted: CountedProduct) -> tuple[ProductRow, ...]:
     """Sum the products by kind and number type, the longest first; of the host without device work."""
     if not len(trace.work.start):
         return _sum_on_host(trace, ops)
@@ -339,7 +340,7 @@ def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: CountedProdu
         part = rows[(counted.kind[rows] == kind) & (counted.dtype[rows] == dtype)]
         length = work.duration[part]
         spent = int(length.sum())
-        called = launchers[part]
+        called = ops.launchers[part]
         places, first, place_of = np.unique(called[called >= 0], return_index=True, return_inverse=True)
         flops = counted.call_flops[part[called >= 0]][first]
         span = np.bincount(place_of, weights=length[called >= 0], minlength=len(places)).astype(np.int64)

@@ -13,7 +13,6 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
-from tpmon.trace.figures.program import Stacks, find_lines
 from tpmon.trace.reading.columns import Ints, Small, group
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import SEARCHED_CHARS, Category, is_step
@@ -23,50 +22,43 @@ MOST_GROUPS = 5000
 """Rows of operators by shape or by line."""
 
 
-def nest_operators(trace: Trace) -> Nest:
-    """Nest the operators of the host; marks of steps are none."""
-    marks = trace.named(trace.host, is_step)
-    return nest(trace.host, np.flatnonzero((trace.host.category == Category.OP) & ~marks))
-
-
-def find_launchers(trace: Trace, ops: Nest, launched_by: Ints) -> Ints:
-    """Return for each row of device work the place of its operator in ``ops``, -1 for none.
-
-    It is the innermost one on the thread of the call that contains the start of the call.
-    """
-    found = np.full(len(launched_by), -1, dtype=np.int64)
-    matched = np.flatnonzero(launched_by >= 0)
-    calls = launched_by[matched]
-    found[matched] = ops.find(trace.calls.track[calls], trace.calls.start[calls])
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class OperatorTimes:
-    """Hold the times of each operator of a ``Nest``, in nanoseconds."""
+class Operators(Nest):
+    """Hold the operators of the host, nested, with their times in nanoseconds; device time is by launches.
 
+    ``launchers`` are the places of those that launched each row of device work, -1 for none: the innermost
+    one on the thread of the call that contains the start of the call.
+    """
+
+    launchers: Ints
     own: Ints
     self_ns: Ints
     device_total: Ints
     device_self: Ints
 
 
-def time_operators(trace: Trace, ops: Nest, launchers: Ints) -> OperatorTimes:
-    """Time each operator: self is without those right inside, device time is by launches."""
+def nest_operators(trace: Trace) -> Operators:
+    """Nest the operators of the host and time them; marks of steps are none."""
+    marks = trace.named(trace.host, is_step)
+    ops = nest(trace.host, np.flatnonzero((trace.host.category == Category.OP) & ~marks))
+    launchers = np.full(len(trace.work.call), -1, dtype=np.int64)
+    matched = np.flatnonzero(trace.work.call >= 0)
+    calls = trace.work.call[matched]
+    launchers[matched] = ops.find(trace.calls.track[calls], trace.calls.start[calls])
     own = trace.host.duration[ops.row]
     device_self = np.zeros(len(own), dtype=np.int64)
     known = launchers >= 0
     np.add.at(device_self, launchers[known], trace.work.duration[known])
-    return OperatorTimes(own, np.maximum(own - ops.child_ns, 0), ops.add_up(device_self), device_self)
+    nested = (ops.row, ops.start, ops.end, ops.parent, ops.depth, ops.child_ns, ops.first)
+    times = (own, np.maximum(own - ops.child_ns, 0), ops.add_up(device_self), device_self)
+    return Operators(*nested, launchers, *times)
 
 
-def sum_operators(
-    trace: Trace, ops: Nest, times: OperatorTimes, most: int | None = None
-) -> tuple[OperatorRow, ...]:
+def sum_operators(trace: Trace, ops: Operators, most: int | None = None) -> tuple[OperatorRow, ...]:
     """Sum the operators by name, the largest self time first: on the device where there is one."""
     return tuple(
         OperatorRow(clean_name(trace.names[number]), *figures)
-        for number, figures in _sum_by(trace, times, trace.host.name[ops.row], most)
+        for number, figures in _sum_by(trace, ops, trace.host.name[ops.row], most)
     )
 
 
@@ -75,12 +67,12 @@ Figures = tuple[int, float, float, Applicable[float], Applicable[float]]
 
 
 def _sum_by(
-    trace: Trace, times: OperatorTimes, keys: Ints | Small, most: int | None
+    trace: Trace, ops: Operators, keys: Ints | Small, most: int | None
 ) -> Iterator[tuple[int, Figures]]:
     """Give each key with its sums, the largest self time first."""
     has_device = len(trace.work.start) > 0
     groups = group(keys)
-    columns = (times.own, times.self_ns, times.device_total, times.device_self)
+    columns = (ops.own, ops.self_ns, ops.device_total, ops.device_self)
     sums = [groups.sum(values) / 1000 for values in columns]
     for at in np.lexsort((-sums[1], -sums[3 if has_device else 1]))[:most].tolist():
         total, own, device_total, device_self = (float(column[at]) for column in sums)
@@ -88,30 +80,21 @@ def _sum_by(
         yield int(groups.keys[at]), (int(groups.count[at]), total, own, *device)
 
 
-def group_by_shape(trace: Trace, ops: Nest, times: OperatorTimes) -> tuple[OperatorGroupRow, ...]:
+def group_by_shape(trace: Trace, ops: Operators) -> tuple[OperatorGroupRow, ...]:
     """Sum the operators by name and input shapes; empty where the trace has no shapes."""
     if not len(ops.row) or not trace.shapes:
         return ()
-    return _group(trace, ops, times, trace.host.shape[ops.row], _write_shape)
+    return tabulate_groups(trace, ops, trace.host.shape[ops.row], _write_shape)
 
 
-def group_by_line(
-    trace: Trace, ops: Nest, times: OperatorTimes, stacks: Stacks
+def tabulate_groups(
+    trace: Trace, ops: Operators, groups: Ints | Small, write: Callable[[Trace, int], str]
 ) -> tuple[OperatorGroupRow, ...]:
-    """Sum the operators by name and the line of the program that called them; empty without stacks."""
-    if not len(ops.row) or not len(stacks.line):
-        return ()
-    lines = find_lines(stacks, trace.host.track[ops.row], ops.start)
-    return _group(trace, ops, times, lines, lambda trace, line: clean_name(trace.names[line]))
-
-
-def _group(
-    trace: Trace, ops: Nest, times: OperatorTimes, groups: Ints | Small, write: Callable[[Trace, int], str]
-) -> tuple[OperatorGroupRow, ...]:
+    """Sum the operators by name and a number of each, which ``write`` turns into words."""
     wide = int(groups.max()) + 2
     keys = trace.host.name[ops.row].astype(np.int64) * wide + groups + 1
     found = []
-    for key, figures in _sum_by(trace, times, keys, MOST_GROUPS):
+    for key, figures in _sum_by(trace, ops, keys, MOST_GROUPS):
         name, group = key // wide, key % wide - 1
         said: Known[str] = write(trace, group) if group >= 0 else Missing("not recorded for it")
         found.append(OperatorGroupRow(clean_name(trace.names[name]), said, *figures))

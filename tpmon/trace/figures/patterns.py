@@ -17,12 +17,12 @@ from tpmon.model.results.trace import DeviceGaps, MemoryPeak
 from tpmon.model.results.trace_tables import ProductRow
 from tpmon.trace.figures.breakdown import Activity, HostCauses, sum_causes
 from tpmon.trace.figures.matmuls import DTYPES, KINDS, CountedProduct
-from tpmon.trace.figures.operators import OperatorTimes, measure_product, parse_inputs
+from tpmon.trace.figures.operators import Operators, measure_product, parse_inputs
 from tpmon.trace.figures.steps import TraceSteps
 from tpmon.trace.reading.columns import Ints, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
 from tpmon.trace.reading.schema import CallClass, Category, Device, is_node_of_backward, is_optimizer
-from tpmon.trace.reading.spans import Nest, intersect_total, unite_rows
+from tpmon.trace.reading.spans import intersect_total, unite_rows
 
 COPIES_PCT = 10.0
 """Of the window in copies that no kernel hides."""
@@ -66,18 +66,11 @@ _REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Hold a trace with its steps, nested operators, and what each piece of device work belongs to.
-
-    ``launched_by`` is the call, ``launchers`` the operator of each row of device work, -1 without one.
-    ``gaps`` are those of the devices that count.
-    """
+    """Hold a trace and what was found in it; ``gaps`` are those of the devices that count."""
 
     trace: Trace
     steps: TraceSteps
-    ops: Nest
-    times: OperatorTimes
-    launched_by: Ints
-    launchers: Ints
+    ops: Operators
     activity: Activity
     causes: HostCauses
     counted: CountedProduct
@@ -198,7 +191,7 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
     if not len(outer):
         return
     groups = group(host.name[ops.row[outer]])
-    spent = groups.sum(parts.times.own[outer]) / 1000
+    spent = groups.sum(parts.ops.own[outer]) / 1000
     few = groups.count / _count_steps(parts) < TINY_CALLS
     spent[few | (spent / groups.count >= TINY_OP_US)] = 0
     at = int(np.argmax(spent))
@@ -212,10 +205,10 @@ def _tiny_operators(parts: Parts) -> Iterator[PatternSeen]:
 def _optimizer(parts: Parts) -> Iterator[PatternSeen]:
     host, work = parts.trace.host, parts.trace.work
     rows = np.flatnonzero(parts.trace.named(host, is_optimizer) & (host.category != Category.GPU_ANNOTATION))
-    launched = np.flatnonzero((work.category == Category.KERNEL) & (parts.launched_by >= 0))
+    launched = np.flatnonzero((work.category == Category.KERNEL) & (work.call >= 0))
     if not len(rows) or not len(launched):
         return
-    begins = parts.trace.calls.start[parts.launched_by[launched]]
+    begins = parts.trace.calls.start[work.call[launched]]
     at = np.searchsorted(host.start[rows], begins, side="right") - 1
     inside = (at >= 0) & (begins < host.end[rows[at]])
     each = int(inside.sum()) / len(rows)
@@ -262,7 +255,7 @@ def _main_root(parts: Parts, calls: Ints) -> int:
 
 def _attention(parts: Parts) -> Iterator[PatternSeen]:
     rows = np.flatnonzero(parts.trace.named(parts.trace.host, lambda name: name == _MATH)[parts.ops.row])
-    share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
+    share = _busy_pct(parts, float(parts.ops.device_total[rows].sum()))
     if share >= ATTENTION_PCT:
         count = len(rows) / _count_steps(parts)
         times = f"{count:,.0f} times{_say_step(parts)}"
@@ -322,7 +315,7 @@ def _recomputes(parts: Parts) -> Iterator[PatternSeen]:
     used = _share_of_memory(parts)
     if is_known(used) and used > FREE_MEMORY:
         return
-    times = parts.times.device_total if parts.gaps else parts.times.own
+    times = parts.ops.device_total if parts.gaps else parts.ops.own
     share = _busy_pct(parts, float(times[rows].sum()))
     if share < RECOMPUTE_PCT:
         return
@@ -349,10 +342,10 @@ def _misaligned(parts: Parts) -> Iterator[PatternSeen]:
     share = _busy_pct(parts, float(work.duration[rows].sum()))
     if not len(rows) or share < MISALIGNED_PCT:
         return
-    shapes = parts.trace.host.shape[parts.ops.row[parts.launchers[rows]]]
+    shapes = parts.trace.host.shape[parts.ops.row[parts.ops.launchers[rows]]]
     most = find_main(shapes, work.duration[rows])
     row = int(rows[shapes == most][0])
-    name = parts.trace.names[parts.trace.host.name[parts.ops.row[parts.launchers[row]]]]
+    name = parts.trace.names[parts.trace.host.name[parts.ops.row[parts.ops.launchers[row]]]]
     product = measure_product(name, parse_inputs(parts.trace.shapes[most]))
     sizes = f" ({product.m} x {product.k} by {product.k} x {product.n})" if product else ""
     words = f"products whose sizes tensor cores do not take in full, most: {name}{sizes}"

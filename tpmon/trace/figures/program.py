@@ -19,10 +19,10 @@ import numpy as np
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results.timeline import CodePlace
-from tpmon.model.results.trace_tables import FrameRow, ModuleRow, RangeRow
+from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow, RangeRow
 from tpmon.model.text.redaction import hide
 from tpmon.trace.compare import read_told
-from tpmon.trace.figures.steps import match_calls
+from tpmon.trace.figures.operators import Operators, tabulate_groups
 from tpmon.trace.reading.columns import Ints, Mask, Small, distinct, group
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, flag, is_comm_host, is_loader, is_node_of_backward, is_step
@@ -78,13 +78,13 @@ def nest_python(trace: Trace) -> Stacks:
     return Stacks(nested, line)
 
 
-def find_lines(stacks: Stacks, tracks: Small, times: Ints) -> Ints:
-    """Return the innermost line of the program around each time on its thread, -1 for none."""
-    place = stacks.nest.find(tracks, times)
-    found = np.full(len(times), -1, dtype=np.int64)
-    inside = place >= 0
-    found[inside] = stacks.line[place[inside]]
-    return found
+def group_by_line(trace: Trace, ops: Operators, stacks: Stacks) -> tuple[OperatorGroupRow, ...]:
+    """Sum the operators by name and the line of the program that called them; empty without stacks."""
+    if not len(ops.row) or not len(stacks.line):
+        return ()
+    place = stacks.nest.find(trace.host.track[ops.row], ops.start)
+    lines = np.where(place >= 0, stacks.line[place], -1)
+    return tabulate_groups(trace, ops, lines, lambda trace, line: clean_name(trace.names[line]))
 
 
 def sum_frames(trace: Trace, stacks: Stacks) -> tuple[FrameRow, ...]:
@@ -203,10 +203,9 @@ def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
     rows = np.flatnonzero(np.isin(host.name, numbers) & (host.category != Category.GPU_ANNOTATION))
     tracks, times, lengths = host.track[rows], host.start[rows], host.duration[rows]
     if not len(rows):
-        calls = match_calls(trace)
-        work = np.flatnonzero(np.isin(trace.work.name, numbers) & (calls >= 0))
-        tracks, times = trace.calls.track[calls[work]], trace.calls.start[calls[work]]
-        lengths = trace.work.duration[work]
+        work = np.flatnonzero(np.isin(trace.work.name, numbers) & (trace.work.call >= 0))
+        calls, lengths = trace.work.call[work], trace.work.duration[work]
+        tracks, times = trace.calls.track[calls], trace.calls.start[calls]
     has_python = np.isin(tracks, distinct(trace.python.track))
     order = np.lexsort((-lengths, ~has_python))[:_MOST_TRIED]
     return tracks[order].astype(np.int64), times[order]
@@ -224,7 +223,7 @@ def _innermost(trace: Trace, track: int, time: int) -> str:
 MODULE = "nn.Module: "
 
 
-def sum_modules(trace: Trace, ops: Nest, launchers: Ints, launched_by: Ints) -> tuple[ModuleRow, ...]:
+def sum_modules(trace: Trace, ops: Operators) -> tuple[ModuleRow, ...]:
     """Sum the modules by name, the longest first; empty where the trace has none (with_stack=True)."""
     python = trace.python
     modules = nest(python, np.flatnonzero(trace.named(python, lambda name: name.startswith(MODULE))))
@@ -233,8 +232,8 @@ def sum_modules(trace: Trace, ops: Nest, launchers: Ints, launched_by: Ints) -> 
     own = python.duration[modules.row]
     self_ns = np.maximum(own - modules.child_ns, 0)
     has_device = len(trace.work.start) > 0
-    forward = sum_launched(trace, modules, launched_by)
-    backward = _sum_backward(trace, modules, ops, launchers)
+    forward = _sum_launched(trace, modules)
+    backward = _sum_backward(trace, modules, ops)
     groups = group(python.name[modules.row])
     columns = (own, self_ns, modules.add_up(forward), forward, modules.add_up(backward), backward)
     sums = [groups.sum(column) / 1000 for column in columns]
@@ -261,14 +260,14 @@ def _short(name: str) -> str:
     return clean_name(name.removeprefix(MODULE), 200)
 
 
-def sum_launched(trace: Trace, nested: Nest, launched_by: Ints) -> Ints:
+def _sum_launched(trace: Trace, nested: Nest) -> Ints:
     """Sum the device work that calls inside of each module or range launched, in nanoseconds."""
-    matched = np.flatnonzero(launched_by >= 0)
-    calls = launched_by[matched]
+    matched = np.flatnonzero(trace.work.call >= 0)
+    calls = trace.work.call[matched]
     return nested.sum_around(trace.calls.track[calls], trace.calls.start[calls], trace.work.duration[matched])
 
 
-def _sum_backward(trace: Trace, modules: Nest, ops: Nest, launchers: Ints) -> Ints:
+def _sum_backward(trace: Trace, modules: Nest, ops: Operators) -> Ints:
     """Sum what the backward pass of each module takes: on the device, or on the host without one."""
     found = np.zeros(len(modules.row), dtype=np.int64)
     if not len(ops.row):
@@ -290,8 +289,8 @@ def _sum_backward(trace: Trace, modules: Nest, ops: Nest, launchers: Ints) -> In
     module_of = np.full(len(ops.row), -1, dtype=np.int64)
     module_of[nodes] = modules.find(host.track[ops.row[made]], ops.start[made])
     if len(trace.work.start):
-        rows = np.flatnonzero(launchers >= 0)
-        place, length = module_of[root[launchers[rows]]], trace.work.duration[rows]
+        rows = np.flatnonzero(ops.launchers >= 0)
+        place, length = module_of[root[ops.launchers[rows]]], trace.work.duration[rows]
     else:
         place, length = module_of[nodes], host.duration[ops.row[nodes]]
     inside = place >= 0
@@ -304,7 +303,7 @@ MOST_RANGES = 1000
 _OPTIMIZER = "Optimizer."
 
 
-def sum_ranges(trace: Trace, launched_by: Ints) -> tuple[RangeRow, ...]:
+def sum_ranges(trace: Trace) -> tuple[RangeRow, ...]:
     """Sum the ranges by name, the longest on the host first, after them those of a device alone."""
     host = trace.host
     own = ~trace.named(host, _is_of_torch)
@@ -315,18 +314,18 @@ def sum_ranges(trace: Trace, launched_by: Ints) -> tuple[RangeRow, ...]:
         there = np.zeros(len(trace.names), np.bool_)
         there[host.name[rows]] = True
         on_device = on_device[~there[host.name[on_device]]]
-    return (*_sum_host(trace, rows, launched_by), *_sum_device(trace, on_device))[:MOST_RANGES]
+    return (*_sum_host(trace, rows), *_sum_device(trace, on_device))[:MOST_RANGES]
 
 
 def _is_of_torch(name: str) -> bool:
     return is_step(name) or is_loader(name) or is_comm_host(name) or name.startswith(_OPTIMIZER)
 
 
-def _sum_host(trace: Trace, rows: Ints, launched_by: Ints) -> list[RangeRow]:
+def _sum_host(trace: Trace, rows: Ints) -> list[RangeRow]:
     host = trace.host
     ranges = nest(host, rows)
     own = host.duration[ranges.row]
-    work = ranges.add_up(sum_launched(trace, ranges, launched_by))
+    work = ranges.add_up(_sum_launched(trace, ranges))
     has_device = len(trace.work.start) > 0
     groups = group(host.name[ranges.row])
     sums = [groups.sum(column) / 1000 for column in (own, np.maximum(own - ranges.child_ns, 0), work)]

@@ -53,23 +53,8 @@ class TraceSteps:
         return int(self.start[0]), int(self.end[-1])
 
 
-def match_calls(trace: Trace) -> Ints:
-    """Return for each row of device work the row of the call that launched it, -1 where it is not there."""
-    calls, work = trace.calls, trace.work
-    rows = np.flatnonzero(calls.correlation > 0)
-    keys = calls.correlation[rows]
-    order = np.argsort(keys, kind="stable")
-    rows, keys = rows[order], keys[order]
-    found = np.full(len(work.start), -1, dtype=np.int64)
-    if len(keys):
-        at = np.minimum(np.searchsorted(keys, work.correlation), len(keys) - 1)
-        good = (keys[at] == work.correlation) & (work.correlation > 0)
-        found[good] = rows[at[good]]
-    return found
-
-
-def find_steps(trace: Trace, launched_by: Ints) -> TraceSteps:
-    """Find the steps. ``launched_by`` is what ``match_calls`` returned."""
+def find_steps(trace: Trace) -> TraceSteps:
+    """Find the steps that a trace marks; of a slice around gaps its parts stand for them."""
     parts = _parts_of_slice(trace)
     if parts is not None:
         return parts
@@ -81,7 +66,7 @@ def find_steps(trace: Trace, launched_by: Ints) -> TraceSteps:
     start, end = host.start[rows], host.end[rows]
     names = tuple(trace.names[number] for number in host.name[rows].tolist())
     notes: list[str] = []
-    device_end, counts, before = _device_ends(trace, launched_by, start, end)
+    device_end, counts, before = _device_ends(trace, start, end)
     keep = len(rows)
     if len(counts) and counts.sum() > 0:
         while keep > 1 and counts[keep - 1] == 0:
@@ -110,14 +95,14 @@ def _parts_of_slice(trace: Trace) -> TraceSteps | None:
     return TraceSteps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
 
 
-def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
+def _device_ends(trace: Trace, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
     """Return per step the last end and the count of its device work, and the last end of earlier work."""
     ends = np.full(len(start), NEVER, dtype=np.int64)
     counts = np.zeros(len(start), dtype=np.int64)
-    matched = np.flatnonzero(launched_by >= 0)
+    matched = np.flatnonzero(trace.work.call >= 0)
     if not len(matched):
         return ends, counts, NEVER
-    call = launched_by[matched]
+    call = trace.work.call[matched]
     call_start, call_end = trace.calls.start[call], trace.calls.end[call]
     work_end = trace.work.end[matched]
     step = np.searchsorted(start, call_start, side="right") - 1
@@ -126,13 +111,13 @@ def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tup
     np.add.at(counts, step[inside], 1)
     earlier = call_start < start[0]
     before = int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
-    left = _find_leftover(trace, launched_by, int(end[0]))
+    left = _find_leftover(trace, int(end[0]))
     if len(left):
         before = max(before, int(trace.work.end[left].max()))
     return ends, counts, before
 
 
-def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
+def _find_leftover(trace: Trace, until: int) -> Ints:
     """Return the work without a call that runs, on its stream, before the first work launched by ``until``.
 
     kineto drops the calls of its warm-up, whose work runs on into the first step.
@@ -140,13 +125,13 @@ def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
     work = trace.work
     lanes = (work.device.astype(np.int64) << 32) | (work.stream.astype(np.int64) & 0xFFFFFFFF)
     numbers, lane = np.unique(lanes, return_inverse=True)
-    matched = np.flatnonzero(launched_by >= 0)
-    matched = matched[trace.calls.start[launched_by[matched]] < until]
+    matched = np.flatnonzero(work.call >= 0)
+    matched = matched[trace.calls.start[work.call[matched]] < until]
     # Work is in the order of its start: of each stream the first row counts.
     there, at = np.unique(lane[matched], return_index=True)
     first = np.full(len(numbers), NEVER, dtype=np.int64)
     first[there] = work.start[matched[at]]
-    untold = launched_by < 0
+    untold = work.call < 0
     if bool((untold & (first[lane] > NEVER) & (work.start >= first[lane])).any()):
         return np.zeros(0, dtype=np.int64)  # calls are lost all along: that one is tells nothing
     found: Ints = np.flatnonzero(untold & (work.start < first[lane]))

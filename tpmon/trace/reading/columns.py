@@ -187,7 +187,8 @@ class CallTable(EventTable):
 class WorkTable(EventTable):
     """Hold kernels, copies and sets of memory on devices.
 
-    ``launch`` is the number of its ``Launch``, ``collective`` of its ``Collective``, -1 without one.
+    ``launch`` is the number of its ``Launch``, ``collective`` of its ``Collective``, ``call`` the row of the
+    call that launched it, -1 without one.
     """
 
     category: Tiny
@@ -197,6 +198,7 @@ class WorkTable(EventTable):
     moved_bytes: Ints
     launch: Small
     collective: Small
+    call: Ints
 
 
 @dataclass(frozen=True, slots=True)

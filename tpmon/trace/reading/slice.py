@@ -19,7 +19,7 @@ import numpy as np
 
 from tpmon.errors import NotPermittedError, UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps, match_calls
+from tpmon.trace.figures.steps import NEVER, TraceSteps, find_steps
 from tpmon.trace.reading.chunks import (
     ByteSource,
     FilePieces,
@@ -77,8 +77,7 @@ def choose_steps(trace: Trace, wanted: str) -> SliceChoice:
     if parsed is None:
         raise UsageError(f"--steps takes a number or two, found {wanted!r}", "--steps 3-5")
     first, last = int(parsed[1]), int(parsed[2] or parsed[1])
-    launched_by = match_calls(trace)
-    steps = find_steps(trace, launched_by)
+    steps = find_steps(trace)
     if not steps.marked:
         raise UsageError("the trace marks no steps", "--top-gaps 3")
     numbers = [_number(name) for name in steps.names]
@@ -86,7 +85,7 @@ def choose_steps(trace: Trace, wanted: str) -> SliceChoice:
     if not rows:
         there = ", ".join(map(str, numbers[:20])) + (" ..." if len(numbers) > 20 else "")
         raise UsageError(f"there is no step {wanted}; there are {there}", f"--steps {numbers[0]}")
-    return _choose_rows(trace, steps, launched_by, rows[0], rows[-1])
+    return _choose_rows(trace, steps, rows[0], rows[-1])
 
 
 def _number(name: str) -> int:
@@ -94,7 +93,7 @@ def _number(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _choose_rows(trace: Trace, steps: TraceSteps, launched_by: Ints, first: int, last: int) -> SliceChoice:
+def _choose_rows(trace: Trace, steps: TraceSteps, first: int, last: int) -> SliceChoice:
     start, stop = int(steps.host_start[first]), int(steps.host_end[last])
     host = unite(np.array([start]), np.array([stop - start]))
     device = unite(np.array([start]), np.array([int(steps.end[last]) - start]))
@@ -103,7 +102,7 @@ def _choose_rows(trace: Trace, steps: TraceSteps, launched_by: Ints, first: int,
     # What an earlier step launched and this one waits for is kept with its launch, so that the steps
     # of the slice begin and end as they did.
     still_runs = (work.start < int(steps.end[last])) & (work.end > start)
-    launch = np.where(launched_by >= 0, calls.start[launched_by] if len(calls.start) else NEVER, NEVER)
+    launch = np.where(work.call >= 0, calls.start[work.call] if len(calls.start) else NEVER, NEVER)
     earlier = still_runs & (launch < start)
     kept = np.concatenate((calls.correlation[inside], work.correlation[earlier]))
     names = steps.names[first : last + 1]
@@ -120,7 +119,7 @@ def choose_gaps(trace: Trace, count: int) -> SliceChoice:
     work, calls = trace.work, trace.calls
     if not len(work.start):
         raise UsageError("the trace has no device work, and so no gaps", "--steps 3")
-    window = find_steps(trace, match_calls(trace)).window
+    window = find_steps(trace).window
     starts, ends = [], []
     for device in trace.list_devices():
         idle = invert(unite_rows(work, work.device == device), *window)

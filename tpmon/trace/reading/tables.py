@@ -18,6 +18,7 @@ from tpmon.trace.reading.columns import (
     Collective,
     Growing,
     HostTable,
+    Ints,
     Launch,
     MemoryTable,
     Numbers,
@@ -299,8 +300,9 @@ class Tables:
         main = marked if len(marked) else tracks
         if len(python.track) and len(main) and not np.isin(python.track, tracks).any():
             python.track[python.track == int(np.bincount(python.track).argmax())] = np.bincount(main).argmax()
-        tables = _order(self._calls, CallTable), _order(self._work, WorkTable)
-        return host, *tables, python, _order(self._memory, MemoryTable)
+        calls = _order(self._calls, CallTable)
+        work = _order(self._work, lambda *columns: WorkTable(*(*columns, _match(calls, columns[6]))))
+        return host, calls, work, python, _order(self._memory, MemoryTable)
 
 
 def _key_launch(one: Args) -> tuple[bytes, ...]:
@@ -311,6 +313,19 @@ def _key_launch(one: Args) -> tuple[bytes, ...]:
 def _key_collective(one: Args) -> tuple[Any, ...]:
     told = (one.elements_in, one.elements_out, one.group_size, one.group, one.sequence)
     return (one.collective, one.dtype, *map(bytes, told))
+
+
+def _match(calls: CallTable, correlation: Ints) -> Ints:
+    """Return for each row of device work the call with its correlation, -1 where it is not there."""
+    rows = np.flatnonzero(calls.correlation > 0)
+    rows = rows[np.argsort(calls.correlation[rows], kind="stable")]
+    keys = calls.correlation[rows]
+    found = np.full(len(correlation), -1, dtype=np.int64)
+    if len(keys):
+        at = np.minimum(np.searchsorted(keys, correlation), len(keys) - 1)
+        good = (keys[at] == correlation) & (correlation > 0)
+        found[good] = rows[at[good]]
+    return found
 
 
 def count_ns(start_us: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
