@@ -33,7 +33,7 @@ from tpmon.probe.job.discovery import is_armed, write_restart
 from tpmon.probe.proc.access import _is_refused
 from tpmon.probe.records.flight_recorder import ask_pipe, read_record_file
 from tpmon.probe.records.servers import Door, ask_server
-from tpmon.trace.figures.updates import STEP
+from tpmon.trace.child import STEP
 from tpmon.ui.terminal_io.editor import plan_edit
 
 THEIRS = Owner(NOBODY, NOBODY)

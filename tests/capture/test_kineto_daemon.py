@@ -34,10 +34,10 @@ from tpmon.foreign_file import Owner
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
-from tpmon.model.results.timeline import MarkedSteps
+from tpmon.model.results.trace_tables import MarkedSteps
 from tpmon.probe.base.procread import read_stat
+from tpmon.trace.child import write_marked
 from tpmon.trace.figures.steps import UNCOUNTED
-from tpmon.trace.figures.updates import write_marked
 
 MIB = 1 << 20
 ORDER = Order("/tmp/x/trace.json", 5, False, True, False)

@@ -31,11 +31,10 @@ from tpmon.hook.capture import conditions as hook_conditions
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
-from tpmon.model.results.timeline import CountedSteps, MarkedSteps
+from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
+from tpmon.trace.child import summarize, write_marked
 from tpmon.trace.compare import read_conditions
-from tpmon.trace.figures.updates import write_marked
 from tpmon.trace.reading.read import read_trace
-from tpmon.trace.summary import summarize
 
 HEADER = wire.Header(1, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
 CLOCKS = (GpuClocks(0, "NVIDIA H100", 1755.0, 1980.0, Missing("not told")),)

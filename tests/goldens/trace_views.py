@@ -16,9 +16,8 @@ from typing import Any
 from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
-from tpmon.model.results.timeline import Stretch, Timeline
 from tpmon.model.results.trace import TraceReport
-from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.model.results.trace_tables import OperatorGroupRow, Stretch, Timeline
 from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.compare import compare_traces
 from tpmon.trace.snapshot import analyze_snapshots

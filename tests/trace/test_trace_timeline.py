@@ -8,7 +8,7 @@ from tests.goldens.trace_views import make_run
 from tests.traces import TraceBuilder
 from tpmon.hook.capture.conditions import _read_places
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.timeline import CodePlace, Stretch
+from tpmon.model.results.trace_tables import CodePlace, Stretch
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.figures.program import NO_FRAME, NO_STACKS, NOT_THERE, find_line, parse_frame, read_folders
 from tpmon.trace.timeline import lay_timelines

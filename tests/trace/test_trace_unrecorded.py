@@ -7,8 +7,8 @@ import pytest
 from tests.goldens.trace_views import build_cpu_run
 from tests.traces import A100, TraceBuilder
 from tpmon.model.known import Missing
-from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import TraceFile
+from tpmon.model.results.trace_tables import Stretch
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.timeline import lay_timelines

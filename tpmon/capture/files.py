@@ -145,7 +145,7 @@ def run_child(module: str, *arguments: str, shared: Sequence[int]) -> tuple[str,
 def read_summary(path: str, source: int, rank: Applicable[int]) -> TraceSummary | Missing:
     """Return the summary of an open trace, or why there is none; ``path`` and ``rank`` are the file's."""
     try:
-        text, code = run_child("tpmon.trace.summary", shared=(source,))
+        text, code = run_child("tpmon.trace.child", shared=(source,))
         found = decode(SummaryReply, text).summary
     except OSError as error:
         return Missing(f"no summary: {error.strerror or error}")

@@ -48,8 +48,8 @@ from tpmon.model.results.capture import (
     GpuClocks,
     RankCapture,
 )
-from tpmon.model.results.timeline import CountedSteps, MarkedSteps
 from tpmon.model.results.trace import TraceSummary
+from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
 from tpmon.own_command import call_as_owner
 
 _NO_STEP = Missing("no step ended yet")
@@ -444,7 +444,7 @@ def list_ends(records: Sequence[Sequence[int]]) -> CountedSteps:
 def mark_steps(source: int, target: int, most: int, beside: tuple[str, str]) -> Known[MarkedSteps]:
     """Have a niced child mark and pack an open trace into an open file; Missing says what went wrong."""
     try:
-        text, code = run_child("tpmon.trace.figures.updates", str(most), *beside, shared=(source, target))
+        text, code = run_child("tpmon.trace.child", str(most), *beside, shared=(source, target))
     except OSError as error:
         return Missing(error.strerror or str(error))
     try:

@@ -10,9 +10,16 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.timeline import CodePlace, StepStart, Stretch, TimeCell, Timeline, TimeShare
 from tpmon.model.results.trace import GAP_CAUSES
-from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.model.results.trace_tables import (
+    CodePlace,
+    OperatorGroupRow,
+    StepStart,
+    Stretch,
+    TimeCell,
+    Timeline,
+    TimeShare,
+)
 from tpmon.trace.analysis import Findings, group_operators
 from tpmon.trace.figures.breakdown import Activity, HostCauses, comm_rows, told_causes
 from tpmon.trace.figures.kernels import LaunchFigures, fill_sms

@@ -17,7 +17,7 @@ from tpmon.model.results.snapshot import (
     SnapshotLost,
     StackBytes,
 )
-from tpmon.model.results.timeline import CodePlace
+from tpmon.model.results.trace_tables import CodePlace
 from tpmon.model.units import clean_text, count_of, format_bytes
 from tpmon.view.blocks import Block, Paragraph, Sheet, as_number, bar
 from tpmon.view.layout import Ink, cut_front

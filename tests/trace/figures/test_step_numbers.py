@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tpmon.model.known import Known, is_known
-from tpmon.model.results.timeline import CountedSteps
+from tpmon.model.results.trace_tables import CountedSteps
 from tpmon.trace.figures.steps import UNCOUNTED, number_first
 
 MS = 1_000_000

@@ -14,9 +14,9 @@ from tpmon.model.known import is_known
 from tpmon.model.results.trace import TraceReport
 from tpmon.report.trace import write_report
 from tpmon.trace.analysis import analyze
+from tpmon.trace.child import summarize
 from tpmon.trace.reading import chunks
 from tpmon.trace.reading.read import read_trace
-from tpmon.trace.summary import summarize
 
 
 def small_trace() -> TraceBuilder:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import BASE_US, TraceBuilder
-from tpmon.trace.figures.updates import STEP, Marks, find_updates, write_marked
+from tpmon.trace.child import STEP, Marks, find_updates, write_marked
 from tpmon.trace.reading.read import read_trace
 
 NODE = "autograd::engine::evaluate_function: MulBackward0"

@@ -8,7 +8,7 @@ from tests.goldens.trace_views import make_run
 from tests.ui.traces.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.timeline import CodePlace
+from tpmon.model.results.trace_tables import CodePlace
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace

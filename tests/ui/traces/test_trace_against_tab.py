@@ -8,8 +8,8 @@ from tests.goldens.trace_views import make_run
 from tests.ui.traces.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
-from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import Change
+from tpmon.model.results.trace_tables import Stretch
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.traces.keys import TRACE_KEYS, find_trace_key, say_trace_unused
 from tpmon.ui.traces.layout import paint_trace

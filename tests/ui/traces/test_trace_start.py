@@ -14,7 +14,7 @@ from tpmon.commands import trace
 from tpmon.commands.trace import TraceOptions
 from tpmon.errors import UsageError
 from tpmon.model.known import NotApplicable, is_known
-from tpmon.model.results.timeline import CodePlace
+from tpmon.model.results.trace_tables import CodePlace
 from tpmon.ui.terminal_io import terminal
 from tpmon.ui.terminal_io.terminal import ScreenResult
 from tpmon.ui.traces import app as trace_app

@@ -18,8 +18,7 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.timeline import CodePlace
-from tpmon.model.results.trace_tables import FrameRow, ModuleRow, OperatorGroupRow, RangeRow
+from tpmon.model.results.trace_tables import CodePlace, FrameRow, ModuleRow, OperatorGroupRow, RangeRow
 from tpmon.model.text.redaction import hide
 from tpmon.trace.compare import read_told
 from tpmon.trace.figures.operators import Operators, tabulate_groups

@@ -14,7 +14,7 @@ import numpy as np
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
-from tpmon.model.results.timeline import CountedSteps
+from tpmon.model.results.trace_tables import CountedSteps
 from tpmon.trace.reading.columns import Ints, group
 from tpmon.trace.reading.read import Trace
 from tpmon.trace.reading.schema import Category, is_step

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from tpmon.foreign_file import open_foreign, own
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results.timeline import CodePlace
+from tpmon.model.results.trace_tables import CodePlace
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 

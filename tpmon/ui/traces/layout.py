@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from tpmon.model.known import Known, NotApplicable, is_known
-from tpmon.model.results.timeline import TimeCell, Timeline
+from tpmon.model.results.trace_tables import TimeCell, Timeline
 from tpmon.model.units import clean_text, count_cells
 from tpmon.ui.kit.ink import line_to_ascii
 from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer

@@ -12,8 +12,7 @@ from typing import Protocol, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
-from tpmon.model.results.timeline import CodePlace, Stretch, Timeline
-from tpmon.model.results.trace_tables import OperatorGroupRow
+from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
 from tpmon.ui.kit.keys import Overlay, ScreenState
 from tpmon.view.blocks import Block
 from tpmon.view.layout import Ink

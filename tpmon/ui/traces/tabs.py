@@ -8,8 +8,8 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
-from tpmon.model.results.timeline import Stretch
 from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
+from tpmon.model.results.trace_tables import Stretch
 from tpmon.ui.kit.keys import (
     Move,
     Overlay,

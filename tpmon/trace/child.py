@@ -1,7 +1,10 @@
-"""Mark the steps of a trace that kineto recorded on demand, from one update of the optimizer to the next.
+"""What a niced process of its own does with a trace: sum it up in one look, or mark its steps.
 
-Such a trace has the optimizer's updates and no ``ProfilerStep#``, without which no viewer shows steps. The
-events stay as they stand in the file, byte for byte; the marks go before them and say who made them.
+Its memory goes with it, and it ends when its standard input does, so that it never outlives tpmon.
+
+kineto records on demand without ``ProfilerStep#``, without which no viewer shows steps. Such a trace has the
+optimizer's updates: a step goes from one to the next. The events stay as they stand in the file, byte for
+byte; the marks go before them and say who made them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 
 import numpy as np
 
@@ -20,13 +24,85 @@ from tpmon.errors import TpmonError
 from tpmon.model.codec import decode, encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known, known_or
-from tpmon.model.results.timeline import CountedSteps, MarkedSteps
-from tpmon.trace.figures.steps import UNCOUNTED, number_first
+from tpmon.model.results.trace import SummaryReply, TraceSummary
+from tpmon.model.results.trace_tables import CountedSteps, MarkedSteps
+from tpmon.trace.figures.breakdown import break_down, find_activity
+from tpmon.trace.figures.operators import nest_operators, sum_operators
+from tpmon.trace.figures.steps import UNCOUNTED, find_steps, number_first
 from tpmon.trace.reading.columns import Ints
-from tpmon.trace.reading.read import Trace, read_trace
+from tpmon.trace.reading.read import Trace, read_distributed, read_trace
 from tpmon.trace.reading.schema import STEP, Category, Id, is_node_of_backward, is_optimizer, is_step
 from tpmon.trace.reading.spans import unite_rows
-from tpmon.trace.summary import begin_child
+
+NICENESS = 10
+TOP_OPERATORS = 10
+_NO_STEPS = Missing("the trace marks no steps")
+
+
+def main(source: str, *marking: str) -> int:
+    """Write the summary of a trace to standard output, or mark its steps and say what came of it.
+
+    A line of JSON has the answer, also why there is no summary; where marking failed a line says why.
+    ``marking`` are the further arguments of ``write_marked`` as text, none for a summary.
+    """
+    os.nice(NICENESS)  # the CPUs are the training's
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    if marking:
+        return _mark(source, *marking)
+    try:
+        reply = SummaryReply(summarize(source))
+    except TpmonError as error:
+        reply = SummaryReply(Missing(error.what))
+    except ImportError as error:
+        reply = SummaryReply(Missing(f"no summary: {error}"))
+    except MemoryError:
+        reply = SummaryReply(Missing("too little memory to read the trace"))
+    sys.stdout.write(encode(reply) + "\n")
+    return 0
+
+
+def _mark(source: str, target: str, most: str, told: str = "", counted: str = "") -> int:
+    try:
+        loop = decode(CountedSteps, counted) if counted else UNCOUNTED
+        sys.stdout.write(encode(write_marked(source, target, int(most), told, loop)) + "\n")
+    except (TpmonError, OSError, MemoryError) as error:
+        sys.stdout.write(f"{error or type(error).__name__}\n")
+        return 1
+    return 0
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):  # not sys.stdin, whose lock is held at the end of the interpreter
+        pass
+    os._exit(1)
+
+
+def summarize(path: str) -> TraceSummary:
+    """Read the trace at ``path`` and sum it up.
+
+    Raises:
+        UsageError: where it is no trace.
+        NotPermittedError: where it may not be read.
+    """
+    trace = read_trace(path)
+    steps = find_steps(trace)
+    lengths = (steps.end - steps.start) / 1e6
+    about = read_distributed(trace)
+    return TraceSummary(
+        path=trace.path,
+        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
+        world_size=about.world_size if about.world_size > 0 else Missing("the trace does not say it"),
+        events=sum(trace.phases.values()),
+        steps=len(steps.names) if steps.marked else 0,
+        step_ms=float(lengths.mean()) if steps.marked else _NO_STEPS,
+        step_p50_ms=float(np.percentile(lengths, 50)) if steps.marked else _NO_STEPS,
+        step_p95_ms=float(np.percentile(lengths, 95)) if steps.marked else _NO_STEPS,
+        split_us=break_down(find_activity(trace), steps, exclusive=True),
+        kernels=int(trace.select(Category.KERNEL).sum()),
+        operators=sum_operators(trace, nest_operators(trace), TOP_OPERATORS),
+        lost=trace.lost,
+    )
+
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
@@ -156,18 +232,3 @@ def _write_mark(number: int, mark: tuple[int, int], thread: tuple[Id, Id], *, op
         "ts": start, "dur": end - start, "args": {"made by": _MADE_BY},
     }  # fmt: skip
     return json.dumps(event).encode()
-
-
-def main(source: str, target: str, most: str, told: str = "", counted: str = "") -> int:
-    """Do so in a process of its own, niced; write what came of it to standard output.
-
-    A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
-    """
-    begin_child()
-    try:
-        loop = decode(CountedSteps, counted) if counted else UNCOUNTED
-        sys.stdout.write(encode(write_marked(source, target, int(most), told, loop)) + "\n")
-    except (TpmonError, OSError, MemoryError) as error:
-        sys.stdout.write(f"{error or type(error).__name__}\n")
-        return 1
-    return 0
