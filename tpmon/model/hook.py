@@ -1,13 +1,8 @@
-"""What the hook reports: steps, phases, rates, settings, memory and device times.
+"""What the hook of each rank reports: steps, phases, rates, settings, memory and device times (docs/hook.md).
 
-Exact where the hook is installed, and of the host only: on a GPU a phase can hold waits for the device.
-Totals count from the hook's first event on. ``ns`` are of CLOCK_MONOTONIC.
-
-Told by the hook of each rank (docs/hook.md) and therefore exact, of the host's time. The keys are
-those of docs/json.md.
-
-The hook reads them every few seconds at the end of a step and changes none. What its torch
-does not tell, or what the job does not use, is missing with the reason.
+Exact, and of the host only: on a GPU a phase can hold waits for the device. Totals count from the hook's
+first event on. ``ns`` are of CLOCK_MONOTONIC. What its torch does not tell, or what the job does not use, is
+missing with the reason.
 """
 
 from __future__ import annotations
@@ -38,8 +33,8 @@ class CompileCounts:
 class PhaseMemory:
     """Hold what was allocated at turns of the step that was watched last, and which part reached the peak.
 
-    The allocator has one peak for all. ``forward_peak_bytes`` and the like are what it was when it rose in
-    that part of a watched step, exactly; of a part in which it did not, no more is known than the turns.
+    The allocator has one peak for all: ``forward_peak_bytes`` and the like are known of the parts in which it
+    rose.
     """
 
     after_batch_bytes: Known[int]
@@ -98,8 +93,8 @@ class DdpSettings:
 class FsdpSettings:
     """Hold how FSDP fetches parameters ahead.
 
-    ``version`` 1 is FullyShardedDataParallel: ``forward`` and ``backward`` are what it was made with, such as
-    "on" or "BACKWARD_PRE". 2 is fully_shard: they say how many units were told what to fetch ahead.
+    ``version`` 1 is FullyShardedDataParallel, made with ``forward`` and ``backward`` ("on", "BACKWARD_PRE");
+    2 is fully_shard, of which they say how many units were told what to fetch ahead.
     """
 
     version: int
@@ -153,9 +148,9 @@ class TrainSettings:
 class DeviceTimes:
     """Hold times of the CUDA device between events of steps that were measured; totals in ns.
 
-    ``step_ns`` is from the first batch of a step to the end of its update, on the stream of the
-    training thread; the device may idle in it. ``host_ns`` is the host's time of the same steps.
-    ``every``: the last one was that many steps after the one before.
+    ``step_ns`` is from the first batch to the end of the update, on the stream of the training thread, idle
+    time included; ``host_ns`` the host's time of the same steps. ``every``: so many steps after the one
+    before.
     """
 
     age_s: float
@@ -240,10 +235,9 @@ class PhaseTimes:
 class StepCounts:
     """Hold raw counters, from which another rule can be derived.
 
-    ``updates`` are first optimizer calls after a backward, ``skipped_updates`` those that a
-    GradScaler left out, ``elsewhere`` events of other threads, which count nowhere else.
-    ``skipped_updates`` are missing where no GradScaler is watched. ``samples`` are batches times the
-    DataLoader's batch size.
+    ``updates`` are first optimizer calls after a backward, ``skipped_updates`` those that a GradScaler left
+    out (missing where none is watched), ``elsewhere`` events of other threads, which count nowhere else.
+    ``samples`` are batches times the DataLoader's batch size.
     """
 
     steps: int
@@ -393,13 +387,7 @@ class HookSample:
 
 def list_shares(pace: StepPace) -> tuple[tuple[LoopPhase, Known[float]], ...]:
     """Return the phases of a step with their shares in percent, in the order of a step."""
-    return (
-        (LoopPhase.DATA, pace.data_pct),
-        (LoopPhase.FORWARD, pace.forward_pct),
-        (LoopPhase.BACKWARD, pace.backward_pct),
-        (LoopPhase.OPTIMIZER, pace.optimizer_pct),
-        (LoopPhase.OTHER, pace.other_pct),
-    )
+    return tuple((phase, getattr(pace, f"{phase.value}_pct")) for phase in LoopPhase)
 
 
 def join_paces(hooks: Known[Sequence[HookSample]]) -> Known[StepPace]:
@@ -412,7 +400,8 @@ def join_paces(hooks: Known[Sequence[HookSample]]) -> Known[StepPace]:
         return Missing(reasons[0] if reasons else "no rank has a hook")
     first = min(paces, key=lambda one: (known_or(one.rank, 1 << 30), one.pid))
     rates = [one.samples_hz for one in paces if is_known(one.samples_hz)]
-    total: Known[float] = sum(rates) if len(rates) == len(paces) else first.samples_hz
-    if len(rates) < len(paces) and is_known(total):
-        total = Missing("not every rank counts its samples")
+    total: Known[float] = sum(rates)
+    if len(rates) < len(paces):
+        told = first.samples_hz
+        total = Missing("not every rank counts its samples") if is_known(told) else told
     return replace(first, samples_hz=total, ranks=len(paces))

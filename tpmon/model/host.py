@@ -27,10 +27,9 @@ class Pool:
 class CpuSample:
     """Hold the job's CPU budget, use and demand.
 
-    ``demand_ratio`` = runnable / budget. ``oversubscription`` = demand of multi-threaded pools
-    (processes with at least two threads of demand >= 0.25) / budget; single-threaded loader
-    workers beyond the budget cost nothing and are left out. ``run_delay_ratio`` =
-    waiting / (running + waiting).
+    ``demand_ratio`` = runnable / budget. ``oversubscription`` = demand of multi-threaded pools (processes
+    with at least two threads of demand >= 0.25) / budget; single-threaded loader workers beyond the budget
+    cost nothing and are left out. ``run_delay_ratio`` = waiting / (running + waiting).
     """
 
     budget_cores: Known[float]

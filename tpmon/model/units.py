@@ -13,22 +13,20 @@ _BINARY = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 def format_bytes(value: float) -> str:
     """Write bytes in binary units with at most four characters and a letter: 41.2G, 512K, 0B."""
-    sign = "-" if value < 0 else ""
-    value = abs(value)
-    for size, letter in _BINARY:
-        if value >= size * 0.9995:
-            scaled = value / size
-            return f"{sign}{scaled:.1f}{letter}" if scaled < 99.95 else f"{sign}{scaled:.0f}{letter}"
-    return f"{sign}{value:.0f}B"
+    scaled, letter = _scale(value, _BINARY)
+    return f"{scaled:.{1 if letter and abs(scaled) < 99.95 else 0}f}{letter or 'B'}"
 
 
 def format_rate(value: float) -> str:
     """Write a count per second in decimal units: 91k, 1.2M, 433, 0."""
-    for size, letter in _STEPS:
-        if value >= size * 0.9995:
-            scaled = value / size
-            return f"{scaled:.1f}{letter}" if scaled < 9.95 else f"{scaled:.0f}{letter}"
-    return f"{value:.0f}"
+    scaled, letter = _scale(value, _STEPS)
+    return f"{scaled:.{1 if letter and scaled < 9.95 else 0}f}{letter}"
+
+
+def _scale(value: float, steps: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    fitting = (step for step in steps if abs(value) >= step[0] * 0.9995)
+    size, letter = next(fitting, (1, ""))
+    return value / size, letter
 
 
 def format_seconds(value: float) -> str:

@@ -1,7 +1,6 @@
 """The closed table of verdicts, and the Finding that carries one. Generates docs/verdicts.md.
 
-A kind says what holds the run; a cause says why. Exit codes are those of ``--check`` and
-``diagnose``.
+A kind says what holds the run; a cause says why. Exit codes are those of ``--check`` and ``diagnose``.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from tpmon.trace.figures.kernels import (
     find_hot_kernel,
     sum_copies,
     sum_kernels,
-    use_cards,
+    use_card,
 )
 from tpmon.trace.figures.matmuls import count_work, sum_products
 from tpmon.trace.figures.memory import draw_memory, sum_allocations, sum_memory
@@ -48,7 +48,16 @@ from tpmon.trace.figures.patterns import Parts, find_patterns
 from tpmon.trace.figures.program import group_by_line, nest_python, sum_frames, sum_modules, sum_ranges
 from tpmon.trace.figures.steps import TraceSteps, find_steps
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
-from tpmon.trace.reading.read import Progress, Trace, clean_name, read_distributed, read_trace
+from tpmon.trace.reading.read import (
+    UNSAID,
+    Progress,
+    Trace,
+    clean_name,
+    read_distributed,
+    read_rank,
+    read_trace,
+    read_world_size,
+)
 from tpmon.trace.reading.schema import TraceHeader
 from tpmon.trace.reading.slice import describe_slice
 from tpmon.trace.verdict import advise, explain, judge_device, judge_host
@@ -118,7 +127,7 @@ def analyze_trace(
     ops = nest_operators(trace)
     activity = find_activity(trace)
     causes = find_causes(trace, activity, steps.host_window[1])
-    figures, limited = figure_launches(trace)
+    figures = figure_launches(trace)
     window = steps.window if len(trace.work.start) else steps.host_window
     gaps: tuple[DeviceGaps, ...] = ()
     judged: tuple[DeviceGaps, ...] = ()
@@ -132,21 +141,19 @@ def analyze_trace(
         verdict = judge_host(trace, host, window, marked=steps.marked)
     counted = count_work(trace, ops)
     products = sum_products(trace, ops, counted)
-    kernels = sum_kernels(trace, figures, limited, counted, ops)
+    kernels = sum_kernels(trace, figures, counted, ops)
     peaks = sum_memory(trace, steps)
     overview = _overview(trace, steps, activity, figures)
     cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
     parts = Parts(trace, steps, ops, activity, causes, counted, judged, products, peaks)
     patterns = find_patterns(parts)
     modules, frames, lines = _tabulate_python(parts, wanted)
-    about = read_distributed(trace)
-    unsaid = Missing("the trace does not say it")
     file = TraceFile(
         path=trace.path,
-        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
-        world_size=about.world_size if about.world_size > 0 else unsaid,
-        backend=clean_name(about.backend, 80) or unsaid,
-        host=clean_name(trace.header.host or "", 80) or unsaid,
+        rank=read_rank(trace),
+        world_size=read_world_size(trace),
+        backend=clean_name(read_distributed(trace).backend, 80) or UNSAID,
+        host=clean_name(trace.header.host or "", 80) or UNSAID,
         versions=_versions(trace.header),
         events=sum(trace.phases.values()),
         file_bytes=trace.file_bytes,
@@ -219,7 +226,7 @@ def _overview(trace: Trace, steps: TraceSteps, activity: Activity, figures: Laun
         step_table=tuple(StepRow(clean_name(name, 80), *times) for name, *times in rows[:MOST_STEPS]),
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
-        gpus=use_cards(trace, figures, steps.window),
+        gpus=tuple(use_card(trace, figures, steps.window, device) for device in trace.list_devices()),
         notes=tuple(
             clean_name(note)
             for note in (*steps.notes, *_note_strays(activity), *describe_slice(trace.header))

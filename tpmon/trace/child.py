@@ -30,7 +30,7 @@ from tpmon.trace.figures.breakdown import break_down, find_activity
 from tpmon.trace.figures.operators import nest_operators, sum_operators
 from tpmon.trace.figures.steps import UNCOUNTED, find_steps, number_first
 from tpmon.trace.reading.columns import Ints
-from tpmon.trace.reading.read import Trace, read_distributed, read_trace
+from tpmon.trace.reading.read import Trace, read_rank, read_trace, read_world_size
 from tpmon.trace.reading.schema import STEP, Category, Id, is_node_of_backward, is_optimizer, is_step
 from tpmon.trace.reading.spans import unite_rows
 
@@ -87,11 +87,10 @@ def summarize(path: str) -> TraceSummary:
     trace = read_trace(path)
     steps = find_steps(trace)
     lengths = (steps.end - steps.start) / 1e6
-    about = read_distributed(trace)
     return TraceSummary(
         path=trace.path,
-        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank"),
-        world_size=about.world_size if about.world_size > 0 else Missing("the trace does not say it"),
+        rank=read_rank(trace),
+        world_size=read_world_size(trace),
         events=sum(trace.phases.values()),
         steps=len(steps.names) if steps.marked else 0,
         step_ms=float(lengths.mean()) if steps.marked else _NO_STEPS,

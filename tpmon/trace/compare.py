@@ -21,20 +21,15 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.text.redaction import hide
 from tpmon.trace.figures.breakdown import STRAY_PCT
+from tpmon.trace.figures.operators import write_shape
 from tpmon.trace.figures.steps import UNMARKED
-from tpmon.trace.reading.read import Trace, clean_name, find_device, read_distributed
+from tpmon.trace.reading.read import Trace, clean_name, find_device, read_world_size
 from tpmon.trace.reading.schema import Category, is_optimizer, runs_compiled
 
-PRODUCTS = (
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::baddbmm",
-    "aten::linear",
-    "aten::convolution",
-    "aten::scaled_dot_product_attention",
-)
+MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::convolution")
+PRODUCTS = (*MATMULS, "aten::scaled_dot_product_attention")
 MOST_INPUTS = 200
+NO_OPERATORS = Missing("the trace holds no operators")
 _MOST_TOLD = 1 << 20
 """Bytes of what a capture wrote down; more is no capture of ours."""
 BATCH, SHAPES, PARAMETERS = "batch size", "inputs of a batch", "parameters"
@@ -52,29 +47,18 @@ TOLD = {
 
 def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> TraceConditions:
     """Read world size, cards but for ``strays``, whether it trains, and shapes and types of the products."""
-    size = read_distributed(trace).world_size
+    cards = [find_device(trace, device) for device in trace.list_devices() if device not in strays]
+    names = tuple(clean_name(card.name, 80) for card in cards if card is not None and card.name)
+    has_operators = bool((trace.host.category == Category.OP).any())
+    mode = "training" if does_train(trace) else "no training"
     return TraceConditions(
-        world_size=size if size > 0 else Missing("the trace does not say it"),
-        devices=_read_devices(trace, strays),
-        mode=_read_mode(trace),
+        world_size=read_world_size(trace),
+        devices=names if len(names) == len(cards) else Missing("the trace does not describe its cards"),
+        mode=mode if has_operators else NO_OPERATORS,
         inputs=_read_inputs(trace),
         told=_read_told(trace),
-        compiled=_read_compiled(trace),
+        compiled=runs_compiled(trace.names) if has_operators else NO_OPERATORS,
     )
-
-
-def _read_devices(trace: Trace, strays: Sequence[int]) -> Known[tuple[str, ...]]:
-    """Return the names of the devices that worked: none without work, unknown without a description."""
-    devices = [device for device in trace.list_devices() if device not in strays]
-    cards = [find_device(trace, device) for device in devices]
-    names = [clean_name(card.name, 80) for card in cards if card is not None and card.name]
-    return tuple(names) if len(names) == len(cards) else Missing("the trace does not describe its cards")
-
-
-def _read_compiled(trace: Trace) -> Known[bool]:
-    if not bool((trace.host.category == Category.OP).any()):
-        return Missing("the trace holds no operators")
-    return runs_compiled(trace.names)
 
 
 def read_told(trace: Trace) -> dict[str, Any]:
@@ -100,12 +84,6 @@ def _read_told(trace: Trace) -> tuple[Condition, ...]:
     )
 
 
-def _read_mode(trace: Trace) -> Known[str]:
-    if not bool((trace.host.category == Category.OP).any()):
-        return Missing("the trace holds no operators")
-    return "training" if does_train(trace) else "no training"
-
-
 def does_train(trace: Trace) -> bool:
     """Tell whether a trace has a backward pass or a step of an optimizer."""
     trains = trace.named(trace.host, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
@@ -120,10 +98,8 @@ def _read_inputs(trace: Trace) -> Known[tuple[str, ...]]:
     pairs = set(zip(trace.host.name[rows].tolist(), trace.host.shape[rows].tolist(), strict=True))
     texts = []
     for name, shape in pairs:
-        dims, types = (part.decode("utf-8", "replace") for part in trace.shapes[shape])
-        sizes = "".join(dims.split()).replace(",", ", ")
-        kinds = " ".join(types.split()).replace("[ ", "[").replace(" ]", "]")
-        texts.append(clean_name(f"{trace.names[name]} {sizes} {kinds}", 300))
+        sizes, kinds = write_shape(trace, shape)
+        texts.append(clean_name(f"{trace.names[name]} {sizes.replace(',', ', ')} {kinds}", 300))
     return tuple(sorted(texts)[:MOST_INPUTS])
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.results.trace import RankTable, TraceFile, TraceRankRow
 from tpmon.trace.figures.breakdown import Activity, comm_rows
 from tpmon.trace.figures.comms import find_annotations
@@ -61,20 +61,12 @@ def take_parts(trace: Trace, file: TraceFile, steps: TraceSteps, activity: Activ
         communication = one.all_communication()
         both = unite_all([compute, communication]).within(start, end)
         alone = (compute.within(start, end), communication.within(start, end))
-        parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
-    computing, communicating, overlap, other = np.mean(
-        np.array(parts, dtype=np.float64), axis=(0, 2)
-    ).tolist()
+        parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))  # overlap, other
+    means = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)) / 1e6
+    computing, communicating, overlap, other = means.tolist()
+    step_ms = float((end - start).mean()) / 1e6
     row = TraceRankRow(
-        rank=file.rank,
-        path=file.path,
-        step_ms=float((end - start).mean()) / 1e6,
-        compute_ms=computing / 1e6,
-        comm_ms=communicating / 1e6,
-        overlap_ms=overlap / 1e6,
-        other_ms=other / 1e6,
-        wait_ms=_ALONE,
-        transfer_ms=_ALONE,
+        file.rank, file.path, step_ms, computing, communicating, overlap, other, _ALONE, _ALONE
     )
     found, transfers = _collectives(trace, steps)
     sizes: dict[str, int] = {}
@@ -151,19 +143,13 @@ class _Matched:
     keys: tuple[Key, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """Hold what was matched, how many collectives there are, and how many were left without a group."""
-
-    found: tuple[_Matched, ...]
-    every: int
-    groupless: int
-
-
-def _match(parts: Sequence[RankParts], span: Sequence[int], world: Known[int]) -> _Match:
+def _match(
+    parts: Sequence[RankParts], span: Sequence[int], world: Known[int]
+) -> tuple[list[_Matched], int, int]:
     """Match the collectives of the traces ``span``, each among those that have it: groups hold some ranks.
 
     Where one rank has more of a kind in a step than another, order does not tell which one is missing.
+    Returns also how many collectives there are, and how many were left out as their group is not known.
     """
     having: defaultdict[Key, list[int]] = defaultdict(list)
     counts: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
@@ -186,7 +172,7 @@ def _match(parts: Sequence[RankParts], span: Sequence[int], world: Known[int]) -
             groupless += len(untold)
         if named:
             found.append(_Matched(own, tuple(sorted(named))))
-    return _Match(tuple(found), len(having), groupless)
+    return found, len(having), groupless
 
 
 def _is_whole(parts: Sequence[RankParts], span: Sequence[int], group: str, members: Sequence[int]) -> bool:
@@ -254,12 +240,13 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     taking_part = [at for at, part in enumerate(parts) if part.collectives]
     spans = _find_spans(parts, taking_part, is_twice=is_twice)
     matches = [_match(parts, span, world) for span in spans]
-    found = [one for match in matches for one in match.found]
+    found = [one for match in matches for one in match[0]]
     shared = sum(len(one.keys) for one in found)
-    every = sum(match.every for match in matches) or len(set().union(*(part.collectives for part in parts)))
-    groupless = sum(match.groupless for match in matches)
+    every = sum(match[1] for match in matches) or len(set().union(*(part.collectives for part in parts)))
+    groupless = sum(match[2] for match in matches)
     why = _GROUPLESS if groupless else _TWICE if is_twice and not spans else _UNMATCHED
-    waits = [_split_waits(parts, found, at) for at in range(len(parts))]
+    own = [[one for one in found if at in one.members] for at in range(len(parts))]
+    waits = [_split_waits(parts, mine, at) if mine else None for at, mine in enumerate(own)]
     rows = [
         replace(
             part.row,
@@ -274,11 +261,10 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     summary += why.reason if why is _TWICE else f"{shared} of {every} collectives matched"
     late = _find_straggler(parts, found, [split[0] if split else 0.0 for split in waits])
     if late is not None:
-        one, spread = late
-        straggler = one
-        alone = len({found_in.members for found_in in found}) == len(spans)
+        straggler, spread = late
+        alone = len({one.members for one in found}) == len(spans)
         least = "waits least" if alone else "waits least of a group"
-        summary += f"; rank {one} {least}, the others for it: up to {spread:.1f} ms"
+        summary += f"; rank {straggler} {least}, the others for it: up to {spread:.1f} ms"
     if groupless:
         summary += f"; {groupless} left out: their group is not known"
     if taking_part and len(taking_part) < len(parts):
@@ -287,7 +273,7 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
         summary += f"; {transfers} sends and receives left out"
     if missing:
         summary += f"; no trace of {len(missing)} ranks"
-    ordered = tuple(sorted(rows, key=_order))
+    ordered = tuple(sorted(rows, key=lambda row: (known_or(row.rank, 1 << 30), row.path)))
     return RankTable(ordered, world, missing, straggler, spread, shared, every, summary)
 
 
@@ -300,16 +286,14 @@ def _find_straggler(
     """
     late: list[tuple[float, float, int]] = []
     for one in found:
-        own = [(_split_keys(parts, [one], at)[0], at) for at in one.members]
+        own = [(_split_waits(parts, [one], at)[0], at) for at in one.members]
         least, first = min(own)
         most = max(own)[0]
         rank = parts[first].row.rank
         if most - least >= LEAST_SPREAD_MS and most >= SPREAD * least and is_known(rank):
             late.append((waits[first], least - most, rank))
-    if not late:
-        return None
-    _wait, less, rank = min(late)
-    return rank, -less
+    _wait, less, rank = min(late, default=(0.0, 0.0, -1))
+    return (rank, -less) if late else None
 
 
 def _say_traces(traces: int, told: int, ranks: int) -> str:
@@ -320,24 +304,12 @@ def _say_traces(traces: int, told: int, ranks: int) -> str:
     return f"{traces} traces{untold}"
 
 
-def _split_waits(
-    parts: Sequence[RankParts], found: Sequence[_Matched], at: int
-) -> tuple[float, float] | None:
-    """Split the matched collectives of one trace into waiting and moving data, in ms; None without any."""
-    own = [one for one in found if at in one.members]
-    return _split_keys(parts, own, at) if own else None
-
-
-def _split_keys(parts: Sequence[RankParts], found: Sequence[_Matched], at: int) -> tuple[float, float]:
-    own = np.array([parts[at].collectives[key] for one in found for key in one.keys], dtype=np.int64)
-    least = np.array(
-        [min(parts[other].collectives[key][1] for other in one.members) for one in found for key in one.keys],
-        dtype=np.int64,
-    )
+def _split_waits(parts: Sequence[RankParts], found: Sequence[_Matched], at: int) -> tuple[float, float]:
+    """Split the matched collectives of one trace into waiting and moving data, in ms."""
+    pairs = [(one.members, key) for one in found for key in one.keys]
+    own = np.array([parts[at].collectives[key] for _members, key in pairs], dtype=np.int64)
+    shortest = [min(parts[other].collectives[key][1] for other in members) for members, key in pairs]
+    least = np.array(shortest, dtype=np.int64)
     total = unite(own[:, 0], own[:, 1]).total
     transfer = unite(own[:, 0] + own[:, 1] - least, least).total
     return (total - transfer) / 1e6, transfer / 1e6
-
-
-def _order(row: TraceRankRow) -> tuple[int, str]:
-    return (row.rank if is_known(row.rank) else 1 << 30), row.path

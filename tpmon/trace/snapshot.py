@@ -46,6 +46,7 @@ _TRY = "give a file that torch.cuda.memory._dump_snapshot wrote"
 _IN_USE = "active_allocated"
 _PENDING = ("active_pending_free", "active_awaiting_free")
 _ACTIONS = ("alloc", "free_requested", "oom")
+_BACKWARDS = {"alloc": -1, "free_requested": 1}
 _PASSED_BY = (
     *("free_completed", "segment_alloc", "segment_free", "segment_map"),
     *("segment_unmap", "snapshot", "user_defined", "workspace_snapshot"),
@@ -174,7 +175,9 @@ class _SnapshotReader:
                 continue
             at = block.address + block.size
             blocks.append(block)
-        return Segment(device, size, _is_private(raw.get("segment_pool_id")), tuple(blocks))
+        pool = raw.get("segment_pool_id")  # the default one is (0, 0), and old torch names none
+        is_private = isinstance(pool, (list, tuple)) and any(_integer(part) > 0 for part in pool[:2])
+        return Segment(device, size, is_private, tuple(blocks))
 
     def _read_block(self, raw: object, at: int) -> AllocatorBlock | None:
         if not isinstance(raw, dict):
@@ -207,19 +210,10 @@ class _SnapshotReader:
             action = one.get("action") if isinstance(one, dict) else None
             if not isinstance(one, dict) or not isinstance(action, str):
                 self.lost_events += 1
-            elif action in _ACTIONS:
-                size = _size(one.get("size"))
-                if size < 0:
-                    self.lost_events += 1
-                    continue
-                yield AllocatorEvent(
-                    action,
-                    _integer(one.get("addr")),
-                    size,
-                    _integer(one.get("time_us")),
-                    _size(one.get("device_free")),
-                    self._number_stack(one.get("frames")),
-                )
+            elif action in _ACTIONS and (size := _size(one.get("size"))) >= 0:
+                when, free = _integer(one.get("time_us")), _size(one.get("device_free"))
+                stack = self._number_stack(one.get("frames"))
+                yield AllocatorEvent(action, _integer(one.get("addr")), size, when, free, stack)
             elif action not in _PASSED_BY:
                 self.lost_events += 1
 
@@ -248,11 +242,6 @@ class _SnapshotReader:
             known = f"{admit_text(place, 300)}:{number} " if place not in ("", "??") else ""
             name = self._frames[id(raw)] = known + admit_text(called, 200)
         return name
-
-
-def _is_private(pool: object) -> bool:
-    """Tell whether a pool is one of its own: the default one is (0, 0), and old torch names none."""
-    return isinstance(pool, (list, tuple)) and any(_integer(part) > 0 for part in pool[:2])
 
 
 def _integer(value: object) -> int:
@@ -302,13 +291,11 @@ def sum_devices(snapshot: RawSnapshot) -> Iterable[DeviceSnapshot]:
         segments = [one for one in snapshot.segments if one.device == device]
         events = snapshot.history.get(device, ())
         blocks = [block for segment in segments for block in segment.blocks if block.in_use]
-        live = _ByStack()
-        for block in blocks:
-            live.add(block.stack, block.size, block.requested)
+        live = _sum_by_stack(snapshot, ((block.stack, block.size, block.requested) for block in blocks))
         yield DeviceSnapshot(
             device,
             _cut_up(segments),
-            live.rows(snapshot),
+            live,
             len(events),
             _find_peak(blocks, events, snapshot) if events else _NO_HISTORY,
             tuple(_name_oom(event, events, snapshot) for event in events if event.action == "oom")[:MOST_OOM],
@@ -322,13 +309,13 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
     free = [block.size for block in shared if not (block.in_use or block.pending)]
     releasable = stuck = private = 0
     for segment in segments:
-        idle = sum(block.size for block in segment.blocks if not (block.in_use or block.pending))
+        idle = [block.size for block in segment.blocks if not (block.in_use or block.pending)]
         if segment.private:  # what a graph may write to when it is replayed: nothing else gets it
-            private += idle
-        elif any(block.in_use or block.pending for block in segment.blocks):
-            stuck += idle
+            private += sum(idle)
+        elif len(idle) < len(segment.blocks):
+            stuck += sum(idle)
         else:
-            releasable += idle
+            releasable += sum(idle)
     total, largest = sum(free), max(free, default=0)
     told = all(block.requested >= 0 for block in used)
     return Pieces(
@@ -347,31 +334,19 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
     )
 
 
-class _ByStack:
-    """Sum bytes by stack."""
-
-    def __init__(self) -> None:
-        self._sums: dict[int, list[int]] = {}
-
-    def add(self, stack: int, size: int, requested: int) -> None:
-        sums = self._sums.setdefault(stack, [0, 0, 0, 0])
-        sums[0] += size
-        sums[1] += max(requested, 0)
-        sums[2] += 1
-        sums[3] += requested < 0
-
-    def rows(self, snapshot: RawSnapshot) -> tuple[StackBytes, ...]:
-        ordered = sorted(self._sums.items(), key=lambda one: (-one[1][0], one[0]))[:MOST_STACKS]
-        return tuple(
-            StackBytes(
-                size,
-                requested if not untold else _NOT_TOLD,
-                blocks,
-                own_line(snapshot.stacks[stack]),
-                snapshot.stacks[stack][:MOST_FRAMES_SHOWN],
-            )
-            for stack, (size, requested, blocks, untold) in ordered
-        )
+def _sum_by_stack(snapshot: RawSnapshot, blocks: Iterable[tuple[int, int, int]]) -> tuple[StackBytes, ...]:
+    """Sum stack, size and requested bytes of blocks by stack, the most bytes first."""
+    by_stack: dict[int, list[tuple[int, int]]] = {}
+    for stack, size, requested in blocks:
+        by_stack.setdefault(stack, []).append((size, requested))
+    found = []
+    for stack, pairs in by_stack.items():
+        size, requested = map(sum, zip(*pairs, strict=True))
+        told = min(one for _size, one in pairs) >= 0
+        frames = snapshot.stacks[stack]
+        row = (size, requested if told else _NOT_TOLD, len(pairs), own_line(frames))
+        found.append((-size, stack, StackBytes(*row, frames[:MOST_FRAMES_SHOWN])))
+    return tuple(row for _size, _stack, row in sorted(found, key=lambda one: one[:2])[:MOST_STACKS])
 
 
 def own_line(frames: Sequence[str]) -> Known[str]:
@@ -385,27 +360,21 @@ def own_line(frames: Sequence[str]) -> Known[str]:
     return _NO_OWN_LINE
 
 
-def _requested(block: AllocatorBlock) -> int:
-    return block.requested if block.requested >= 0 else block.size
-
-
 def _find_peak(
     blocks: Sequence[AllocatorBlock], events: Sequence[AllocatorEvent], snapshot: RawSnapshot
 ) -> Known[MemoryMoment]:
     """Follow the history backwards to the moment at which most was allocated, and find what was alive."""
-    end = total = sum(map(_requested, blocks))
+    sizes = [block.requested if block.requested >= 0 else block.size for block in blocks]
+    end = total = sum(sizes)
     peak, peak_at = total, len(events) - 1
     for at in range(len(events) - 1, -1, -1):
         event = events[at]
-        if event.action == "alloc":
-            total -= event.size
-        elif event.action == "free_requested":
-            total += event.size
+        total += event.size * _BACKWARDS.get(event.action, 0)
         if total > peak:
             peak, peak_at = total, at - 1
     if total < 0:
         return Missing("the history does not fit the blocks: more was allocated in it than is there")
-    alive = {block.address: (_requested(block), block.stack) for block in blocks}
+    alive = {block.address: (size, block.stack) for block, size in zip(blocks, sizes, strict=True)}
     for event in reversed(events[peak_at + 1 :]):
         if event.action == "alloc":
             alive.pop(event.address, None)
@@ -415,14 +384,10 @@ def _find_peak(
         found = alive.get(event.address)
         if event.action == "alloc" and found is not None and found[1] < 0:
             alive[event.address] = (found[0], event.stack)
-    by_stack, older = _ByStack(), 0
-    for size, stack in alive.values():
-        if stack < 0:
-            older += size
-        else:
-            by_stack.add(stack, size, size)
+    older = sum(size for size, stack in alive.values() if stack < 0)
     at = max(peak_at, 0)
-    return MemoryMoment(peak, end, at, _time(events, events[at]), older, by_stack.rows(snapshot))
+    rows = _sum_by_stack(snapshot, ((stack, size, size) for size, stack in alive.values() if stack >= 0))
+    return MemoryMoment(peak, end, at, _time(events, events[at]), older, rows)
 
 
 def _time(events: Sequence[AllocatorEvent], event: AllocatorEvent) -> Known[float]:
@@ -431,7 +396,6 @@ def _time(events: Sequence[AllocatorEvent], event: AllocatorEvent) -> Known[floa
 
 
 def _name_oom(event: AllocatorEvent, events: Sequence[AllocatorEvent], snapshot: RawSnapshot) -> OutOfMemory:
-    frames = snapshot.stacks[event.stack]
-    free = event.device_free if event.device_free >= 0 else _NOT_TOLD
-    when = _time(events, event)
-    return OutOfMemory(event.size, free, when, own_line(frames), frames[:MOST_FRAMES_SHOWN])
+    frames, free = snapshot.stacks[event.stack], event.device_free
+    told = (free if free >= 0 else _NOT_TOLD, _time(events, event), own_line(frames))
+    return OutOfMemory(event.size, *told, frames[:MOST_FRAMES_SHOWN])

@@ -21,7 +21,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.results.trace import CardUse, CauseShare, DeviceGaps, HostTime, TraceVerdict
 from tpmon.model.results.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.compare import does_train
+from tpmon.trace.compare import MATMULS, does_train
 from tpmon.trace.figures.breakdown import Activity, HostCauses, find_loader, host_rows, sum_causes
 from tpmon.trace.figures.memory import name_kind
 from tpmon.trace.figures.patterns import TINY_KERNEL_US, Parts, PatternSeen
@@ -271,7 +271,6 @@ _NEEDS: dict[str, tuple[Need, ...]] = {
 }
 """What a pattern proves."""
 _FOR_TRAINING = ("bigger-micro-batch",)
-_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::convolution")
 
 
 def advise(
@@ -352,7 +351,7 @@ def _observe(cards: tuple[CardUse, ...], causes: HostCauses, loader: str) -> set
 
 def uses_low_precision(trace: Trace, ops: Nest) -> bool:
     """Tell whether matrix products take 16 bit or smaller inputs, where shapes are recorded."""
-    rows = ops.row[trace.named(trace.host, lambda name: name in _MATMULS)[ops.row]]
+    rows = ops.row[trace.named(trace.host, lambda name: name in MATMULS)[ops.row]]
     for number in distinct(trace.host.shape[rows]).tolist():
         if number < 0:
             continue

@@ -34,21 +34,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_STEMS = (
-    "passw",
-    "passphrase",
-    "passcode",
-    "secret",
-    "credential",
-    "apikey",
-    "authkey",
-    "accesskey",
-    "privatekey",
-)
+_STEMS = _words("passw passphrase passcode secret credential apikey authkey accesskey privatekey")
 _ALWAYS = _words(
     "authorization cookie cookies cred creds psk otp totp jwt mnemonic authtoken accesstoken sas webhook"
 )
 _WEAK = _words("key keys token tokens signature sig session sid csrf xsrf sessionid pat")
+_VALUES = ("data", "str", "value", "b")
 _BRIEF = _words("pass pw pwd auth")
 _OF_SECRETS = _words(
     "access account admin anthropic api app auth aws azure azureml bearer bot client cohere csrf deploy"
@@ -92,15 +83,8 @@ def rate_name(name: str) -> Rating:
         return Rating.NONE if last in _NOT_PASS else Rating.STRONG
     if last in _BRIEF:
         return (Rating.STRONG if before else Rating.BRIEF) if _PASSES.isdisjoint(before) else Rating.NONE
-    weak = (
-        last
-        if last in _WEAK
-        else next((one for one in ("token", "pwd", "signature") if last.endswith(one)), "")
-    )
-    weak = weak or next(
-        (one for one in words if one in ("key", "token") and last in _words("data str value b")), ""
-    )
-    if not weak:
+    told = last in _VALUES and not {"key", "token"}.isdisjoint(words)
+    if not (last in _WEAK or last.endswith(("token", "pwd", "signature")) or told):
         return Rating.NONE
     if not _OF_SECRETS.isdisjoint(before) or "pwd" in last:
         return Rating.STRONG

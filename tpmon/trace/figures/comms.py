@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results.trace import CollectiveRow, Communication
 from tpmon.trace.figures.breakdown import Activity, comm_rows, host_rows
-from tpmon.trace.figures.operators import dtype_bytes, parse_inputs
+from tpmon.trace.figures.operators import parse_inputs, read_type
 from tpmon.trace.reading.columns import Collective, Ints, distinct
 from tpmon.trace.reading.read import Trace, clean_name
 from tpmon.trace.reading.schema import Category, is_comm_host, is_host_backend
@@ -34,7 +35,7 @@ def bus_factor(name: str, ranks: int) -> float:
 
 def message_bytes(one: Collective) -> int:
     """Return the bytes of one collective: of the larger of input and output; 0 if not known."""
-    return max(one.elements_in, one.elements_out, 0) * dtype_bytes(one.dtype)
+    return max(one.elements_in, one.elements_out, 0) * read_type(one.dtype)[0]
 
 
 def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communication]:
@@ -64,26 +65,16 @@ def _host_comms(trace: Trace, on_device: bool = False) -> Ints:
     return found
 
 
-class _Sizes:
-    """Tell how many bytes host events of communication were given; a training repeats its few shapes."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._of_shape: dict[int, int] = {}
-
-    def of(self, row: int) -> int:
-        """Return the bytes of the tensors of a host event; 0 if not known."""
-        host = self._trace.host
-        shape = int(host.shape[row])
-        if shape < 0 or "barrier" in self._trace.names[host.name[row]]:  # its tensor has no meaning
-            return 0
-        if shape not in self._of_shape:
-            self._of_shape[shape] = _count_bytes(self._trace.shapes[shape])
-        return self._of_shape[shape]
+def _size_of(trace: Trace, row: int) -> int:
+    """Return the bytes of the tensors of a host event; 0 where not all are told."""
+    shape = int(trace.host.shape[row])
+    if shape < 0 or "barrier" in trace.names[trace.host.name[row]]:  # its tensor has no meaning
+        return 0
+    return _count_bytes(trace.shapes[shape])
 
 
-def _count_bytes(shape: tuple[bytes, bytes]) -> int:
-    """Return the bytes of all tensors of recorded inputs; 0 where not all are told."""
+@lru_cache(maxsize=256)
+def _count_bytes(shape: tuple[bytes, bytes]) -> int:  # a training repeats its few shapes
     inputs = parse_inputs(shape)
     sizes = zip(inputs.dims, inputs.element_bytes, strict=True)
     return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
@@ -119,7 +110,6 @@ def _collectives(trace: Trace, rows: Ints) -> list[CollectiveRow]:
     work = trace.work
     annotations = find_annotations(trace, rows, shaped=True)
     around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
-    sizes = _Sizes(trace)
     groups: dict[str, list[int]] = {}
     for row in rows.tolist():
         number = int(work.collective[row])
@@ -135,7 +125,7 @@ def _collectives(trace: Trace, rows: Ints) -> list[CollectiveRow]:
             if size:
                 bus += size * bus_factor(trace.collectives[number].name, trace.collectives[number].group_size)
             elif around[row] >= 0:
-                size = sizes.of(around[row])
+                size = _size_of(trace, around[row])
             moved += size
         speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
         found.append(
@@ -145,13 +135,12 @@ def _collectives(trace: Trace, rows: Ints) -> list[CollectiveRow]:
 
 
 def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
-    sizes = _Sizes(trace)
     by_name: dict[int, list[int]] = {}
     for row in rows:
         by_name.setdefault(int(trace.host.name[row]), []).append(row)
     found = []
     for number, own in by_name.items():
-        total, moved = int(trace.host.duration[own].sum()), sum(map(sizes.of, own))
+        total, moved = int(trace.host.duration[own].sum()), sum(_size_of(trace, row) for row in own)
         said = (moved or _UNKNOWN, _NO_GROUP if moved else _UNKNOWN)
         found.append(CollectiveRow(clean_name(trace.names[number], 120), len(own), total / 1000, *said))
     return sorted(found, key=lambda row: -row.total_us)

@@ -16,7 +16,7 @@ from tpmon.trace.figures.matmuls import DTYPES, CountedProduct, find_peak, rate,
 from tpmon.trace.figures.operators import Operators
 from tpmon.trace.reading.columns import Ints, Launch, Reals, distinct, find_main, group
 from tpmon.trace.reading.read import Trace, clean_name, find_device
-from tpmon.trace.reading.schema import Category, Device, is_comm_kernel, uses_tensor_cores
+from tpmon.trace.reading.schema import Category, Device, begins, is_comm_kernel, uses_tensor_cores
 from tpmon.trace.reading.spans import Nest, Spans, find_cuts, intersect_total, unite_rows
 
 BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
@@ -30,11 +30,15 @@ _NO_VALUE = Missing("no kernel of the trace has the value")
 
 @dataclass(frozen=True, slots=True)
 class LaunchFigures:
-    """Hold per row of device work what its launch says; NaN where it does not."""
+    """Hold per row of device work what its launch says, NaN where it does not.
+
+    ``limited`` says what limits the occupancy of a launch on a device, by their numbers.
+    """
 
     blocks_per_sm: Reals
     reported_pct: Reals
     occupancy_pct: Reals
+    limited: dict[tuple[int, int], str]
 
 
 def occupancy(launch: Launch, card: Device) -> tuple[float, str]:
@@ -71,8 +75,8 @@ def occupancy(launch: Launch, card: Device) -> tuple[float, str]:
     return min(resident * threads / card.threads_per_sm, 1.0) * 100, limited_by
 
 
-def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], str]]:
-    """Return the figures of every row of device work, and what limits each (launch, device)."""
+def figure_launches(trace: Trace) -> LaunchFigures:
+    """Return the figures of every row of device work."""
     work = trace.work
     size = len(work.start)
     blocks, reported, computed = (np.full(size, math.nan) for _ in range(3))
@@ -91,7 +95,7 @@ def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], 
             for number in distinct(work.launch[here]).tolist():
                 values[number], limited[number, device] = occupancy(trace.launches[number], card)
             computed[here] = values[work.launch[here]]
-    return LaunchFigures(blocks, reported, computed), limited
+    return LaunchFigures(blocks, reported, computed, limited)
 
 
 def weigh(values: Reals, weights: Ints) -> Known[float]:
@@ -103,11 +107,7 @@ def weigh(values: Reals, weights: Ints) -> Known[float]:
 
 
 def sum_kernels(
-    trace: Trace,
-    figures: LaunchFigures,
-    limited: dict[tuple[int, int], str],
-    counted: CountedProduct,
-    ops: Operators,
+    trace: Trace, figures: LaunchFigures, counted: CountedProduct, ops: Operators
 ) -> tuple[KernelRow, ...]:
     """Sum the kernels by name, the longest total first."""
     work = trace.work
@@ -119,7 +119,7 @@ def sum_kernels(
     for number, part in zip(names.tolist(), parts, strict=True):
         length = work.duration[part]
         longest = part[int(np.argmax(length))]
-        why = limited.get((int(work.launch[longest]), int(work.device[longest])), "")
+        why = figures.limited.get((int(work.launch[longest]), int(work.device[longest])), "")
         found.append(
             KernelRow(
                 clean_name(trace.names[number], 600),
@@ -192,7 +192,8 @@ MOST_LAUNCHES = 50
 """Each launch is played again some dozens of times: more take minutes."""
 LEAST_PCT = 5.0
 """A kernel below this share of the kernels' time is not worth profiling alone."""
-_OTHER_CALLS = re.compile(r"(?:hip|ur|ze)[A-Z]")
+_IS_OF_OTHERS = begins(r"(?:hip|ur|ze)[A-Z]")
+"""A call of HIP, Unified Runtime or Level Zero."""
 _PLAIN = re.compile(r"^[A-Za-z_]\w*$")
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)$")
 
@@ -217,7 +218,8 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
     """
     cards = [find_device(trace, device) for device in trace.list_devices()]
     other = any(card is not None and card.warp_size != 32 for card in cards)
-    if other or trace.header.hip_runtime is not None or _is_other(trace):
+    called = trace.named(trace.calls, _IS_OF_OTHERS)
+    if other or trace.header.hip_runtime is not None or bool(called.any()):
         return Missing("Nsight Compute profiles cards of NVIDIA alone")
     base = base_name(row.name)
     if not base:
@@ -231,11 +233,6 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
         f"ncu --set full --kernel-name {shlex.quote(base)} --launch-skip {skip} "
         f"--launch-count {count} --target-processes all -o kernel python train.py"
     )
-
-
-def _is_other(trace: Trace) -> bool:
-    """Tell whether calls of HIP, Level Zero or Unified Runtime launched the work."""
-    return bool(trace.named(trace.calls, lambda name: _OTHER_CALLS.match(name) is not None).any())
 
 
 def base_name(kernel: str) -> str:
@@ -261,12 +258,8 @@ def base_name(kernel: str) -> str:
     return found[1] if found else ""
 
 
-def use_cards(trace: Trace, figures: LaunchFigures, window: tuple[int, int]) -> tuple[CardUse, ...]:
-    """Return how busy each device with work was, in the window of the steps."""
-    return tuple(_use_card(trace, figures, window, device) for device in trace.list_devices())
-
-
-def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int) -> CardUse:
+def use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int) -> CardUse:
+    """Return how busy a device with work was, in the window of the steps."""
     work = trace.work
     rows = np.flatnonzero(trace.select(Category.KERNEL, device))
     start, end, length = work.start[rows], work.end[rows], work.duration[rows]

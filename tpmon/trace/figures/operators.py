@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from tpmon.model.results.trace import OperatorRow
 from tpmon.model.results.trace_tables import OperatorGroupRow
 from tpmon.trace.reading.columns import Ints, Small, group
 from tpmon.trace.reading.read import Trace, clean_name
-from tpmon.trace.reading.schema import SEARCHED_CHARS, Category, is_step
+from tpmon.trace.reading.schema import SEARCHED_CHARS, UNREADABLE, Category, is_step
 from tpmon.trace.reading.spans import Nest, nest
 
 MOST_GROUPS = 5000
@@ -84,11 +85,13 @@ def group_by_shape(trace: Trace, ops: Operators) -> tuple[OperatorGroupRow, ...]
     """Sum the operators by name and input shapes; empty where the trace has no shapes."""
     if not len(ops.row) or not trace.shapes:
         return ()
-    return tabulate_groups(trace, ops, trace.host.shape[ops.row], _write_shape)
+    return tabulate_groups(
+        trace, ops, trace.host.shape[ops.row], lambda shape: " ".join(write_shape(trace, shape)).strip(), 300
+    )
 
 
 def tabulate_groups(
-    trace: Trace, ops: Operators, groups: Ints | Small, write: Callable[[Trace, int], str]
+    trace: Trace, ops: Operators, groups: Ints | Small, write: Callable[[int], str], limit: int = 400
 ) -> tuple[OperatorGroupRow, ...]:
     """Sum the operators by name and a number of each, which ``write`` turns into words."""
     wide = int(groups.max()) + 2
@@ -96,59 +99,43 @@ def tabulate_groups(
     found = []
     for key, figures in _sum_by(trace, ops, keys, MOST_GROUPS):
         name, group = key // wide, key % wide - 1
-        said: Known[str] = write(trace, group) if group >= 0 else Missing("not recorded for it")
+        said: Known[str] = clean_name(write(group), limit) if group >= 0 else Missing("not recorded for it")
         found.append(OperatorGroupRow(clean_name(trace.names[name]), said, *figures))
     return tuple(found)
 
 
-def _write_shape(trace: Trace, number: int) -> str:
-    """Write sizes and types of inputs in one line, without spaces inside of the sizes."""
+def write_shape(trace: Trace, number: int) -> tuple[str, str]:
+    """Write the sizes of inputs without spaces, and their types in one line."""
     dims, types = (part.decode("utf-8", "replace") for part in trace.shapes[number])
-    kinds = " ".join(types.split()).replace("[ ", "[").replace(" ]", "]")
-    return clean_name(f"{''.join(dims.split())} {kinds}".strip(), 300)
+    return "".join(dims.split()), " ".join(types.split()).replace("[ ", "[").replace(" ]", "]")
 
 
-_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "double": 8,
-    "float64": 8,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "byte": 1,
-    "char": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "bool": 1,
+_TYPES = {
+    name: (size, kind)
+    for size, kind, names in (
+        (8, "fp64", ("double", "float64")),
+        (4, "fp32", ("float", "float32")),
+        (2, "fp16", ("half", "float16")),
+        (2, "bf16", ("bfloat16",)),
+        (1, "int8", ("char", "signed char", "unsigned char", "byte")),
+        (8, "", ("long", "long int")),
+        (4, "", ("int",)),
+        (2, "", ("short",)),
+        (1, "", ("bool",)),
+    )
+    for name in names
 }
+_UNKNOWN_TYPE = (0, "")
 
 
-def dtype_bytes(name: str) -> int:
-    """Return the bytes of one element, 0 for a type that is not known."""
+def read_type(name: str) -> tuple[int, str]:
+    """Return the bytes of one element and the number type; 0 and "" for what is not known."""
     short = name.lower().removeprefix("c10::")
-    return 1 if short.startswith("float8") else _BYTES.get(short, 0)
+    return (1, "fp8") if short.startswith("float8") else _TYPES.get(short, _UNKNOWN_TYPE)
 
 
 Dims = tuple[int, ...]
 
-_DTYPES = {
-    "float": "fp32",
-    "float32": "fp32",
-    "double": "fp64",
-    "float64": "fp64",
-    "half": "fp16",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "char": "int8",
-    "signed char": "int8",
-    "unsigned char": "int8",
-    "byte": "int8",
-}
 _FACTORS = {
     "aten::mm": (0, 1),
     "aten::_scaled_mm": (0, 1),
@@ -207,31 +194,23 @@ class Product:
     n: int
     k: int
 
-    @property
-    def flops(self) -> float:
-        """Return multiplications and additions."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
 
 def parse_inputs(shape: tuple[bytes, bytes]) -> Inputs:
     """Parse the raw "Input Dims" and "Input type" of a call; empty where they are not what they should be."""
+    dims: object = None
+    types: object = None
     try:
-        if len(_RAWS.decode(shape[0] or b"[]")) > MOST_INPUTS:  # before anything is built of it
-            return Inputs((), (), (), whole=False)
-        dims, types = (msgspec.json.decode(one or b"[]") for one in shape)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return Inputs((), (), (), whole=False)
+        if len(_RAWS.decode(shape[0] or b"[]")) <= MOST_INPUTS:  # before anything is built of it
+            dims, types = (msgspec.json.decode(one or b"[]") for one in shape)
+    except UNREADABLE:
+        pass
     if not isinstance(dims, list) or not isinstance(types, list):
         return Inputs((), (), (), whole=False)
     sizes = tuple(map(_parse_size, dims))
-    names = [one.lower().removeprefix("c10::") if isinstance(one, str) else "" for one in types]
-    names += [""] * (len(sizes) - len(names))
-    return Inputs(
-        tuple(size or () for size in sizes),
-        tuple("fp8" if name.startswith("float8") else _DTYPES.get(name, "") for name in names[: len(sizes)]),
-        tuple(map(dtype_bytes, names[: len(sizes)])),
-        whole=None not in sizes,
-    )
+    told = [read_type(one) if isinstance(one, str) else _UNKNOWN_TYPE for one in types[: len(sizes)]]
+    told += [_UNKNOWN_TYPE] * (len(sizes) - len(told))
+    plain, widths = tuple(size or () for size in sizes), tuple(width for width, _dtype in told)
+    return Inputs(plain, tuple(dtype for _width, dtype in told), widths, whole=None not in sizes)
 
 
 def _parse_size(given: object) -> Dims | None:
@@ -300,7 +279,7 @@ def count_flops(operator: str, inputs: Inputs, outputs: Mapping[tuple[Dims, Dims
     """
     product = measure_product(operator, inputs)
     if product is not None:
-        return product.flops
+        return 2.0 * product.batch * product.m * product.n * product.k
     backward = key_convolution(operator, inputs)
     if backward is not None:
         (_image, weight), output = backward
@@ -335,16 +314,7 @@ def count_bytes(operator: str, inputs: Inputs) -> float:
     if operator in _NORMS:
         return 2.0 * each[0]
     if _ELEMENTWISE.match(operator):
-        wide = max(inputs.element_bytes)
-        written = math.prod(_broadcast(inputs.dims)) * (
-            inputs.element_bytes[0] if operator.endswith("_") else wide
-        )
-        return float(sum(each) + written)
+        width = inputs.element_bytes[0] if operator.endswith("_") else max(inputs.element_bytes)
+        aligned = zip_longest(*map(reversed, inputs.dims), fillvalue=1)  # of a broadcast the widest counts
+        return float(sum(each) + width * math.prod(map(max, aligned)))
     return math.nan
-
-
-def _broadcast(dims: tuple[Dims, ...]) -> Dims:
-    """Return the sizes of the result of an elementwise operator."""
-    rank = max(len(size) for size in dims)
-    padded = [(1,) * (rank - len(size)) + size for size in dims]
-    return tuple(max(column) for column in zip(*padded, strict=True)) if rank else ()

@@ -60,19 +60,13 @@ def nest_python(trace: Trace) -> Stacks:
     """
     python, host = trace.python, trace.host
     working = distinct(host.track[host.category == Category.OP])
-    rows = np.flatnonzero(np.isin(python.track, working))
-    rows = rows if len(rows) else np.arange(len(python.start))
-    nested = nest(python, rows)
+    wanted = np.flatnonzero(np.isin(python.track, working))
+    nested = nest(python, wanted if len(wanted) else np.arange(len(python.start)))
     own = flag(trace.names, is_own_line)
     names = python.name[nested.row].astype(np.int64)
     line = np.where(own[names], names, -1) if len(names) else names
-    order = np.argsort(nested.depth, kind="stable")
-    edges = (
-        np.searchsorted(nested.depth[order], np.arange(int(nested.depth.max()) + 2)) if len(order) else [0]
-    )
-    for deep in range(1, len(edges) - 1):
-        rows = order[edges[deep] : edges[deep + 1]]
-        rows = rows[(line[rows] < 0) & (nested.parent[rows] >= 0)]
+    for inner in nested.each_level():
+        rows = inner[line[inner] < 0]
         line[rows] = line[nested.parent[rows]]
     return Stacks(nested, line)
 
@@ -83,7 +77,7 @@ def group_by_line(trace: Trace, ops: Operators, stacks: Stacks) -> tuple[Operato
         return ()
     place = stacks.nest.find(trace.host.track[ops.row], ops.start)
     lines = np.where(place >= 0, stacks.line[place], -1)
-    return tabulate_groups(trace, ops, lines, lambda trace, line: clean_name(trace.names[line]))
+    return tabulate_groups(trace, ops, lines, trace.names.__getitem__)
 
 
 def sum_frames(trace: Trace, stacks: Stacks) -> tuple[FrameRow, ...]:
@@ -331,8 +325,8 @@ def _sum_host(trace: Trace, rows: Ints) -> list[RangeRow]:
     found = []
     for at in np.argsort(-sums[0], kind="stable").tolist():
         total, alone, device = (float(one[at]) for one in sums)
-        on_device: Applicable[float] = device if has_device else NOT_APPLICABLE
         name, count = clean_name(hide(trace.names[groups.keys[at]])), int(groups.count[at])
+        on_device = device if has_device else NOT_APPLICABLE
         found.append(RangeRow(name, count, total, alone, total / count, on_device))
     return found
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from tpmon.errors import UsageError
-from tpmon.trace.reading.schema import Args, TraceEvent
+from tpmon.trace.reading.schema import UNREADABLE, Args, TraceEvent
 from tpmon.trace.reading.sources import Readable
 
 PIECE_BYTES = 2 << 20
@@ -42,6 +42,8 @@ BOUNDARY = re.compile(rb"\}\s*(,)\s*\{\s*\"" + _KEYS + rb"\"\s*:")
 _END = re.compile(rb"\}\s*(\])(?:\s*,\s*\"|\s*\}\s*\Z|\s*\Z)|\A\s*(\])")
 """Where the list may be closed. No two runs of spaces touch: a megabyte of them would be tried squared."""
 _LOOSE_END = re.compile(rb"\](?=\s*,\s*\"|\s*\}\s*\Z|\s*\Z)")
+"""The same behind an item that is no object; most are not it."""
+_MOST_ENDS = 40
 _GZIP = b"\x1f\x8b"
 _NOT_A_TRACE = "give a file that torch.profiler's export_chrome_trace or tpmon wrote, plain or .gz"
 
@@ -229,18 +231,10 @@ def split_events(text: bytes) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
-def find_loose_ends(text: bytes, most: int = 40) -> Iterator[int]:
-    """Give the places where the list may be closed behind an item that is no object; most are not it."""
-    for found in islice(_LOOSE_END.finditer(text), most):
-        yield found.start()
-
-
-def find_ends(text: bytes, most: int = 40) -> Iterator[int]:
+def find_ends(text: bytes, most: int = _MOST_ENDS) -> Iterator[int]:
     """Give the places, at most ``most``, where the list of events may be closed: each at its bracket."""
-    for number, found in enumerate(_END.finditer(text)):
-        if number >= most:
-            return
-        yield found.start(1) if found.group(1) else found.start(2)
+    for found in islice(_END.finditer(text), most):
+        yield found.start(found.lastindex or 0)
 
 
 _BARE = re.compile(rb"(:\s*)(?:[-+]?(?:inf(?:inity)?|nan)|N/A)(?=\s*[,}\]])", re.IGNORECASE)
@@ -251,6 +245,7 @@ MEND_BYTES = 4 << 20
 _QUOTE = re.compile(rb"(?<!\\)\"")
 _LAX = msgspec.json.Decoder(TraceEvent, strict=False)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_ID = (int, str, float, type(None))
 _ARGS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Args)}
 
 
@@ -281,7 +276,7 @@ def read_pieces(text: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | 
             last = read_event(part[:end], tally) if part[:end].strip() else None
             if last is not None or not part[:end].strip():
                 return events + ([last] if last is not None else []), start + end
-        for end in (len(part), *find_loose_ends(part)):
+        for end in (len(part), *(found.start() for found in islice(_LOOSE_END.finditer(part), _MOST_ENDS))):
             items = _read_items(part[:end], tally)
             if items is not None:
                 events += items
@@ -298,7 +293,7 @@ def _read_items(text: bytes, tally: LossTally) -> list[TraceEvent] | None:
     """Read the events of a list of which not every item is an event; None where it is no list."""
     try:
         items = _ITEMS.decode(b"[" + text + b"]")
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except UNREADABLE:
         return None
     events = []
     for item in items:
@@ -315,7 +310,7 @@ def read_event(text: bytes, tally: LossTally) -> TraceEvent | None:
     """Read one event, mended where a known fault is in it; ``None`` where nothing helps."""
     try:
         return _LAX.decode(text)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except UNREADABLE:
         pass
     if len(text) > MEND_BYTES:
         return None
@@ -356,20 +351,15 @@ def _pick(raw: Any, tally: LossTally) -> TraceEvent | None:
         return None
     event = TraceEvent(ph=raw["ph"], ts=_number(raw.get("ts")), dur=_number(raw.get("dur")))
     lost = False
-    for key in ("cat", "name"):
-        value = raw.get(key, "")
-        if isinstance(value, str):
-            setattr(event, key, value)
-        else:
-            lost = True
-    for key in ("pid", "tid"):
-        value = raw.get(key, 0)
-        if isinstance(value, (int, str, float)) or value is None:
+    for key, kinds in (("cat", str), ("name", str), ("pid", _ID), ("tid", _ID)):
+        value = raw.get(key, getattr(event, key))
+        if isinstance(value, kinds):
             setattr(event, key, value)
         else:
             lost = True
     args = raw.get("args")
     if isinstance(args, dict):
+        lost = lost or None in args.values()
         event.args = Args()
         for key, value in args.items():
             if key not in _ARGS:
@@ -377,19 +367,14 @@ def _pick(raw: Any, tally: LossTally) -> TraceEvent | None:
             name, kind = _ARGS[key]
             try:
                 setattr(event.args, name, msgspec.convert(_plain(value, kind), kind, strict=False))
-            except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            except (*UNREADABLE, TypeError):
                 lost = True
     elif args is not None:
         lost = True
-    tally.values += lost or _has_nothing(raw)
+    tally.values += lost
     return event
 
 
 def _plain(value: object, kind: object) -> object:
     """Give a raw field its text back."""
     return msgspec.Raw(json.dumps(value, allow_nan=False).encode()) if kind is msgspec.Raw else value
-
-
-def _has_nothing(raw: dict[str, Any]) -> bool:
-    args = raw.get("args")
-    return isinstance(args, dict) and None in args.values()

@@ -15,6 +15,7 @@ import msgspec
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
 from tpmon.model.results.trace import Lost
 from tpmon.model.units import clean_text
 from tpmon.trace.reading.chunks import ByteSource, FilePieces, LossTally, find_ends, list_beside, read_pieces
@@ -30,7 +31,16 @@ from tpmon.trace.reading.columns import (
     WorkTable,
     distinct,
 )
-from tpmon.trace.reading.schema import Category, Device, Distributed, Id, TraceEvent, TraceHeader, flag
+from tpmon.trace.reading.schema import (
+    UNREADABLE,
+    Category,
+    Device,
+    Distributed,
+    Id,
+    TraceEvent,
+    TraceHeader,
+    flag,
+)
 from tpmon.trace.reading.sources import Readable, open_bytes
 from tpmon.trace.reading.tables import Tables, parse_collective, parse_launch
 
@@ -42,9 +52,9 @@ _HEADER = msgspec.json.Decoder(TraceHeader, strict=False)
 _HEADER_FIELDS = msgspec.structs.fields(TraceHeader)
 _RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"worker[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
 _UNREAD = ("B", "E")
 """Phases of events that begin and end apart, which torch does not write: counted, not paired."""
+UNSAID = Missing("the trace does not say it")
 MOST_EVENTS = 60_000_000
 """Beyond this the columns alone would take gigabytes; what follows is counted as lost."""
 
@@ -171,19 +181,15 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
 def decode_piece(piece: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
     """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
     ends = find_ends(piece)
-    closes = _looks_like_the_end(piece)
     # The list is closed in the last piece alone: the others are not searched for its end.
+    closes = next(find_ends(piece[-4096:], 1), None) is not None
     for end in chain(ends, (None,)) if closes else chain((None,), ends):
         try:
             text = piece + b"]" if end is None else piece[: end + 1]
             return _EVENTS.decode(b"[" + text), end
-        except _FAILURES:
+        except UNREADABLE:
             continue
     return read_pieces(piece, tally)
-
-
-def _looks_like_the_end(piece: bytes) -> bool:
-    return next(find_ends(piece[-4096:], 1), None) is not None
 
 
 def _read_header(pieces: FilePieces, tail: bytes, tally: LossTally) -> TraceHeader:
@@ -205,7 +211,7 @@ def _read_header(pieces: FilePieces, tail: bytes, tally: LossTally) -> TraceHead
 def _read_part(text: bytes, tally: LossTally) -> TraceHeader:
     try:
         return _HEADER.decode(b"{" + text + b"}")
-    except _FAILURES:
+    except UNREADABLE:
         pass
     header = TraceHeader()
     for field in _HEADER_FIELDS:  # one bad value does not cost the others
@@ -215,7 +221,7 @@ def _read_part(text: bytes, tally: LossTally) -> TraceHeader:
         try:
             decoder = msgspec.json.Decoder(field.type, strict=False)
             setattr(header, field.name, decoder.decode(_first_value(text[found.end() :])))
-        except _FAILURES:
+        except UNREADABLE:
             tally.values += 1
     return header
 
@@ -261,15 +267,23 @@ def _find_rank(path: str, header: TraceHeader, said: int) -> int:
 def find_device(trace: Trace, device: int) -> Device | None:
     """Return what the trace says of a card; the only one described where numbers do not match."""
     known = trace.header.devices or []
-    for one in known:
-        if one.id == device:
-            return one
-    return known[0] if len(known) == 1 else None
+    return next((one for one in known if one.id == device), known[0] if len(known) == 1 else None)
 
 
 def read_distributed(trace: Trace) -> Distributed:
     """Return what the trace says of its job; empty where it says nothing."""
     return trace.header.distributed or Distributed()
+
+
+def read_world_size(trace: Trace) -> Known[int]:
+    """Return of how many ranks the job is."""
+    size = read_distributed(trace).world_size
+    return size if size > 0 else UNSAID
+
+
+def read_rank(trace: Trace) -> Known[int]:
+    """Return which rank the trace is of."""
+    return trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name has the rank")
 
 
 def clean_name(text: str, limit: int = 400) -> str:

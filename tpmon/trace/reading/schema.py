@@ -89,7 +89,6 @@ class Distributed(msgspec.Struct, gc=False):
     backend: str = ""
     rank: int = -1
     world_size: int = -1
-    nccl_version: str = ""
 
 
 BY_STEPS, BY_GAPS = "steps", "gaps"
@@ -104,10 +103,13 @@ class SliceEvent(msgspec.Struct, gc=False):
     windows_ns: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
+UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError)
+"""What decoders raise at text that they cannot read."""
+
+
 class TraceHeader(msgspec.Struct, gc=False):
     """Hold what stands beside the events, before or after them."""
 
-    schema_version: Union[int, None] = msgspec.field(name="schemaVersion", default=None)
     devices: Union[list[Device], None] = msgspec.field(name="deviceProperties", default=None)
     distributed: Union[Distributed, None] = msgspec.field(name="distributedInfo", default=None)
     base_time_ns: Union[int, None] = msgspec.field(name="baseTimeNanoseconds", default=None)
@@ -148,29 +150,24 @@ class Category(IntEnum):
     TRACE = 11
 
 
-_NAMED = {
-    "cpu_op": (RowKind.HOST, Category.OP),
-    "operator": (RowKind.HOST, Category.OP),
-    "user_annotation": (RowKind.HOST, Category.ANNOTATION),
-    "gpu_user_annotation": (RowKind.HOST, Category.GPU_ANNOTATION),
-    "overhead": (RowKind.HOST, Category.OVERHEAD),
-    "runtime": (RowKind.CALL, Category.RUNTIME),
-    "driver": (RowKind.CALL, Category.DRIVER),
-    "kernel": (RowKind.WORK, Category.KERNEL),
-    "concurrent_kernel": (RowKind.WORK, Category.KERNEL),
-    "mtia_ccp_events": (RowKind.WORK, Category.KERNEL),
-    "hpu_op": (RowKind.WORK, Category.KERNEL),
-    "memcpy": (RowKind.WORK, Category.MEMCPY),
-    "gpu_memcpy": (RowKind.WORK, Category.MEMCPY),
-    "memset": (RowKind.WORK, Category.MEMSET),
-    "gpu_memset": (RowKind.WORK, Category.MEMSET),
-    "python_function": (RowKind.PYTHON, Category.PYTHON),
-    "trace": (RowKind.SKIPPED, Category.TRACE),
-}
+_ROWS = (
+    (RowKind.HOST, Category.OP, "cpu_op operator"),
+    (RowKind.HOST, Category.ANNOTATION, "user_annotation"),
+    (RowKind.HOST, Category.GPU_ANNOTATION, "gpu_user_annotation"),
+    (RowKind.HOST, Category.OVERHEAD, "overhead"),
+    (RowKind.CALL, Category.RUNTIME, "runtime"),
+    (RowKind.CALL, Category.DRIVER, "driver"),
+    (RowKind.WORK, Category.KERNEL, "kernel concurrent_kernel mtia_ccp_events hpu_op"),
+    (RowKind.WORK, Category.MEMCPY, "memcpy gpu_memcpy"),
+    (RowKind.WORK, Category.MEMSET, "memset gpu_memset"),
+    (RowKind.PYTHON, Category.PYTHON, "python_function"),
+    (RowKind.SKIPPED, Category.TRACE, "trace"),
+)
+_NAMED = {name: (kind, meaning) for kind, meaning, names in _ROWS for name in names.split()}
 
 
 def classify(category: str) -> tuple[RowKind, Category]:
-    """Tell the table and the meaning of a category; one that is not known is kept as a host event."""
+    """Return table and meaning of a category; one that is not known is kept as a host event."""
     lower = category.lower()
     if lower in _NAMED:
         return _NAMED[lower]
@@ -201,19 +198,38 @@ def guess_category(event: TraceEvent) -> str:
 STEP = "ProfilerStep#"
 SEARCHED_CHARS = 1000
 """How far into a name its kind is looked for: what a kernel is stands before its types and sizes."""
-_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+
+
+def begins(pattern: str, flags: int = 0) -> Callable[[str], bool]:
+    """Make a test of how a name begins."""
+    match = re.compile(pattern, flags).match
+    return lambda name: match(name) is not None
+
+
+is_step = begins(STEP)
+"""A host event that marks a step of torch.profiler."""
+is_loader = begins(r"enumerate\(Data(?:Loader|Pipe)\)#")
+"""The wait for the next batch."""
+is_node_of_backward = begins("autograd::engine::evaluate_function: ")
+"""A node of the backward pass at work."""
+is_optimizer = begins(r"Optimizer\.step#")
+is_compiling = begins(r"(?s).*\(dynamo_timed\)\Z")
+"""torch.compile at work, as dynamo_timed names it."""
+is_comm_host = begins(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+"""Communication of the CPU, or the call that starts it on a device."""
+is_host_backend = begins(r"(?:gloo|mpi|ucc):\w", re.IGNORECASE)
+"""Communication that the host itself does, also of tensors on a device."""
+is_transfer = begins(
+    r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
+    re.IGNORECASE,
+)
+"""A transfer from one rank to another, not a collective of all of them."""
 SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
 """Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
 _COMM_KERNEL = re.compile(
     r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_?shot_?all_?reduce|allreduce_fusion"
     r"|allreduce_prototype|quickreduce|cross_device_(?:reduce|store)|lamport|userbuffers_|msccl|symm_mem|deep_ep"
     r"|::ep::|nvshmem",
-    re.IGNORECASE,
-)
-_COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
-_HOST_BACKEND = re.compile(r"(?:gloo|mpi|ucc):\w", re.IGNORECASE)
-_TRANSFER = re.compile(
-    r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
     re.IGNORECASE,
 )
 _TENSOR = re.compile(
@@ -241,7 +257,6 @@ _PLAIN = re.compile(
 _NO_PRODUCT = re.compile(r"fbgemm_gpu::|embedding|bounds_check|im2col|compute\w*Offsets", re.IGNORECASE)
 """What only has the name of a product in its own, or prepares one."""
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
 class CallClass(IntEnum):
@@ -274,31 +289,6 @@ _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
 _ASYNC = re.compile(r"Async")
 
 
-def is_step(name: str) -> bool:
-    """Tell whether a host event marks a step of torch.profiler."""
-    return name.startswith(STEP)
-
-
-def is_loader(name: str) -> bool:
-    """Tell whether a host event is the wait for the next batch."""
-    return _LOADER.match(name) is not None
-
-
-def is_node_of_backward(name: str) -> bool:
-    """Tell whether a host event is a node of the backward pass at work."""
-    return name.startswith("autograd::engine::evaluate_function: ")
-
-
-def is_optimizer(name: str) -> bool:
-    """Tell whether a host event is a step of an optimizer."""
-    return _OPTIMIZER.match(name) is not None
-
-
-def is_compiling(name: str) -> bool:
-    """Tell whether a host event is torch.compile at work, as dynamo_timed names it."""
-    return name.endswith("(dynamo_timed)")
-
-
 def runs_compiled(names: Sequence[str]) -> bool:
     """Tell whether code of torch.compile runs, by all names of a trace."""
     return any(name.startswith(_COMPILED) for name in names)
@@ -307,21 +297,6 @@ def runs_compiled(names: Sequence[str]) -> bool:
 def is_comm_kernel(name: str) -> bool:
     """Tell whether a kernel communicates."""
     return _COMM_KERNEL.search(name, 0, SEARCHED_CHARS) is not None
-
-
-def is_comm_host(name: str) -> bool:
-    """Tell whether a host event is communication of the CPU, or the call that starts it on a device."""
-    return _COMM_HOST.match(name) is not None
-
-
-def is_host_backend(name: str) -> bool:
-    """Tell whether a host event is communication that the host itself does, also of tensors on a device."""
-    return _HOST_BACKEND.match(name) is not None
-
-
-def is_transfer(name: str) -> bool:
-    """Tell whether communication is a transfer from one rank to another, not a collective of all of them."""
-    return _TRANSFER.match(name) is not None
 
 
 def uses_tensor_cores(name: str) -> str:

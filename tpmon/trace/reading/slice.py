@@ -33,6 +33,7 @@ from tpmon.trace.reading.read import Progress, Trace, decode_piece
 from tpmon.trace.reading.schema import (
     BY_GAPS,
     BY_STEPS,
+    UNREADABLE,
     Category,
     RowKind,
     TraceEvent,
@@ -261,7 +262,7 @@ class _Sifter:
         raws: list[Any]
         try:
             raws = _RAWS.decode(b"[" + text + b"]")
-        except (msgspec.MsgspecError, RecursionError, ValueError):
+        except UNREADABLE:
             raws = []
         if len(raws) != len(events):
             events, raws = self._split(text)
@@ -282,7 +283,7 @@ class _Sifter:
                 continue
             try:
                 msgspec.json.decode(part)
-            except (msgspec.MsgspecError, RecursionError, ValueError):
+            except UNREADABLE:
                 self.left_out += 1
                 continue
             events.append(event)

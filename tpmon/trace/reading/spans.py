@@ -180,19 +180,23 @@ class Nest:
         np.add.at(found, place[inside], values[inside])
         return found
 
+    def each_level(self) -> list[Ints]:
+        """Return those that have a parent, depth after depth from the outermost on."""
+        inner = np.flatnonzero(self.parent >= 0)
+        inner = inner[np.argsort(self.depth[inner], kind="stable")]
+        return np.split(inner, np.flatnonzero(np.diff(self.depth[inner])) + 1)
+
     def add_up(self, values: Ints) -> Ints:
         """Add to each operator what those inside of it have."""
         total: Ints = values.copy()
-        for deep in range(int(self.depth.max()) if len(total) else 0, 0, -1):
-            inner = np.flatnonzero((self.depth == deep) & (self.parent >= 0))
+        for inner in reversed(self.each_level()):
             np.add.at(total, self.parent[inner], total[inner])
         return total
 
     def find_roots(self) -> Ints:
         """Return the outermost operator around each one."""
         root = np.arange(len(self.row))
-        for deep in range(1, int(self.depth.max()) + 1 if len(root) else 0):
-            inner = np.flatnonzero((self.depth == deep) & (self.parent >= 0))
+        for inner in self.each_level():
             root[inner] = root[self.parent[inner]]
         return root
 
