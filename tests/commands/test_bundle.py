@@ -29,7 +29,7 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame, Pulse, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results.doctor import Checkup, list_checks
+from tpmon.model.results.doctor import Checkup
 from tpmon.probe.collect.bundle import describe_processes, list_versions, read_logs
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job
@@ -344,7 +344,8 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job, tmp
     start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
     assert done.wait(SECONDS)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
-    checks = {one.name: one for one in list_checks(decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text()))}
+    checkup = decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text())
+    checks = {one.name: one for one in (*(one for job in checkup.jobs for one in job.checks), *checkup.machine)}
     assert checks["stacks"].why == "not tried: --no-stacks"
     told.clear()
     done.clear()

@@ -1,7 +1,7 @@
 """A dump: where every thread of a job is right now, as it was read, and folded for a person.
 
-``DumpRound`` is what one look read; ``Dump`` is the fold of one or several rounds, of one or
-several hosts, and the JSON that ``tpmon dump --json`` prints.
+``DumpRound`` is what one look read; ``Dump`` is the fold of rounds of one or several hosts, and the JSON of
+``tpmon dump --json``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class WaitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherEnd:
-    """Name who can end a wait: a process with the other end open, or the thread that holds a lock.
-
-    ``name`` is the part of the process in the job ("rank 0"), else the name that the kernel has.
+    """Name who can end a wait: who has the other end open ("rank 0", else the kernel's name), or holds a
+    lock.
     """
 
     pid: int
@@ -49,11 +48,11 @@ class OtherEnd:
 
 @dataclass(frozen=True, slots=True)
 class WaitTarget:
-    """Name what a blocked call waits on, by the descriptor or the path in its arguments.
+    """Name what a blocked call waits on: ``name`` is a path or the kernel's name of the thing.
 
-    ``name`` is a path or the kernel's name of the thing. ``fd`` does not apply to a call that takes
-    a path or waits on several (``fds``). ``mount`` and ``file_system`` are said of files, ``peer``
-    of sockets. ``others`` are of pipes, sockets and locks; empty where nobody has the other end.
+    ``fd`` does not apply to a call that takes a path or waits on several (``fds``). ``mount`` and
+    ``file_system`` are said of files, ``peer`` of sockets, ``others`` of pipes, sockets and locks: empty
+    where nobody has the other end.
     """
 
     call: str
@@ -87,9 +86,8 @@ class FrameLocals:
 class ThreadLook:
     """Hold one thread in one look. ``frames`` are outermost first; a native thread has none.
 
-    ``run_ns`` and ``delay_ns`` count since the thread began: on a CPU, and runnable without one
-    (/proc/PID/task/TID/schedstat). ``kernel_ns`` is what of it went to the kernel, in clock ticks
-    (/proc/PID/task/TID/stat). ``holds_gil``: whether it held the interpreter's lock.
+    Since it began ``run_ns`` were on a CPU, ``delay_ns`` runnable without one (/proc/PID/task/TID/schedstat),
+    and ``kernel_ns`` in the kernel, in clock ticks (stat beside it). ``holds_gil``: the interpreter's lock.
     """
 
     tid: Known[int]
@@ -203,8 +201,8 @@ class DumpRequest:
     """Ask for looks at a job; ``pids`` empty means every process of it.
 
     With ``block`` a process that cannot be read otherwise is stopped for some milliseconds, of those in
-    ``block_pids`` where it names some. ``native`` adds the frames of C and stops every process;
-    ``variables`` adds those of each frame and stops none.
+    ``block_pids`` where it names some. ``native`` adds the frames of C and stops every process; ``variables``
+    stops none.
     """
 
     asker: Asker
@@ -220,18 +218,17 @@ class DumpRequest:
     def is_whole(self) -> bool:
         """Tell whether its looks can be joined with others into a picture of the job.
 
-        In one of some processes the other ranks would seem to be elsewhere; frames of C would seem a move.
+        In one of some processes other ranks would seem to be elsewhere; frames of C would seem a move.
         """
         return not self.pids and not self.native
 
 
 @dataclass(frozen=True, slots=True)
 class DumpState:
-    """Say how far a dump is. While it is ``running`` the last of ``rounds`` may be a part of one.
+    """Say how far a dump is: ``answered`` of ``asked`` processes are done in the round that is read.
 
-    ``answered`` of ``asked`` processes are done in the round that is read. ``refused`` says why a
-    request was not taken, "" where it was. ``earlier`` is the last look of a dump before, at the same
-    processes, for one look to be compared with.
+    While it is ``running`` the last round may be a part of one. ``refused`` says why a request was not taken.
+    ``earlier`` is the last look of a dump before, for one look to be compared with.
     """
 
     request: DumpRequest
@@ -289,11 +286,10 @@ class DumpThread:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Hold the threads that stand in one and the same stack; ``frames`` are outermost first.
+    """Hold the threads that stand in one and the same stack, outermost frame first; native threads have none.
 
-    ``frames`` is absent for native threads and missing where the stack could not be read.
-    ``state`` has the kernel's letter of each state that occurs. ``since_s`` is a lower bound.
-    ``stack_wait`` is what the stack waits for, absent where it tells nothing.
+    ``state`` has the kernel's letter of each state that occurs. ``since_s`` is a lower bound. ``stack_wait``
+    is what the stack waits for.
     """
 
     doing: str
@@ -336,11 +332,9 @@ class OddOne:
 class Dump:
     """Hold the folded stacks of a job: what ``tpmon dump --json`` prints, and ``tpmon fold`` reads.
 
-    ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
-    ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
-    ``collectives`` is what the job itself recorded of them. ``last_write`` is that into its log.
-    ``left_out`` says which lines of files a fold could not read. ``dead`` are children of its processes that
-    ended badly and that nobody asked about.
+    ``host`` names every host in it. ``not_asked`` counts ranks here that nobody asked for. ``last_write`` is
+    that into the job's log. ``left_out`` says which lines of files a fold could not read. ``dead`` are
+    children of its processes that ended badly and that nobody asked about.
     """
 
     schema: str

@@ -1,8 +1,4 @@
-"""The Frame of one second, and the Window of the last minutes of Frames.
-
-Field names are the JSON keys of docs/json.md (a trailing underscore is dropped). Frames are
-immutable, so the screen, the text reports, replay and every test read the same thing.
-"""
+"""The Frame of one second (its fields are the keys of docs/json.md), and the Window of the last minutes."""
 
 from __future__ import annotations
 
@@ -47,8 +43,8 @@ class TargetState(str, Enum):
 class Target:
     """Name the job: its root process, the PID that was asked for, and what is known of its size.
 
-    ``ended`` says how an ended job ended ("exit 0", "SIGKILL; OOM killer", ...), ``outcome`` whether
-    that was well; while the job lives and its last rank is gone, ``outcome`` is that of the ranks.
+    ``ended`` says how an ended job ended ("exit 0", "SIGKILL; OOM killer"), ``outcome`` whether that was
+    well; while the job lives and its last rank is gone, that of the ranks.
     """
 
     pid: int
@@ -250,7 +246,6 @@ class Window:
     """Hold Frames for a minute, a few for five, Pulses for ten. Owned by one thread; views are tuples."""
 
     def __init__(self, frame_span_s: float = FRAME_SPAN_S, pulse_span_s: float = PULSE_SPAN_S) -> None:
-        """Bound the history in time, measured by the Frames' own monotonic clock."""
         self._frame_span_ns = int(frame_span_s * 1e9)
         self._pulse_span_ns = int(pulse_span_s * 1e9)
         self._frames: deque[Frame] = deque()
@@ -258,7 +253,7 @@ class Window:
         self._pulses: deque[Pulse] = deque()
 
     def append(self, frame: Frame) -> None:
-        """Add a Frame and drop what is older than the spans."""
+        """Add a Frame and drop what is older than the spans, by the clock of the Frames."""
         self._frames.append(frame)
         self._pulses.append(pulse_of(frame))
         while frame.taken_ns - self._frames[0].taken_ns > self._frame_span_ns:

@@ -80,8 +80,8 @@ class GpuProcess:
 class ThrottleShare:
     """Say for which share of the last window a reason held the clocks down.
 
-    ``source`` is "counter" (violation time, misses nothing) or "bit" (share of the readings
-    of the window in which the reason bit was set).
+    ``source`` is "counter" (violation time, misses nothing) or "bit" (share of readings with the reason bit
+    set).
     """
 
     reason: str
@@ -106,9 +106,9 @@ class MigInstance:
 class GpuSample:
     """Hold one second of one card.
 
-    ``sm_pct`` is NVML utilisation (share of time with at least one kernel), mean of the
-    driver's sample buffer; ``sm_active_pct`` and below are GPM cycle ratios (Hopper and newer).
-    ``power_w`` is the energy counter's difference over time where the card has one.
+    ``sm_pct`` is NVML utilisation (share of time with at least one kernel), mean of the driver's sample
+    buffer; ``sm_active_pct`` and below are GPM cycle ratios (Hopper and newer). ``power_w`` is the energy
+    counter's difference over time where the card has one.
     """
 
     index: int

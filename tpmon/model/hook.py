@@ -33,7 +33,7 @@ class CompileCounts:
 class PhaseMemory:
     """Hold what was allocated at turns of the step that was watched last, and which part reached the peak.
 
-    The allocator has one peak for all: ``forward_peak_bytes`` and the like are known of the parts in which it
+    The allocator has one peak for all: ``forward_peak_bytes`` and the like are known of a part in which it
     rose.
     """
 
@@ -287,10 +287,10 @@ class LoopNow:
 
 @dataclass(frozen=True, slots=True)
 class StepReading:
-    """Hold one reading of one process's hook. ``spans`` are those since the reading before.
+    """Hold one reading of one process's hook, with the ``spans`` since the reading before.
 
-    ``lost_records``: so many were overwritten or left out since then; totals hold them all the same.
-    ``counts`` are those of now; ``ended`` holds all steps until the end of the last one, missing before that.
+    ``lost_records``: so many were overwritten since then; totals hold them. ``ended`` holds all steps until
+    the end of the last one.
     """
 
     process: Identity

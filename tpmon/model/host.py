@@ -28,8 +28,8 @@ class CpuSample:
     """Hold the job's CPU budget, use and demand.
 
     ``demand_ratio`` = runnable / budget. ``oversubscription`` = demand of multi-threaded pools (processes
-    with at least two threads of demand >= 0.25) / budget; single-threaded loader workers beyond the budget
-    cost nothing and are left out. ``run_delay_ratio`` = waiting / (running + waiting).
+    with at least two threads of demand >= 0.25) / budget; single-threaded loader workers beyond it cost
+    nothing. ``run_delay_ratio`` = waiting / (running + waiting).
     """
 
     budget_cores: Known[float]
@@ -72,8 +72,8 @@ SUMMED_ANON = "sum of anonymous RSS; pages that forked workers share count more 
 class MemorySample:
     """Hold the job's memory: its control group where there is one, else the host.
 
-    ``rss_bytes`` adds processes and counts pages shared by forked workers more than once.
-    ``anon_growth_bytes_s`` is the Theil-Sen slope of ``anon_bytes`` over the last minute.
+    ``rss_bytes`` adds processes and counts shared pages more than once. ``anon_growth_bytes_s`` is the
+    Theil-Sen slope of ``anon_bytes`` over the last minute.
     """
 
     rss_bytes: Known[int]
@@ -109,8 +109,8 @@ class WorkerQueue:
 class LoaderSample:
     """Hold the queues of one loader of a rank, read from outside by FIONREAD.
 
-    ``ready_batches`` = bytes in the data pipe / bytes of its first message; 0 when it is empty.
-    ``empty_ratio`` is the share of the looks of the last 10 s that found it empty.
+    ``ready_batches`` = bytes in the data pipe / bytes of its first message. ``empty_ratio`` is the share of
+    the looks of the last 10 s that found it empty.
     """
 
     rank: Applicable[int]

@@ -14,8 +14,8 @@ from tpmon.model.waits import Wait
 class Freezer:
     """Name the control group that a person froze: the process's own, or one above it.
 
-    ``directory`` holds ``freezer.state`` (``version`` 1) or ``cgroup.freeze`` (2). It is missing where a
-    group froze them that is above what this container sees; ``group`` is then the uppermost in view.
+    ``directory`` holds ``freezer.state`` (``version`` 1) or ``cgroup.freeze`` (2); missing where a group
+    froze them that is above what this container sees, and ``group`` is then the uppermost in view.
     """
 
     version: int
@@ -102,11 +102,10 @@ class LoopThread:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """Hold one second of one process.
+    """Hold one second of one process; rates are per second over the interval that ended at the sample.
 
-    Rates are per second over the interval that ended at the sample. ``runnable`` is demand:
-    the time-average number of threads that ran or waited for a CPU, (d exec + d run_delay)/dt
-    summed over threads (/proc/PID/task/TID/schedstat). ``waiting`` is its run_delay part.
+    ``runnable`` is demand: the time-average number of threads that ran or waited for a CPU, (d exec + d
+    run_delay)/dt summed over threads (/proc/PID/task/TID/schedstat), ``waiting`` its run_delay part.
     ``busy_threads`` counts threads whose own demand was at least 0.25.
     """
 
@@ -175,7 +174,7 @@ class Outcome(str, Enum):
 class ProcessEnd:
     """Hold how one member of the job ended: ``how`` in words, "exit 1", "SIGKILL; OOM killer (kernel log)".
 
-    ``outcome`` is about this process alone: a worker that its rank ends with SIGTERM has failed, too.
+    ``outcome`` is about it alone: a worker that its rank ends with SIGTERM has failed, too.
     """
 
     pid: int
@@ -190,10 +189,9 @@ class ProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class MainThreadSample:
-    """Hold how often a rank's main thread was found in each state during one interval.
+    """Hold how often a rank's main thread was found in each state during one interval, of so many ``looks``.
 
-    ``looks`` counts the looks; the others are parts of it and do not overlap. ``batch_wait`` is
-    the poll of a loader queue; behind a pin thread the rank waits in ``lock`` instead.
+    ``batch_wait`` is the poll of a loader queue; behind a pin thread the rank waits in ``lock`` instead.
     """
 
     pid: int

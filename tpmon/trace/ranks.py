@@ -224,10 +224,9 @@ def _find_spans(parts: Sequence[RankParts], taking_part: Sequence[int], *, is_tw
 def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
 
-    Of a rank that is given twice the traces of other steps are matched apart, and nothing where they are
-    of the same ones. A trace without any collective is left out.
-    What a collective takes on the rank where it is shortest moves data; what it takes longer elsewhere
-    is waiting for that rank. Ranges that overlap on a rank count once.
+    Traces of one rank are matched apart by their steps, and not at all where these are the same. What a
+    collective takes on the rank where it is shortest moves data; what it takes longer elsewhere is waiting
+    for that rank. Ranges that overlap on a rank count once.
     """
     sizes = [
         part.world_size for part in parts if is_known(part.world_size) and part.world_size <= _MOST_RANKS
@@ -282,7 +281,7 @@ def _find_straggler(
 ) -> tuple[int, float] | None:
     """Return the rank that waits least where others wait for it, and how much longer the longest wait is.
 
-    In each group one may; of these it is the one that waits least in all: who waits elsewhere is late for it.
+    Of one in each group it is the one that waits least in all: who waits elsewhere is late for it.
     """
     late: list[tuple[float, float, int]] = []
     for one in found:

@@ -1,10 +1,7 @@
 """Read a memory snapshot of torch and sum it up.
 
-The history is a ring: its beginning may be lost, its end is the moment of the snapshot. So it is
-followed backwards from the blocks that are in use at the end.
-
-The file is a pickle; it is read by ``load_plain``, which calls nothing. Every value is checked, since
-the file may be of anyone: what does not fit is left out and counted.
+The history is a ring whose end is the moment of the snapshot: it is followed backwards from the blocks in use
+then. The file may be of anyone: ``load_plain`` calls nothing, and what does not fit is left out and counted.
 """
 
 from __future__ import annotations

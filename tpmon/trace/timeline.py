@@ -1,7 +1,7 @@
 """What a trace looks like over time, in as many columns as are asked for: any stretch, any device.
 
-Keeps unions of time and the tables that name a line of Python, not the trace: what stays is a part of
-it. Columns are differences of growing unions, as the gaps are, so that they add up to them.
+Keeps unions of time, which are a part of the trace. Columns are differences of growing unions, as the gaps
+are, so that they add up to them.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def lay_timelines(
 ) -> Timelines:
     """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
 
-    Steps begin and end with their device work, as the window of the gaps does; without a device they are
-    the marks.
+    Steps begin and end with their device work, as the window of the gaps does; without a device with the
+    marks.
     """
     work = trace.work
     comms = comm_rows(trace)

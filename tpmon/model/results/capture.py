@@ -48,8 +48,8 @@ class CaptureKind(str, Enum):
 class CaptureAsked:
     """Hold what is asked for; ``at`` is the step to begin with, ``seconds`` bounds the window in time.
 
-    ``by_seconds``: they alone were asked for, and ``steps`` is only the most that there may be. They are not
-    ``named_seconds`` where nobody asked for them: then they may be more, for steps that are slow.
+    ``by_seconds``: they alone were asked for, and ``steps`` is only the most. They are not ``named_seconds``
+    where nobody asked for them: then there may be more, for steps that are slow.
     """
 
     kind: CaptureKind
@@ -80,8 +80,7 @@ class CaptureChoice:
 class CaptureOffers:
     """Hold what can be chosen on one run: ``who`` is the one rank that is meant, ``ranks`` how many are here.
 
-    ``refused`` are the kinds that cannot be, each with its reason; ``every`` says why not all ranks, "" for
-    no reason.
+    ``refused`` are kinds that cannot be, each with its reason; ``every`` says why not all ranks, else "".
     """
 
     who: str
@@ -97,10 +96,7 @@ class CaptureOffers:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """Ask for the plan of a capture around one process; without a PID around the lowest rank here.
-
-    It begins with ``CaptureChoice()``; another one is an order of its own.
-    """
+    """Ask for the plan of a capture around one process, without a PID around the lowest rank here."""
 
     pid: Applicable[int]
 
@@ -142,10 +138,10 @@ class CaptureAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CaptureUpdate:
-    """Hand to a screen how far a capture is: what happens now, what is asked, what came of it.
+    """Hand to a screen how far a capture is; ``plan`` and ``price`` are those of ``choice``.
 
-    ``report`` is what ``tpmon capture`` prints at its end, ``trace`` the file that it wrote and that a
-    screen can show, "" for none. ``plan`` and ``price`` are those of ``choice``; ``offers`` come first.
+    ``offers`` come first. ``report`` is what ``tpmon capture`` prints at its end, ``trace`` the file that it
+    wrote and that a screen can show, "" for none.
     """
 
     stage: CaptureStage
@@ -215,8 +211,8 @@ class GpuClocks:
 class Conditions:
     """Hold under which conditions a window was recorded, as they were written into the file.
 
-    ``inputs`` are type and shape of each tensor of a batch shortly before, as "float32[8, 512]"; ``mode``
-    is "training" or "evaluation" by what the steps did. ``clocks`` alone are tpmon's own reading.
+    ``inputs`` are type and shape of each tensor of a batch shortly before, as "float32[8, 512]"; ``mode`` is
+    what the steps did. ``clocks`` alone are tpmon's own reading.
     """
 
     model: Known[str]
@@ -304,7 +300,7 @@ def refuse(
 ) -> CaptureOffers | None:
     """Take back from the offers what one choice has beyond another, which can be; None for nothing.
 
-    Of two things the kind goes first: the ranks are found out about next.
+    The kind goes first.
     """
     if choice.kind is not instead_of.kind:
         return replace(offers, refused=tuple({**dict(offers.refused), choice.kind: why}.items()))

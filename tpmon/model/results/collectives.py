@@ -35,7 +35,7 @@ class CallState(str, Enum):
 class CollectiveCall:
     """Hold one call of a collective by one rank; ``line`` is the user's line that made it.
 
-    ``timeout_s`` is how long the backend waits for it. Types are named as torch names them: Float.
+    ``timeout_s`` is how long the backend waits for it. Types are as torch names them: Float.
     """
 
     sequence: int
@@ -54,12 +54,11 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Hold what one rank recorded of one process group.
+    """Hold what one rank recorded of one process group; ``calls`` are those around the first that goes on.
 
-    ``last_called`` and ``last_done`` are numbers of collectives, 0 before the first. ``calls`` are
-    those around the first that is not done, by number. ``batches`` counts batches of sends and receives,
-    which torch numbers among the collectives: a record from the first call on has them taken out, in
-    others numbers then cannot be compared between ranks.
+    ``last_called`` and ``last_done`` are 0 before the first. ``batches`` counts batches of sends and
+    receives, which torch numbers too: a record from the first call on has them taken out, in others numbers
+    cannot be compared between ranks.
     """
 
     name: str
@@ -90,10 +89,7 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RasRank:
-    """Hold one rank that NCCL RAS names: what is wrong with it, and how many calls it launched.
-
-    ``rank`` counts within its communicator. ``process`` and ``node`` are as NCCL names them.
-    """
+    """Hold one rank (of its communicator) that NCCL RAS names: what is wrong with it, and its calls."""
 
     communicator: str
     rank: int
@@ -118,8 +114,7 @@ class RasProcess:
 class RasReport:
     """Hold what NCCL RAS said: the worst state of a communicator, and the ranks that it names.
 
-    ``dead`` and ``silent`` count processes that cannot be reached, and that gave no answer in time;
-    ``lost`` names them.
+    ``dead`` processes cannot be reached, ``silent`` ones gave no answer in time; ``lost`` names them.
     """
 
     version: str
@@ -186,8 +181,8 @@ class CollectiveFinding:
     """Hold one collective of one process group that some ranks wait in.
 
     ``waiting`` called it and are not done, ``missing`` did not call it, ``unread`` have no record.
-    ``waited_s`` counts from the last call of it. ``abort_s`` is when the backend gives up, from the
-    time of the look on; ``abort_assumed``: by its default timeout, which the job may have changed.
+    ``waited_s`` counts from the last call of it. ``abort_s`` is when the backend gives up, from the look on;
+    ``abort_assumed``: by its default timeout, which the job may have changed.
     """
 
     group: str

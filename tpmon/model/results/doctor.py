@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from enum import Enum
 from typing import Literal, get_args
@@ -15,33 +14,10 @@ from tpmon.model.known import Applicable, Known
 from tpmon.model.results.sample import HotSample, SampleState
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"
-CheckName = Literal[
-    "py-spy",
-    "yama",
-    "capability",
-    "container",
-    "hidepid",
-    "seccomp",
-    "lsm",
-    "perf",
-    "kernel-log",
-    "nvml",
-    "counters",
-    "clipboard",
-    "stat",
-    "io",
-    "smaps_rollup",
-    "environ",
-    "fd",
-    "wchan",
-    "syscall",
-    "memory",
-    "stacks",
-    "cgroup",
-    "cards",
-    "ras",
-    "place",
-]
+_OfKernel = Literal["py-spy", "yama", "capability", "container", "hidepid", "seccomp", "lsm", "perf"]
+_OfMachine = Literal[_OfKernel, "kernel-log", "nvml", "counters", "clipboard"]
+_OfProcess = Literal["stat", "io", "smaps_rollup", "environ", "fd", "wchan", "syscall", "memory"]
+CheckName = Literal[_OfMachine, _OfProcess, "stacks", "cgroup", "cards", "ras", "place"]
 """The lines of ``tpmon doctor``: first those of the machine, from "stat" on those of a job."""
 CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
 NOT_PERMITTED = "not permitted"
@@ -62,8 +38,8 @@ class Access(str, Enum):
 class Check:
     """Say of one source whether it may be read, why, and the one command or flag that would change it.
 
-    ``name`` is one of ``CHECK_NAMES``. ``needed`` marks what the verdict or the stacks cannot do without.
-    ``fix`` does not apply where nothing has to be done, or nothing can be.
+    ``needed`` marks what the verdict or the stacks cannot do without. ``fix`` does not apply where nothing
+    can or has to be done.
     """
 
     name: str
@@ -75,10 +51,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckup:
-    """Hold what may be read of one job. ``pids`` are the processes that were tried, ranks before others.
-
-    ``remark`` says how the asked PID was understood, "" where it was taken as it stands.
-    """
+    """Hold what may be read of the processes of a job; ``remark`` says how the asked PID was understood."""
 
     pid: int
     name: str
@@ -100,13 +73,6 @@ class Checkup:
     jobs: tuple[JobCheckup, ...]
 
 
-def list_checks(checkup: Checkup) -> Iterator[Check]:
-    """Yield every check, those of the jobs first."""
-    for job in checkup.jobs:
-        yield from job.checks
-    yield from checkup.machine
-
-
 def is_obstacle(check: Check) -> bool:
     """Tell whether something that tpmon needs may not be read."""
     return check.needed and check.access in (Access.DENIED, Access.ABSENT)
@@ -115,7 +81,7 @@ def is_obstacle(check: Check) -> bool:
 def list_obstacles(checkup: Checkup) -> tuple[Check, ...]:
     """Return what is needed and may not be read, each once by its name and reason."""
     found: dict[tuple[str, str], Check] = {}
-    for check in list_checks(checkup):
+    for check in (*(one for job in checkup.jobs for one in job.checks), *checkup.machine):
         if is_obstacle(check):
             found.setdefault((check.name, check.why), check)
     return tuple(found.values())
@@ -161,9 +127,9 @@ class GroupStack:
 class TreeLine:
     """Hold one line of stacks that are merged where they begin alike.
 
-    ``parent`` is the mark of the line that called it, ``depth`` counts the places above at which
-    stacks part, ``threads`` pass this line and those of ``ends`` go no further. ``shown`` does not
-    apply to threads without frames.
+    ``parent`` is the mark of the line that called it. ``depth`` counts the places above at which stacks part,
+    ``threads`` pass this line and those of ``ends`` go no further. ``shown`` does not apply to threads
+    without frames.
     """
 
     mark: int
@@ -178,9 +144,9 @@ class TreeLine:
 class DumpUpdate:
     """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far.
 
-    ``stacks`` belong to the groups of ``dump``, one each; ``tree`` merges them. The
-    fold leaves out a look that is only partly read, unless it is the first. ``awaits_records``: what
-    the job recorded of its collectives is being read, and comes with another update.
+    The fold leaves out a look that is only partly read, unless it is the first. ``stacks`` belong to its
+    groups, one each; ``tree`` merges them. ``awaits_records``: what the job recorded of its collectives comes
+    later.
     """
 
     state: DumpState

@@ -1,8 +1,4 @@
-"""Samples of stacks over some seconds: what was asked, what was read, and the hot functions in it.
-
-``SampleReading`` is what py-spy gave so far; ``HotSample`` is its sum for a person, and the JSON that
-``tpmon sample --json`` prints.
-"""
+"""Samples of stacks over some seconds: what was asked, what was read, and the hot functions in it."""
 
 from __future__ import annotations
 
@@ -56,9 +52,9 @@ class SampleRequest:
 class SampledProcess:
     """Hold what was sampled of one process so far.
 
-    ``looks`` counts how often py-spy looked at it, ``lost`` those looks that gave no stack,
-    ``behind_s`` by how much it was late at worst. ``cpu_s`` and ``delay_s`` are of the main thread, on
-    a CPU and runnable without one, over ``watched_s`` (/proc/PID/task/PID/schedstat).
+    ``looks`` counts how often py-spy looked at it, ``lost`` those without a stack, ``behind_s`` by how much
+    it was late at worst. ``cpu_s`` and ``delay_s`` are of the main thread, on a CPU and runnable without one,
+    over ``watched_s``.
     """
 
     pid: int
@@ -82,10 +78,7 @@ class SampledProcess:
 
 @dataclass(frozen=True, slots=True)
 class SampleReading:
-    """Hold all that was sampled so far.
-
-    ``asked`` processes were chosen, of which some may not have had a turn, and ``ended`` are gone.
-    """
+    """Hold all that was sampled so far, of ``asked`` processes that were chosen; ``ended`` are gone."""
 
     request: SampleRequest
     host: str
@@ -110,11 +103,11 @@ class SampleState:
 
 @dataclass(frozen=True, slots=True)
 class HotFunction:
-    """Hold one function of a group of threads.
+    """Hold one function of a group of threads; percentages are of the group's looks.
 
-    ``line`` is the line of it that was seen most often. ``self_samples`` had it innermost,
-    ``total_samples`` had it anywhere; ``waiting_samples`` are those of the total whose innermost frames
-    are known to wait. ``package`` is "" for the user's own code. Percentages are of the group's looks.
+    ``line`` is the line of it that was seen most often, ``package`` "" for the user's own code.
+    ``self_samples`` had it innermost, ``total_samples`` anywhere, ``waiting_samples`` with innermost frames
+    that are known to wait.
     """
 
     function: str
@@ -143,9 +136,8 @@ class HotGroup:
     """Hold the threads of one part of the job: main threads, or the other Python threads, of one role.
 
     ``looks`` is how often one of its threads was seen, ``samples`` in how many of these it counted.
-    ``waiting_pct`` of the looks found it in frames that are known to wait. ``cpu_pct`` and ``delay_pct``
-    are of one core, the mean of its main threads over the time of the samples: on a CPU, and runnable
-    without one. ``phases`` are said of ranks.
+    ``waiting_pct`` of the looks found it in frames that wait. ``cpu_pct`` and ``delay_pct`` are of one core,
+    the mean of its main threads: on a CPU, and runnable without one. ``phases`` are said of ranks.
     """
 
     role: Role
@@ -234,8 +226,8 @@ def say_price(price: SamplePrice) -> str:
 def pick_functions(functions: Sequence[HotFunction], most: int) -> tuple[HotFunction, ...]:
     """Pick at most ``most`` to show of ``functions``, which are ordered by self, and keep their order.
 
-    Library functions that only call others say nothing. Two thirds are the first ones; the others are
-    the user's own with the largest totals, which would never be among the first.
+    Two thirds are the first ones but for library functions that only call others, the rest the user's own
+    with the largest totals, which would never be among the first.
     """
     order = [at for at, one in enumerate(functions) if one.self_samples or not one.package]
     users = [at for at in order if not functions[at].package]

@@ -29,10 +29,10 @@ class StackBytes:
 class Pieces:
     """Hold how the reserved memory of a device is cut up.
 
-    ``free_bytes`` is reserved and in no block that is in use. Of it, ``releasable_bytes`` lie in
-    segments without any such block, which empty_cache gives back; ``stuck_bytes`` in the others. What is
-    free in private pools (CUDA graphs), ``private_bytes``, is in none of these: no other request gets it.
-    ``fragmentation_pct`` is the part of the free bytes that no single request could get.
+    ``free_bytes`` is reserved and in no block in use: ``releasable_bytes`` of it lie in segments without any
+    such block, which empty_cache gives back, ``stuck_bytes`` in the others. ``private_bytes``, free in pools
+    of CUDA graphs, are beside these: no other request gets them. ``fragmentation_pct`` is the part of the
+    free bytes that no single request could get.
     """
 
     segments: int
@@ -53,8 +53,8 @@ class Pieces:
 class MemoryMoment:
     """Hold the moment of the recorded history at which most was allocated, by requested bytes.
 
-    ``at_event`` counts events from 0; ``at_ms`` is from the first one. ``older_bytes`` were alive then
-    and allocated before the history begins. ``alive`` is what was, by stack, the most first.
+    ``at_event`` counts events from 0; ``older_bytes`` were allocated before the history begins. ``alive`` is
+    by stack, the most first.
     """
 
     requested_bytes: int

@@ -132,8 +132,8 @@ class OperatorRow:
 class TraceSummary:
     """Hold what is said of a trace in one look: steps, split, top operators, and what was lost.
 
-    ``steps`` are those that the trace marks; 0 where it marks none, and the whole trace then counts as
-    one. ``split_us`` is the exclusive breakdown of the mean step.
+    ``steps`` is 0 where none are marked, and the whole trace then counts as one. ``split_us`` is the
+    exclusive breakdown of the mean step.
     """
 
     path: str
@@ -203,10 +203,9 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Hold one kernel by name; ``operator`` is the one that launched most of its time.
+    """Hold one kernel by name, with the operator that launched most of its time and tells its rates.
 
-    ``gb_s`` and ``tflop_s`` are by the shapes of that operator; ``bound_by`` says which of both is near
-    what the card can.
+    ``bound_by`` says which of ``gb_s`` and ``tflop_s`` is near what the card can.
     """
 
     name: str
@@ -326,9 +325,8 @@ class Condition:
 class TraceConditions:
     """Hold what must be equal for two traces to be compared.
 
-    ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order. ``told``
-    is what tpmon's own capture wrote down of batch, model and types. ``compiled`` tells whether code of
-    torch.compile ran.
+    ``inputs`` are shapes and types of the products, each once, in order. ``told`` is what tpmon's own capture
+    wrote down of batch, model and types. ``compiled``: code of torch.compile ran.
     """
 
     world_size: Known[int]
@@ -378,8 +376,8 @@ class TraceFile:
 class TraceRankRow:
     """Hold one rank beside the others, in milliseconds of the mean step.
 
-    ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that are matched: what of
-    them was waiting for the last rank of the group, and what moved data.
+    ``wait_ms`` and ``transfer_ms`` are of all matched collectives of the trace: waiting for the last rank of
+    the group, and moving data.
     """
 
     rank: Known[int]
@@ -430,9 +428,9 @@ class Change:
 class TraceComparison:
     """Hold what got faster or slower from the trace ``before`` to the trace ``after``.
 
-    ``differences`` name the conditions that are not equal, ``unchecked`` those that a trace does not
-    tell. ``ratio`` is the old over the new mean step, with its 95 % interval. ``helped`` says whether
-    the target was met; it is missing where conditions differ or steps are too few.
+    ``differences`` are conditions that are not equal, ``unchecked`` those that a trace does not tell.
+    ``ratio`` is the old over the new mean step, with its 95 % interval. ``helped``: the target was met;
+    missing where conditions differ or steps are too few.
     """
 
     schema: str

@@ -13,10 +13,9 @@ from tpmon.model.known import Applicable, Known
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Hold matrix products, convolutions or attention of one number type.
+    """Hold products of matrices, convolutions or attention of one number type, of the host without a device.
 
-    Times are of the device, or of the host in a trace without one. ``misaligned_pct`` is the part of the
-    time in products whose sizes tensor cores do not take in full.
+    ``misaligned_pct`` is the part of the time in products whose sizes tensor cores do not take in full.
     """
 
     kind: str
@@ -125,10 +124,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class PatternRow:
-    """Hold one habit of the program that costs time: what was seen, how much it holds, what to do.
-
-    ``share_pct`` is of the window of the steps.
-    """
+    """Hold one habit of the program that costs time: what was seen, its share of the window, what to do."""
 
     name: str
     seen: str
@@ -147,10 +143,7 @@ class HotKernel:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Say what of a trace to look at: ``count`` steps from ``first`` on, both counted from 0.
-
-    Of one step a part can be looked at alone: number ``part`` of ``parts`` equal ones.
-    """
+    """Say what of a trace to look at: ``count`` steps from ``first`` on, or of one step a part of ``parts``."""
 
     first: int
     count: int
@@ -162,9 +155,8 @@ class Stretch:
 class TimeCell:
     """Hold one column: ``busy_pct`` is device work, without devices operators of the host.
 
-    ``exposed_pct`` is the part of it that is communication which no computation hides. ``cause`` is what
-    held most of the rest, a name of ``Timeline.shares``; "" where there is no rest. ``sm_pct`` is est. SM
-    efficiency.
+    ``exposed_pct`` is the part of it that is communication which no computation hides, ``cause`` what held
+    most of the rest, "" where there is none, ``sm_pct`` est. SM efficiency.
     """
 
     busy_pct: float

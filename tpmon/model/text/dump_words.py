@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
-from tpmon.model.dump import Dump, DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
-from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.dump import Dump, DumpThread, Motion, StackGroup, WaitKind, WaitTarget
+from tpmon.model.known import Known, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_seconds
-from tpmon.model.waits import QUEUES, WaitReason, describe_wait
+from tpmon.model.waits import QUEUES, WaitReason, describe_wait, is_wait, is_wait_in
 
 WORTH_SAYING_PCT = 5
 """Less of a core than this is noise in a look of some seconds."""
@@ -76,10 +76,14 @@ def name_ranks(threads: Iterable[DumpThread]) -> str:
     others = {thread.pid for thread in those if not is_known(thread.rank)}
     words = []
     if numbers:
-        words.append(f"rank{'s' if len(numbers) > 1 else ''} {list_numbers(numbers)}")
+        words.append(f"{_plural('rank', numbers)} {list_numbers(numbers)}")
     if others:
-        words.append(f"process{'es' if len(others) > 1 else ''} {list_numbers(others)}")
+        words.append(f"{_plural('process', others, 'es')} {list_numbers(others)}")
     return " and ".join(words)
+
+
+def _plural(noun: str, those: Collection[int], ending: str = "s") -> str:
+    return noun + ending if len(those) > 1 else noun
 
 
 def name_processes(threads: Sequence[DumpThread], *, with_host: bool = False) -> str:
@@ -97,12 +101,12 @@ def _name_role(role: Role, threads: Sequence[DumpThread]) -> str:
     if role is Role.RANK:
         return name_ranks(threads)
     pids = {thread.pid for thread in threads}
-    noun = f"{role.value}{'s' if len(pids) > 1 else ''}"
+    noun = _plural(role.value, pids)
     if role is not Role.WORKER:
         return f"{noun} {list_numbers(pids)}"
     ranks = {thread.rank for thread in threads if is_known(thread.rank)}
     numbers = [thread.worker for thread in threads if is_known(thread.worker)]
-    of = f" of rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)}" if ranks else ""
+    of = f" of {_plural('rank', ranks)} {list_numbers(ranks)}" if ranks else ""
     return f"{noun} {list_numbers(numbers if len(numbers) == len(threads) else pids)}{of}"
 
 
@@ -115,9 +119,7 @@ def say_target(target: WaitTarget) -> str:
     if target.call in CHILD_WAITS:
         names = [end.name for end in target.others] if is_known(target.others) else []
         return f"waits for {target.name}{f' ({names[0]})' if names else ''} to end"
-    if target.call in LOCK_CALLS:
-        return f"{_say_descriptor(target)}{_say_lock_holders(target.others)}"
-    return f"{_say_descriptor(target)}{_say_others(target.others)}"
+    return _say_descriptor(target) + _say_others(target)
 
 
 def _say_descriptor(target: WaitTarget) -> str:
@@ -141,23 +143,15 @@ def _say_descriptor(target: WaitTarget) -> str:
     return f"blocked in {verb} on {target.name}{fd}"
 
 
-def _say_lock_holders(others: Applicable[tuple[OtherEnd, ...]]) -> str:
-    """Say who holds the lock of a file: ", which python (4712) holds"."""
-    if not is_known(others):
+def _say_others(target: WaitTarget) -> str:
+    """Say who has the other end, or holds a lock: ", other end: rank 0 (4711)", ", which sh (4712) holds"."""
+    if not is_known(target.others):
         return ""
-    names = ", ".join(f"{end.name} ({end.pid})" for end in others)
-    verb = "hold" if len(others) > 1 else "holds"
-    return f", which {names} {verb}" if names else ", which no process that can be seen from here holds"
-
-
-def _say_others(others: Applicable[tuple[OtherEnd, ...]]) -> str:
-    """Say who has the other end: ", other end: rank 0 (4711), python (4712)"."""
-    if not is_known(others):
-        return ""
-    names = ", ".join(f"{end.name} ({end.pid})" for end in others)
-    return (
-        f", other end: {names}" if names else ", and no process that can be seen from here has the other end"
-    )
+    none = "no process that can be seen from here"
+    names = ", ".join(f"{end.name} ({end.pid})" for end in target.others)
+    if target.call in LOCK_CALLS:
+        return f", which {names or none} hold{'s' if len(target.others) < 2 else ''}"
+    return f", other end: {names}" if names else f", and {none} has the other end"
 
 
 def say_wait(thread: DumpThread) -> str:
@@ -166,27 +160,19 @@ def say_wait(thread: DumpThread) -> str:
         return f"frozen by control group {thread.frozen.group}"
     if thread.state in "Tt":
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
-    loader = is_known(thread.waits_for) and thread.waits_for.reason in QUEUES
-    if is_known(thread.waits_on) and not loader:
-        return say_target(thread.waits_on) + _say_fifo(thread, thread.waits_on)
+    if is_known(thread.waits_on) and not is_wait_in(thread.waits_for, QUEUES):
+        fifo = is_wait(thread.waits_for, WaitReason.FIFO) and not is_known(thread.waits_on.others)
+        return say_target(thread.waits_on) + (", a FIFO that nobody else has open" if fifo else "")
     if not is_known(thread.waits_for):
         return "in uninterruptible sleep" if thread.state == "D" else ""
     words = describe_wait(thread.waits_for)
     return words if thread.waits_for.reason is WaitReason.RUNNING else f"waits for: {words}"
 
 
-def _say_fifo(thread: DumpThread, target: WaitTarget) -> str:
-    fifo = is_known(thread.waits_for) and thread.waits_for.reason is WaitReason.FIFO
-    return ", a FIFO that nobody else has open" if fifo and not is_known(target.others) else ""
-
-
 def say_motion(motion: Motion, since_s: Known[float]) -> str:
     """Say what a thread did between the looks, "" where it was seen once."""
-    if motion is Motion.ONCE:
-        return ""
-    if is_known(since_s):
-        return f"{motion.value} for at least {format_seconds(since_s)}"
-    return f"{motion.value}"
+    since = f" for at least {format_seconds(since_s)}" if is_known(since_s) else ""
+    return "" if motion is Motion.ONCE else motion.value + since
 
 
 def say_last_write(dump: Dump, when: str) -> str:
@@ -228,7 +214,7 @@ def say_end(group: StackGroup, *, with_host: bool = False) -> str:
     name = name_processes(group.threads, with_host=with_host)
     who = name if group.threads[0].kind is ThreadKind.MAIN else name_threads(group, with_host=with_host)
     words = (f"state {group.state}", say_motion(group.motion, group.since_s))
-    return f"{who}: {', '.join(word for word in words if word)}"
+    return f"{who}: {', '.join(filter(None, words))}"
 
 
 def say_count(group: StackGroup) -> str:
@@ -240,13 +226,9 @@ def say_other(group: StackGroup) -> str:
     """Say in one line what a group of threads does that are no main ones."""
     seen = is_known(group.frames)
     waits = say_wait(group.threads[0]) if group.threads[0].state in "DTt" or seen else ""
-    words = (
-        group.doing if seen else "",
-        f"state {group.state}",
-        waits,
-        say_motion(group.motion, group.since_s),
-    )
-    return ", ".join(word for word in words if word)
+    moved = say_motion(group.motion, group.since_s)
+    words = (group.doing if seen else "", f"state {group.state}", waits, moved)
+    return ", ".join(filter(None, words))
 
 
 def list_waits(group: StackGroup, most: int = 2) -> list[str]:
@@ -261,4 +243,4 @@ def list_state(group: StackGroup) -> list[str]:
     """List the state of a group, what it waits for, whether it moved, and its CPU."""
     motion = say_motion(group.motion, group.since_s)
     words = [f"state {group.state}", *list_waits(group), motion, say_cpu(group)]
-    return [word for word in words if word]
+    return list(filter(None, words))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from tpmon.model.frame import Frame
@@ -27,9 +27,7 @@ def say_stop(process: ProcessSample) -> str:
     if process.state == "T":
         return "stopped by a signal"
     if process.state == "t":
-        return (
-            f"held by a debugger, {tracer.name} ({tracer.pid})" if is_known(tracer) else "held by a debugger"
-        )
+        return "held by a debugger" + (f", {tracer.name} ({tracer.pid})" if is_known(tracer) else "")
     # The kernel's own word, where the control group itself cannot be seen.
     return describe_wait(wait) if is_known(wait) and wait.reason is WaitReason.FROZEN else ""
 
@@ -103,7 +101,7 @@ def format_samples(rate_hz: float) -> str:
 def say_samples(pace: StepPace) -> str:
     """Say how many samples a second, summed over how many ranks; "" where the hook does not know.
 
-    Whether ranks share a batch (tensor and pipeline parallelism) is not known: so it is told as a sum.
+    Whether ranks share a batch (tensor and pipeline parallelism) is not known.
     """
     if not is_known(pace.samples_hz) or pace.samples_hz <= 0:
         return ""
@@ -111,16 +109,19 @@ def say_samples(pace: StepPace) -> str:
     return f"{format_samples(pace.samples_hz)} samples/s{ranks}"
 
 
+def _list_times(pace: StepPace) -> list[tuple[str, str]]:
+    named = (("50", pace.p50_ms), ("95", pace.p95_ms), ("99", pace.p99_ms))
+    return [(name, format_ms(ms)) for name, ms in named if is_known(ms)]
+
+
 def say_times(pace: StepPace) -> str:
     """Say how long steps take: "p50 311 ms  p95 402 ms  p99 1.2 s"; "" before one was timed."""
-    named = (("p50", pace.p50_ms), ("p95", pace.p95_ms), ("p99", pace.p99_ms))
-    return "  ".join(f"{name} {format_ms(ms)}" for name, ms in named if is_known(ms))
+    return "  ".join(f"p{name} {time}" for name, time in _list_times(pace))
 
 
 def say_times_short(pace: StepPace) -> str:
     """Say the same for a narrow line, a shared unit once: "p50/95/99 311/402/460 ms"."""
-    named = (("50", pace.p50_ms), ("95", pace.p95_ms), ("99", pace.p99_ms))
-    known = [(name, format_ms(ms)) for name, ms in named if is_known(ms)]
+    known = _list_times(pace)
     if not known:
         return ""
     units = {text.partition(" ")[2] for _, text in known}
@@ -131,16 +132,17 @@ def say_times_short(pace: StepPace) -> str:
 
 def say_split(pace: StepPace) -> str:
     """Say where the host's time of a step goes: "data 58 %, forward 12 %, ..."; "" where it is not known."""
-    return ", ".join(
-        f"{phase.value} {format_pct(share)} %" for phase, share in list_shares(pace) if is_known(share)
-    )
+    known = ((phase, share) for phase, share in list_shares(pace) if is_known(share))
+    return ", ".join(f"{phase.value} {format_pct(share)} %" for phase, share in known)
 
 
 def say_steps_fact(pace: Known[StepPace]) -> list[str]:
     """Return the facts of the steps for the line of facts; none without a hook."""
-    if not is_known(pace):
-        return []
-    return [text for text in (say_rate(pace), "" if is_stalled(pace) else say_samples(pace)) if text]
+    return (
+        [text for text in (say_rate(pace), "" if is_stalled(pace) else say_samples(pace)) if text]
+        if is_known(pace)
+        else []
+    )
 
 
 JOIN = " · "
@@ -153,23 +155,18 @@ WAITING_FROM = 0.5
 def _silence_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
     """Say how many of the cards that the job is on, or may be, answer: "1 of 2 cards answers"."""
     cards = list(filter(may_be_on, known_or(gpus, ())))
-    silent = len(list_silent(cards))
-    if not silent:
+    answer = len(cards) - len(list_silent(cards))
+    if answer == len(cards):
         return ""
-    answer = len(cards) - silent
     if len(cards) == 1:
         return "the card does not answer"
     return f"{answer or 'none'} of {len(cards)} cards answer{'s' if answer < 2 else ''}"
 
 
 def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
-    if not is_known(gpus):
-        return ""
-    busy = [card.sm_pct for card in list_used(gpus) if is_known(card.sm_pct)]
-    if not busy:
-        return ""
-    if len(busy) == 1:
-        return f"GPU {format_pct(busy[0])} % busy"
+    busy = [card.sm_pct for card in list_used(known_or(gpus, ())) if is_known(card.sm_pct)]
+    if len(busy) < 2:
+        return f"GPU {format_pct(busy[0])} % busy" if busy else ""
     low, high = min(busy), max(busy)
     mean = sum(busy) / len(busy)
     spread = "" if high - low < 5 else f" ({format_pct(low)} to {format_pct(high)})"
@@ -211,8 +208,7 @@ def state_facts(
 ) -> str:
     """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …".
 
-    ``ranks`` and ``workers`` are the living ones of this machine; ``had_ranks`` tells whether
-    there were ranks before. ``steps`` are those that a hook told.
+    ``ranks`` and ``workers`` are the living ones of this machine, ``steps`` those that a hook told.
     """
     facts = [*say_steps_fact(steps), _silence_fact(gpus), _gpu_fact(gpus)]
     if not ranks:
@@ -229,14 +225,6 @@ _OFF = frozenset(("", "0", "off", "false", "no", "none"))
 _EACH_COLLECTIVE = frozenset(("coll", "all"))
 
 
-def _is_on(value: str, _: str) -> bool:
-    return value not in _OFF
-
-
-def _checks_collectives(value: str, _: str) -> bool:
-    return value == "detail"
-
-
 def _logs_collectives(value: str, parts: str) -> bool:
     """Tell whether NCCL logs in every step: what it logs by default is its start alone."""
     named = {part.strip() for part in parts.removeprefix("^").split(",")}
@@ -244,10 +232,10 @@ def _logs_collectives(value: str, parts: str) -> bool:
     return value == "trace" or (value == "info" and each)
 
 
-_TAXES = (
-    ("CUDA_LAUNCH_BLOCKING", _is_on, "every kernel launch waits for the GPU"),
-    ("TORCH_DISTRIBUTED_DEBUG", _checks_collectives, "every collective is checked first"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, "every tensor costs a cudaMalloc"),
+_TAXES: tuple[tuple[str, Callable[[str, str], bool], str], ...] = (
+    ("CUDA_LAUNCH_BLOCKING", lambda value, _: value not in _OFF, "every kernel launch waits for the GPU"),
+    ("TORCH_DISTRIBUTED_DEBUG", lambda value, _: value == "detail", "every collective is checked first"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", lambda value, _: value not in _OFF, "every tensor costs a cudaMalloc"),
     ("NCCL_DEBUG", _logs_collectives, "NCCL logs every collective"),
 )
 
@@ -326,9 +314,8 @@ def say_since_source(finding: Finding) -> str:
     """Write what tells since when: "onset in the history", "last log write 02:41:11"."""
     if is_undecided(finding):
         return ""
-    if finding.since_is is SinceIs.ONSET:
-        return "onset in the history" if finding.since_source in ("", "history") else finding.since_source
-    return finding.since_source
+    onset = finding.since_is is SinceIs.ONSET and finding.since_source in ("", "history")
+    return "onset in the history" if onset else finding.since_source
 
 
 def say_since_in_full(finding: Finding, now: datetime) -> str:
@@ -344,24 +331,23 @@ def say_share(finding: Finding) -> str:
     if not is_known(finding.share_pct):
         return ""
     low, high = finding.share_low_pct, finding.share_high_pct
-    told = f"costs {format_pct(finding.share_pct)} %"
-    if not is_known(low) or not is_known(high):
-        return told
-    return f"{told} ({format_pct(low)} to {format_pct(high)})"
+    span = f" ({format_pct(low)} to {format_pct(high)})" if is_known(low) and is_known(high) else ""
+    return f"costs {format_pct(finding.share_pct)} %{span}"
 
 
 def list_try(finding: Finding) -> list[str]:
     """Return what to do, line by line as it is pasted; none where nothing is to be done."""
     tried = finding.try_
-    if isinstance(tried, Missing):
-        return [f"? {tried.reason}"]
-    return [line for line in tried.splitlines() if line.strip()] if is_known(tried) else []
+    return [f"? {tried.reason}"] if isinstance(tried, Missing) else _list_lines(known_or(tried, ""))
 
 
 def list_also(finding: Finding) -> list[list[str]]:
     """Return what else may help, each line by line as it is pasted."""
-    others = known_or(finding.also_try, ())
-    return [lines for text in others if (lines := [line for line in text.splitlines() if line.strip()])]
+    return list(filter(None, map(_list_lines, known_or(finding.also_try, ()))))
+
+
+def _list_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def say_ceiling(finding: Finding) -> str:

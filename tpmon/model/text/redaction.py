@@ -149,7 +149,6 @@ class Redactor:
     """Hide the secrets in lines one after the other; knows which line goes on with the one before."""
 
     def __init__(self) -> None:
-        """Begin outside of any key, block or quote."""
         self.in_key = False
         self._lines = 0
         self._until: tuple[str, int] = ("", 0)
@@ -410,10 +409,7 @@ def name_failure(error: BaseException) -> str:
 
 
 def clean_value(value: T) -> T:
-    """Return ``value`` with control characters of every text in it replaced, and long texts cut.
-
-    Goes through the dataclasses and tuples of ``model``.
-    """
+    """Return a value of ``model`` with control characters of its texts replaced, and long texts cut."""
     return cast("T", _clean(value))
 
 

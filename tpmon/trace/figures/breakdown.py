@@ -58,11 +58,10 @@ NO_EVENTS = Missing("the trace holds neither device work nor host events")
 class Activity:
     """Hold when each kind of thing ran, over all devices and threads together.
 
-    ``host_comms`` is what gloo and its like do on the host for devices.
-
-    ``devices`` are the same of each device alone, where there are several: work of one hides nothing
-    on another. ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work,
-    calls, operators or annotations. ``strays`` are the devices that are left out of ``devices``.
+    ``host_comms`` is what gloo and its like do on the host for devices. ``devices`` are the same of each
+    device alone, where there are several, but for ``strays``: work of one hides nothing on another.
+    ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work, calls, operators
+    or annotations.
     """
 
     kernel: Spans
@@ -142,8 +141,8 @@ def host_rows(trace: Trace) -> Mask:
 def find_activity(trace: Trace) -> Activity:
     """Unite the events of each kind.
 
-    Communication is kernels where there is a device, else the work of gloo and its like on the host; then
-    it counts where no operator computes at the same time. With a device that work is ``host_comms``.
+    Communication is kernels where there is a device, and that of gloo and its like ``host_comms``. Without
+    one the latter counts, where no operator computes at the same time.
     """
     host, work = trace.host, trace.work
     comm = comm_rows(trace)

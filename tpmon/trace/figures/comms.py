@@ -81,7 +81,7 @@ def _count_bytes(shape: tuple[bytes, bytes]) -> int:  # a training repeats its f
 
 
 def find_annotations(trace: Trace, rows: Ints, *, shaped: bool) -> Ints:
-    """Return for each row of work the annotation of communication around its launch, -1 where none is.
+    """Return of each row of work the annotation of communication around its launch, -1 for none.
 
     ``shaped`` asks for one that tells the shapes of its tensors.
     """

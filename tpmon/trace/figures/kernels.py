@@ -213,8 +213,8 @@ def find_hot_kernel(trace: Trace, kernels: tuple[KernelRow, ...], steps: int) ->
 def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...], steps: int) -> Known[str]:
     """Write the command of Nsight Compute: launches of one step, after the first steps.
 
-    Where none are marked it passes over half of the launches that the trace has: a run has no fewer.
-    It tells kernels apart by their bare name: where several have it, all of one step are profiled.
+    Where none are marked it passes over half of the launches of the trace: a run has no fewer. It tells
+    kernels apart by their bare name: where several have it, all of one step are profiled.
     """
     cards = [find_device(trace, device) for device in trace.list_devices()]
     other = any(card is not None and card.warp_size != 32 for card in cards)
@@ -236,10 +236,7 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
 
 
 def base_name(kernel: str) -> str:
-    """Return the bare name of a function: without result, namespaces, template and parameters.
-
-    It is what ``--kernel-name`` compares to; "" where it cannot be told.
-    """
+    """Return the bare name of a function, as ``--kernel-name`` compares it; "" where it cannot be told."""
     if _PLAIN.match(kernel):
         return kernel
     text = kernel.replace("(anonymous namespace)", "")
@@ -302,10 +299,7 @@ def fill_sms(start: Ints, end: Ints, blocks: Reals) -> tuple[Ints, Reals]:
 def _sm_efficiency(
     start: Ints, end: Ints, blocks: Reals, window: tuple[int, int], cuts: Spans
 ) -> Known[float]:
-    """Integrate min(sum of blocks per SM of the kernels that run, 1) over the window, in percent of it.
-
-    What was cut out of the window counts for nothing.
-    """
+    """Integrate what ``fill_sms`` returns over what was not cut out of the window, in percent of it."""
     good = np.isfinite(blocks) & (blocks > 0)
     if not bool(good.any()):
         return Missing("no kernel of the trace has blocks per SM")

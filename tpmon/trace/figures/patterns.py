@@ -1,7 +1,7 @@
 """Habits of a program that cost time, as a trace shows them. Each has a condition; none is a guess.
 
-The thresholds keep out what is not worth a line: below them the gain drowns in the noise of a step. They are
-chosen, not measured; shares are percent of the window of the steps.
+The thresholds keep out what is not worth a line. They are chosen, not measured; shares are percent of the
+window of the steps.
 """
 
 from __future__ import annotations
@@ -81,10 +81,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class PatternSeen:
-    """Hold one pattern: its name, what was seen, and what of the window it holds, in percent.
-
-    ``also`` says what was seen beside it that an advice depends on.
-    """
+    """Hold one pattern; ``also`` says what was seen beside it that an advice depends on."""
 
     name: str
     words: str

@@ -1,12 +1,8 @@
 """The program's own parts: modules, ranges, Python functions, and the line of each operator.
 
-By time: the innermost Python function of the trace around the longest event of that name. A trace
-holds Python functions only where it was recorded with stacks.
-
-A module covers what its forward runs on its thread. Work of the backward pass has no module around it: it
-goes to the one whose operator made the node of autograd, by the sequence number that both have.
-
-What torch marks of its own accord has other places: steps, the loader, optimizers, collectives.
+A trace holds Python functions only where it was recorded with stacks. A line is the innermost one around the
+longest event of a name. A module covers what its forward runs on its thread; work of the backward pass goes
+to the one whose operator made the node of autograd, by the sequence number that both have.
 """
 
 from __future__ import annotations
@@ -34,10 +30,10 @@ _PLACE = re.compile(r"^(?P<file>[^<(]*\.py)\(\d+\): ")
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Hold the Python functions nested by time, and for each the innermost line of the program around it.
+    """Hold the Python functions nested by time, and of each the innermost line of the program around it.
 
-    ``line`` is a number of the trace's names, that of the function itself where it is of the program, -1
-    where there is none.
+    ``line`` is a number of the trace's names, that of the function itself where it is of the program, -1 for
+    none.
     """
 
     nest: Nest

@@ -1,8 +1,7 @@
 """The steps of a trace: as the host marked them, and as the loop counted them.
 
-kineto does not know which step it records. The hook notes when each step ended; the trace says when. Both are
-times of the machine, so that as many steps had ended before an update as its own has the number, from 0 on,
-as the marks of the hook's own recordings have.
+kineto does not know which step it records. The hook notes when each step ended, on the same clock of the
+machine: as many had ended before an update as its own has the number, from 0 on.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Cut the bytes of a trace into pieces of whole events, and read pieces that are no clean JSON.
 
-Plain and gzip files are told apart by their first bytes. A gzip file that breaks off or is damaged gives
-what there was until then. At most one piece, one event of ``EVENT_BYTES``, or the bytes beside the events
-are held.
-
-Known faults: quotes inside of names that nobody escaped, control characters, bare ``inf``, ``nan`` and
-``N/A``, numbers written as strings, arguments that are no object, a file that breaks off.
+A gzip file that breaks off or is damaged gives what there was until then. At most one piece, one event of
+``EVENT_BYTES``, or the bytes beside the events are held. Known faults: quotes inside of names that nobody
+escaped, control characters, bare ``inf``, ``nan`` and ``N/A``, numbers written as strings, arguments that are
+no object, a file that breaks off.
 """
 
 from __future__ import annotations
@@ -259,10 +257,7 @@ class LossTally:
 
 
 def read_pieces(text: bytes, tally: LossTally) -> tuple[list[TraceEvent], int | None]:
-    """Read every event of ``text`` that can be read and count the others.
-
-    The second value is where the list of events is closed, where it is.
-    """
+    """Read every event of ``text`` that can be read, count the others, and find where the list is closed."""
     events: list[TraceEvent] = []
     for start, stop in split_events(text):
         part = text[start:stop]

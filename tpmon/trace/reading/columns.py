@@ -37,7 +37,6 @@ class Room:
     """Hold how many bytes more may be kept of what differs from event to event."""
 
     def __init__(self) -> None:
-        """Start with all of it."""
         self.left = KEPT_BYTES
 
     def take(self, size: int) -> bool:
@@ -57,10 +56,10 @@ class Numbers(dict[K, int], Generic[K]):
     def __init__(
         self, room: Room, change: Callable[[K], K] | None = None, instead: K | None = None, most: int = 0
     ) -> None:
-        """Start with none; ``change`` turns a new value into the one that is numbered.
+        """Take what changes a new value before it is numbered.
 
-        ``instead`` stands for values that are not kept, the number -1 where it is None; ``most`` is what
-        one value may take, 0 for no cap.
+        ``instead`` stands for values that are not kept (else the number -1); ``most`` bytes one may take, 0:
+        no cap.
         """
         super().__init__()
         self.kept: list[K] = []
@@ -97,9 +96,9 @@ def _size_of(value: object) -> int:
 
 
 def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:
-    """Return the different values in order.
+    """Return the different values in order, as ``np.unique``, which imports ``numpy.ma`` for it.
 
-    As ``np.unique``, which imports ``numpy.ma`` for it; those close together are counted, not sorted.
+    Those close together are counted, not sorted.
     """
     if not len(values):
         return values
@@ -123,7 +122,7 @@ class Growing:
     """Collect one column in parts; the parts go when it is joined."""
 
     def __init__(self, kind: type[np.signedinteger[Any]], absent: int = 0) -> None:
-        """Start empty; ``absent`` stands for a value that the column cannot hold."""
+        """Take the type of the column, and what stands for a value that it cannot hold."""
         self._kind = kind
         self._absent = absent
         self._parts: list[npt.NDArray[Any]] = []

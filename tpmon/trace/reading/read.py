@@ -1,7 +1,7 @@
 """Read a trace of torch.profiler into columns: the one parser of traces.
 
-Events are decoded in pieces, so that a file of a gigabyte takes a fraction of it in memory. What
-cannot be read is counted in ``Lost``; only what is no trace at all is an error.
+Events are decoded in pieces: a file of a gigabyte takes a fraction of it in memory. What cannot be read is
+counted in ``Lost``; only what is no trace at all is an error.
 """
 
 from __future__ import annotations

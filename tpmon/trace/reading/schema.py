@@ -1,8 +1,6 @@
 """The shape of a trace as torch.profiler writes it, and what the names in it stand for.
 
-Knows no files. Keys that are not named here are skipped by the decoder without being built.
-
-Pure functions of one name; ``flag`` applies them to all names of a trace at once.
+Keys that are not named here are skipped by the decoder without being built.
 """
 
 from __future__ import annotations
@@ -341,10 +339,7 @@ def class_of_call(name: str) -> CallClass:
 def flag(
     names: Sequence[str], test: Callable[[str], bool], used: Small | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Apply ``test`` to every name, or to those with the numbers ``used``, for tests that take long.
-
-    The result is looked up by the numbers of a table.
-    """
+    """Apply ``test`` to every name, or to those with the numbers ``used``, for tests that take long."""
     if used is None:
         return np.fromiter(map(test, names), dtype=np.bool_, count=len(names))
     found = np.zeros(len(names), dtype=np.bool_)

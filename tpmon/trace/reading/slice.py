@@ -1,7 +1,6 @@
 """Write a slice of a trace: some steps, or the time around the longest gaps.
 
-The file is read a second time, piece by piece, so that a slice of a gigabyte needs no more memory than
-its analysis. An event that is no clean JSON, which Perfetto would not open, is left out and counted.
+The file is read a second time, piece by piece: a slice of a gigabyte needs no more memory than its analysis.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ _NUMBER = re.compile(r"#(\d{1,18})")
 class SliceChoice:
     """Say what is kept: events of the host in ``host``, work of devices in ``device`` or by correlation.
 
-    Times are nanoseconds. ``steps`` are the marks that are kept, all that overlap where it is None;
-    ``by`` says what was chosen.
+    ``steps`` are the marks that are kept, None for all that overlap; ``by`` says what was chosen.
     """
 
     host: Spans

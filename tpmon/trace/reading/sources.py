@@ -1,7 +1,6 @@
 """Where traces lie: files of this machine, and of object stores with the optional extra ``cloud``.
 
-Nothing of fsspec and its stores is imported before a path names one. Credentials are those that the
-store's own client finds (environment, profile, instance); tpmon reads and prints none.
+Nothing of fsspec is imported before a path names a store. Its own client finds the credentials.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ def parse_collective(key: tuple[Any, ...]) -> Collective:
 def _tells_rank(args: Args) -> bool:
     """Tell whether the ``Rank`` of a call is that of its process in the job.
 
-    It is the root of a broadcast and its like, the other end of a transfer, and else the rank within the
-    group: group 0 is the whole job.
+    Else it is the root of a broadcast and its like, the other end of a transfer, or the rank within the
+    group.
     """
     name = args.collective
     return bool(name) and _ROOTED.match(name) is None and bytes(args.group).strip(b'"') == _WHOLE_JOB
@@ -148,7 +148,6 @@ class Tables:
     """Collect events; ``finish`` gives the tables, once."""
 
     def __init__(self) -> None:
-        """Start empty."""
         room = Room()
         self.names: Numbers[str] = Numbers(room, shorten_name, "")
         self.tracks: Numbers[tuple[Id, Id]] = Numbers(room, _plain_track, (0, ""))
