@@ -3,27 +3,32 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
-from tpmon.model.results import trace, trace_tables
+from tpmon.model.known import Missing
+from tpmon.model.results.trace import TraceComparison, TraceReport
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
-_OF_CAPTURES = (trace.TraceSummary, trace.SummaryReply)
-KINDS = [
-    kind
-    for module in (trace, trace_tables)
-    for kind in vars(module).values()
-    if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__ and kind not in _OF_CAPTURES
-]
+
+
+def find_kinds(hint: object) -> dict[str, type]:
+    """Return the dataclasses that a type is made of, but for ``Missing``."""
+    own = {hint.__name__: hint} if dataclasses.is_dataclass(hint) and hint is not Missing else {}
+    parts = (*get_args(hint), *(get_type_hints(hint).values() if own else ()))
+    return own | {name: kind for part in parts for name, kind in find_kinds(part).items()}
+
+
+KINDS = find_kinds(TraceReport) | find_kinds(TraceComparison)
 
 
 def test_every_kind_has_a_section():
-    assert {kind.__name__ for kind in KINDS} == set(SECTIONS)
+    assert set(KINDS) == set(SECTIONS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_key_is_named_in_its_order(kind):
-    keys = re.findall(r"(?m)^\| `(\w+)` \|", SECTIONS[kind.__name__])
-    assert keys == [field.name.rstrip("_") for field in dataclasses.fields(kind)]
+@pytest.mark.parametrize("name", KINDS)
+def test_every_key_is_named_in_its_order(name):
+    keys = re.findall(r"(?m)^\| `(\w+)` \|", SECTIONS[name])
+    assert keys == [field.name.rstrip("_") for field in dataclasses.fields(KINDS[name])]

@@ -143,7 +143,7 @@ class HotKernel:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Say what of a trace to look at: ``count`` steps from ``first`` on, or of one step a part of ``parts``."""
+    """Say what of a trace to look at: ``count`` steps from ``first`` on; of one, part ``part`` of ``parts``."""
 
     first: int
     count: int
