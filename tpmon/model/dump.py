@@ -37,7 +37,8 @@ class WaitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherEnd:
-    """Name who can end a wait: who has the other end open ("rank 0", else the kernel's name) or holds a lock."""
+    """Name who has the other end open ("rank 0", else the kernel's name) or holds a lock, and so can end a
+    wait."""
 
     pid: int
     tid: Applicable[int]

@@ -143,7 +143,8 @@ class HotKernel:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Say what of a trace to look at: ``count`` steps from ``first`` on; of one, part ``part`` of ``parts``."""
+    """Say what of a trace to look at: ``count`` steps from ``first`` on, or a ``part`` of ``parts`` of one.
+    """
 
     first: int
     count: int
