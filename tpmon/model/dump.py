@@ -37,8 +37,7 @@ class WaitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherEnd:
-    """Name who has the other end open ("rank 0", else the kernel's name) or holds a lock, and so can end a
-    wait."""
+    """Name who can end a wait: who has the other end open ("rank 0", else the kernel's name) or the lock."""
 
     pid: int
     tid: Applicable[int]

@@ -143,8 +143,7 @@ class HotKernel:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Say what of a trace to look at: ``count`` steps from ``first`` on, or a ``part`` of ``parts`` of one.
-    """
+    """Say what of a trace to look at: ``count`` steps from ``first`` on, or ``part`` of ``parts`` of one."""
 
     first: int
     count: int
