@@ -33,8 +33,8 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.text.dump_words import name_processes
 from tpmon.probe.records.dump_files import read_dumps
-from tpmon.report.dump import MOST_FRAMES, write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
+from tpmon.report.stacks import MOST_FRAMES, write_dump
 
 
 def shorten(group):

@@ -38,9 +38,9 @@ from tpmon.model.results.sample import (
 )
 from tpmon.model.stacks import StackFrame
 from tpmon.probe.spy.failure import install_spy
-from tpmon.report import sample as sample_live
+from tpmon.report import stacks as sample_live
 from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
-from tpmon.report.sample import Live, write_progress, write_sample
+from tpmon.report.stacks import Live, write_progress, write_sample
 from tpmon.ui.monitor.controls import Errand, Notice
 from tpmon.view.layout import WIDTH
 from tpmon.view.stacks import say_group

@@ -14,7 +14,7 @@ from tpmon.model.known import Missing
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.report.blocks import write_unread
 from tpmon.report.once import write_once
-from tpmon.view.layout import WIDTH, lay_columns, lay_phrases, to_ascii
+from tpmon.view.layout import WIDTH, lay_phrases, to_ascii
 
 
 def without_readings(value: Any, reason: str) -> Any:
@@ -148,14 +148,6 @@ def test_once_says_in_one_line_why_there_is_no_gpu():
 def test_once_says_how_the_job_ended():
     frame = make_frame(target=make_target(state=TargetState.ENDED, ended="SIGKILL; OOM killer"))
     assert "state ended: SIGKILL; OOM killer, read 2026-03-14 03:07:41+00:00" in text_of(frame)
-
-
-def test_columns_are_aligned_and_cut():
-    lines = lay_columns(("PID", "WHAT"), [("1", "a"), ("48213", "b" * 200)], ("WHAT",))
-    assert lines[0] == "  PID  WHAT"
-    assert lines[1] == "    1  a"
-    assert len(lines[2]) == WIDTH
-    assert lines[2].endswith("b…")
 
 
 def test_phrases_are_not_torn():

@@ -266,8 +266,8 @@ def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
     from tpmon.judge.dumps.describe import shorten_stack
     from tpmon.judge.dumps.hot import build_tree
     from tpmon.model.codec import encode
-    from tpmon.report.dump import write_dump, write_dump_tree
     from tpmon.report.formats import write_collapsed, write_speedscope
+    from tpmon.report.stacks import write_dump, write_dump_tree
 
     if form == "json":
         output.write_json(encode(dump))
@@ -284,7 +284,7 @@ def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
 def write_dump_text(update: DumpUpdate) -> str:
     """Write the dump of a screen as ``tpmon dump`` prints it."""
     from tpmon.judge.dumps.describe import shorten_stack
-    from tpmon.report.dump import write_dump
+    from tpmon.report.stacks import write_dump
 
     if not is_known(update.dump):
         return f"no stacks: {update.dump.reason}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpmon.model.results.sample import HotSample, SampleReading, SampleRequest
     from tpmon.probe.job.job import Job, Member
     from tpmon.probe.spy.sample import SampleService
-    from tpmon.report.sample import Live
+    from tpmon.report.stacks import Live
 
 SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))
 """Ends and forms of the files that a screen writes."""
@@ -144,7 +144,7 @@ def _sample(job: Job, options: SampleOptions) -> tuple[HotSample, SampleReading]
     from tpmon.probe.job.members import Membership
     from tpmon.probe.spy.dump import dumpable
     from tpmon.probe.spy.sample import SampleService, choose_members
-    from tpmon.report.sample import Live
+    from tpmon.report.stacks import Live
 
     membership = Membership(job)
 
@@ -295,7 +295,7 @@ def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Outpu
     from tpmon.judge.dumps.hot import fold_stacks
     from tpmon.model.codec import encode
     from tpmon.report.formats import write_collapsed_samples, write_speedscope_samples
-    from tpmon.report.sample import write_sample
+    from tpmon.report.stacks import write_sample
 
     if form == "json":
         output.write_json(encode(hot))
@@ -311,7 +311,7 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
     """Say why nothing could be sampled, with the exit code of the reason that a person can do most about."""
     from tpmon.model.dump import ErrorKind
     from tpmon.probe.spy.failure import install_spy
-    from tpmon.report.sample import AGAIN
+    from tpmon.report.stacks import SAMPLE_AGAIN
     from tpmon.view.stacks import suggest
 
     order = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON, ErrorKind.TRACED, ErrorKind.BUSY)
@@ -329,7 +329,7 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
     if set(kinds) == {ErrorKind.GONE}:
         return NoTargetError(what, "tpmon ps lists the training jobs")
     those = tuple(error for error in errors if error.kind is kind)
-    return UsageError(what, suggest(those, AGAIN) or "tpmon dump PID says more of each process")
+    return UsageError(what, suggest(those, SAMPLE_AGAIN) or "tpmon dump PID says more of each process")
 
 
 COMMAND = Subcommand(

@@ -39,7 +39,7 @@ from tpmon.probe.job.discovery import read_ancestors, uses_cuda
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.resolve import find_job_again
 from tpmon.report.capture import find_place, write_capture, write_capture_line
-from tpmon.report.sample import write_sample
+from tpmon.report.stacks import write_sample
 from tpmon.report.text import Output, complain
 from tpmon.session import DumpSink, SampleSink, Session, Sink
 from tpmon.ui.monitor.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions

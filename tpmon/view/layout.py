@@ -160,7 +160,18 @@ def wrap_indented(text: str, width: int) -> list[str]:
     return [f"{indent}{part}" for part in wrap_all(text, width - len(indent))]
 
 
-# Text reports: a label beside a paragraph, and columns as wide as what stands in them
+def set_in(texts: Iterable[str], ink: Ink = Ink.PLAIN, head: str = " ", hang: str = "") -> list[Line]:
+    """Put ``head`` before the first text and ``hang`` before the others, by default as many blanks."""
+    rest = hang or " " * count_cells(head)
+    return [((f"{rest if number else head}{text}", ink),) for number, text in enumerate(texts)]
+
+
+def lay_text(text: str, width: int, ink: Ink = Ink.PLAIN, head: str = " ") -> list[Line]:
+    """Wrap all of ``text`` behind ``head`` and a cell short of ``width``."""
+    return set_in(wrap_all(text, max(1, width - count_cells(head) - 1)), ink, head)
+
+
+# Text reports: a label beside a paragraph
 
 
 def lay_paragraph(label: str, text: str, width: int = WIDTH) -> list[str]:
@@ -177,26 +188,6 @@ def lay_phrases(label: str, phrases: Iterable[str]) -> list[str]:
 def _lay_beside(label: str, lines: Sequence[str]) -> list[str]:
     first = label.ljust(LABEL_WIDTH) if len(label) < LABEL_WIDTH else label + " "
     return [first + "".join(lines[:1]), *(" " * LABEL_WIDTH + line for line in lines[1:])]
-
-
-def lay_columns(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    left: Iterable[str] = (),
-    indent: int = 0,
-    width: int = WIDTH,
-) -> list[str]:
-    """Align rows under their headers: numbers right, the columns named in ``left`` left.
-
-    The last column takes what is left of ``width`` and is cut there.
-    """
-    table = [list(headers), *(list(row) for row in rows)]
-    widths = [max(map(count_cells, column)) for column in zip(*table, strict=True)]
-    aligned = [pad if header in set(left) else pad_left for header in headers]
-    laid = (
-        [align(text, cells) for align, text, cells in zip(aligned, row, widths, strict=True)] for row in table
-    )
-    return [cut((" " * indent + "  ".join(cells)).rstrip(), width) for cells in laid]
 
 
 _ASCII = {

@@ -6,14 +6,23 @@ The one place of what to try: the screen and the commands say the same, each wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tpmon.model.dump import DumpError, DumpThread, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known, known_or
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results.doctor import TreeLine
 from tpmon.model.results.sample import CountedFunction, HotFunction, HotGroup, HotSample, pick_functions
-from tpmon.model.text.dump_words import list_numbers, name_processes
+from tpmon.model.text.dump_words import (
+    list_numbers,
+    list_state,
+    name_processes,
+    name_threads,
+    say_count,
+    say_end,
+    say_other,
+)
 from tpmon.model.units import clean_text, count_of, format_clock
 from tpmon.view.table import Figures, TableFigure
 
@@ -72,13 +81,76 @@ def suggest(errors: Sequence[DumpError], means: Means) -> str:
     return f"{again}{stop}; if it stays so, {doctor} tries py-spy"
 
 
+_TEXT_CHARS = 400
+"""Of a line: a dump of another host is text of somebody else."""
+
+
+def describe_group(group: StackGroup, *, with_host: bool = False) -> tuple[str, str]:
+    """Say who stands together, of main threads also what they do; then state, wait, motion and CPU."""
+    if group.threads[0].kind is ThreadKind.MAIN:
+        who = name_processes(group.threads, with_host=with_host)
+        said = f"{say_count(group)}{who}: {group.doing}", ", ".join(list_state(group))
+    else:
+        said = name_threads(group, with_host=with_host), say_other(group)
+    return clean_text(said[0], _TEXT_CHARS), clean_text(said[1], _TEXT_CHARS)
+
+
+@dataclass(frozen=True, slots=True)
+class StackLine:
+    """Hold one line of a stack; those of libraries begin with "- ". ``below`` are the variables there."""
+
+    shown: ShownFrame
+    text: str
+    below: Sequence[str]
+
+
+def describe_frames(group: StackGroup, frames: Sequence[ShownFrame]) -> list[StackLine]:
+    """Return the lines of the stack of a group, outermost first."""
+    variables = _list_locals(group, frames)
+    return [
+        StackLine(shown, _write_line(shown), variables.get(place, ())) for place, shown in enumerate(frames)
+    ]
+
+
+def _write_line(shown: ShownFrame) -> str:
+    return clean_text(f"{'' if shown.is_users else '- '}{shown.text}", _TEXT_CHARS)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Hold one line of merged stacks: its text, and who goes no further.
+
+    ``count`` says how many threads pass it, "" where the line above said so.
+    """
+
+    line: TreeLine
+    count: str
+    text: str
+    ends: Sequence[str]
+
+
+def describe_tree(
+    tree: Iterable[TreeLine], *, with_host: bool = False, closed: Collection[int] = ()
+) -> Iterator[Branch]:
+    """Yield the lines of merged stacks; those ``closed`` by their marks have no ends."""
+    threads: dict[int, int] = {}
+    for line in tree:
+        threads[line.mark] = line.threads
+        is_closed = line.mark in closed
+        told = "" if threads.get(line.parent) == line.threads and not is_closed else f"{line.threads}x "
+        text = _write_line(line.shown) if is_known(line.shown) else line.ends[0].doing
+        ends = () if is_closed else line.ends
+        said = [clean_text(f"= {say_end(group, with_host=with_host)}", _TEXT_CHARS) for group in ends]
+        yield Branch(line, told, clean_text(text, _TEXT_CHARS), said)
+
+
 MOST_VARIABLES = 12
 """Of one frame, in text; JSON has more."""
 MOST_VALUES = 3
 
 
-def locals_of(group: StackGroup, frames: Sequence[ShownFrame]) -> dict[int, list[str]]:
-    """Return the lines below each shown frame, by its place in ``frames``; {} where none were read."""
+def _list_locals(group: StackGroup, frames: Sequence[ShownFrame]) -> dict[int, list[str]]:
+    """Return the variables below each shown frame, by its place in ``frames``; {} where none were read."""
     if not is_known(group.frames):
         return {}
     lines: dict[int, list[str]] = {}
@@ -107,7 +179,8 @@ def _write_frame(threads: Sequence[DumpThread], place: int) -> list[str]:
                     values.setdefault(variable.name, {}).setdefault(variable.value, []).append(thread)
     lines = [f"{name} = {_say_values(by_value)}" for name, by_value in list(values.items())[:MOST_VARIABLES]]
     rest = len(values) - MOST_VARIABLES
-    return [*lines, f"... {rest} more"] if rest > 0 else lines
+    lines += [f"... {rest} more"] if rest > 0 else []
+    return [clean_text(line, _TEXT_CHARS) for line in lines]
 
 
 def _say_values(by_value: dict[str, list[DumpThread]]) -> str:

@@ -15,7 +15,7 @@ from tpmon.model.dump import Dump
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results.collectives import CallState, CollectiveCause, RasRank, RasReport, RecordSource, SourceNote
 from tpmon.model.stacks import StackFrame
-from tpmon.report.dump import write_dump
+from tpmon.report.stacks import write_dump
 
 ORIGIN = DumpOrigin(4000, "train.py", 4)
 NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")

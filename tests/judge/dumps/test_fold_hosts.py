@@ -17,7 +17,7 @@ from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.probe.records.dump_files import read_dumps
-from tpmon.report.dump import write_dump
+from tpmon.report.stacks import write_dump
 
 
 def dump(*processes: ProcessLook, at_s: float = 0.0, host: str = HOST, pid: int = 1, **fields: Any) -> Dump:

@@ -16,7 +16,7 @@ from tpmon.judge.dumps.hot import TOP, build_tree, show_stacks
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.report.dump import write_dump_tree
+from tpmon.report.stacks import write_dump_tree
 from tpmon.view.layout import WIDTH
 
 FEEDS = (StackFrame("feed", "/run/data.py", 7),)

@@ -30,7 +30,7 @@ from tpmon.model.dump import DeadChild, Dump, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Confidence, Finding, Kind
-from tpmon.report.dump import write_dump
+from tpmon.report.stacks import write_dump
 
 SAVE = (MAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 900))
 BARRIER = (

@@ -30,8 +30,8 @@ from tpmon.model.process import ThreadKind
 from tpmon.probe.base.procread import read_stat
 from tpmon.probe.spy.dump import Dumper
 from tpmon.probe.spy.failure import explain_deleted, parse_deleted
-from tpmon.report.dump import write_dump
 from tpmon.report.formats import write_collapsed, write_speedscope
+from tpmon.report.stacks import write_dump
 
 pytestmark = pytest.mark.usefixtures("sampling_works")
 

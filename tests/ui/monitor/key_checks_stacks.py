@@ -9,8 +9,8 @@ from tpmon.model.stacks import StackFrame
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor.controls import Errand, Notice
-from tpmon.ui.monitor.panes.stack_rows import PRICE_SECONDS
 from tpmon.ui.monitor.requests import OFFER_SECONDS
+from tpmon.ui.monitor.state import PRICE_SECONDS
 from tpmon.ui.terminal_io import editor
 
 CHECKS = Checks()

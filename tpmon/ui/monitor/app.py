@@ -35,7 +35,6 @@ from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
 from tpmon.ui.monitor.keys import Demand, LiveKey, find_key, keys_shown, say_unused
-from tpmon.ui.monitor.panes import stack_rows
 from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import ViewState
@@ -159,7 +158,7 @@ class MonitorApp(Shell[ViewState]):
             view = replace(view, sample=self._sample)
         if self._capture is not None:
             view = replace(view, capture=self._capture)
-        view = stack_rows.note_seen(view)
+        view = actions.note_seen(view)
         rows = panes.rows_of(view)
         self.view = actions.keep_cursor(view, rows, self._rows)
         self._rows = rows
@@ -193,7 +192,7 @@ class MonitorApp(Shell[ViewState]):
         """Move the cursor, or scroll."""
         page, limit = panes.page_of(view, self._extent(), keys_shown(view))
         if view.overlay is Overlay.STACKS:
-            return stack_rows.action_walk(view, move, page)
+            return actions.action_walk(view, move, page)
         return actions.action_move(view, move, self._rows, page, limit)
 
     def act(self, view: ViewState, deed: Demand | Callable[[ViewState], ViewState]) -> ViewState:
@@ -244,7 +243,7 @@ class MonitorApp(Shell[ViewState]):
         self.show(replace(self.view, message=clean_text(text, LINE_CHARS)))
 
     def _plan_edit(self) -> None:
-        shown = stack_rows.frame_under_cursor(self.view)
+        shown = actions.frame_under_cursor(self.view)
         if is_known(shown):
             frame = shown.frame
             job = self.view.frame

@@ -43,10 +43,17 @@ from tpmon.ui.kit.keys import (
 from tpmon.ui.monitor import requests as asks
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Asked
-from tpmon.ui.monitor.panes import stack_rows
-from tpmon.ui.monitor.panes.stack_rows import frame_under_cursor, list_rows, shown_dump
 from tpmon.ui.monitor.requests import has_ended, is_running, list_stoppable
-from tpmon.ui.monitor.state import INTERVALS_S, PANES_WITH_ROWS, Pane, SortBy, ViewState
+from tpmon.ui.monitor.state import (
+    INTERVALS_S,
+    PANES_WITH_ROWS,
+    Pane,
+    SortBy,
+    ViewState,
+    frame_under_cursor,
+    list_rows,
+    shown_dump,
+)
 
 When = Situation[ViewState]
 
@@ -266,11 +273,11 @@ USES: dict[str, tuple[Deed, When]] = {
     "looks": (Demand(asks.ask_looks), LIVE_STACKS),
     "native": (Demand(asks.ask_native), STOPPING_STACKS),
     "variables": (Demand(asks.ask_variables), LIVE_STACKS),
-    "turn-stack": (stack_rows.action_fold, IN_GROUPS),
-    "open-stack": (partial(stack_rows.action_fold, opens=True), IN_GROUPS),
-    "close-stack": (partial(stack_rows.action_fold, opens=False), IN_GROUPS),
-    "tree": (stack_rows.action_tree, DUMPED_STACKS),
-    "whole": (stack_rows.action_whole, DUMPED_STACKS),
+    "turn-stack": (actions.action_fold, IN_GROUPS),
+    "open-stack": (partial(actions.action_fold, opens=True), IN_GROUPS),
+    "close-stack": (partial(actions.action_fold, opens=False), IN_GROUPS),
+    "tree": (actions.action_tree, DUMPED_STACKS),
+    "whole": (actions.action_whole, DUMPED_STACKS),
     "edit": (Effect.EDIT, FRAMED),
     "copy-dump": (Effect.COPY_RESULT, DUMPED),
     "stop-and-read": (Demand(asks.ask_stop), STOPPABLE),

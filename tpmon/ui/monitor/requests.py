@@ -34,8 +34,7 @@ from tpmon.model.results.sample import SampleRequest, price_sampling, say_price
 from tpmon.model.units import count_of
 from tpmon.ui.kit.keys import Overlay, action_close, action_overlay
 from tpmon.ui.monitor.controls import Asked, Errand
-from tpmon.ui.monitor.panes.stack_rows import has_unseen, is_priced, shown_dump
-from tpmon.ui.monitor.state import NO_ROW, Price, ViewState
+from tpmon.ui.monitor.state import NO_ROW, Price, ViewState, has_unseen, is_priced, shown_dump
 
 CANCELS = "cancels at the end of the step; no file is left"
 

@@ -23,7 +23,6 @@ from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Result, ScreenOptions, keep_newest
 from tpmon.ui.monitor.keys import keys_shown
-from tpmon.ui.monitor.panes import stack_rows
 from tpmon.ui.monitor.state import ViewState
 from tpmon.ui.terminal_io.terminal import (
     ENTER_SCREEN,
@@ -165,7 +164,7 @@ class Opening:
             events=self._events,
             now_ns=time.monotonic_ns(),
         )
-        view = stack_rows.note_seen(view)
+        view = actions.note_seen(view)
         self._view = actions.keep_cursor(view, panes.rows_of(view), panes.rows_of(self._view))
         lines = self.paint(self._view, size, keys_shown(self._view))[: size.height]
         rows = [encode_line(fit_line(line, size.width), size.width, self._starts) for line in lines]

@@ -17,8 +17,15 @@ from tpmon.ui.kit.keys import Move, Overlay
 from tpmon.ui.monitor import requests as ask_dump
 from tpmon.ui.monitor.keys import keys_shown
 from tpmon.ui.monitor.layout import paint_screen
-from tpmon.ui.monitor.panes.stack_rows import action_fold, action_walk, cursor_of, frame_under_cursor, list_rows
-from tpmon.ui.monitor.state import OTHER_THREADS, StacksView
+from tpmon.ui.monitor.state import (
+    OTHER_THREADS,
+    StacksView,
+    action_fold,
+    action_walk,
+    cursor_of,
+    frame_under_cursor,
+    list_rows,
+)
 from tpmon.view.layout import Ink, Size
 from tpmon.view.stacks import name_failed
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpmon.model.dump import Asker, Dump, DumpError, DumpState, Motion, StackGroup
-from tpmon.model.known import is_known
-from tpmon.model.results.doctor import DumpUpdate, TreeLine
-from tpmon.model.text.dump_words import (
-    ONCE_HINT,
-    list_state,
-    name_processes,
-    name_threads,
-    say_count,
-    say_end,
-    say_last_write,
-    say_other,
-)
-from tpmon.model.units import clean_text, count_cells, format_seconds
+from tpmon.model.dump import Asker, Dump, DumpError, DumpState, Motion, ShownFrame
+from tpmon.model.known import Applicable, is_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.results.doctor import DumpUpdate
+from tpmon.model.text.dump_words import ONCE_HINT, say_last_write
+from tpmon.model.units import clean_text, count_cells, count_of, format_seconds
 from tpmon.ui.kit.ink import DOT
 from tpmon.ui.monitor.alerts import say_moment, say_moment_and_age
-from tpmon.ui.monitor.panes.stack_rows import (
+from tpmon.ui.monitor.requests import has_ended, list_stoppable
+from tpmon.ui.monitor.requests import say_dump_price as say_price
+from tpmon.ui.monitor.state import (
+    OTHER_THREADS,
     RowMember,
+    StackRow,
+    ViewState,
     cursor_of,
     has_unseen,
     is_partial,
@@ -30,11 +27,16 @@ from tpmon.ui.monitor.panes.stack_rows import (
     list_rows,
     rows_of,
 )
-from tpmon.ui.monitor.requests import has_ended, list_stoppable
-from tpmon.ui.monitor.requests import say_dump_price as say_price
-from tpmon.ui.monitor.state import OTHER_THREADS, StackRow, ViewState
-from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, pad, wrap, wrap_all
-from tpmon.view.stacks import Means, group_errors, locals_of, name_failed, suggest
+from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, lay_text, pad, set_in, wrap, wrap_all
+from tpmon.view.stacks import (
+    Means,
+    describe_frames,
+    describe_group,
+    describe_tree,
+    group_errors,
+    name_failed,
+    suggest,
+)
 from tpmon.view.table import Item, paint_rule
 
 _TEXT_CHARS = 400
@@ -59,7 +61,7 @@ def paint_errors(errors: Sequence[DumpError], width: int, most: int, *, can_stop
         shown += len(those)
     if shown < len(errors):
         texts.append(f" ! {len(errors) - shown} more not read; y copies why")
-    return [((cut(text, width), Ink.WARN),) for text in texts]
+    return set_in([cut(text, width) for text in texts], Ink.WARN, "")
 
 
 def _write_entry(errors: Sequence[DumpError], tip: str, room: int) -> list[str]:
@@ -70,62 +72,37 @@ def _write_entry(errors: Sequence[DumpError], tip: str, room: int) -> list[str]:
 
 _WHO_LINES = 3
 
-Block = tuple[StackRow, list[Line]]
-"""A row and its lines; those after the first cannot hold the cursor."""
+Rows = Iterator[tuple[StackRow, list[Line]]]
+"""Rows with their lines; those after the first cannot hold the cursor."""
 
 
-def paint_line(text: str, cursor: bool, width: int, ink: Ink) -> Line:
-    """Paint one line that the cursor can be on."""
+def _paint_line(text: str, cursor: bool, width: int, ink: Ink, path: str = "") -> Line:
+    """Paint one line that the cursor can be on, then with the path that the editor opens."""
     if not cursor:
         return fit_line(((text, ink),), width)
-    return ((pad(f">{text[1:]}", width), Ink.CURSOR),)
+    room = width - count_cells(text) - 2
+    shown = f"  {cut_front(clean_text(path, _TEXT_CHARS), room)}" if path and room > 10 else ""
+    return ((pad(f">{text[1:]}{shown}", width), Ink.CURSOR),)
 
 
-def paint_user_line(line: str, path: str, cursor: bool, width: int) -> Line:
-    """Paint a line of the user's code; under the cursor with the path that the editor opens."""
-    if cursor:
-        room = width - count_cells(line) - 2
-        line += f"  {cut_front(clean_text(path, _TEXT_CHARS), room)}" if room > 10 else ""
-    return paint_line(line, cursor, width, Ink.STRONG)
+def _paint_frame(head: str, shown: Applicable[ShownFrame], cursor: bool, width: int) -> Line:
+    """Paint one line of a stack; those of the user's code stand out."""
+    if is_known(shown) and shown.is_users:
+        return _paint_line(head, cursor, width, Ink.STRONG, shown.frame.file)
+    return _paint_line(head, cursor, width, Ink.DIM)
 
 
-def paint_branches(view: ViewState, cursor: object, width: int) -> Iterator[Block]:
-    """Paint the lines of the tree; those of the user's code stand out."""
-    threads: dict[int, int] = {}
-    for line in list_branches(view):
+def _paint_branches(view: ViewState, cursor: object, width: int) -> Rows:
+    closed = view.stacks.closed
+    for branch in describe_tree(list_branches(view), closed=closed):
+        line = branch.line
         row = StackRow(line.mark)
-        threads[line.mark] = line.threads
-        is_closed = line.mark in view.stacks.closed
-        # A line says how many pass it where that is not what the line above it said.
-        told = "" if threads.get(line.parent) == line.threads and not is_closed else f"{line.threads}x "
-        sign = "+" if is_closed else " "
-        yield (
-            row,
-            [
-                _paint_branch(line, f" {sign} {'  ' * line.depth}{told}", row == cursor, width),
-                *(() if is_closed else _paint_ends(line, width)),
-            ],
-        )
-
-
-def _paint_branch(line: TreeLine, head: str, cursor: bool, width: int) -> Line:
-    if not is_known(line.shown):
-        return paint_line(f"{head}{clean_text(line.ends[0].doing, _TEXT_CHARS)}", cursor, width, Ink.DIM)
-    text = clean_text(line.shown.text, _TEXT_CHARS)
-    if line.shown.is_users:
-        return paint_user_line(f"{head}{text}", line.shown.frame.file, cursor, width)
-    return paint_line(f"{head}- {text}", cursor, width, Ink.DIM)
-
-
-def _paint_ends(line: TreeLine, width: int) -> list[Line]:
-    """Paint who goes no further than this line."""
-    start = " " * (5 + 2 * line.depth)
-    room = max(8, width - len(start) - 1)
-    lines: list[Line] = []
-    for group in line.ends:
-        texts = wrap_all(clean_text(f"= {say_end(group)}", _TEXT_CHARS), room)[:_WHO_LINES]
-        lines += [fit_line(((f"{start}{text}", Ink.PLAIN),), width) for text in texts]
-    return lines
+        head = f" {'+' if line.mark in closed else ' '} {'  ' * line.depth}{branch.count}{branch.text}"
+        start = " " * (5 + 2 * line.depth)
+        room = max(8, width - len(start) - 1)
+        ends = [text for end in branch.ends for text in wrap_all(end, room)[:_WHO_LINES]]
+        below = [fit_line(text, width) for text in set_in(ends, head=start)]
+        yield row, [_paint_frame(head, line.shown, row == cursor, width), *below]
 
 
 _NEVER_ASKED = "no stacks read yet: d reads those of the whole job now; nothing is stopped for it"
@@ -152,8 +129,7 @@ def paint_stacks_tiny(view: ViewState, size: Size) -> list[Line]:
     """Paint what fits a few short lines: how far the dump is, else who is odd."""
     summary = _summary_of(view)
     text = f"{_progress_of(view)} {summary}".strip() or _NEVER_ASKED
-    lines: list[Line] = [((f" {one}", Ink.PLAIN),) for one in wrap_all(text, max(1, size.width - 1))]
-    return lines[: size.height]
+    return set_in(wrap_all(text, max(1, size.width - 1)))[: size.height]
 
 
 def paint_hint(view: ViewState, width: int) -> list[Line]:
@@ -224,13 +200,12 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
     dump = update.dump
     if is_known(dump):
         if summary:
-            dated = wrap(_list_times(view, update, dump), max(1, width - 2), f" {DOT} ")
-            lines += [((f" {one}", Ink.PLAIN),) for one in dated]
+            lines += set_in(wrap(_list_times(view, update, dump), max(1, width - 2), f" {DOT} "))
         if is_known(dump.collectives):
             lines += _wrapped(dump.collectives.summary, Ink.PLAIN, width, max(2, most))
         lines += paint_errors(dump.errors, width, most, can_stop=bool(list_stoppable(view)))
         facts = wrap(_list_facts(update, dump), max(1, width - 2), f" {DOT} ")
-        lines += [((f" {one}", Ink.DIM),) for one in facts[: 1 if width >= 80 else 2]]
+        lines += set_in(facts[: 1 if width >= 80 else 2], Ink.DIM)
         lines += [()] if size.height >= _AIRY_HEIGHT else []
     return [fit_line(line, width) for line in lines]
 
@@ -239,7 +214,7 @@ def _wrapped(text: str, ink: Ink, width: int, most: int) -> list[Line]:
     lines = wrap_all(clean_text(text, _TEXT_CHARS * 3), max(1, width - 2))
     if len(lines) > most:
         lines = [*lines[: most - 1], cut(" ".join(lines[most - 1 :]), max(1, width - 2))]
-    return [((f" {line}", ink),) for line in lines]
+    return set_in(lines, ink)
 
 
 def _summary_of(view: ViewState) -> str:
@@ -274,10 +249,10 @@ def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
     return [f"asked {who}{part}", *looks, stopped, f"py-spy {dump.spy_cpu_ms / 1000:.2f} s of CPU"]
 
 
-def _paint_rows(view: ViewState, width: int) -> Iterator[Block]:
+def _paint_rows(view: ViewState, width: int) -> Rows:
     cursor = cursor_of(view, list_rows(view))
     if view.stacks.as_tree:
-        yield from paint_branches(view, cursor, width)
+        yield from _paint_branches(view, cursor, width)
         return
     for member in list_members(view, main=True):
         yield from _paint_member(member, cursor, width)
@@ -285,72 +260,47 @@ def _paint_rows(view: ViewState, width: int) -> Iterator[Block]:
     if others:
         row = StackRow(OTHER_THREADS)
         is_open = OTHER_THREADS in view.stacks.opened
-        head = f" {_sign(is_open=is_open)} {_say_others(view, others)}"
-        yield row, [paint_line(head, row == cursor, width, Ink.PLAIN)]
+        head = f" {'-' if is_open else '+'} {_say_others(view, others)}"
+        yield row, [_paint_line(head, row == cursor, width, Ink.PLAIN)]
         if is_open:
             for member in others:
-                yield from _paint_member(member, cursor, width, main=False)
-
-
-def _sign(*, is_open: bool, has_stack: bool = True) -> str:
-    return " " if not has_stack else "-" if is_open else "+"
+                yield from _paint_member(member, cursor, width)
 
 
 def _say_others(view: ViewState, others: Sequence[RowMember]) -> str:
     count = sum(len(member.group.threads) for member in others)
     idle = view.dump.dump.idle_threads if is_known(view.dump) and is_known(view.dump.dump) else 0
     more = f", {idle} native {'one' if idle == 1 else 'ones'} without a known purpose" if idle else ""
-    return f"other threads: {count} in {len(others)} group{'s' if len(others) > 1 else ''}{more}"
+    return f"other threads: {count} in {count_of(len(others), 'group')}{more}"
 
 
-def _paint_member(member: RowMember, cursor: object, width: int, *, main: bool = True) -> Iterator[Block]:
+def _paint_member(member: RowMember, cursor: object, width: int) -> Rows:
     """Paint who stands together and what they do, then their stack while the group is open."""
-    group = member.group
+    group, lines = member.group, member.stack.lines
     rows = rows_of(member)
-    head = (
-        f"{say_count(group)}{name_processes(group.threads)}: {group.doing}" if main else name_threads(group)
-    )
-    texts = wrap_all(clean_text(head, _TEXT_CHARS), max(1, width - 4)) or [""]
+    head, state = describe_group(group)
+    texts = wrap_all(head, max(1, width - 4)) or [""]
     if len(texts) > _HEAD_LINES:
         texts = [texts[0], cut(" ".join(texts[1:]), max(1, width - 4))]
     ink = Ink.BAD if member.is_odd else Ink.PLAIN
+    sign = " " if not lines else "-" if member.is_open else "+"
     row = next(rows)
-    sign = _sign(is_open=member.is_open, has_stack=bool(member.stack.lines))
-    lines = [paint_line(f" {sign} {texts[0]}", row == cursor, width, ink)]
-    lines += [fit_line(((f"   {text}", ink),), width) for text in texts[1:]]
-    lines += _paint_state(group, width, main=main)
-    yield row, lines
-    variables = locals_of(group, member.stack.lines) if member.is_open else {}
-    for place, (row, shown) in enumerate(zip(rows, member.stack.lines, strict=False)):
-        text = clean_text(shown.text, _TEXT_CHARS)
-        if shown.is_users:
-            told = [
-                fit_line(((f"         {clean_text(one, _TEXT_CHARS)}", Ink.DIM),), width)
-                for one in variables.get(place, ())
-            ]
-            yield row, [paint_user_line(f"     {text}", shown.frame.file, row == cursor, width), *told]
-        else:
-            yield row, [paint_line(f"     - {text}", row == cursor, width, Ink.DIM)]
+    painted = [_paint_line(f" {sign} {texts[0]}", row == cursor, width, ink), *set_in(texts[1:], ink, "   ")]
+    is_main = group.threads[0].kind is ThreadKind.MAIN
+    once = f", {Motion.ONCE.value}" if is_main and group.motion is Motion.ONCE else ""
+    blocked = is_main and any(letter in group.state for letter in "DTt")
+    said = lay_text(f"{state}{once}", width, Ink.WARN if blocked else Ink.DIM, "     ")
+    yield row, [*painted, *(fit_line(line, width) for line in said[:_STATE_LINES])]
+    for row, line in zip(rows, describe_frames(group, lines) if member.is_open else (), strict=False):
+        below = [fit_line(text, width) for text in set_in(line.below, Ink.DIM, " " * 9)]
+        yield row, [_paint_frame(f"     {line.text}", line.shown, row == cursor, width), *below]
 
 
-def _paint_state(group: StackGroup, width: int, *, main: bool) -> list[Line]:
-    """Paint state, wait, motion and CPU of a group below its name."""
-    if main:
-        once = [Motion.ONCE.value] if group.motion is Motion.ONCE else []
-        said = ", ".join([*list_state(group), *once])
-    else:
-        said = say_other(group)
-    blocked = "D" in group.state or "T" in group.state or "t" in group.state
-    ink = Ink.WARN if blocked and main else Ink.DIM
-    texts = wrap_all(clean_text(said, _TEXT_CHARS), max(1, width - 6))
-    return [fit_line(((f"     {text}", ink),), width) for text in texts[:_STATE_LINES]]
-
-
-def _window(blocks: Iterator[Block], cursor: object, room: int) -> list[Line]:
+def _window(rows: Rows, cursor: object, room: int) -> list[Line]:
     """Return the ``room`` lines that hold the cursor's row; no more rows are painted than needed."""
     lines: list[Line] = []
     start = end = -1
-    for row, painted in blocks:
+    for row, painted in rows:
         if row == cursor:
             start, end = len(lines), len(lines) + len(painted)
         lines += painted

@@ -1,7 +1,10 @@
-"""Write a Dump as text: the outlier first, then each group, the collectives, and what was not read."""
+"""Write stacks as text: dumps with their collectives, and hot functions, once or while they come."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, DumpError, ShownFrame, StackGroup
@@ -9,20 +12,35 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results.collectives import CollectiveCall, Collectives, GroupRecord, RankRecord
 from tpmon.model.results.doctor import TreeLine
-from tpmon.model.text.dump_words import (
-    list_numbers,
-    list_state,
-    name_processes,
-    name_threads,
-    say_count,
-    say_end,
-    say_last_write,
-    say_other,
-)
+from tpmon.model.results.sample import HotGroup, HotSample
+from tpmon.model.text.dump_words import list_numbers, say_last_write
 from tpmon.model.text.job_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
-from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph
-from tpmon.view.stacks import Means, group_errors, locals_of, name_failed, suggest
+from tpmon.report.blocks import write_rows
+from tpmon.report.text import complain
+from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph, to_ascii
+from tpmon.view.stacks import (
+    FUNCTIONS,
+    MOST_FUNCTIONS,
+    Means,
+    count_without_turn,
+    describe_frames,
+    describe_group,
+    describe_tree,
+    group_errors,
+    name_failed,
+    name_group,
+    pick_shown,
+    say_cost,
+    say_ended,
+    say_group,
+    say_lost,
+    say_phases,
+    say_waiting,
+    say_what,
+    suggest,
+)
+from tpmon.view.table import list_columns
 
 MOST_REASONS = 12
 
@@ -50,26 +68,6 @@ def _name(errors: Sequence[DumpError]) -> str:
         return name_failed(errors)
     rank = f" (rank {first.rank})" if is_known(first.rank) else ""
     return f"{first.role.value} {first.pid}{rank}"
-
-
-MOST_DEEP = 30
-"""Places further in than this are not moved in any more: a line of 100 columns has room for no more."""
-
-
-def write_tree(tree: Sequence[TreeLine], *, with_host: bool) -> list[str]:
-    """Write each line of a tree; a count stands where it is not that of the line above."""
-    threads: dict[int, int] = {}
-    lines = []
-    for line in tree:
-        threads[line.mark] = line.threads
-        told = "" if threads.get(line.parent) == line.threads else f"{line.threads}x "
-        start = "  " * min(line.depth, MOST_DEEP)
-        if is_known(line.shown):
-            lines.append(cut(f"{start}{told}{'' if line.shown.is_users else '- '}{line.shown.text}", WIDTH))
-        else:
-            lines.append(cut(f"{start}{told}{line.ends[0].doing}", WIDTH))
-        lines += [cut(f"{start}  = {say_end(group, with_host=with_host)}", WIDTH) for group in line.ends]
-    return lines
 
 
 LABEL = "calls"
@@ -162,18 +160,28 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
     lines: list[str] = []
-    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
-    for group in main:
-        lines += ["", *_write_group(group, shorten, dump)]
-    other = [_say_other(group, dump) for group in dump.groups if group.threads[0].kind is not ThreadKind.MAIN]
-    if other:
-        lines += ["", "other threads", *(cut(f"  {line}", WIDTH) for line in other)]
+    other: list[str] = []
+    with_host = _is_of_several(dump)
+    for group in dump.groups:
+        if group.threads[0].kind is ThreadKind.MAIN:
+            lines += ["", *(cut(line, WIDTH) for line in _write_group(group, shorten, with_host))]
+        else:
+            other.append(cut(f"  {': '.join(describe_group(group, with_host=with_host))}", WIDTH))
+    lines += ["", "other threads", *other] if other else []
     return _clean([*_write_top(dump), *lines, "", *_write_end(dump)])
+
+
+MOST_DEEP = 30
+"""Places further in than this are not moved in any more: a line of 100 columns has room for no more."""
 
 
 def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
     """Write the summary, the stacks of all threads merged into a tree, and what was not read."""
-    merged = write_tree(tree, with_host=_is_of_several(dump))
+    merged = []
+    for branch in describe_tree(tree, with_host=_is_of_several(dump)):
+        start = "  " * min(branch.line.depth, MOST_DEEP)
+        merged.append(cut(f"{start}{branch.count}{branch.text}", WIDTH))
+        merged += [cut(f"{start}  {end}", WIDTH) for end in branch.ends]
     return _clean([*_write_top(dump), *(["", *merged] if merged else []), "", *_write_end(dump)])
 
 
@@ -206,26 +214,18 @@ def _is_of_several(dump: Dump) -> bool:
     return len({thread.host for group in dump.groups for thread in group.threads}) > 1
 
 
-def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
+def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
-    who = name_processes(group.threads, with_host=_is_of_several(dump))
-    head = f"{say_count(group)}{who}: {group.doing}"
-    lines = [cut(head, WIDTH), cut(f"  {', '.join(list_state(group))}", WIDTH)]
+    head, state = describe_group(group, with_host=with_host)
+    lines = [head, f"  {state}"]
     if isinstance(group.frames, Missing):
-        return [*lines, cut(f"  ? {group.frames.reason}", WIDTH)]
-    frames = shorten(group)
+        return [*lines, f"  ? {group.frames.reason}"]
+    frames = describe_frames(group, shorten(group))
     if len(frames) > MOST_FRAMES:
         lines.append(f"    ... {len(frames) - MOST_FRAMES} more")
-    below = locals_of(group, frames)
-    for place, frame in list(enumerate(frames))[-MOST_FRAMES:]:
-        lines.append(cut(f"    {'' if frame.is_users else '- '}{frame.text}", WIDTH))
-        lines += [cut(f"        {line}", WIDTH) for line in below.get(place, ())]
+    for frame in frames[-MOST_FRAMES:]:
+        lines += [f"    {frame.text}", *(f"        {line}" for line in frame.below)]
     return lines
-
-
-def _say_other(group: StackGroup, dump: Dump) -> str:
-    """Say in one line what threads beside the main ones do."""
-    return f"{name_threads(group, with_host=_is_of_several(dump))}: {say_other(group)}"
 
 
 def _write_end(dump: Dump) -> list[str]:
@@ -244,3 +244,105 @@ def _write_end(dump: Dump) -> list[str]:
     when = f"{looks}{span} at {format_clock(dump.taken)} on {dump.host}"
     cost = f"{when}, py-spy used {dump.spy_cpu_ms:.0f} ms of CPU, {stopped}"
     return [*lines, *lay_paragraph("cost", cost)]
+
+
+SAMPLE_AGAIN = Means("again: tpmon sample {pid}")
+
+
+def write_sample(hot: HotSample, most: int = MOST_FUNCTIONS) -> list[str]:
+    """Write every part of the job with its ``most`` functions, main threads first, then what was lost."""
+    lines = lay_paragraph("sample", say_what(hot))
+    for group in hot.groups:
+        lines += ["", *_write_hot(group, most)]
+    lines += ["", *write_errors(hot.errors, SAMPLE_AGAIN)]
+    if waiting := count_without_turn(hot):
+        said = f"{waiting} more: the time was over before; more --seconds reach them"
+        lines += lay_paragraph("no turn", said)
+    if hot.ended_processes:
+        lines += lay_paragraph("ended", say_ended(hot))
+    lines += [*lay_paragraph("lost", say_lost(hot)), *lay_paragraph("cost", say_cost(hot))]
+    return _clean(lines)
+
+
+def _write_hot(group: HotGroup, most: int) -> list[str]:
+    if waiting := say_waiting(group):
+        return [cut(waiting, WIDTH)]
+    lines = [cut(say_group(group), WIDTH)]
+    if phases := say_phases(group):
+        lines.append(cut(f"  {phases}", WIDTH))
+    shown, hidden = pick_shown(group, most)
+    lines += write_rows(list_columns(FUNCTIONS), shown)
+    return [*lines, f"         {count_of(hidden, 'more function')}"] if hidden else lines
+
+
+def write_progress(hot: HotSample) -> str:
+    """Write one line while sampling goes on: the time, and of each part of the job its hottest function."""
+    parts = []
+    for group in hot.groups:
+        if group.main and group.functions:
+            first = group.functions[0]
+            where = f"{first.function} {first.file.rpartition('/')[2]}:{first.line}"
+            parts.append(f"{name_group(group)}: {where} {first.self_pct:.0f} %")
+    what = "; ".join(parts) or "nothing yet"
+    return clean_text(f"{hot.seconds:.0f} of {hot.asked_seconds:g} s: {what}", _LINE_CHARS)
+
+
+DRAW_EVERY_S = 1.0
+LINES_OF_A_RUN = 5
+"""Where nothing can be redrawn, about so many lines are written in all."""
+LINE_EVERY_S = 2.0
+LIVE_FUNCTIONS = 5
+_ERROR = 2
+_UP = "\x1b[{}A"
+_CLEAR_BELOW = "\x1b[J"
+
+
+class Live:
+    """Draw what there is so far; a line has the terminal's width at most, so that it can be redrawn."""
+
+    def __init__(self, seconds: float, *, ascii_only: bool, redraw: bool | None = None) -> None:
+        """Draw nothing yet; ``redraw`` where standard error is a terminal that can move its cursor."""
+        terminal = os.isatty(_ERROR) and os.environ.get("TERM", "dumb") != "dumb"
+        self._redraw = terminal if redraw is None else redraw
+        self._every_s = DRAW_EVERY_S if self._redraw else max(LINE_EVERY_S, seconds / LINES_OF_A_RUN)
+        self._ascii_only = ascii_only
+        self._drawn = 0
+        self._due_s = time.monotonic() + self._every_s
+
+    @property
+    def is_due(self) -> bool:
+        """Tell whether it is time to draw again."""
+        return time.monotonic() >= self._due_s
+
+    def show(self, hot: HotSample) -> None:
+        """Draw what there is."""
+        self._due_s = time.monotonic() + self._every_s
+        if not self._redraw:
+            self._write(f"tpmon: {write_progress(hot)}")
+            return
+        columns, rows = _read_size()
+        lines = [cut(line, columns - 1) for line in write_sample(hot, LIVE_FUNCTIONS)][: rows - 1]
+        self._take_back()
+        self._write("\n".join(lines))
+        self._drawn = len(lines)
+
+    def close(self) -> None:
+        """Take away what was drawn, so that the result stands alone."""
+        self._take_back()
+        self._drawn = 0
+
+    def _take_back(self) -> None:
+        back = _UP.format(self._drawn) + "\r" + _CLEAR_BELOW if self._drawn else ""
+        with contextlib.suppress(OSError):  # ``complain`` lets no escape sequence pass
+            os.write(_ERROR, back.encode())
+
+    def _write(self, text: str) -> None:
+        complain(to_ascii(text) if self._ascii_only else text)
+
+
+def _read_size() -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(_ERROR)
+    except OSError:
+        return 80, 24
+    return size.columns or 80, size.lines or 24
