@@ -13,8 +13,8 @@ from tests.goldens import pictures
 from tests.goldens.dump_views import hung_recorded
 from tests.goldens.judged_jobs import hung
 from tpmon.model.known import is_known
+from tpmon.report.once import write_verdict
 from tpmon.report.stacks import write_collectives
-from tpmon.report.verdict import write_verdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -55,9 +55,8 @@ from tpmon.report.bundle import (
     write_versions,
 )
 from tpmon.report.doctor import write_checkup
-from tpmon.report.once import write_once
+from tpmon.report.once import write_once, write_verdict
 from tpmon.report.stacks import write_dump
-from tpmon.report.verdict import write_verdict
 from tpmon.session import Session, collect_rarely
 
 ROUNDS = 3

@@ -18,7 +18,7 @@ from tpmon.judge.judge import judge
 from tpmon.model.codec import decode, encode, to_plain
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.verdict import Finding, Kind
-from tpmon.report.verdict import write_check, write_verdict
+from tpmon.report.once import write_check, write_verdict
 from tpmon.ui.monitor.layout import paint_screen
 from tpmon.ui.monitor.panes.verdict import paint_verdict_in_full
 from tpmon.view.layout import Line, Size

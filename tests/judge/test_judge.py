@@ -25,7 +25,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Outcome, Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Finding, Kind
-from tpmon.report.verdict import write_verdict
+from tpmon.report.once import write_verdict
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
 ROWS = {row.kind: row.causes for row in TABLE}

@@ -7,9 +7,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tests.frames import make_frame, make_loader, make_process, make_target
+from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_target
 from tests.reports import full_frame
 from tpmon.model.frame import Frame, TargetState
+from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing
 from tpmon.model.process import EnvironmentSetting, Role
 from tpmon.report.blocks import write_unread
@@ -77,12 +78,29 @@ def test_once_says_what_sizes_the_thread_pools_of_the_ranks():
     one = make_process(
         environment=(EnvironmentSetting("NCCL_DEBUG", "INFO"), EnvironmentSetting("OMP_NUM_THREADS", "4"))
     )
-    unset = "MKL not set in 1 rank, OPENBLAS not set in 1 rank, NUMEXPR not set in 1 rank"
-    assert f"threads OMP 4 in 1 rank, {unset}" in text_of(make_frame(processes=(one,)))
+    unset = "MKL_NUM_THREADS not set, OPENBLAS_NUM_THREADS not set, NUMEXPR_NUM_THREADS not set"
+    assert f"threads OMP_NUM_THREADS=4 (1 rank), {unset}" in text_of(make_frame(processes=(one,)))
     other = make_process(4212, rank=1, environment=())
-    assert "threads OMP 4 in 1 rank, not set in 1 rank" in text_of(make_frame(processes=(one, other)))
+    both = "threads OMP_NUM_THREADS=4 (1 rank), OMP_NUM_THREADS not set, MKL"
+    assert both in text_of(make_frame(processes=(one, other)))
     hidden = make_process(environment=Missing("Permission denied"))
-    assert "OMP ? Permission denied in 1 rank" in text_of(make_frame(processes=(hidden,)))
+    assert "OMP_NUM_THREADS=? Permission denied (1 rank)" in text_of(make_frame(processes=(hidden,)))
+
+
+def test_once_says_the_interfaces_of_the_job_and_the_first_of_the_others():
+    others = [NetworkSample(f"veth{n}", "nic", False, 1.0, 1.0, 0.0, 0.0) for n in range(4)]
+    text = text_of(make_frame(network=(*others, NetworkSample("ib0", "ib", True, 1.0, 1.0, 0.0, 0.0))))
+    assert "network ib0 in " in text
+    assert "veth1 in " in text
+    assert "veth2" not in text
+
+
+def test_a_card_in_need_is_marked_and_its_pids_and_memory_are_all_there():
+    card = make_gpu(0, ecc_uncorrected=3, pids=(4211, 4212, 4213), memory_busy_pct=41.0)
+    text = text_of(make_frame(gpus=(card,)))
+    assert "! 3 uncorrected memory errors" in text
+    assert "4211 4212 4213" in text
+    assert "mem busy %" in text
 
 
 def test_a_sum_of_some_processes_is_at_least_what_it_says():
@@ -171,3 +189,5 @@ def test_hardly_a_thread_has_no_waiting_share():
         if line.split()[:2] == ["0", "4211"]
     )
     assert row.split()[7] == "-"
+    cpu = make_cpu(runnable=0.4, run_delay_ratio=0.6)
+    assert "waiting share -, " in text_of(make_frame(cpu=cpu))

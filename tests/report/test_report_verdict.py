@@ -10,9 +10,8 @@ from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.text.job_words import say_since, say_value, shorten
 from tpmon.model.verdict import Kind, SinceIs
-from tpmon.report.once import write_once
+from tpmon.report.once import write_check, write_once, write_verdict
 from tpmon.report.plain import PlainReport, write_status
-from tpmon.report.verdict import write_check, write_verdict
 
 
 def at(seconds: float, **fields: Any) -> Frame:

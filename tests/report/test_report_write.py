@@ -11,7 +11,7 @@ from tpmon.errors import UsageError
 from tpmon.report.blocks import write_blocks
 from tpmon.report.text import Output, ReaderGone, complain
 from tpmon.view.blocks import lay_sheet
-from tpmon.view.table import TableFigure
+from tpmon.view.layout import TableFigure
 
 
 def test_output_writes_whole_lines():

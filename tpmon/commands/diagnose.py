@@ -250,7 +250,7 @@ def run(options: VerdictOptions) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.model.codec import encode
     from tpmon.probe.job.resolve import AWAIT_S
-    from tpmon.report.verdict import write_check, write_verdict
+    from tpmon.report.once import write_check, write_verdict
 
     setting_until = BY_KEY["diagnose.until"]
     until = parse_names(setting_until, options.until, setting_until.flag) if options.until else frozenset()

@@ -9,8 +9,7 @@ from typing import Any
 from tpmon.model.known import Missing
 from tpmon.model.units import clean_text
 from tpmon.view.blocks import Block, Paragraph, Sheet, cap, name_field
-from tpmon.view.layout import WIDTH, lay_paragraph, text_of
-from tpmon.view.table import Column, Row, Table
+from tpmon.view.layout import WIDTH, Column, Row, Table, lay_paragraph, text_of
 
 MOST_REASONS = 12
 _WHOLE = ("gpus", "ranks")

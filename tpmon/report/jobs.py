@@ -5,8 +5,7 @@ from __future__ import annotations
 from tpmon.model.results.doctor import JobList, JobSummary
 from tpmon.model.units import format_seconds
 from tpmon.report.blocks import write_rows, write_unread
-from tpmon.view.layout import WIDTH, wrap_all
-from tpmon.view.table import Figures, TableFigure, list_columns, show
+from tpmon.view.layout import WIDTH, Figures, TableFigure, list_columns, show, wrap_all
 
 NO_JOBS = (
     "no training job on this machine: no Python process that has loaded torch",

@@ -1,6 +1,6 @@
-"""Write one Frame as text: what ``--once`` prints. At most 100 columns but for what is to be pasted.
+"""Write one Frame as text, its verdict first: what ``--check`` and ``--once`` print.
 
-The tables and the figures are those of the screen.
+At most 100 columns but for what is to be pasted. The tables and the figures are those of the screen.
 """
 
 from __future__ import annotations
@@ -9,14 +9,35 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Role
+from tpmon.model.text.job_words import (
+    list_also,
+    list_try,
+    name_cause,
+    name_verdict,
+    say_ceiling,
+    say_confidence,
+    say_share,
+    say_since_in_full,
+    say_value,
+    shorten,
+)
 from tpmon.model.units import count_of, format_bytes, format_clock, format_seconds, say_pct
+from tpmon.model.verdict import Evidence, Finding
 from tpmon.report.blocks import write_rows, write_unread
-from tpmon.report.verdict import write_verdict
 from tpmon.view.cards import card_ink, list_card_columns, order_cards, say_troubles
 from tpmon.view.job import describe_io, describe_job, say_device, say_settings
-from tpmon.view.layout import WIDTH, Ink, cut, lay_paragraph, lay_phrases, wrap_all
+from tpmon.view.layout import (
+    LABEL_WIDTH,
+    WIDTH,
+    Ink,
+    cut,
+    explain,
+    lay_paragraph,
+    lay_phrases,
+    show,
+    wrap_all,
+)
 from tpmon.view.ranks import RankView, join_ranks, list_rank_columns, list_worker_columns, name_ranks
-from tpmon.view.table import explain, show
 
 MOST_RANKS = 32
 MOST_WORKERS = 8
@@ -130,7 +151,7 @@ def _list_troubles(card: GpuSample) -> list[str]:
 def _write_figures(frame: Frame) -> list[str]:
     lines: list[str] = []
     for group in (*describe_job(frame), describe_io(frame)):
-        phrases = (fact.phrase.removeprefix(f"{group.label} ") for fact in group.facts)
+        phrases = (fact.phrase.removeprefix(f"{group.label} ") for fact in group.facts if not fact.is_minor)
         lines += lay_phrases(group.label, phrases)
     return lines
 
@@ -162,3 +183,74 @@ def write_once(frame: Frame) -> list[str]:
         *_write_output(frame),
         *write_unread(frame, _UNREAD_APART),
     ]
+
+
+MOST_EVIDENCE = 5
+
+
+def write_check(frame: Frame) -> str:
+    """Write the verdict as one line: what ``--check`` prints, and ``--plain`` when it changes."""
+    finding = frame.verdict
+    if isinstance(finding, Missing):
+        return f"no verdict: {finding.reason}"
+    sure = [say_confidence(finding), say_since_in_full(finding, frame.taken)]
+    words = ", ".join(word for word in (name_verdict(finding), *sure) if word)
+    tried = list_try(finding)
+    advice = f". Try: {tried[0]}" if tried else ""
+    notes = "".join(f". Note: {note}" for note in frame.notes)
+    return f"{words}: {finding.summary}{advice}{notes}"
+
+
+def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
+    """Write the verdict as lines of at most 100 columns; what to paste keeps its lines, however long.
+
+    With ``full`` all evidence, and everything that was ruled out or is unknown; else the most of it.
+    """
+    finding = frame.verdict
+    if isinstance(finding, Missing):
+        return lay_paragraph("verdict", f"none: {finding.reason}")
+    words = [finding.kind.value.upper(), name_cause(finding), say_confidence(finding)]
+    words += [say_since_in_full(finding, frame.taken), say_share(finding)]
+    lines = lay_phrases("verdict", [word for word in words if word])
+    lines += lay_paragraph("", finding.summary)
+    lines += _write_try(finding, full=full)
+    for label, rows in (("evidence", finding.evidence), ("against", finding.against)):
+        shown = rows if full else rows[:MOST_EVIDENCE]
+        texts = [_write_evidence(row) for row in shown]
+        if len(shown) < len(rows):
+            texts.append(f"and {len(rows) - len(shown)} more")
+        for number, text in enumerate(texts):
+            lines += lay_paragraph("" if number else label, text)
+    if full:
+        lines += _write_also(finding)
+    for label, told in (("not", finding.ruled_out), ("unknown", finding.unknown)):
+        if told and full:
+            lines += lay_phrases(label, told)
+        elif told:
+            lines += lay_paragraph(label, shorten(told, WIDTH - LABEL_WIDTH))
+    for note in frame.notes if full else ():
+        lines += lay_paragraph("note", note)
+    return lines
+
+
+def _write_try(finding: Finding, *, full: bool) -> list[str]:
+    tried = enumerate(list_try(finding))
+    lines = [f"{'' if number else 'try':<{LABEL_WIDTH}}{text}" for number, text in tried]
+    if is_known(finding.ceiling) or full:
+        ceiling = say_ceiling(finding)
+        lines += lay_paragraph("", ceiling) if ceiling else []
+    return lines
+
+
+def _write_also(finding: Finding) -> list[str]:
+    """Write what else may help; what is pasted keeps its lines, set in below what it is for."""
+    lines: list[str] = []
+    for first, *pasted in list_also(finding):
+        lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
+        lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
+    return lines
+
+
+def _write_evidence(row: Evidence) -> str:
+    age = f"{format_seconds(row.age_s)} old" if is_known(row.age_s) else f"age ? {row.age_s.reason}"
+    return f"{row.name}: {say_value(row)} ({row.source}, {age})"

@@ -19,9 +19,8 @@ from tpmon.model.gpu import list_used
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.text.job_words import WAITING_FROM, is_undecided, name_verdict, say_job_stop
 from tpmon.model.units import format_clock, format_seconds, say_pct
-from tpmon.report.once import describe_target, write_once
+from tpmon.report.once import describe_target, write_check, write_once
 from tpmon.report.text import Output
-from tpmon.report.verdict import write_check
 
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
 HOLD_S = 5.0

@@ -18,7 +18,7 @@ from tpmon.model.text.job_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
 from tpmon.report.blocks import write_rows
 from tpmon.report.text import complain
-from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph, to_ascii
+from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph, list_columns, to_ascii
 from tpmon.view.stacks import (
     FUNCTIONS,
     MOST_FUNCTIONS,
@@ -40,7 +40,6 @@ from tpmon.view.stacks import (
     say_what,
     suggest,
 )
-from tpmon.view.table import list_columns
 
 MOST_REASONS = 12
 

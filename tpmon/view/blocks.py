@@ -16,8 +16,19 @@ from typing import Any, Generic, Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.units import clean_text, count_cells, format_bytes
-from tpmon.view.layout import Ink, Line, fit_line, pad, wrap_all
-from tpmon.view.table import NA, Column, Figures, Row, Table, list_columns
+from tpmon.view.layout import (
+    NA,
+    Column,
+    Figures,
+    Ink,
+    Line,
+    Row,
+    Table,
+    fit_line,
+    list_columns,
+    pad,
+    wrap_all,
+)
 
 MOST_ROWS = 2000
 _FACT_CHARS = 4000

@@ -14,10 +14,9 @@ from tpmon.model.gpu import (
     is_card_fault,
     name_recovery,
 )
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds, say_pct
-from tpmon.view.layout import Ink, spark
-from tpmon.view.table import Cell, Column, explain, show, show_pair
+from tpmon.view.layout import Cell, Column, Ink, explain, show, show_pair, spark
 
 NEVER = Missing("no history")
 
@@ -51,9 +50,9 @@ def say_troubles(card: GpuSample) -> str:
         told.append(f"{card.state.value.upper()}: last answer {format_seconds(card.age_s)} ago")
     if card.xids:
         told.append("Xid " + " ".join(str(code) for code in card.xids[-3:]))
-    if is_known(card.remapped_rows_failed) and card.remapped_rows_failed:
+    if card.remapped_rows_failed is True:
         told.append("row remapping failed")
-    if is_known(card.remapped_rows_pending) and card.remapped_rows_pending:
+    if card.remapped_rows_pending is True:
         told.append("row remap pending")
     if is_known(card.ecc_uncorrected) and card.ecc_uncorrected:
         told.append(f"{card.ecc_uncorrected} uncorrected memory errors")
@@ -73,12 +72,7 @@ def write_pids(card: GpuSample) -> str:
     return (f"{told} (visible)" if card.pids_are_visible_only else told) if told else "-"
 
 
-def _memory(card: GpuSample) -> str:
-    return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
-
-
-def _over(used: Known[float], limit: Known[float]) -> str:
-    return show_pair(used, limit, lambda value: f"{value:.0f}")
+_whole = "{:.0f}".format
 
 
 def _why(card: GpuSample) -> Cell:
@@ -87,36 +81,45 @@ def _why(card: GpuSample) -> Cell:
     return (f"! {text}", ink) if ink is not Ink.PLAIN else text
 
 
+def _memory(card: GpuSample) -> str:
+    return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
+
+
 def _memory_pct(card: GpuSample) -> str:
     used, total = card.memory_used_bytes, card.memory_total_bytes
-    if not is_known(used) or not is_known(total) or not total:
-        return "?"
-    return f"{100 * used / total:.0f}"
+    return f"{100 * used / total:.0f}" if is_known(used) and is_known(total) and total else "?"
 
 
 def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
-    """Return the columns of the table of cards."""
-
-    def history(card: GpuSample) -> str:
-        return spark(histories.get(card.index, (NEVER,)), 12, 100.0)
-
+    """Return the columns of the table of cards; without histories those of a text report."""
     short = width < 72
     columns: list[Column[GpuSample]] = [
         Column("GPU", 3, 0, lambda c: str(c.index)),
         Column("SM %", 4, 1, lambda c: show(c.sm_pct, format_pct)),
     ]
     if width >= 90 and histories:
-        columns.append(Column("history", 12, 12, history, right=False))
+        drawn: Column[GpuSample] = Column(
+            "history", 12, 12, lambda c: spark(histories.get(c.index, (NEVER,)), 12, 100.0), right=False
+        )
+        columns.append(drawn)
     columns.append(Column("act %", 5, 11, lambda c: show(c.sm_active_pct, format_pct)))
     columns.append(Column("mem %", 5, 6, _memory_pct) if short else Column("memory", 11, 6, _memory))
+    if not histories:
+        columns.append(Column("mem busy %", 10, 13, lambda c: show(c.memory_busy_pct, format_pct)))
     columns += [
-        Column("W/limit", 8, 3, lambda c: _over(c.power_w, c.power_limit_w)),
-        Column("MHz/max", 9, 9 if short else 4, lambda c: _over(c.sm_clock_mhz, c.sm_clock_max_mhz)),
-        Column("C", 3, 5, lambda c: show(c.temperature_c, lambda v: f"{v:.0f}")),
-        Column("PIDs", 8, 10, write_pids, right=False),
+        Column("W/limit", 8, 3, lambda c: show_pair(c.power_w, c.power_limit_w, _whole)),
+        Column(
+            "MHz/max", 9, 9 if short else 4, lambda c: show_pair(c.sm_clock_mhz, c.sm_clock_max_mhz, _whole)
+        ),
+        Column("C", 3, 5, lambda c: show(c.temperature_c, _whole)),
+        Column("PIDs", 8 if histories else MOST_PIDS, 10, write_pids, right=False),
         Column("held down by", 8, 2, _why, right=False, grows=True),
     ]
     return columns
+
+
+MOST_PIDS = 40
+"""Cells of the PIDs of a card in a text report."""
 
 
 def summarize_cards(cards: Sequence[GpuSample]) -> str:
@@ -143,12 +146,13 @@ _RANGES: tuple[tuple[str, Callable[[GpuSample], Known[float]], str], ...] = (
 
 
 def card_ink(card: GpuSample) -> Ink:
-    """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
-    failed = any(map(is_card_fault, card.xids)) or _is_true(card.remapped_rows_failed)
+    """Return the ink of a card: lost or failed, held down, late or in need, or nothing to say."""
+    failed = any(map(is_card_fault, card.xids)) or card.remapped_rows_failed is True
     if card.state is GpuState.LOST or failed:
         return Ink.BAD
-    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or _is_true(card.remapped_rows_pending)
-    if card.state is GpuState.STALE or list_held(card) or told:
+    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or card.remapped_rows_pending is True
+    counted = known_or(card.ecc_uncorrected, 0) > 0 or known_or(card.recovery_action, 0) != 0
+    if card.state is GpuState.STALE or list_held(card) or told or counted:
         return Ink.WARN
     return Ink.PLAIN
 
@@ -156,26 +160,6 @@ def card_ink(card: GpuSample) -> Ink:
 def list_held(card: GpuSample) -> tuple[str, ...]:
     """Return the reasons that hold the clocks down now, without those of a card that is well."""
     return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
-
-
-def _is_true(value: object) -> bool:
-    return value is True
-
-
-def _watts(value: float) -> str:
-    return f"{value:.0f} W"
-
-
-def _mhz(value: float) -> str:
-    return f"{value:.0f} MHz"
-
-
-def _degrees(value: float) -> str:
-    return f"{value:.0f} C"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _pair(used: Known[float], limit: Known[float], write: Callable[[float], str]) -> str:
@@ -191,8 +175,18 @@ def _rates(sent: Known[float], received: Known[float]) -> str:
     return f"sent {explain(sent, format_bytes)}/s, received {explain(received, format_bytes)}/s"
 
 
+_watts = "{:.0f} W".format
+_mhz = "{:.0f} MHz".format
+_degrees = "{:.0f} C".format
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
 def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
     """Return everything known of one card as labels and values; a reason for what is missing."""
+    source = f", from {card.power_source}" if is_known(card.power_source) else ""
     return [
         ("state", f"{card.state.value}, last answer {format_seconds(age_s)} ago"),
         ("SM busy (NVML)", _busy(card)),
@@ -202,7 +196,7 @@ def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
         ("DRAM", explain(card.dram_pct, say_pct)),
         ("memory busy", explain(card.memory_busy_pct, say_pct)),
         ("memory used", _pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)),
-        ("power", _power(card)),
+        ("power", f"{_pair(card.power_w, card.power_limit_w, _watts)}{source}"),
         ("SM clock", _pair(card.sm_clock_mhz, card.sm_clock_max_mhz, _mhz)),
         ("memory clock", _pair(card.memory_clock_mhz, card.memory_clock_max_mhz, _mhz)),
         ("temperature", _temperatures(card)),
@@ -232,11 +226,6 @@ def _busy(card: GpuSample) -> str:
     return f"{say_pct(card.sm_pct)}, mean of {card.sm_samples} samples, {idle} of them idle, {busy} busy"
 
 
-def _power(card: GpuSample) -> str:
-    told = _pair(card.power_w, card.power_limit_w, _watts)
-    return f"{told}, from {card.power_source}" if is_known(card.power_source) else told
-
-
 def _temperatures(card: GpuSample) -> str:
     core, memory = explain(card.temperature_c, _degrees), explain(card.memory_temperature_c, _degrees)
     return f"{core}, memory {memory}, below its limit by {explain(card.temperature_margin_c, _degrees)}"
@@ -253,9 +242,8 @@ def _throttle(card: GpuSample) -> str:
 def _pcie(card: GpuSample) -> str:
     if isinstance(card.pcie_generation, Missing) and isinstance(card.pcie_width, Missing):
         return f"? {card.pcie_generation.reason}"
-    generation = (
-        f"generation {explain(card.pcie_generation, str)} of {explain(card.pcie_generation_max, str)}"
-    )
+    newest = explain(card.pcie_generation_max, str)
+    generation = f"generation {explain(card.pcie_generation, str)} of {newest}"
     return f"{generation}, width {explain(card.pcie_width, str)} of {explain(card.pcie_width_max, str)}"
 
 

@@ -7,17 +7,36 @@ the reasons once at its end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.hook import DeviceTimes, StepPace, TrainSettings
+from tpmon.model.hook import (
+    AllocatorFigures,
+    CompileCounts,
+    DdpSettings,
+    DeviceTimes,
+    FsdpSettings,
+    LoaderSettings,
+    StateSizes,
+    StepPace,
+    TrainSettings,
+)
 from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
-from tpmon.model.text.job_words import RULE_WORDS, format_ms, say_rate, say_samples, say_split, say_times
+from tpmon.model.text.job_words import (
+    RULE_WORDS,
+    WAITING_FROM,
+    format_ms,
+    say_rate,
+    say_samples,
+    say_split,
+    say_times,
+)
 from tpmon.model.units import (
+    count_of,
     format_bytes,
     format_pct,
     format_rate,
@@ -26,12 +45,15 @@ from tpmon.model.units import (
     say_pct,
     say_ratio,
 )
-from tpmon.view.table import explain, show
+from tpmon.view.layout import explain, show
 
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
 """What is read together, with an age of its own."""
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What sizes the pools of torch, numpy and numexpr where the script does not."""
+NOT_SET = "not set"
+MOST_INTERFACES = 3
+"""In a text report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,10 @@ class Fact:
     label: str
     words: str
     readings: tuple[tuple[Applicable[Any], Callable[[Any], str]], ...] = ()
+    text: str = ""
+    """What a text report says in its place."""
+    is_minor: bool = False
+    """Whether a text report leaves it out."""
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -51,7 +77,7 @@ class Fact:
     def phrase(self) -> str:
         """Return the phrase of a text report: "?" for a reading that is missing."""
         words = f"{self.label} {self.words.format(*(show(*one) for one in self.readings))}"
-        return " ".join(words.split())
+        return self.text or " ".join(words.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +130,9 @@ def describe_steps(pace: StepPace) -> FactGroup:
 
 def _describe_cpu(frame: Frame) -> tuple[Fact, ...]:
     cpu = frame.cpu
+    idle = (
+        is_known(cpu.runnable) and cpu.runnable < WAITING_FROM
+    )  # of so little demand no share is worth telling
     return (
         _fact("budget", cpu.budget_cores, "{:g} CPUs".format, f"  ({cpu.budget_reason})"),
         _fact("used", cpu.used_cores, "{:.2f} CPUs".format),
@@ -113,7 +142,7 @@ def _describe_cpu(frame: Frame) -> tuple[Fact, ...]:
         _fact("pools runnable", cpu.pool_runnable, _threads),
         _fact("pools / budget", cpu.oversubscription, _times),
         _fact("largest pool", cpu.pool, _say_pool),
-        _fact("waiting share", cpu.run_delay_ratio, say_ratio),
+        _fact("waiting share", NOT_APPLICABLE if idle else cpu.run_delay_ratio, say_ratio),
         _fact("throttled periods", cpu.throttled_ratio, say_ratio),
         _fact("throttled CPU s/s", cpu.throttled_s, _number),
         _fact("PSI cpu some", cpu.psi_some_pct, say_pct),
@@ -184,9 +213,13 @@ def _describe_loader(loader: LoaderSample) -> Fact:
 
 
 def _describe_network(frame: Frame) -> tuple[Fact, ...]:
+    """Return what the interfaces move, those of the job first, and how its connections are."""
     facts = [_fact("interfaces", frame.network)]
     if is_known(frame.network):
-        facts = [_describe_interface(one) for one in frame.network]
+        used = sorted(frame.network, key=lambda one: not known_or(one.used_by_job, False))
+        facts = [
+            _describe_interface(one, is_minor=place >= MOST_INTERFACES) for place, one in enumerate(used)
+        ]
     sockets = frame.sockets
     if not is_known(sockets) or not sockets.connections:
         return (*facts, _fact("TCP connections", sockets, lambda _sockets: "none"))
@@ -200,11 +233,12 @@ def _describe_network(frame: Frame) -> tuple[Fact, ...]:
     return (*facts, Fact("TCP connections", words, readings))
 
 
-def _describe_interface(one: NetworkSample) -> Fact:
+def _describe_interface(one: NetworkSample, *, is_minor: bool) -> Fact:
     used = "  (the job's)" if is_known(one.used_by_job) and one.used_by_job else ""
     moved = ((one.receive_bytes_s, say_bytes_s), (one.send_bytes_s, say_bytes_s))
     lost = ((one.errors_s, format_rate), (one.drops_s, format_rate))
-    return Fact(one.interface, f"in {{}}, out {{}}, errors {{}}/s, drops {{}}/s{used}", (*moved, *lost))
+    words = f"in {{}}, out {{}}, errors {{}}/s, drops {{}}/s{used}"
+    return Fact(one.interface, words, (*moved, *lost), is_minor=is_minor)
 
 
 def _describe_settings(frame: Frame) -> tuple[Fact, ...]:
@@ -213,8 +247,13 @@ def _describe_settings(frame: Frame) -> tuple[Fact, ...]:
     facts = []
     for name in THREAD_SETTINGS:
         told = Counter(_say_setting(process, name) for process in ranks)
-        counts = (f"{text} in {count} rank{'s' if count > 1 else ''}" for text, count in told.items())
-        facts.append(_said(name.removesuffix("_NUM_THREADS"), ", ".join(counts)))
+        counts = {text: count_of(count, "rank") for text, count in told.items()}
+        words = ", ".join(f"{text} in {count}" for text, count in counts.items())
+        phrases = (
+            f"{name} {text}" if text == NOT_SET else f"{name}={text} ({count})"
+            for text, count in counts.items()
+        )
+        facts.append(Fact(name.removesuffix("_NUM_THREADS"), "{}", ((words, str),), ", ".join(phrases)))
     return tuple(facts) if ranks else (_said("settings", "no rank process seen"),)
 
 
@@ -222,7 +261,7 @@ def _say_setting(process: ProcessSample, name: str) -> str:
     if isinstance(process.environment, Missing):
         return f"? {process.environment.reason}"
     values = [setting.value for setting in process.environment if setting.name == name]
-    return values[0] or '""' if values else "not set"
+    return values[0] or '""' if values else NOT_SET
 
 
 def _describe_readings(frame: Frame, say_age: Callable[[float, str], str]) -> tuple[Fact, ...]:
@@ -266,32 +305,11 @@ def describe_job(
     ]
 
 
-def _switches(settings: TrainSettings) -> Iterator[tuple[str, Known[bool]]]:
-    yield "TF32 in matmul", settings.matmul_tf32
-    yield "TF32 in cuDNN", settings.cudnn_tf32
-    yield "cudnn.benchmark", settings.cudnn_benchmark
-    yield "cudnn.deterministic", settings.cudnn_deterministic
-    yield "deterministic algorithms", settings.deterministic
-    yield "anomaly detection", settings.anomaly
-    yield "a torch profiler of the program", settings.profiler
-
-
 def _on(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _autocast(settings: TrainSettings) -> str:
-    if not is_known(settings.autocast):
-        return ""
-    if not settings.autocast:
-        return "off in the backward; of the forward the hook does not know"
-    return f"on, {settings.autocast_dtype}" if is_known(settings.autocast_dtype) else "on"
-
-
-def _loader(settings: TrainSettings) -> str:
-    one = settings.loader
-    if not is_known(one):
-        return ""
+def _say_loader(one: LoaderSettings) -> str:
     words = [f"num_workers {one.workers}", f"pin_memory {_on(one.pin_memory)}"]
     if is_known(one.prefetch_factor):
         words.append(f"prefetch_factor {one.prefetch_factor}")
@@ -301,18 +319,12 @@ def _loader(settings: TrainSettings) -> str:
     return ", ".join(words)
 
 
-def _ddp(settings: TrainSettings) -> str:
-    one = settings.ddp
-    if not is_known(one):
-        return ""
+def _say_ddp(one: DdpSettings) -> str:
     buckets = f"{one.buckets} buckets of at most {format_bytes(one.bucket_cap_bytes)}"
     return f"{buckets}, find_unused {_on(one.find_unused)}, static_graph {_on(one.static_graph)}"
 
 
-def _fsdp(settings: TrainSettings) -> str:
-    one = settings.fsdp
-    if not is_known(one):
-        return ""
+def _say_fsdp(one: FsdpSettings) -> str:
     told = f"{'fully_shard, ' if one.version > 1 else ''}{one.units} units"
     told += f", prefetch forward {one.forward}, backward {one.backward}"
     if is_known(one.limit_all_gathers):
@@ -320,21 +332,17 @@ def _fsdp(settings: TrainSettings) -> str:
     return told
 
 
-def _compiled(settings: TrainSettings) -> str:
-    one = settings.compiled
-    if not is_known(one) or not (one.frames or one.graphs):
+def _say_compiled(one: CompileCounts) -> str:
+    if not (one.frames or one.graphs):
         return ""
     frames = (
         f"{one.frames_ok} of {one.frames} frames, " if one.frames else ""
-    )  # not counted of fullgraph=True
+    )  # none counted of fullgraph=True
     told = f"{frames}{one.graphs} graphs, {one.graph_breaks} graph breaks"
     return f"{told}, ! {one.limit_hits} at the recompile limit" if one.limit_hits else told
 
 
-def _allocator(settings: TrainSettings) -> str:
-    one = settings.allocator
-    if not is_known(one):
-        return ""
+def _say_allocator(one: AllocatorFigures) -> str:
     told = f"{format_bytes(one.allocated_bytes)} of {format_bytes(one.reserved_bytes)} reserved"
     told += f", peak {format_bytes(one.peak_allocated_bytes)}"
     if is_known(one.phases) and is_known(one.phases.peak_phase):
@@ -344,38 +352,30 @@ def _allocator(settings: TrainSettings) -> str:
     return f"{told}, {mark}{one.alloc_retries} retries, {one.ooms} out of memory"
 
 
-def _step_memory(settings: TrainSettings) -> str:
-    one = settings.allocator
-    if not is_known(one) or not is_known(one.phases):
+def _say_step_memory(one: AllocatorFigures) -> str:
+    if not is_known(one.phases):
         return ""
     phases = one.phases
     turns = (
-        ("with a batch", phases.after_batch_bytes),
-        ("before the backward", one.allocated_at_backward_bytes),
-        ("after it", phases.after_backward_bytes),
-        ("after the update", phases.after_update_bytes),
+        ("{} with a batch", phases.after_batch_bytes),
+        ("{} before the backward", one.allocated_at_backward_bytes),
+        ("{} after it", phases.after_backward_bytes),
+        ("{} after the update", phases.after_update_bytes),
+        ("forward up to {}", phases.forward_peak_bytes),
+        ("backward up to {}", phases.backward_peak_bytes),
+        ("optimizer up to {}", phases.optimizer_peak_bytes),
+        ("other up to {}", phases.other_peak_bytes),
     )
-    peaks = (
-        ("forward", phases.forward_peak_bytes),
-        ("backward", phases.backward_peak_bytes),
-        ("optimizer", phases.optimizer_peak_bytes),
-        ("other", phases.other_peak_bytes),
-    )
-    told = [f"{format_bytes(size)} {name}" for name, size in turns if is_known(size)]
-    told += [f"{name} up to {format_bytes(size)}" for name, size in peaks if is_known(size)]
-    return ", ".join(told)
+    return ", ".join(words.format(format_bytes(size)) for words, size in turns if is_known(size))
 
 
-def _sizes(settings: TrainSettings) -> str:
-    one = settings.sizes
-    if not is_known(one):
-        return ""
-    sizes = (
-        ("parameters", one.parameter_bytes),
-        ("gradients", one.gradient_bytes),
-        ("optimizer", one.optimizer_bytes),
-    )
-    told = [f"{name} {format_bytes(size)}" for name, size in sizes]
+def _say_sizes(one: StateSizes) -> str:
+    sizes = {
+        "parameters": one.parameter_bytes,
+        "gradients": one.gradient_bytes,
+        "optimizer": one.optimizer_bytes,
+    }
+    told = [f"{name} {format_bytes(size)}" for name, size in sizes.items()]
     if is_known(one.activation_bytes):
         told.append(f"activations about {format_bytes(one.activation_bytes)}")
     return ", ".join(told)
@@ -383,25 +383,30 @@ def _sizes(settings: TrainSettings) -> str:
 
 def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
     """Return label and words of each setting that the hook tells."""
-    told = [(name, _on(is_on)) for name, is_on in _switches(settings) if is_known(is_on)]
-    told.append(("autocast", _autocast(settings)))
-    if is_known(settings.sdpa):
-        told.append(("attention", ", ".join(settings.sdpa) or "no back end allowed"))
-    if is_known(settings.threads):
-        inter = (
-            f", {settings.interop_threads} between operators" if is_known(settings.interop_threads) else ""
-        )
-        told.append(("torch threads", f"{settings.threads}{inter}"))
-    told += [
-        ("DataLoader", _loader(settings)),
-        ("DDP", _ddp(settings)),
-        ("FSDP", _fsdp(settings)),
-        ("torch.compile", _compiled(settings)),
-        ("CUDA allocator", _allocator(settings)),
-        ("CUDA memory of a step", _step_memory(settings)),
-        ("sizes", _sizes(settings)),
-    ]
-    return [(name, words) for name, words in told if words]
+    dtype, interop = settings.autocast_dtype, settings.interop_threads
+    cast = f"on, {dtype}" if is_known(dtype) else "on"
+    uncast = "off in the backward; of the forward the hook does not know"
+    between = f", {interop} between operators" if is_known(interop) else ""
+    parts: tuple[tuple[str, Known[Any], Callable[[Any], str]], ...] = (
+        ("TF32 in matmul", settings.matmul_tf32, _on),
+        ("TF32 in cuDNN", settings.cudnn_tf32, _on),
+        ("cudnn.benchmark", settings.cudnn_benchmark, _on),
+        ("cudnn.deterministic", settings.cudnn_deterministic, _on),
+        ("deterministic algorithms", settings.deterministic, _on),
+        ("anomaly detection", settings.anomaly, _on),
+        ("a torch profiler of the program", settings.profiler, _on),
+        ("autocast", settings.autocast, lambda is_on: cast if is_on else uncast),
+        ("attention", settings.sdpa, lambda kinds: ", ".join(kinds) or "no back end allowed"),
+        ("torch threads", settings.threads, lambda threads: f"{threads}{between}"),
+        ("DataLoader", settings.loader, _say_loader),
+        ("DDP", settings.ddp, _say_ddp),
+        ("FSDP", settings.fsdp, _say_fsdp),
+        ("torch.compile", settings.compiled, _say_compiled),
+        ("CUDA allocator", settings.allocator, _say_allocator),
+        ("CUDA memory of a step", settings.allocator, _say_step_memory),
+        ("sizes", settings.sizes, _say_sizes),
+    )
+    return [(name, words) for name, value, say in parts if is_known(value) and (words := say(value))]
 
 
 def say_settings(settings: TrainSettings) -> list[str]:

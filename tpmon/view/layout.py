@@ -1,13 +1,17 @@
-"""Cut, pad, wrap and align text by terminal cells: the one layout of text reports and screens. Pure."""
+"""Cut, pad, wrap and align text by terminal cells, and lay rows out in columns: the one layout of all. Pure.
+
+Columns that do not fit are dropped, least needed first, on a screen and in text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Any, Generic, TypeVar, Union
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known
-from tpmon.model.units import LINE_WIDTH, count_cells
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
+from tpmon.model.units import LINE_WIDTH, count_cells, format_bytes
 
 WIDTH = LINE_WIDTH
 """Columns of a line of a text report."""
@@ -227,3 +231,288 @@ def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
             share = min(1.0, value / top) if top > 0 else 0.0
             drawn.append(LEVELS[max(1, round(share * highest))])
     return "".join(drawn).rjust(width)
+
+
+Row = TypeVar("Row")
+RULE = "─"
+FOCUS_RULE = "═"
+
+
+NA = "n/a"
+
+
+def number(value: Applicable[float], digits: int = 1) -> str:
+    """Write a number, or n/a where it is not known."""
+    return f"{value:,.{digits}f}" if is_known(value) else NA
+
+
+def ms_of_us(value: Applicable[float]) -> str:
+    """Write microseconds as milliseconds."""
+    return f"{value / 1000:,.3f}" if is_known(value) else NA
+
+
+def pct(value: Applicable[float]) -> str:
+    """Write a percentage."""
+    return f"{value:.1f} %" if is_known(value) else NA
+
+
+def size(value: Applicable[float]) -> str:
+    """Write bytes."""
+    return format_bytes(value) if is_known(value) else NA
+
+
+def thousands(value: int) -> str:
+    """Write a count."""
+    return f"{value:,}"
+
+
+def said(value: object) -> str:
+    """Write text, or n/a where it is not known."""
+    return str(value) if is_known(value) else NA
+
+
+@dataclass(frozen=True, slots=True)
+class TableFigure(Generic[Row]):
+    """Describe one column by what is read of a row and how that is written.
+
+    Of columns that do not fit the least ``keep`` stays longest. ``width`` is the least one; 0 is that
+    of what stands in the column. ``sorts`` tells whether rows can be sorted by it.
+    """
+
+    head: str
+    read: Callable[[Row], object]
+    write: Callable[[Any], str] = str
+    keep: int = 0
+    width: int = 0
+    left: bool = False
+    grows: bool = False
+    """Whether it takes what is left of the width."""
+    sorts: bool = False
+
+    def tell(self, row: Row) -> str:
+        """Write what stands in the column."""
+        return self.write(self.read(row))
+
+
+Figures = tuple[TableFigure[Row], ...]
+
+MEASURED_ROWS = 200
+Cell = Union[str, Span]
+"""Text in the ink of its row, or in an ink of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """Describe one column: the least ``keep`` stays longest when the pane gets narrow.
+
+    ``width`` is the least width; the one column with ``grows`` also takes what is left over.
+    """
+
+    head: str
+    width: int
+    keep: int
+    read: Callable[[Row], Cell]
+    right: bool = True
+    grows: bool = False
+
+
+def fit_column(
+    head: str,
+    keep: int,
+    read: Callable[[Row], str],
+    rows: Sequence[Row],
+    *,
+    right: bool = True,
+    most: int = 40,
+) -> Column[Row]:
+    """Make a column as wide as what stands in its first rows."""
+    widest = max((count_cells(read(row)) for row in rows[:MEASURED_ROWS]), default=1)
+    return Column(head, max(min(widest, most), count_cells(head)), keep, read, right)
+
+
+def list_columns(
+    figures: Figures[Row], rows: Sequence[Row] = (), unknown: str = ""
+) -> tuple[Column[Row], ...]:
+    """Make the columns of a table; ``unknown`` stands for what was not read, where that is no n/a."""
+
+    def column(one: TableFigure[Row]) -> Column[Row]:
+        def read(row: Row) -> str:
+            return unknown if unknown and not is_known(one.read(row)) else one.tell(row)
+
+        if one.width:
+            return Column(one.head, one.width, one.keep, read, right=not one.left, grows=one.grows)
+        return fit_column(one.head, one.keep, read, rows, right=not one.left)
+
+    return tuple(map(column, figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Hold one piece of a line of pieces; the least ``keep`` stays longest."""
+
+    keep: int
+    text: str
+    ink: Ink = Ink.PLAIN
+
+
+class Table(Generic[Row]):
+    """Fit columns to a width once, then paint heads and rows."""
+
+    def __init__(self, columns: Sequence[Column[Row]], width: int) -> None:
+        """Drop columns until the rest fits ``width``; the first cell of a row is the cursor's."""
+        self._gap = 2 if width >= 100 else 1
+        kept = list(columns)
+        while len(kept) > 1 and self._total(kept) > width:
+            kept.remove(max(kept, key=lambda column: column.keep))
+        self.dropped = [column for column in columns if column not in kept]
+        spare = max(0, width - self._total(kept))
+        self._columns = [(column, column.width + (spare if column.grows else 0)) for column in kept]
+        self._width = width
+
+    def _total(self, columns: Sequence[Column[Row]]) -> int:
+        return 1 + sum(column.width for column in columns) + self._gap * max(0, len(columns) - 1)
+
+    def paint_head(self) -> Line:
+        """Paint the column heads."""
+        gap = " " * self._gap
+        cells = (_pad(column.head, width, column.right) for column, width in self._columns)
+        return fit_line(((" " + gap.join(cells).rstrip(), Ink.DIM),), self._width)
+
+    def paint_row(self, row: Row, ink: Ink = Ink.PLAIN, *, cursor: bool = False) -> Line:
+        """Paint one row; under the cursor it is marked by a sign and by its ink."""
+        spans: list[Span] = [(">" if cursor else " ", ink)]
+        gap = " " * self._gap
+        for position, (column, width) in enumerate(self._columns):
+            cell = column.read(row)
+            text, cell_ink = (cell, ink) if isinstance(cell, str) else cell
+            if position:
+                spans.append((gap, ink))
+            spans.append((_pad(text, width, column.right), cell_ink))
+        if cursor:
+            whole = "".join(text for text, _ in spans)
+            return fit_line(((pad(whole, self._width), Ink.CURSOR),), self._width)
+        return fit_line(tuple(spans), self._width)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    return pad_left(text, width) if right else pad(text, width)
+
+
+def paint_rule(title: str, details: Sequence[Item], width: int, *, focused: bool = False) -> Line:
+    """Paint the rule above a pane: its title at the left, as many details as fit after it.
+
+    The most needed detail is always shown, if need be at the cost of the title or cut.
+    """
+    mark = FOCUS_RULE if focused else RULE
+    needed = sum(count_cells(item.text) + 2 for item in details if item.keep == 0)
+    title = cut(title, max(8, width - 5 - needed))
+    room = width - count_cells(title) - 4
+    spans: list[Span] = [(f"{mark}{mark} ", Ink.DIM), (title, Ink.TITLE)]
+    first = min(details, key=lambda item: item.keep, default=None)
+    shown = [
+        Item(item.keep, cut(item.text, room - 3), item.ink) if item is first else item for item in details
+    ]
+    chosen = _choose([(item, count_cells(item.text) + 2) for item in shown], room)
+    for item in chosen:
+        spans += [("  ", Ink.DIM), (item.text, item.ink)]
+    spans.append((" ", Ink.DIM))
+    rest = width - line_width(tuple(spans))
+    return fit_line((*spans, (mark * max(0, rest), Ink.DIM)), width)
+
+
+def _choose(sized: Sequence[tuple[Item, int]], room: int) -> list[Item]:
+    """Take pieces in the order of ``keep`` as long as they fit; return them in their own order."""
+    taken: set[int] = set()
+    for place in sorted(range(len(sized)), key=lambda place: sized[place][0].keep):
+        if sized[place][1] <= room:
+            room -= sized[place][1]
+            taken.add(place)
+    return [item for place, (item, _) in enumerate(sized) if place in taken]
+
+
+def justify(left: Sequence[Item], right: Sequence[Item], width: int, gap: int = 2) -> Line:
+    """Spread pieces to both ends of a line; those with the least ``keep`` are taken first."""
+    pieces = [*left, *right]
+    first = min(pieces, key=lambda item: item.keep, default=None)
+    sized = [
+        (item, min(width, count_cells(item.text) + gap) if item is first else count_cells(item.text) + gap)
+        for item in pieces
+    ]
+    chosen = _choose(sized, max(width, 0))
+    head = _join([item for item in chosen if any(item is one for one in left)], gap)
+    tail = _join([item for item in chosen if not any(item is one for one in left)], gap)
+    room = width - 1 - line_width(tuple(head)) - line_width(tuple(tail))
+    least = 1 if head and tail else 0  # at the cost of the margin after the tail
+    spaces: Span = (" " * max(least, room - (1 if tail else 0)), Ink.PLAIN)
+    return fit_line(((" ", Ink.PLAIN), *head, spaces, *tail), width)
+
+
+def _join(items: Sequence[Item], gap: int) -> list[Span]:
+    spans: list[Span] = []
+    for item in items:
+        if spans:
+            spans.append((" " * gap, Ink.PLAIN))
+        spans.append((item.text, item.ink))
+    return spans
+
+
+Value = TypeVar("Value")
+
+
+def show(value: Value | Missing | NotApplicable, write: Callable[[Value], str]) -> str:
+    """Write a reading for a table cell: "?" was not read, "-" does not apply."""
+    if isinstance(value, Missing):
+        return "?"
+    if isinstance(value, NotApplicable):
+        return "-"
+    return write(value)
+
+
+def show_pair(
+    used: Value | Missing | NotApplicable,
+    limit: Value | Missing | NotApplicable,
+    write: Callable[[Value], str],
+) -> str:
+    """Write a reading and its bound: 612/700, 612/?, and one ? where neither was read."""
+    if isinstance(used, Missing) and isinstance(limit, Missing):
+        return "?"
+    return f"{show(used, write)}/{show(limit, write)}"
+
+
+def shared_reason(values: Sequence[object]) -> str:
+    """Return the one reason why none of the values was read, "" where any was or reasons differ."""
+    reasons = {value.reason if isinstance(value, Missing) else "" for value in values}
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
+def explain(value: Value | Missing | NotApplicable, write: Callable[[Value], str]) -> str:
+    """Write a reading where there is room for the reason why it is missing."""
+    if isinstance(value, Missing):
+        return f"? {value.reason}"
+    if isinstance(value, NotApplicable):
+        return "-"
+    return write(value)
+
+
+def paint_pairs(pairs: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    """Paint labels and values below each other; a long value goes on in the next line."""
+    label_width = max(1, min(18, width // 2 - 2))
+    room = max(8, width - label_width - 2)
+    lines: list[Line] = []
+    for label, value in pairs:
+        ink = Ink.WARN if value.startswith("! ") else Ink.PLAIN
+        for number, text in enumerate(wrap_words(value, room) or [""]):
+            head = " " * (label_width + 2) if number else f" {pad(label, label_width)} "
+            lines.append(fit_line(((head, Ink.DIM), (text, ink)), width))
+    return lines
+
+
+def window_of(pids: Sequence[int], cursor: int | Missing | NotApplicable, rows: int) -> tuple[int, int]:
+    """Return first and end of the rows to show: the page of ``rows`` that holds the cursor."""
+    rows = max(0, rows)
+    if isinstance(cursor, int) and rows and cursor in pids:
+        at = pids.index(cursor)
+        first = max(0, at - rows + 1)
+    else:
+        first = 0
+    return first, min(len(pids), first + rows)

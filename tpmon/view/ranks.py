@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
+from typing import Any
 
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
@@ -17,8 +18,7 @@ from tpmon.model.text.job_words import WAITING_FROM, format_ms, format_samples, 
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.model.waits import describe_wait
 from tpmon.view.cards import card_ink
-from tpmon.view.layout import Ink
-from tpmon.view.table import Cell, Column, show, show_pair
+from tpmon.view.layout import Cell, Column, Ink, Row, show, show_pair
 
 UNCHANGED_S = 10.0
 """A main thread that waits in one place this long waits for more than one batch."""
@@ -120,12 +120,9 @@ def _wait_class(rank: RankView) -> int:
     return 0 if waited < UNCHANGED_S else 1 + int(math.log(waited / UNCHANGED_S, 4))
 
 
-def _of_process(rank: RankView, read: str) -> Applicable[float]:
-    return getattr(rank.process, read) if is_known(rank.process) else Missing("process gone")
-
-
-def _waiting_pct(rank: RankView) -> Applicable[float]:
-    return waiting_pct(rank.process) if is_known(rank.process) else Missing("process gone")
+def _of(part: Applicable[Any], name: str) -> Any:
+    """Read a figure of what may be missing itself, then the reason for that."""
+    return getattr(part, name) if is_known(part) else part
 
 
 def waiting_pct(process: ProcessSample) -> Applicable[float]:
@@ -142,15 +139,14 @@ def waiting_pct(process: ProcessSample) -> Applicable[float]:
     return 100 * process.waiting / process.runnable
 
 
-def write_waiting(pct: Applicable[float], runnable: Applicable[float]) -> Cell:
+def write_waiting(process: Applicable[ProcessSample]) -> Cell:
     """Write the waiting share; marked where much demand waits."""
-    text = show(pct, lambda value: f"{value:.0f}")
-    much = is_known(pct) and pct >= 35 and is_known(runnable) and runnable >= 1.5
+    if not is_known(process):
+        return show(process, str)
+    pct = waiting_pct(process)
+    text = show(pct, _whole)
+    much = is_known(pct) and pct >= 35 and is_known(process.runnable) and process.runnable >= 1.5
     return (text + "!", Ink.WARN) if much else text
-
-
-def _of_card(rank: RankView, read: str) -> Applicable[float]:
-    return getattr(rank.card, read) if is_known(rank.card) else Missing("no card known")
 
 
 def _whole(value: float) -> str:
@@ -158,30 +154,32 @@ def _whole(value: float) -> str:
 
 
 def _watts(rank: RankView) -> Cell:
-    return show_pair(_of_card(rank, "power_w"), _of_card(rank, "power_limit_w"), _whole)
+    return show_pair(_of(rank.card, "power_w"), _of(rank.card, "power_limit_w"), _whole)
 
 
 def _clock(rank: RankView) -> Cell:
-    text = show_pair(_of_card(rank, "sm_clock_mhz"), _of_card(rank, "sm_clock_max_mhz"), _whole)
+    text = show_pair(_of(rank.card, "sm_clock_mhz"), _of(rank.card, "sm_clock_max_mhz"), _whole)
     held = is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN
     return (text + "!", Ink.WARN) if held else text
-
-
-def _state(rank: RankView) -> Cell:
-    if not is_known(rank.process):
-        return ("gone", Ink.BAD)
-    return (write_state(rank.process), state_ink(rank.process))
-
-
-def _letter(rank: RankView) -> Cell:
-    if not is_known(rank.process):
-        return ("X", Ink.BAD)
-    return (rank.process.state, state_ink(rank.process))
 
 
 def _unchanged(rank: RankView) -> Cell:
     text = show(rank.row.where_unchanged_s, format_seconds)
     return (text + "!", Ink.WARN) if _wait_class(rank) else text
+
+
+def _state_column(find: Callable[[Row], Applicable[ProcessSample]], keep: int, *, short: bool) -> Column[Row]:
+    """Make the column of the state of a process: its letter where ``short``, which is needed more."""
+
+    def read(row: Row) -> Cell:
+        process = find(row)
+        if not is_known(process):
+            return "X" if short else "gone", Ink.BAD
+        return process.state if short else write_state(process), state_ink(process)
+
+    if short:
+        return Column("S", 1, keep, read, right=False)
+    return Column("state", 9, 7, read, right=False)
 
 
 def has_steps(ranks: Sequence[RankView]) -> bool:
@@ -201,10 +199,6 @@ def _own(rank: RankView, typical_ms: float) -> Cell:
     return (text + "!", Ink.WARN) if is_known(own) and own >= LATE_RATIO * typical_ms else text
 
 
-def _of_pace(rank: RankView, read: str) -> Known[float]:
-    return getattr(rank.pace, read) if is_known(rank.pace) else Missing("this rank has no hook")
-
-
 def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     """Return the columns of the table of ranks."""
     letters = width < 72
@@ -220,30 +214,28 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
         wide = min(15, max([3, *map(len, several.values())]))
         columns += [
             Column("GPU", wide, 8, lambda r: several.get(r.row.pid) or show(r.row.gpu, str)),
-            Column("SM %", 4, 3, lambda r: show(_of_card(r, "sm_pct"), format_pct)),
+            Column("SM %", 4, 3, lambda r: show(_of(r.card, "sm_pct"), format_pct)),
             Column("W/limit", 8, 11, _watts),
             Column("MHz/max", 10, 14, _clock),
         ]
-    letter: Column[RankView] = Column("S", 1, 5, _letter, right=False)
-    state = letter if letters else Column("state", 9, 7, _state, right=False)
     columns += [
-        state,
-        Column("CPU %", 5, 2, lambda r: show(_of_process(r, "cpu_pct"), format_pct)),
-        Column("thr", 4, 19, lambda r: show(_of_process(r, "threads"), str)),
-        Column("run", 5, 13, lambda r: show(_of_process(r, "runnable"), lambda v: f"{v:.1f}")),
-        Column("wait %", 6, 18, lambda r: write_waiting(_waiting_pct(r), _of_process(r, "runnable"))),
-        Column("RSS", 6, 20, lambda r: show(_of_process(r, "rss_bytes"), format_bytes)),
+        _state_column(lambda r: r.process, 5, short=letters),
+        Column("CPU %", 5, 2, lambda r: show(_of(r.process, "cpu_pct"), format_pct)),
+        Column("thr", 4, 19, lambda r: show(_of(r.process, "threads"), str)),
+        Column("run", 5, 13, lambda r: show(_of(r.process, "runnable"), lambda v: f"{v:.1f}")),
+        Column("wait %", 6, 18, lambda r: write_waiting(r.process)),
+        Column("RSS", 6, 20, lambda r: show(_of(r.process, "rss_bytes"), format_bytes)),
     ]
     if steps:
         columns += [
             Column("step", 7, 9, lambda r: show(r.row.step, str)),
             Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
-            Column("steps/s", 7, 12, lambda r: show(_of_pace(r, "rate_hz"), format_step_rate)),
+            Column("steps/s", 7, 12, lambda r: show(_of(r.pace, "rate_hz"), format_step_rate)),
             Column("p50", 7, 9, lambda r: show(r.row.step_ms, format_ms)),
-            Column("p95", 7, 15, lambda r: show(_of_pace(r, "p95_ms"), format_ms)),
-            Column("p99", 7, 16, lambda r: show(_of_pace(r, "p99_ms"), format_ms)),
+            Column("p95", 7, 15, lambda r: show(_of(r.pace, "p95_ms"), format_ms)),
+            Column("p99", 7, 16, lambda r: show(_of(r.pace, "p99_ms"), format_ms)),
             Column("own", 8, 9, own),
-            Column("samples/s", 9, 17, lambda r: show(_of_pace(r, "samples_hz"), format_samples)),
+            Column("samples/s", 9, 17, lambda r: show(_of(r.pace, "samples_hz"), format_samples)),
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))
@@ -300,18 +292,15 @@ def list_worker_columns(width: int, marks: Mapping[str, str]) -> list[Column[Pro
     """Return the columns of the table of workers; ``marks`` stand behind heads, as of those sorted by."""
     short = width < 72
     where = 12 if short else 18 if width < 110 else 33
-
-    letter: Column[ProcessSample] = Column("S", 1, 7, _letter_of, right=False)
-    state = letter if width < 100 else Column("state", 9, 7, _state_of, right=False)
     columns: list[Column[ProcessSample]] = [
         Column("PID" + marks.get("PID", ""), 7, 1, lambda p: str(p.pid)),
         Column("role", 7 if short else 12, 3, lambda p: write_role(p, short=short), right=False),
         Column("CPU %" + marks.get("CPU %", ""), 6, 0, lambda p: show(p.cpu_pct, format_pct)),
         Column("thr", 4, 4, lambda p: str(p.threads)),
         Column("run", 5, 5, lambda p: show(p.runnable, lambda v: f"{v:.1f}")),
-        Column("wait %", 6, 9, lambda p: write_waiting(waiting_pct(p), p.runnable)),
+        Column("wait %", 6, 9, write_waiting),
         Column("RSS" + marks.get("RSS", ""), 6, 6, lambda p: format_bytes(p.rss_bytes)),
-        state,
+        _state_column(lambda p: p, 7, short=width < 100),
         Column("for", 6, 10, lambda p: show(p.waits_unchanged_s, format_seconds)),
     ]
     if width >= 120:
@@ -322,16 +311,7 @@ def list_worker_columns(width: int, marks: Mapping[str, str]) -> list[Column[Pro
             Column("majflt/s", 8, 15, lambda p: show(p.major_faults_s, format_rate)),
             Column("PSS", 6, 16, lambda p: show(p.pss_bytes, format_bytes)),
         ]
-    return [*columns, Column("waits for", where, 2, _waits, right=False, grows=True)]
-
-
-def _state_of(process: ProcessSample) -> Cell:
-    return (write_state(process), state_ink(process))
-
-
-def _letter_of(process: ProcessSample) -> Cell:
-    return (process.state, state_ink(process))
-
-
-def _waits(process: ProcessSample) -> str:
-    return show(process.waits_for, describe_wait)
+    waits: Column[ProcessSample] = Column(
+        "waits for", where, 2, lambda p: show(p.waits_for, describe_wait), right=False, grows=True
+    )
+    return [*columns, waits]

@@ -20,8 +20,7 @@ from tpmon.model.results.snapshot import (
 from tpmon.model.results.trace_tables import CodePlace
 from tpmon.model.units import clean_text, count_of, format_bytes
 from tpmon.view.blocks import Block, Paragraph, Sheet, as_number, bar
-from tpmon.view.layout import Ink, cut_front
-from tpmon.view.table import NA, Column, number, pct, size
+from tpmon.view.layout import NA, Column, Ink, cut_front, number, pct, size
 
 _BAR = 20
 _MOST_STACKS = 3

@@ -24,7 +24,7 @@ from tpmon.model.text.dump_words import (
     say_other,
 )
 from tpmon.model.units import clean_text, count_of, format_clock
-from tpmon.view.table import Figures, TableFigure
+from tpmon.view.layout import Figures, TableFigure
 
 _DOCTORS = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON)
 """What does not pass by itself."""

@@ -40,8 +40,7 @@ from tpmon.model.results.trace_tables import (
     RangeRow,
 )
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.view.layout import LEVELS
-from tpmon.view.table import NA, Figures, TableFigure, ms_of_us, number, pct, said, size, thousands
+from tpmon.view.layout import LEVELS, NA, Figures, TableFigure, ms_of_us, number, pct, said, size, thousands
 
 CAUSES = {
     "data": "data",

@@ -26,15 +26,18 @@ from tpmon.model.results.trace import (
 from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, PatternRow, ProductRow
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.view.blocks import Block, Paragraph, Sheet, bar, lay_sheet, list_orders
-from tpmon.view.layout import Ink, Line, fit_line, pad
-from tpmon.view.table import (
+from tpmon.view.layout import (
     NA,
     Cell,
     Column,
+    Ink,
+    Line,
     TableFigure,
     fit_column,
+    fit_line,
     list_columns,
     ms_of_us,
+    pad,
     pct,
     said,
     size,

@@ -26,9 +26,28 @@ from tpmon.ui.monitor.layout import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.monitor.panes.tables import paint_gpus, paint_ranks, paint_workers, select_workers
 from tpmon.ui.monitor.state import Pane, SortBy
 from tpmon.view.cards import card_ink, order_cards, summarize_cards, write_throttle
-from tpmon.view.layout import LEVELS, Ink, Size, cut, cut_front, fit_line, pad, pad_left, spark, wrap, wrap_words
+from tpmon.view.layout import (
+    LEVELS,
+    Column,
+    Ink,
+    Item,
+    Size,
+    Table,
+    cut,
+    cut_front,
+    fit_line,
+    justify,
+    pad,
+    pad_left,
+    paint_rule,
+    show,
+    show_pair,
+    spark,
+    window_of,
+    wrap,
+    wrap_words,
+)
 from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
-from tpmon.view.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of
 
 
 def text_of(line):
@@ -345,6 +364,8 @@ def test_what_a_card_that_is_well_shows_is_no_warning():
     assert card_ink(make_gpu(xids=(31, 79))) is Ink.BAD
     assert card_ink(make_gpu(xids=(94,))) is Ink.WARN
     assert card_ink(make_gpu(xids=(92, 137))) is Ink.PLAIN
+    assert card_ink(make_gpu(ecc_uncorrected=1)) is Ink.WARN
+    assert card_ink(make_gpu(recovery_action=1)) is Ink.WARN
 
 
 def test_throttling_is_told_with_its_share():

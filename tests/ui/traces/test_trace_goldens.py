@@ -14,8 +14,7 @@ from tpmon.ui.traces.state import Tab
 from tpmon.ui.traces.subject import TraceSubject
 from tpmon.ui.traces.tabs import list_blocks
 from tpmon.view.blocks import choose_rows
-from tpmon.view.layout import Size, line_width
-from tpmon.view.table import Table
+from tpmon.view.layout import Size, Table, line_width
 from tpmon.view.trace import Grouping
 
 LISTED = list(trace_views.list_trace_pictures())

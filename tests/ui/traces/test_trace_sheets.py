@@ -21,7 +21,7 @@ from tpmon.view.blocks import (
     list_facts,
     list_units,
 )
-from tpmon.view.table import TableFigure, ms_of_us, size
+from tpmon.view.layout import TableFigure, ms_of_us, size
 from tpmon.view.trace import shorten_kernel
 
 

@@ -13,8 +13,20 @@ from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text, count_cells
-from tpmon.view.layout import Ink, Line, Size, Span, cut, fit_line, pad, pad_line, wrap_all, wrap_words
-from tpmon.view.table import Item, justify
+from tpmon.view.layout import (
+    Ink,
+    Item,
+    Line,
+    Size,
+    Span,
+    cut,
+    fit_line,
+    justify,
+    pad,
+    pad_line,
+    wrap_all,
+    wrap_words,
+)
 
 FILTER_LIMIT = 40
 

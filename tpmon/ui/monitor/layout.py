@@ -43,9 +43,8 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_verdict_in_full,
 )
 from tpmon.ui.monitor.state import Pane, ViewState
-from tpmon.view.layout import Ink, Line, Size, cut, fit_line, wrap, wrap_words
+from tpmon.view.layout import Ink, Item, Line, Size, cut, fit_line, justify, paint_rule, wrap, wrap_words
 from tpmon.view.ranks import order_ranks
-from tpmon.view.table import Item, justify, paint_rule
 
 TINY_WIDTH = 30
 _STEP_LINES = 4

@@ -19,8 +19,22 @@ from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer
 from tpmon.ui.traces.state import AnyTab, TraceView
 from tpmon.ui.traces.tabs import find_row, list_blocks
 from tpmon.view.blocks import lay_blocks, list_facts
-from tpmon.view.layout import LEVELS, Ink, Line, Size, Span, cut, cut_front, fit_line, pad, wrap_words
-from tpmon.view.table import Item, justify, paint_pairs, paint_rule
+from tpmon.view.layout import (
+    LEVELS,
+    Ink,
+    Item,
+    Line,
+    Size,
+    Span,
+    cut,
+    cut_front,
+    fit_line,
+    justify,
+    pad,
+    paint_pairs,
+    paint_rule,
+    wrap_words,
+)
 from tpmon.view.trace import CAUSES
 
 LABEL_WIDTH = 9

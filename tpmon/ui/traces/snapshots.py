@@ -8,7 +8,7 @@ from tpmon.model.results.snapshot import DeviceSnapshot, SnapshotFile, SnapshotR
 from tpmon.model.units import format_bytes
 from tpmon.ui.traces.state import AnyTab, Head, SnapshotTab, TabAnswer
 from tpmon.view.blocks import Block
-from tpmon.view.layout import Ink
+from tpmon.view.layout import Ink, Item
 from tpmon.view.snapshot import (
     NOTHING_HELD,
     list_failed,
@@ -19,7 +19,6 @@ from tpmon.view.snapshot import (
     say_lost,
     shorten_place,
 )
-from tpmon.view.table import Item
 
 _WORDS = (
     ("stuck", "free, in a segment beside blocks in use: no empty_cache() gives it back", "free beside used"),

@@ -15,8 +15,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
 from tpmon.ui.kit.keys import Overlay, ScreenState
 from tpmon.view.blocks import Block
-from tpmon.view.layout import Ink
-from tpmon.view.table import Item
+from tpmon.view.layout import Ink, Item
 from tpmon.view.trace import Grouping
 
 WHOLE = Stretch(0, 1 << 30)

@@ -12,8 +12,7 @@ from tpmon.model.verdict import EXIT_CODES
 from tpmon.ui.traces.state import AnyTab, Head, Tab, TabAnswer
 from tpmon.ui.traces.tabs import has_data, list_tab
 from tpmon.view.blocks import Block
-from tpmon.view.layout import Ink, cut
-from tpmon.view.table import Item
+from tpmon.view.layout import Ink, Item, cut
 from tpmon.view.trace import name_rank, name_verdict
 from tpmon.view.trace_blocks import list_changes, name_result
 

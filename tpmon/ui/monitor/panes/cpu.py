@@ -5,7 +5,10 @@ A gauge is data: ``paint_cpu`` draws it. Knows nothing of widths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from tpmon.model.frame import Frame, Pulse
 from tpmon.model.frozen import dataclass
@@ -25,41 +28,57 @@ from tpmon.ui.monitor.alerts import (
 )
 from tpmon.ui.monitor.state import Pane, ViewState
 from tpmon.view.job import describe_job
-from tpmon.view.layout import Ink, Line, Size, fit_line, pad, spark
+from tpmon.view.layout import Ink, Item, Line, Size, fit_line, pad, paint_pairs, paint_rule, show, spark
 from tpmon.view.ranks import write_role
-from tpmon.view.table import Item, paint_pairs, paint_rule, show
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
     """Hold one line: a label, its history up to ``top``, and pieces of text, the first most telling.
 
-    The least ``keep`` stays longest when the pane gets low.
+    The least ``keep`` stays longest when the pane gets low. ``figure`` is that of a Pulse, "" for none.
     """
 
     keep: int
     label: str
-    read: Callable[[Pulse], Known[float]] | None
+    figure: str
     top: float
     pieces: tuple[str, ...]
     ink: Ink = Ink.PLAIN
+
+
+def _unread(keep: int, label: str, figure: str, top: float, value: object, *more: str) -> Gauge:
+    reason = value.reason if isinstance(value, Missing) else ""
+    return Gauge(keep, label, figure, top, (f"? {reason}", *more), Ink.DIM)
+
+
+def _alarm(gauge: Gauge, keep: int, ink: Ink = Ink.WARN) -> Gauge:
+    first, *others = gauge.pieces
+    return replace(gauge, keep=keep, pieces=(f"! {first}", *others), ink=ink)
 
 
 def _pct(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
-def _cpus(cores: float) -> str:
+def _tenths(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _cpus(cores: Known[float]) -> str:
+    if not is_known(cores):
+        return "? CPUs"
     return f"{cores:g} CPU" if cores == 1 else f"{cores:.4g} CPUs"
 
 
-def _top(pulses: Sequence[Pulse], read: Callable[[Pulse], Known[float]], least: float) -> float:
-    return max([least, *(value for pulse in pulses if is_known(value := read(pulse)))])
+def _top(pulses: Sequence[Pulse], figure: str, least: float) -> float:
+    top: float = max([least, *filter(is_known, map(attrgetter(figure), pulses))])
+    return top
 
 
-def _pool(frame: Frame) -> Gauge:
+def _pool(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     keep = 3 if is_oversubscribed(frame.cpu) else 10
-    return Gauge(keep, "pool", None, 1.0, _describe_pool(frame))
+    return Gauge(keep, "pool", "", 1.0, _describe_pool(frame))
 
 
 def _describe_pool(frame: Frame) -> tuple[str, ...]:
@@ -74,92 +93,68 @@ def _describe_pool(frame: Frame) -> tuple[str, ...]:
     return f"{pool.threads} threads of {who} ({pool.pid})", library
 
 
-def _used(frame: Frame) -> Gauge:
+def _used(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
     budget = known_or(cpu.budget_cores, float(cpu.host_cores))
     if not is_known(cpu.used_cores):
-        return Gauge(0, "used", _read_used, budget, (f"? {cpu.used_cores.reason}",), Ink.DIM)
-    bound = _cpus(cpu.budget_cores) if is_known(cpu.budget_cores) else "? CPUs"
+        return _unread(0, "used", "used_cores", budget, cpu.used_cores)
+    bound = _cpus(cpu.budget_cores)
     share = f"{_pct(cpu.used_cores / budget)} of {bound}" if budget > 0 else f"of {bound}"
     reason = cpu.budget_reason if is_known(cpu.budget_cores) else cpu.budget_cores.reason
-    return Gauge(0, "used", _read_used, budget, (share, f"budget: {reason}", f"{cpu.used_cores:.2f} used"))
-
-
-def _read_used(pulse: Pulse) -> Known[float]:
-    return pulse.used_cores
+    pieces = (share, f"budget: {reason}", f"{cpu.used_cores:.2f} used")
+    return Gauge(0, "used", "used_cores", budget, pieces)
 
 
 def _runnable(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
-
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.runnable
-
-    budget = known_or(cpu.budget_cores, float(cpu.host_cores))
-    top = _top(pulses, read, budget)
+    top = _top(pulses, "runnable", known_or(cpu.budget_cores, float(cpu.host_cores)))
     if not is_known(cpu.runnable):
-        return Gauge(1, "runnable", read, top, (f"? {cpu.runnable.reason}",), Ink.DIM)
-    bound = _cpus(cpu.budget_cores) if is_known(cpu.budget_cores) else "? CPUs"
-    pieces = [f"{cpu.runnable:.1f} on {bound}"]
+        return _unread(1, "runnable", "runnable", top, cpu.runnable)
+    pieces = [f"{cpu.runnable:.1f} on {_cpus(cpu.budget_cores)}"]
     if is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
         pieces.append(f"{_pct(cpu.run_delay_ratio)} waiting")
     if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
         pieces.append(f"pools {cpu.oversubscription:.1f}x")
-    if is_oversubscribed(cpu):
-        return Gauge(1, "runnable", read, top, ("! " + pieces[0], *pieces[1:]), Ink.WARN)
-    return Gauge(1, "runnable", read, top, tuple(pieces))
+    gauge = Gauge(1, "runnable", "runnable", top, tuple(pieces))
+    return _alarm(gauge, 1) if is_oversubscribed(cpu) else gauge
 
 
-def _waiting(frame: Frame) -> Gauge:
+def _waiting(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
-
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.run_delay_ratio
-
     if not is_known(cpu.run_delay_ratio):
-        return Gauge(6, "waiting", read, 1.0, (f"? {cpu.run_delay_ratio.reason}",), Ink.DIM)
+        return _unread(6, "waiting", "run_delay_ratio", 1.0, cpu.run_delay_ratio)
     if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
-        return Gauge(6, "waiting", None, 1.0, ("-", "hardly a thread wants a CPU"))
-    return Gauge(6, "waiting", read, 1.0, (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU"))
+        return Gauge(6, "waiting", "", 1.0, ("-", "hardly a thread wants a CPU"))
+    pieces = (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU")
+    return Gauge(6, "waiting", "run_delay_ratio", 1.0, pieces)
 
 
-def _pressure(frame: Frame) -> Gauge:
+def _pressure(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     cpu = frame.cpu
-    throttled = f"{show(cpu.throttled_ratio, _pct)} of quota periods"
-    steal = f"steal {show(cpu.host_steal_pct, format_pct)} %"
-    host = f"host {show(cpu.host_used_cores, lambda v: f'{v:.1f}')} of {_cpus(cpu.host_cores)}"
     pieces = (
-        throttled,
-        steal,
-        host,
-        f"load {show(cpu.host_load, lambda v: f'{v:.1f}')}",
+        f"{show(cpu.throttled_ratio, _pct)} of quota periods",
+        f"steal {show(cpu.host_steal_pct, format_pct)} %",
+        f"host {show(cpu.host_used_cores, _tenths)} of {_cpus(cpu.host_cores)}",
+        f"load {show(cpu.host_load, _tenths)}",
         f"PSI cpu {show(cpu.psi_some_pct, format_pct)} %",
     )
+    gauge = Gauge(7, "throttled", "", 1.0, pieces)
     stolen = is_known(cpu.host_steal_pct) and cpu.host_steal_pct >= STEAL_PCT
-    if is_throttled(cpu) or stolen:
-        return Gauge(2, "throttled", None, 1.0, ("! " + pieces[0], *pieces[1:]), Ink.WARN)
-    return Gauge(7, "throttled", None, 1.0, pieces)
+    return _alarm(gauge, 2) if is_throttled(cpu) or stolen else gauge
 
 
 def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     memory = frame.memory
-
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.memory_bytes
-
-    if is_known(memory.used_bytes):
-        now = format_bytes(memory.used_bytes)
+    known = is_known(memory.used_bytes)
+    now = show(memory.used_bytes, format_bytes) if known else f"RSS {show(memory.rss_bytes, format_bytes)}"
+    limit = memory.limit_bytes
+    if is_known(limit):
+        pieces, least = [f"{now} of {format_bytes(limit)}"], limit
     else:
-        now = f"RSS {show(memory.rss_bytes, format_bytes)}"
-    ratio = memory_ratio(memory)
-    if is_known(memory.limit_bytes):
-        bound = f"of {format_bytes(memory.limit_bytes)}"
-        top = float(memory.limit_bytes)
-    else:
+        least = known_or(memory.host_total_bytes, 0)
         host = f"no limit, host {show(memory.host_total_bytes, format_bytes)}"
-        bound = host if isinstance(memory.limit_bytes, NotApplicable) else "of ?"
-        top = float(known_or(memory.host_total_bytes, 0))
-    pieces = [f"{now} {bound}"] if bound.startswith("of") else [now, bound]
+        pieces = [now, host] if isinstance(limit, NotApplicable) else [f"{now} of ?"]
+    ratio = memory_ratio(memory)
     if ratio is not None:
         pieces.append(_pct(ratio))
     if is_known(memory.anon_growth_bytes_s):
@@ -169,81 +164,61 @@ def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         pieces.append("growth ?")
     if is_known(memory.oom_kills) and memory.oom_kills:
         pieces.insert(1, f"{memory.oom_kills} killed by the OOM killer")
-    if is_known(memory.limit_bytes):
+    if is_known(limit):
         pieces.append(f"limit: {memory.limit_source}")
     pieces.append(f"swap {show(memory.swap_bytes, format_bytes)}")
-    if is_memory_full(memory):
-        return Gauge(0, "memory", read, _top(pulses, read, top), ("! " + pieces[0], *pieces[1:]), Ink.BAD)
-    return Gauge(4, "memory", read, _top(pulses, read, top), tuple(pieces))
+    top = _top(pulses, "memory_bytes", float(least))
+    gauge = Gauge(4, "memory", "memory_bytes", top, tuple(pieces))
+    return _alarm(gauge, 0, Ink.BAD) if is_memory_full(memory) else gauge
 
 
-def _shm(frame: Frame) -> Gauge:
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.shm_ratio
-
+def _shm(frame: Frame, _pulses: Sequence[Pulse]) -> Gauge:
     shm = frame.memory.shm
     if not is_known(shm):
-        return Gauge(8, "shm", read, 1.0, (f"? {shm.reason}",), Ink.DIM)
+        return _unread(8, "shm", "shm_ratio", 1.0, shm)
     text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
     share = _pct(shm.used_bytes / shm.total_bytes) if shm.total_bytes else "empty mount"
     if is_shm_full(frame.memory):
-        pieces = (f"! {text}", share, "the next batch may not fit", shm.path)
-        return Gauge(2, "shm", read, 1.0, pieces, Ink.WARN)
-    return Gauge(8, "shm", read, 1.0, (text, share, shm.path))
+        pieces = (text, share, "the next batch may not fit", shm.path)
+        return _alarm(Gauge(2, "shm", "shm_ratio", 1.0, pieces), 2)
+    return Gauge(8, "shm", "shm_ratio", 1.0, (text, share, shm.path))
 
 
 def _disk(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.device_read_bytes_s
-
     rates = [p.device_read_bytes_s for p in frame.processes]
     known = [rate for rate in rates if is_known(rate)]
-    faults = frame.memory.major_faults_s
-    proof = f"{show(faults, format_rate)} major faults/s"
+    proof = f"{show(frame.memory.major_faults_s, format_rate)} major faults/s"
     if rates and not known:
-        reason = next((rate.reason for rate in rates if not is_known(rate)), "not read")
-        return Gauge(9, "disk", None, 1.0, (f"? {reason}", proof), Ink.DIM)
-    now = f"{format_bytes(sum(known))}/s from disks"
-    return Gauge(9, "disk", read, _top(pulses, read, float(1 << 20)), (now, proof))
+        return _unread(9, "disk", "", 1.0, rates[0], proof)
+    top = _top(pulses, "device_read_bytes_s", float(1 << 20))
+    return Gauge(9, "disk", "device_read_bytes_s", top, (f"{format_bytes(sum(known))}/s from disks", proof))
 
 
 def _loader(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
-    def read(pulse: Pulse) -> Known[float]:
-        return pulse.ready_batches
-
     if not frame.loader:
-        return Gauge(5, "loader", None, 1.0, ("no loader queue seen",), Ink.DIM)
-    ready = [one for one in frame.loader if is_known(one.ready_batches)]
-    if not ready:
-        lacking = frame.loader[0].ready_batches
-        reason = "" if is_known(lacking) else lacking.reason
-        return Gauge(5, "loader", read, 1.0, (f"? {reason}", _empty(frame.loader[0])), Ink.DIM)
-    fewest = min(ready, key=lambda one: known_or(one.ready_batches, 0.0))
-    count = known_or(fewest.ready_batches, 0.0)
+        return Gauge(5, "loader", "", 1.0, ("no loader queue seen",), Ink.DIM)
+    first = frame.loader[0]
+    fewest = min(frame.loader, key=lambda one: known_or(one.ready_batches, math.inf))
+    if not is_known(fewest.ready_batches):
+        return _unread(5, "loader", "ready_batches", 1.0, first.ready_batches, _empty(first))
     where = f"rank {fewest.rank}" if is_known(fewest.rank) else f"pid {fewest.pid}"
-    least = "" if len(frame.loader) == 1 else f"fewest of {len(frame.loader)}: {where}"
-    pieces = tuple(p for p in (f"{count:.0f} batches ready", least, _empty(fewest)) if p)
-    return Gauge(5, "loader", read, _top(pulses, read, 1.0), pieces)
+    least = [] if len(frame.loader) == 1 else [f"fewest of {len(frame.loader)}: {where}"]
+    pieces = (f"{fewest.ready_batches:.0f} batches ready", *least, _empty(fewest))
+    return Gauge(5, "loader", "ready_batches", _top(pulses, "ready_batches", 1.0), pieces)
 
 
 def _empty(loader: LoaderSample) -> str:
     return f"empty in {show(loader.empty_ratio, _pct)} of {loader.looks} readings"
 
 
+_GAUGES = (_used, _runnable, _waiting, _pool, _pressure, _memory, _shm, _disk, _loader)
+"""In their order on the screen."""
+
+
 def list_gauges(frame: Frame, groups: Sequence[Sequence[Pulse]]) -> list[Gauge]:
-    """Return the lines of the pane in their order on the screen, scaled to what is drawn of them."""
+    """Return the lines of the pane, scaled to what is drawn of them."""
     pulses = [pulse for group in groups for pulse in group]
-    return [
-        _used(frame),
-        _runnable(frame, pulses),
-        _waiting(frame),
-        _pool(frame),
-        _pressure(frame),
-        _memory(frame, pulses),
-        _shm(frame),
-        _disk(frame, pulses),
-        _loader(frame, pulses),
-    ]
+    return [make(frame, pulses) for make in _GAUGES]
 
 
 LABEL_WIDTH = 9
@@ -286,8 +261,8 @@ def _spark_width(width: int) -> int:
 def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spark_width: int) -> Line:
     """Paint one line; pieces of text that do not fit are left out from the end."""
     head = f" {pad(gauge.label, LABEL_WIDTH)} "
-    if gauge.read is not None and not (width < NARROW_WIDTH and gauge.pieces[0].startswith("?")):
-        read = gauge.read
+    if gauge.figure and not (width < NARROW_WIDTH and gauge.pieces[0].startswith("?")):
+        read = attrgetter(gauge.figure)
         means = [mean_of([read(pulse) for pulse in group]) for group in groups]
         head += f"{spark(means, spark_width, gauge.top)} "
     elif width >= NARROW_WIDTH:
@@ -298,7 +273,7 @@ def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spa
         if count_cells(text) + 3 + count_cells(piece) > room:
             break
         text += f"   {piece}"
-    return fit_line(((head, Ink.PLAIN if gauge.ink is Ink.PLAIN else gauge.ink), (text, gauge.ink)), width)
+    return fit_line(((head, gauge.ink), (text, gauge.ink)), width)
 
 
 def span_of(groups: Sequence[Sequence[Pulse]]) -> float:

@@ -8,8 +8,19 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.units import format_bytes, format_seconds
 from tpmon.ui.monitor.alerts import age_of, say_moments
 from tpmon.ui.monitor.state import Pane, ViewState
-from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, pad_line, wrap_words
-from tpmon.view.table import Item, explain, paint_rule
+from tpmon.view.layout import (
+    Ink,
+    Item,
+    Line,
+    Size,
+    cut,
+    cut_front,
+    explain,
+    fit_line,
+    pad_line,
+    paint_rule,
+    wrap_words,
+)
 
 SPLIT_WIDTH = 150
 """From this width on events and log stand beside each other."""

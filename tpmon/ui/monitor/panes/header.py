@@ -9,9 +9,8 @@ from tpmon.ui.kit.ink import DOT
 from tpmon.ui.monitor.alerts import age_of, is_old, say_moment, say_moment_and_age
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.job import GROUPS
-from tpmon.view.layout import Ink, Line, cut, fit_line, wrap, wrap_words
+from tpmon.view.layout import Ink, Item, Line, cut, fit_line, justify, show, wrap, wrap_words
 from tpmon.view.ranks import name_ranks
-from tpmon.view.table import Item, justify, show
 
 HOST_GROUPS = GROUPS[:4]
 """Groups that are read in one go and share one age on the first line while they are fresh."""

@@ -14,9 +14,8 @@ from tpmon.ui.monitor.alerts import age_of
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.cards import describe_card
 from tpmon.view.job import describe_settings, say_device
-from tpmon.view.layout import Ink, Line, cut, fit_line, pad, wrap_words
+from tpmon.view.layout import Ink, Line, cut, explain, fit_line, pad, paint_pairs, wrap_words
 from tpmon.view.ranks import join_ranks, waiting_pct, write_role, write_state
-from tpmon.view.table import explain, paint_pairs
 
 HELP_WORDS = (
     ("thr", "threads", "threads"),

@@ -20,7 +20,7 @@ from tpmon.model.units import clean_text, count_cells, format_bytes, format_seco
 from tpmon.ui.monitor.panes.stacks import paint_errors
 from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
 from tpmon.ui.monitor.state import ViewState
-from tpmon.view.layout import Ink, Line, fit_line, pad, wrap_all
+from tpmon.view.layout import Ink, Line, Table, fit_line, list_columns, pad, wrap_all
 from tpmon.view.stacks import (
     FUNCTIONS,
     count_without_turn,
@@ -33,7 +33,6 @@ from tpmon.view.stacks import (
     say_waiting,
     say_what,
 )
-from tpmon.view.table import Table, list_columns
 
 _TEXT_CHARS = 4_000
 _NONE = "no capture yet: t says what one of a few steps costs, and asks nothing of the run"

@@ -27,7 +27,21 @@ from tpmon.ui.monitor.state import (
     list_rows,
     rows_of,
 )
-from tpmon.view.layout import Ink, Line, Size, cut, cut_front, fit_line, lay_text, pad, set_in, wrap, wrap_all
+from tpmon.view.layout import (
+    Ink,
+    Item,
+    Line,
+    Size,
+    cut,
+    cut_front,
+    fit_line,
+    lay_text,
+    pad,
+    paint_rule,
+    set_in,
+    wrap,
+    wrap_all,
+)
 from tpmon.view.stacks import (
     Means,
     describe_frames,
@@ -37,7 +51,6 @@ from tpmon.view.stacks import (
     name_failed,
     suggest,
 )
-from tpmon.view.table import Item, paint_rule
 
 _TEXT_CHARS = 400
 _LEAST_LINES = 3

@@ -22,8 +22,7 @@ from tpmon.model.units import count_cells, format_pct, format_seconds
 from tpmon.ui.monitor.panes.cpu import mean_of, thin
 from tpmon.ui.monitor.panes.verdict import flow
 from tpmon.ui.monitor.state import ViewState
-from tpmon.view.layout import Ink, Line, Span, fit_line, spark
-from tpmon.view.table import RULE
+from tpmon.view.layout import RULE, Ink, Line, Span, fit_line, spark
 
 STALL_RATIO = 4.0
 """A second whose longest step takes so many times the median is marked as a stall."""

@@ -24,7 +24,19 @@ from tpmon.view.cards import (
     order_cards,
     summarize_cards,
 )
-from tpmon.view.layout import Ink, Line, Size, cut
+from tpmon.view.layout import (
+    Ink,
+    Item,
+    Line,
+    Size,
+    Table,
+    cut,
+    explain,
+    paint_pairs,
+    paint_rule,
+    shared_reason,
+    window_of,
+)
 from tpmon.view.ranks import (
     RankView,
     has_steps,
@@ -35,7 +47,6 @@ from tpmon.view.ranks import (
     write_role,
     write_state,
 )
-from tpmon.view.table import Item, Table, explain, paint_pairs, paint_rule, shared_reason, window_of
 
 _USUAL_SOURCES = ("environment", "single process")
 

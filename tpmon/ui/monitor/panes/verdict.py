@@ -5,7 +5,7 @@ The block above the panes takes as many lines as it is given, the most needed fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tpmon.model.frame import HISTORIES, EventKind, Frame
 from tpmon.model.frozen import dataclass
@@ -37,9 +37,11 @@ from tpmon.view.layout import (
     Span,
     cut,
     fit_line,
+    lay_text,
     line_width,
     pad,
     pad_line,
+    set_in,
     spark,
     wrap,
     wrap_all,
@@ -251,16 +253,15 @@ def paint_verdict(view: ViewState, frame: Frame, finding: Finding, width: int, m
     When lines are few, evidence goes first, then the ends of the texts; never the word.
     """
     facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
-    room = max(1, width - 2)
     texts: dict[str, list[Line]] = {
         "head": paint_headline(frame, finding, width),
-        "summary": [((f" {text}", Ink.PLAIN),) for text in wrap_all(finding.summary, room)],
+        "summary": lay_text(finding.summary, width),
         "try": paint_try(finding, width),
         "evidence": [],
         "both": _paint_both_lists(finding, width),
         "ruled out": _paint_list("-", "ruled out", finding.ruled_out, width),
         "unknown": _paint_list("?", "unknown", finding.unknown, width),
-        "facts": [((f" {text}", Ink.DIM),) for text in wrap(facts, room, f" {DOT} ")],
+        "facts": set_in(wrap(facts, max(1, width - 2), f" {DOT} "), Ink.DIM),
     }
     wanted = {name: len(lines) for name, lines in texts.items()}
     wanted["evidence"] = len(finding.evidence) + len(finding.against)
@@ -322,15 +323,15 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
     """Paint in one line what the verdict was before the job ended."""
     before = next((row.text for row in finding.evidence if row.name == BEFORE_THE_END), "")
     if before:
-        return fit_line(((f" last verdict: {before}", Ink.PLAIN),), width)
-    if known_or(finding.cause, "") in END_CAUSES.values():  # how it ended stands above
-        last = next((row for row in finding.evidence if row.value == IN_WORDS), None)
-        said = f"{last.name}: {last.text}" if last is not None else finding.summary
-        return fit_line(((f" {said}", Ink.PLAIN),), width)
-    pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding))
-    told = "  ".join(piece for piece in pieces if piece)
-    since = say_since(finding, frame.taken)
-    return fit_line(((f" last verdict: {told}  {since}".rstrip(), Ink.PLAIN),), width)
+        said = f"last verdict: {before}"
+    elif known_or(finding.cause, "") in END_CAUSES.values():  # how it ended stands above
+        words = (f"{row.name}: {row.text}" for row in finding.evidence if row.value == IN_WORDS)
+        said = next(words, finding.summary)
+    else:
+        since = say_since(finding, frame.taken)
+        pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding), since)
+        said = f"last verdict: {'  '.join(filter(None, pieces))}"
+    return fit_line(((f" {said}", Ink.PLAIN),), width)
 
 
 def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
@@ -345,11 +346,8 @@ def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Li
         since = since.partition(" (")[0]
     told: list[Span] = [(name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
     lines += flow(told, width, 2)
-    lines += [
-        ((f" {text}", Ink.STRONG),)
-        for line in list_try(finding)[:1]
-        for text in wrap_all(TRY + line, max(1, width - 1))
-    ]
+    tried = [text for line in list_try(finding)[:1] for text in wrap_all(TRY + line, max(1, width - 1))]
+    lines += set_in(tried, Ink.STRONG)
     lines += flow([(finding.summary, Ink.PLAIN), (say_confidence(finding), Ink.PLAIN)], width, 2)
     return _cut_text(lines, size.height, width) if size.height > 1 else lines[:1]
 
@@ -360,30 +358,26 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
     if not is_known(frame):
         return []
     finding = frame.verdict
-    room = max(8, width - 4)
+    room = max(8, width - 4) - 1
+    lines: list[Line]
     if not is_known(finding):
-        lines: list[Line] = [((cut(f" no verdict: {finding.reason}", width), Ink.STRONG),)]
+        lines = [((f" no verdict: {finding.reason}", Ink.STRONG),)]
     else:
-        lines = _paint_whole_head(frame, finding, width)
-        lines += paint_try(finding, width)
+        since = say_since_in_full(finding, frame.taken)
+        lines = flow(list_head(finding, since, say_share(finding)), width, 2)
+        lines += [*lay_text(finding.summary, width), *paint_try(finding, width)]
         if not is_known(finding.ceiling):
-            pieces = wrap_all(say_ceiling(finding), max(8, width - 2 - len(TRY)))
-            lines += [((f" {' ' * len(TRY)}{piece}", Ink.DIM),) for piece in pieces]
+            lines += lay_text(say_ceiling(finding), width, Ink.DIM, f" {' ' * len(TRY)}")
         lines += _paint_whole_rows(view, finding, width)
-        lines += _paint_also(finding, room)
+        also = ([piece for text in one for piece in wrap_indented(text, room)] for one in list_also(finding))
+        lines += _paint_section("also try", also)
         for heading, texts in (("ruled out", finding.ruled_out), ("unknown", finding.unknown)):
-            lines += _paint_section(heading, texts or ("nothing",), room)
-    lines += _paint_section("notes", frame.notes, room)
-    lines += _paint_section("facts", (frame.facts,), room)
+            lines += _paint_section(heading, (wrap_all(text, room) for text in texts or ("nothing",)))
     told = [f"{say_moment(view, e.time)} {e.text}" for e in view.events if e.kind is EventKind.VERDICT]
-    lines += _paint_section("verdicts so far, newest first", told[::-1], room)
+    rest = {"notes": frame.notes, "facts": (frame.facts,), "verdicts so far, newest first": told[::-1]}
+    for heading, said in rest.items():
+        lines += _paint_section(heading, (wrap_all(text, room) for text in said))
     return [fit_line(line, width) for line in lines]
-
-
-def _paint_whole_head(frame: Frame, finding: Finding, width: int) -> list[Line]:
-    head = list_head(finding, say_since_in_full(finding, frame.taken), say_share(finding))
-    lines = flow(head, width, 2)
-    return lines + [((f" {text}", Ink.PLAIN),) for text in wrap_all(finding.summary, max(8, width - 2))]
 
 
 def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Line]:
@@ -399,32 +393,17 @@ def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Lin
         head = write_reading(view, row, sign, widths).rstrip()
         if CUT_MARK in head:
             texts = wrap_all(f"{row.name}: {say_value(row)}", max(8, width - 4))
-            lines += [((f" {' ' if n else sign} {text}", Ink.PLAIN),) for n, text in enumerate(texts)]
+            lines += set_in(texts, head=f" {sign} ")
         elif count_cells(head) + count_cells(source) + 2 < width:
             lines.append(((f"{head}  ", Ink.PLAIN), (source, Ink.DIM)))
             continue
         else:
             lines.append(((head, Ink.PLAIN),))
-        lines += [((f"     {text}", Ink.DIM),) for text in wrap_all(source, max(8, width - 6))]
+        lines += lay_text(source, width, Ink.DIM, "     ")
     return lines
 
 
-def _paint_also(finding: Finding, room: int) -> list[Line]:
-    """Paint what else may help; what is pasted stands set in below what it is for."""
-    lines: list[Line] = []
-    for texts in list_also(finding):
-        pieces = [piece for text in texts for piece in wrap_indented(text, room - 1)]
-        lines += [((f" {'    ' if n else '  '}{piece}", Ink.PLAIN),) for n, piece in enumerate(pieces)]
-    return [((" also try", Ink.TITLE),), *lines] if lines else []
-
-
-def _paint_section(heading: str, texts: Sequence[str], room: int) -> list[Line]:
-    if not texts:
-        return []
-    lines: list[Line] = [((f" {heading}", Ink.TITLE),)]
-    for text in texts:
-        lines += [
-            ((f" {'  ' if not n else '    '}{piece}", Ink.PLAIN),)
-            for n, piece in enumerate(wrap_all(text, room - 1))
-        ]
-    return lines
+def _paint_section(heading: str, texts: Iterable[Sequence[str]]) -> list[Line]:
+    """Paint texts below a heading, what was wrapped of each set in further; nothing without any."""
+    lines = [line for pieces in texts for line in set_in(pieces, head="   ", hang="     ")]
+    return [((f" {heading}", Ink.TITLE),), *lines] if lines else []
