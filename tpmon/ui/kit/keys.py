@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text, count_cells
+from tpmon.ui.kit.ink import line_to_ascii
 from tpmon.view.layout import (
     Ink,
     Item,
@@ -24,6 +25,7 @@ from tpmon.view.layout import (
     justify,
     pad,
     pad_line,
+    paint_rule,
     wrap_all,
     wrap_words,
 )
@@ -67,6 +69,11 @@ def moved(place: int, move: Move, page: int, last: int) -> int:
         Move.LAST: last,
     }[move]
     return max(0, min(target, last))
+
+
+def next_of(all_: Sequence[Any], one: Any, step: int = 1) -> Any:
+    """Return what comes ``step`` after ``one``, round and round."""
+    return all_[(all_.index(one) + step) % len(all_)]
 
 
 class Overlay(Enum):
@@ -336,6 +343,38 @@ def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
     items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
     return [justify([*head, *items], answer, width, gap=3 if width >= 100 else 2)]
+
+
+TINY_WIDTH = 30
+TINY_HEIGHT = 10
+
+
+def is_tiny(size: Size) -> bool:
+    """Tell whether a screen has room for a few short lines alone."""
+    return size.width < TINY_WIDTH or size.height < TINY_HEIGHT
+
+
+def fill_screen(lines: Sequence[Line], size: Size, *, ascii_only: bool) -> list[Line]:
+    """Return exactly ``size.height`` lines, none wider than ``size.width`` cells."""
+    fitted = [fit_line(line, size.width) for line in lines[: size.height]]
+    if ascii_only:
+        fitted = [line_to_ascii(line) for line in fitted]
+    return fitted + [()] * (size.height - len(fitted))
+
+
+def scroll(text: Sequence[Line], first: int, height: int) -> tuple[int, Sequence[Line]]:
+    """Return the lines of a text from ``first`` on, or from where its end is shown, and that place."""
+    height = max(0, height)
+    first = max(0, min(first, len(text) - height))
+    return first, text[first : first + height]
+
+
+def paint_scrolled(title: str, text: Sequence[Line], begin: int, body: Size) -> list[Line]:
+    """Paint what lies over the screen: a rule, and as many lines as fit."""
+    first, shown = scroll(text, begin, body.height - 1)
+    more = f"lines {first + 1} to {first + len(shown)} of {len(text)}"
+    details = [Item(0, more, Ink.WARN)] if len(text) > len(shown) else []
+    return [paint_rule(title, details, body.width, focused=True), *shown]
 
 
 COLUMN_WIDTH = 40

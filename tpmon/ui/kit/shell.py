@@ -52,9 +52,19 @@ class Shell(App[None], Generic[View]):
     CSS = "Screen { overflow: hidden; }"
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
+    def __init__(
+        self,
+        find_key: Callable[[str, View], Key[View, Any] | None],
+        say_unused: Callable[[str, View], str],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds.
+
+        ``find_key`` returns what a key means now, if anything, and ``say_unused`` why it does nothing.
+        """
         super().__init__(driver_class=ScreenDriver, ansi_color=True)
+        self._find_key = find_key
+        self._say_unused = say_unused
         self._clock = clock
         self._canvas = Canvas(not self.no_color, self.repaint)
         self.opened = False
@@ -79,14 +89,6 @@ class Shell(App[None], Generic[View]):
 
     def answer(self, view: View) -> None:
         """Paint what follows a key, with what it says for a while."""
-        raise NotImplementedError
-
-    def find_key(self, name: str, view: View) -> Key[View, Any] | None:
-        """Return the row of the table of keys that ``name`` means now, if any."""
-        raise NotImplementedError
-
-    def say_unused(self, name: str, view: View) -> str:
-        """Say why a key did nothing, "" for nothing to say."""
         raise NotImplementedError
 
     def type(self, view: View, text: str) -> View:
@@ -161,7 +163,7 @@ class Shell(App[None], Generic[View]):
     def press(self, name: str) -> None:
         """Do what the key ``name`` means now."""
         view = self.begin()
-        key = self.find_key(name, view)
+        key = self._find_key(name, view)
         deed = None if key is None else key.deed
         if isinstance(deed, Effect):
             self.answer(view)
@@ -178,7 +180,7 @@ class Shell(App[None], Generic[View]):
         elif view.overlay is Overlay.HELP:
             view = action_close(view)
         else:
-            view = replace(view, message=self.say_unused(name, view))
+            view = replace(view, message=self._say_unused(name, view))
         self.answer(view)
 
     # Copies and the editor

@@ -34,7 +34,7 @@ from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
 from tpmon.ui.monitor.controls import Controls, Inbox, Notice, Result, ScreenOptions, keep_newest, turns_bad
-from tpmon.ui.monitor.keys import Demand, LiveKey, find_key, keys_shown, say_unused
+from tpmon.ui.monitor.keys import Demand, find_key, keys_shown, say_unused
 from tpmon.ui.monitor.requests import keep_own_price, say_toast
 from tpmon.ui.monitor.start import Paint, first_view
 from tpmon.ui.monitor.state import ViewState
@@ -65,7 +65,7 @@ class MonitorApp(Shell[ViewState]):
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
-        super().__init__(clock)
+        super().__init__(find_key, say_unused, clock)
         self._controls = controls
         self._rings = options.bell
         self._paint = paint
@@ -175,14 +175,6 @@ class MonitorApp(Shell[ViewState]):
         self._canvas.set_lines(self._paint(self.view, self._extent(), keys_shown(self.view)))
 
     # Keys in
-
-    def find_key(self, name: str, view: ViewState) -> LiveKey | None:
-        """Return the row of the table of keys that ``name`` means now, if any."""
-        return find_key(name, view)
-
-    def say_unused(self, name: str, view: ViewState) -> str:
-        """Say why a key did nothing, "" for nothing to say."""
-        return say_unused(name, view)
 
     def begin(self) -> ViewState:
         """Return the view that a key finds: what was said before is gone."""

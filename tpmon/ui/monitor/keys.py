@@ -42,12 +42,13 @@ from tpmon.ui.kit.keys import (
 )
 from tpmon.ui.monitor import requests as asks
 from tpmon.ui.monitor import state as actions
-from tpmon.ui.monitor.controls import Asked
+from tpmon.ui.monitor.controls import Asked, Errand
 from tpmon.ui.monitor.requests import has_ended, is_running, list_stoppable
 from tpmon.ui.monitor.state import (
     INTERVALS_S,
     PANES_WITH_ROWS,
     Pane,
+    Price,
     SortBy,
     ViewState,
     frame_under_cursor,
@@ -56,19 +57,6 @@ from tpmon.ui.monitor.state import (
 )
 
 When = Situation[ViewState]
-
-
-def _workers(view: ViewState) -> bool:
-    return view.is_bare and (view.zoom is Pane.WORKERS or not is_known(view.zoom))
-
-
-def _movable(view: ViewState) -> bool:
-    over = view.overlay not in (Overlay.NONE, Overlay.FILTER)
-    return over or (view.is_bare and (is_known(view.zoom) or view.focus in PANES_WITH_ROWS))
-
-
-def _openable(view: ViewState) -> bool:
-    return view.is_bare and not is_known(view.zoom) and view.focus not in PANES_WITH_ROWS
 
 
 def _rows(view: ViewState) -> bool:
@@ -101,10 +89,6 @@ def _dumped(view: ViewState) -> bool:
     return sampled or reported or (_stacks(view) and is_known(shown_dump(view)))
 
 
-def _framed(view: ViewState) -> bool:
-    return _stacks(view) and is_known(frame_under_cursor(view))
-
-
 def _to_copy(view: ViewState) -> bool:
     """Tell whether the key of copying means the verdict: over the stacks it means them."""
     return NOT_TYPING.holds(view) and not _dumped(view)
@@ -123,9 +107,21 @@ def _changes(change: Change, words: str) -> When:
 PANES = When(lambda view: view.is_bare, "with nothing over the panes")
 OVER = When(lambda view: not view.is_bare and not asks.can_leave(view), "while something is over the panes")
 ROWS = When(_rows, "in the ranks and workers panes")
-NO_ROWS = When(_openable, "in the panes without rows")
-MOVABLE = When(_movable, "in rows, in a pane alone, in what is over the panes")
-WORKERS = When(_workers, "while the workers pane is shown")
+NO_ROWS = When(
+    lambda view: view.is_bare and not is_known(view.zoom) and view.focus not in PANES_WITH_ROWS,
+    "in the panes without rows",
+)
+MOVABLE = When(
+    lambda view: (
+        view.overlay not in (Overlay.NONE, Overlay.FILTER)
+        or (view.is_bare and (is_known(view.zoom) or view.focus in PANES_WITH_ROWS))
+    ),
+    "in rows, in a pane alone, in what is over the panes",
+)
+WORKERS = When(
+    lambda view: view.is_bare and (view.zoom is Pane.WORKERS or not is_known(view.zoom)),
+    "while the workers pane is shown",
+)
 FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
 ZOOMED = When(
     lambda view: view.is_bare and is_known(view.zoom) and view.filter_text == "", "while a pane is alone"
@@ -159,7 +155,9 @@ DUMPED_STACKS = When(
     lambda view: _stacks(view) and is_known(shown_dump(view)), "in the stacks, once some are read"
 )
 DUMPED = When(_dumped, "in the stacks, the hot functions and the capture, once there is something")
-FRAMED = When(_framed, "on a stack with Python frames")
+FRAMED = When(
+    lambda view: _stacks(view) and is_known(frame_under_cursor(view)), "on a stack with Python frames"
+)
 UNSAMPLED = When(
     lambda view: _samplable(view) and view.overlay is not Overlay.SAMPLE,
     "outside of the hot functions; never with --no-stacks",
@@ -169,7 +167,8 @@ CAPTURABLE = When(
         ALIVE.holds(view)
         and not view.readonly
         and Overlay.STACKS not in (view.overlay, view.behind)
-        and asks.can_plan(view)
+        and not asks.is_acting(view)
+        and not asks.can_leave(view)
     ),
     "outside of the stacks; never with --readonly",
 )
@@ -236,12 +235,16 @@ def _change(change: Change) -> Demand:
     return Demand(partial(asks.ask_change, change=change))
 
 
+def _pay(price: Price) -> Demand:
+    return Demand(partial(asks.ask_priced, price=price))
+
+
+def _send(said: str, errand: Errand) -> Demand:
+    return Demand(partial(asks.send_errand, said=said, errand=errand))
+
+
 def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:
     return partial(actions.action_sort, sort=sort)
-
-
-def _zoom(view: ViewState, digit: int) -> ViewState:
-    return actions.action_zoom(view, Pane(digit))
 
 
 USES: dict[str, tuple[Deed, When]] = {
@@ -252,7 +255,7 @@ USES: dict[str, tuple[Deed, When]] = {
     "pause": (actions.action_pause, ALIVE),
     "slower": (actions.action_slower, SLOWER),
     "faster": (actions.action_faster, FASTER),
-    "zoom": (ByDigit(_zoom), PANES),
+    "zoom": (ByDigit(lambda view, digit: actions.action_zoom(view, Pane(digit))), PANES),
     "focus-next": (partial(actions.action_focus, step=1), PANES),
     "focus-previous": (partial(actions.action_focus, step=-1), PANES),
     "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
@@ -265,14 +268,14 @@ USES: dict[str, tuple[Deed, When]] = {
     "sample": (Demand(asks.open_price), UNSAMPLED),
     "sample-all": (Demand(asks.price_whole_job), UNSAMPLING),
     "sample-start": (Demand(asks.start_sample), PRICED),
-    "sample-end": (Demand(asks.end_sample), SAMPLING),
-    "sample-write": (Demand(asks.write_samples), WRITABLE),
+    "sample-end": (_send("ends, and keeps what it has", Errand.END_SAMPLING), SAMPLING),
+    "sample-write": (_send("writes files for speedscope and flame graphs", Errand.WRITE_SAMPLES), WRITABLE),
     "stacks": (_open(Overlay.STACKS), SUMMARIES),
     "hot": (_open(Overlay.SAMPLE), SUMMARIES),
     "capture-shown": (_open(Overlay.CAPTURE), SUMMARIES),
     "looks": (Demand(asks.ask_looks), LIVE_STACKS),
-    "native": (Demand(asks.ask_native), STOPPING_STACKS),
-    "variables": (Demand(asks.ask_variables), LIVE_STACKS),
+    "native": (_pay(Price.NATIVE), STOPPING_STACKS),
+    "variables": (_pay(Price.VARIABLES), LIVE_STACKS),
     "turn-stack": (actions.action_fold, IN_GROUPS),
     "open-stack": (partial(actions.action_fold, opens=True), IN_GROUPS),
     "close-stack": (partial(actions.action_fold, opens=False), IN_GROUPS),
@@ -280,7 +283,7 @@ USES: dict[str, tuple[Deed, When]] = {
     "whole": (actions.action_whole, DUMPED_STACKS),
     "edit": (Effect.EDIT, FRAMED),
     "copy-dump": (Effect.COPY_RESULT, DUMPED),
-    "stop-and-read": (Demand(asks.ask_stop), STOPPABLE),
+    "stop-and-read": (_pay(Price.STOP), STOPPABLE),
     "sort": (actions.action_sort_next, WORKERS),
     "reverse": (action_reverse, WORKERS),
     "sort-cpu": (_sort(SortBy.CPU), WORKERS),

@@ -13,9 +13,19 @@ from tpmon.model.frame import TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.text.job_words import JOIN, say_steps_fact
-from tpmon.model.verdict import Finding, pick_code
-from tpmon.ui.kit.ink import DOT, line_to_ascii
-from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer, paint_help
+from tpmon.model.verdict import pick_code
+from tpmon.ui.kit.ink import DOT
+from tpmon.ui.kit.keys import (
+    TINY_WIDTH,
+    KeyHelp,
+    Overlay,
+    fill_screen,
+    is_tiny,
+    paint_footer,
+    paint_help,
+    paint_scrolled,
+    scroll,
+)
 from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.cpu import paint_cpu, paint_cpu_in_full
 from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
@@ -43,13 +53,11 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_verdict_in_full,
 )
 from tpmon.ui.monitor.state import Pane, ViewState
-from tpmon.view.layout import Ink, Item, Line, Size, cut, fit_line, justify, paint_rule, wrap, wrap_words
+from tpmon.view.layout import Ink, Item, Line, Size, cut, justify, set_in, wrap, wrap_words
 from tpmon.view.ranks import order_ranks
 
-TINY_WIDTH = 30
 _STEP_LINES = 4
 """How many lines the steps take at most, where a hook tells them."""
-TINY_HEIGHT = 10
 LOW_HEIGHT = 20
 """Below this height what to try comes before the notes and most panes."""
 SHORT_LINES_WIDTH = 60
@@ -101,16 +109,8 @@ def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> l
 
     ``keys`` are those that work now, for the footer and the help overlay.
     """
-    paint = _paint_tiny if _is_tiny(size) else _paint_full
-    lines = paint(view, size, keys)
-    lines = [fit_line(line, size.width) for line in lines[: size.height]]
-    if view.ascii_only:
-        lines = [line_to_ascii(line) for line in lines]
-    return lines + [()] * (size.height - len(lines))
-
-
-def _is_tiny(size: Size) -> bool:
-    return size.width < TINY_WIDTH or size.height < TINY_HEIGHT
+    paint = _paint_tiny if is_tiny(size) else _paint_full
+    return fill_screen(paint(view, size, keys), size, ascii_only=view.ascii_only)
 
 
 def rows_of(view: ViewState) -> tuple[int, ...]:
@@ -130,12 +130,10 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
 
     Only overlays and panes that are shown in full scroll; rows follow their cursor.
     """
-    taken = 1 if _is_tiny(size) else len(_paint_top(view, size)) + 2
+    taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
-    if view.overlay is Overlay.STACKS:
-        return max(1, height // 2), 0
     text = _text_in_full(view, size, keys)
-    if text is None:
+    if view.overlay is Overlay.STACKS or text is None:
         return max(1, height // 2), 0
     return height, max(0, len(text) - height)
 
@@ -154,12 +152,11 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
         return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)
     if text is not None:
-        return [first, *_scrolled(view, text, size.height - 1)]
+        return [first, *scroll(text, view.scroll, size.height - 1)[1]]
     if is_known(frame) and is_known(view.zoom):
         return [first, *_PAINTERS[view.zoom](view, Size(size.width, size.height - 1), focused=True)]
     if not is_known(frame):
-        texts = wrap_words(f"no reading yet: {frame.reason}", max(1, size.width - 1))
-        return [first, *(((f" {text}", Ink.PLAIN),) for text in texts)]
+        return [first, *set_in(wrap_words(f"no reading yet: {frame.reason}", max(1, size.width - 1)))]
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
     if is_known(frame.verdict) and frame.target.state is not TargetState.ENDED:
@@ -167,10 +164,9 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     else:
         fact, ink = tell_most(frame)
         sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
-        lines += [((f" {text}", ink),) for text in wrap_words(sign + fact, max(1, size.width - 1))]
-    facts = wrap(frame.facts.split(f" {DOT} "), max(1, size.width - 2), f" {DOT} ")
+        lines += set_in(wrap_words(sign + fact, max(1, size.width - 1)), ink)
     if size.width >= TINY_WIDTH:
-        lines += [((f" {text}", Ink.PLAIN),) for text in facts]
+        lines += set_in(wrap(frame.facts.split(f" {DOT} "), size.width - 2, f" {DOT} "))
     return lines
 
 
@@ -217,19 +213,13 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
         return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
     if is_known(view.zoom) or view.overlay in _OVERLAYS or view.overlay is Overlay.STACKS:
         return paint_headline(frame, finding, size.width)[:2]
-    return paint_verdict(view, frame, finding, size.width, _verdict_height(finding, size))
+    share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    share = 0.6 if size.height < LOW_HEIGHT else share  # more lines where they are short
+    return paint_verdict(view, frame, finding, size.width, max(3, int(size.height * share)))
 
 
 _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
 """Share of the screen's height that a verdict may take, by exit code: little when all is well."""
-
-
-def _verdict_height(finding: Finding, size: Size) -> int:
-    """Return how many lines the verdict may take, more of them where they are short."""
-    share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
-    if size.height < LOW_HEIGHT:
-        share = 0.6
-    return max(3, int(size.height * share))
 
 
 def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
@@ -257,7 +247,10 @@ def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]
         return paint_stacks(view, body)
     text = _text_in_full(view, size, keys)
     if text is not None:
-        return _paint_scrolled(view, text, body)
+        title = _OVERLAY_TITLES.get(view.overlay, "")
+        if not title and is_known(view.zoom):
+            title = f"{view.zoom.value} {_TITLES[view.zoom]}"
+        return paint_scrolled(title, text, view.scroll, body)
     if not is_known(frame):
         return []
     if is_known(view.zoom):
@@ -265,30 +258,8 @@ def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]
     if size.width >= WIDE_WIDTH:
         return _paint_wide(view, body)
     heights = share_height(list_wishes(view, body), body.height)
-    lines: list[Line] = []
-    for pane in Pane:
-        if heights.get(pane, 0):
-            lines += _paint_pane(view, pane, Size(body.width, heights[pane]))
-    return lines
-
-
-def _scrolled(view: ViewState, text: list[Line], height: int) -> list[Line]:
-    first = max(0, min(view.scroll, len(text) - height))
-    return text[first : first + max(0, height)]
-
-
-def _paint_scrolled(view: ViewState, text: list[Line], body: Size) -> list[Line]:
-    height = max(0, body.height - 1)
-    shown = _scrolled(view, text, height)
-    first = max(0, min(view.scroll, len(text) - height))
-    overlaid = view.overlay in _OVERLAY_TITLES
-    title = _OVERLAY_TITLES[view.overlay] if overlaid else ""
-    if not overlaid and is_known(view.zoom):
-        title = f"{view.zoom.value} {_TITLES[view.zoom]}"
-    details = []
-    if len(text) > height:
-        details.append(Item(0, f"lines {first + 1} to {first + len(shown)} of {len(text)}", Ink.WARN))
-    return [paint_rule(title, details, body.width, focused=True), *shown]
+    shown = (pane for pane in Pane if heights.get(pane, 0))
+    return [line for pane in shown for line in _paint_pane(view, pane, Size(body.width, heights[pane]))]
 
 
 def _paint_pane(view: ViewState, pane: Pane, size: Size) -> list[Line]:
@@ -350,9 +321,8 @@ def _grow(heights: dict[Pane, int], wanted: dict[Pane, int], left: int) -> int:
 
 def _paint_wide(view: ViewState, body: Size) -> list[Line]:
     cards = count_cards(view)
-    beside = cards > 0
     wishes = [wish for wish in list_wishes(view, body) if wish.pane is not Pane.GPUS]
-    if not beside:
+    if not cards:
         wishes.append(Wish(Pane.GPUS, 1, 1, 1))
     else:
         middle = max(9, min(2 + cards, max(9, body.height // 3)))
@@ -361,13 +331,11 @@ def _paint_wide(view: ViewState, body: Size) -> list[Line]:
     lines: list[Line] = []
     for pane in Pane:
         height = heights.get(pane, 0)
-        if not height:
-            continue
-        if pane is Pane.CPU and beside:
+        if pane is Pane.CPU and cards and height:
             left = body.width // 2 - 1
             cpu = _paint_pane(view, Pane.CPU, Size(left, height))
             gpus = _paint_pane(view, Pane.GPUS, Size(body.width - left - 2, height))
             lines += [join_columns(a, b, left) for a, b in zip(cpu, gpus, strict=True)]
-        else:
+        elif height:
             lines += _paint_pane(view, pane, Size(body.width, height))
     return lines

@@ -44,7 +44,9 @@ def ask_plan(view: ViewState, rows: Sequence[int]) -> Asked:
     if _is_open(view):
         return _open(view), NOT_APPLICABLE
     asked = CaptureUpdate(CaptureStage.ASKED, READS)
-    return _open(replace(view, capture=asked)), CaptureRequest(_choose_rank(view, rows))
+    chosen = is_known(view.cursor_pid) and view.cursor_pid in rows
+    rank = view.cursor_pid if chosen else _find_lowest(view)
+    return _open(replace(view, capture=asked)), CaptureRequest(rank)
 
 
 def ask_go(view: ViewState, _rows: Sequence[int]) -> Asked:
@@ -106,11 +108,6 @@ def can_leave(view: ViewState) -> bool:
     return view.overlay is Overlay.CAPTURE and _is_open(view)
 
 
-def can_plan(view: ViewState) -> bool:
-    """Tell whether the key means the beginning: nothing is under way, or it waits behind something else."""
-    return not is_acting(view) and not can_leave(view)
-
-
 def say_toast(view: ViewState, update: CaptureUpdate) -> str:
     """Say in the last line what happens, where it is not on the screen; "" for nothing."""
     if view.overlay is Overlay.CAPTURE or update.stage in (CaptureStage.ASKED, CaptureStage.ENDED):
@@ -128,21 +125,12 @@ def _open(view: ViewState) -> ViewState:
     return view if view.overlay is Overlay.CAPTURE else action_overlay(view, Overlay.CAPTURE)
 
 
-def _choose_rank(view: ViewState, rows: Sequence[int]) -> Applicable[int]:
-    """Return the rank under the cursor, or the lowest here."""
-    frame = view.frame
-    if not is_known(frame):
-        return NOT_APPLICABLE
-    if is_known(view.cursor_pid) and view.cursor_pid in rows:
-        return view.cursor_pid
-    return _lowest(frame)
-
-
-def _lowest(frame: Frame) -> Applicable[int]:
-    numbered = sorted((row.rank, row.pid) for row in frame.ranks if is_known(row.rank))
-    if numbered:
-        return numbered[0][1]
-    return frame.ranks[0].pid if frame.ranks else NOT_APPLICABLE
+def _find_lowest(view: ViewState) -> Applicable[int]:
+    """Return the process of the lowest rank here."""
+    rows = view.frame.ranks if is_known(view.frame) else ()
+    numbered = sorted((row.rank, row.pid) for row in rows if is_known(row.rank))
+    first = [pid for _rank, pid in numbered] or [row.pid for row in rows]
+    return first[0] if first else NOT_APPLICABLE
 
 
 LOOKS = 3
@@ -172,29 +160,16 @@ def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
     return _ask(view, request)
 
 
-def ask_stop(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Say what a look with a stop costs; pressed again, pay it."""
-    those = tuple(sorted(error.pid for error in list_stoppable(view)))
-    return _pay(
-        view, Price.STOP, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True, block_pids=those)
-    )
-
-
-def ask_native(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Say what the C frames of what is shown cost; pressed again, pay it."""
-    return _pay(view, Price.NATIVE, DumpRequest(Asker.KEY, pids=_pids_shown(view), native=True))
-
-
-def ask_variables(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Say what the variables of the user's frames cost; pressed again, pay it."""
-    return _pay(view, Price.VARIABLES, DumpRequest(Asker.KEY, pids=_pids_shown(view), variables=True))
-
-
-def _pay(view: ViewState, price: Price, request: DumpRequest) -> Asked:
+def ask_priced(view: ViewState, _rows: Sequence[int], price: Price) -> Asked:
+    """Say what a look costs that stops a process, reads C frames or variables; pressed again, pay it."""
     if not is_priced(view, price):
         stacks = replace(view.stacks, priced_ns=view.now_ns, priced=price)
         return replace(view, stacks=stacks), NOT_APPLICABLE
-    return _ask(view, request)
+    stops = price is Price.STOP
+    those = tuple(sorted(error.pid for error in list_stoppable(view))) if stops else ()
+    request = DumpRequest(Asker.KEY, pids=_pids_shown(view), block=stops, block_pids=those)
+    dearer = replace(request, native=price is Price.NATIVE, variables=price is Price.VARIABLES)
+    return _ask(view, dearer)
 
 
 def say_dump_price(view: ViewState) -> str:
@@ -208,7 +183,9 @@ def say_dump_price(view: ViewState) -> str:
             f"! R again reads {who} with a stop: each pauses for it, mostly for less than 5 ms. "
             "Any other key: no stop."
         )
-    who = count_of(_count_shown(view), "process", "processes")
+    every = len(view.frame.processes) if is_known(view.frame) else 0
+    asked = view.dump.state.asked if is_known(view.dump) else 0
+    who = count_of(asked or every, "process", "processes")
     if price is Price.NATIVE:
         return (
             f"! N again reads the C frames of {who} with a stop: a loader worker pauses for 0.03 to "
@@ -219,13 +196,6 @@ def say_dump_price(view: ViewState) -> str:
         f"! L again reads the variables of {who}: nothing is stopped, py-spy takes up to twice the CPU. "
         "Values are cut and what looks like a secret is hidden, but read them before you pass them on."
     )
-
-
-def _count_shown(view: ViewState) -> int:
-    """Count the processes that a look at what is shown would read."""
-    if is_known(view.dump) and view.dump.state.asked:
-        return view.dump.state.asked
-    return len(view.frame.processes) if is_known(view.frame) else 0
 
 
 def open_stacks(view: ViewState) -> ViewState:
@@ -305,14 +275,9 @@ def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
     return replace(view, to_sample=request, sample=NOT_APPLICABLE, scroll=0), request
 
 
-def end_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """End the sampling early."""
-    return replace(view, message="ends, and keeps what it has"), Errand.END_SAMPLING
-
-
-def write_samples(view: ViewState, _rows: Sequence[int]) -> Asked:
-    """Write what is on the screen into files for other tools."""
-    return replace(view, message="writes files for speedscope and flame graphs"), Errand.WRITE_SAMPLES
+def send_errand(view: ViewState, _rows: Sequence[int], said: str, errand: Errand) -> Asked:
+    """Have something done, and say so."""
+    return replace(view, message=said), errand
 
 
 def open_sample(view: ViewState) -> ViewState:
@@ -332,7 +297,7 @@ def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
     shown = pid in rows or view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
     if is_known(pid) and shown and view.overlay is not Overlay.STACKS:
         return SampleRequest(pids=(pid,))
-    lowest = _lowest(view.frame) if is_known(view.frame) else NOT_APPLICABLE
+    lowest = _find_lowest(view)
     return SampleRequest(pids=(lowest,) if is_known(lowest) else ())
 
 

@@ -22,7 +22,7 @@ from tpmon.model.process import ThreadKind
 from tpmon.model.results.capture import CaptureUpdate
 from tpmon.model.results.doctor import DumpUpdate, GroupStack, SampleUpdate, TreeLine
 from tpmon.model.results.sample import SampleRequest
-from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved
+from tpmon.ui.kit.keys import Move, Overlay, ScreenState, action_overlay, moved, next_of
 
 
 class Pane(IntEnum):
@@ -153,8 +153,7 @@ def action_unzoom(view: ViewState) -> ViewState:
 
 def action_focus(view: ViewState, step: int) -> ViewState:
     """Focus the next or the previous pane; a zoomed pane gives its place to it."""
-    panes = tuple(Pane)
-    pane = panes[(panes.index(view.focus) + step) % len(panes)]
+    pane = next_of(tuple(Pane), view.focus, step)
     moved = _focused(view, pane)
     return replace(moved, zoom=pane) if is_known(view.zoom) else moved
 
@@ -177,8 +176,7 @@ def action_sort(view: ViewState, sort: SortBy) -> ViewState:
 
 def action_sort_next(view: ViewState) -> ViewState:
     """Sort the workers by the next column."""
-    columns = tuple(SortBy)
-    return action_sort(view, columns[(columns.index(view.sort) + 1) % len(columns)])
+    return action_sort(view, next_of(tuple(SortBy), view.sort))
 
 
 def action_filter(view: ViewState) -> ViewState:

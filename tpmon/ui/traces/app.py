@@ -19,7 +19,7 @@ from tpmon.ui.kit.keys import Effect, Move
 from tpmon.ui.terminal_io import editor
 from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.traces import tabs as actions
-from tpmon.ui.traces.keys import TraceKey, find_trace_key, say_trace_unused, trace_keys_shown
+from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace, room_for_time
 from tpmon.ui.traces.state import WHOLE, ScreenSubject, Tab, TraceControls, TraceView, begin_view
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
@@ -31,7 +31,7 @@ class TraceApp(Shell[TraceView]):
 
     def __init__(self, subject: ScreenSubject, controls: TraceControls, *, ascii_only: bool) -> None:
         """Prepare an empty screen."""
-        super().__init__()
+        super().__init__(find_trace_key, say_trace_unused)
         self._controls = controls
         self._timer: Timer | None = None
         self._drawn: tuple[object, ...] = ()
@@ -72,14 +72,6 @@ class TraceApp(Shell[TraceView]):
 
     def _forget_message(self) -> None:
         self.show(replace(self.view, message=""))
-
-    def find_key(self, name: str, view: TraceView) -> TraceKey | None:
-        """Return the row of the table of keys that ``name`` means now, if any."""
-        return find_trace_key(name, view)
-
-    def say_unused(self, name: str, view: TraceView) -> str:
-        """Say why a key did nothing, "" for nothing to say."""
-        return say_trace_unused(name, view)
 
     def type(self, view: TraceView, text: str) -> TraceView:
         """Add typed or pasted text to the filter."""

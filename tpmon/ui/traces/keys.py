@@ -27,8 +27,11 @@ from tpmon.ui.kit.keys import (
     Overlay,
     Situation,
     action_close,
+    action_filter_clear,
+    action_filter_erase,
     action_filter_keep,
     action_overlay,
+    action_reverse,
     find_in,
     list_help,
     read_keys,
@@ -49,33 +52,13 @@ def _shows(tab: AnyTab) -> Callable[[TraceView], bool]:
     return lambda view: view.is_bare and tab in view.subject.tabs
 
 
-def _on_row(view: TraceView) -> bool:
-    return view.overlay in _WITH_ROWS and find_row(view) is not None
-
-
 def _findable(view: TraceView) -> bool:
-    found = find_row(view) if _on_row(view) else None
+    found = find_row(view) if view.overlay in _WITH_ROWS else None
     return found is not None and (found.sheet.findable or found.sheet.source(found.row) != "")
-
-
-def _has_rows(view: TraceView) -> bool:
-    return view.is_bare and any(isinstance(block, Sheet) for block in list_all(view))
 
 
 def _is_drawn(view: TraceView) -> bool:
     return view.is_bare and is_known(view.timeline)
-
-
-def _has_lanes(view: TraceView) -> bool:
-    return _is_drawn(view) and is_known(view.timeline) and len(view.timeline.devices) > 1
-
-
-def _is_closest(view: TraceView) -> bool:
-    return view.stretch.parts >= actions.MOST_PARTS
-
-
-def _can_walk(view: TraceView) -> bool:
-    return _is_drawn(view) and (view.stretch.parts > 1 or actions.steps_of(view) > 1)
 
 
 TABS = When(lambda view: view.is_bare, "with nothing over the tabs")
@@ -83,10 +66,18 @@ OF_TRACE = When(_shows(Tab.RANKS), "in a trace, with nothing over the tabs")
 COMPARED = When(_shows(Tab.AGAINST), "with --against")
 OF_SNAPSHOT = When(_shows(SnapshotTab.LIVE), "in a memory snapshot")
 OVER = When(lambda view: not view.is_bare, "while something is over the tabs")
-DRAWN = When(lambda view: _is_drawn(view) and not _is_closest(view), "where there is a timeline")
-WALKED = When(_can_walk, "where the timeline has more than it shows, or several steps")
+DRAWN = When(
+    lambda view: _is_drawn(view) and view.stretch.parts < actions.MOST_PARTS, "where there is a timeline"
+)
+WALKED = When(
+    lambda view: _is_drawn(view) and (view.stretch.parts > 1 or actions.steps_of(view) > 1),
+    "where the timeline has more than it shows, or several steps",
+)
 PARTLY = When(lambda view: _is_drawn(view) and view.stretch != WHOLE, "where a part is shown")
-LANES = When(_has_lanes, "in a trace of several devices")
+LANES = When(
+    lambda view: view.is_bare and is_known(view.timeline) and len(view.timeline.devices) > 1,
+    "in a trace of several devices",
+)
 FILES = When(lambda view: view.is_bare and len(view.subject.paths) > 1, "with several files")
 ROWS = When(lambda view: view.is_bare and find_row(view) is not None, "on a row")
 FINDABLE = When(_findable, "on an operator, a kernel, a gap, a Python function, a stack or its frames")
@@ -98,21 +89,23 @@ GROUPED = When(
 SEVERAL = When(
     lambda view: view.is_bare and len(actions.list_tables(view)) > 1, "in tabs with several tables"
 )
-TABLES = When(_has_rows, "in tabs with rows")
+TABLES = When(
+    lambda view: view.is_bare and any(isinstance(block, Sheet) for block in list_all(view)),
+    "in tabs with rows",
+)
 FILTERED = When(lambda view: view.is_bare and view.filter_text != "", "while a filter is set")
 
 
-def _open(view: TraceView, digit: int) -> TraceView:
-    return actions.action_tab(view, view.subject.tabs[digit - 1])
-
-
+_OPEN: ByDigit[TraceView] = ByDigit(
+    lambda view, digit: actions.action_tab(view, view.subject.tabs[digit - 1])
+)
 USES: dict[str, tuple[Deed, When]] = {
     **STOPS,
     **{name: (move, NOT_TYPING) for name, move in MOVES.items()},
     "help": (partial(action_overlay, overlay=Overlay.HELP), NOT_TYPING),
-    "tab": (ByDigit(_open), OF_TRACE),
-    "against": (ByDigit(_open), COMPARED),
-    "snapshot-tab": (ByDigit(_open), OF_SNAPSHOT),
+    "tab": (_OPEN, OF_TRACE),
+    "against": (_OPEN, COMPARED),
+    "snapshot-tab": (_OPEN, OF_SNAPSHOT),
     "next-tab": (partial(actions.action_next_tab, step=1), TABS),
     "previous-tab": (partial(actions.action_next_tab, step=-1), TABS),
     "next-file": (partial(actions.action_next_file, step=1), FILES),
@@ -128,14 +121,14 @@ USES: dict[str, tuple[Deed, When]] = {
     "edit": (Effect.EDIT, FINDABLE),
     "copy": (Effect.COPY_RESULT, NOT_TYPING),
     "sort": (actions.action_sort_next, SORTABLE),
-    "reverse": (actions.action_turn, SORTABLE),
+    "reverse": (actions.then_top(action_reverse), SORTABLE),
     "group": (actions.action_group, GROUPED),
     "next-table": (partial(actions.action_next_table, step=1), SEVERAL),
     "previous-table": (partial(actions.action_next_table, step=-1), SEVERAL),
     "filter": (partial(action_overlay, overlay=Overlay.FILTER), TABLES),
     "filter-keep": (action_filter_keep, TYPING),
-    "filter-erase": (actions.action_erase, TYPED),
-    "filter-clear": (actions.action_clear, FILTERED),
+    "filter-erase": (actions.then_top(action_filter_erase), TYPED),
+    "filter-clear": (actions.then_top(action_filter_clear), FILTERED),
 }
 TRACE_KEYS: tuple[TraceKey, ...] = read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
 _ZOOM = next(key.brief for key in TRACE_KEYS if key.id == "closer")

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tpmon.model.known import Known, NotApplicable, is_known
 from tpmon.model.results.trace_tables import TimeCell, Timeline
 from tpmon.model.units import clean_text, count_cells
-from tpmon.ui.kit.ink import line_to_ascii
-from tpmon.ui.kit.keys import KeyHelp, Overlay, paint_footer
+from tpmon.ui.kit.keys import (
+    KeyHelp,
+    Overlay,
+    fill_screen,
+    is_tiny,
+    paint_footer,
+    paint_help,
+    paint_scrolled,
+    scroll,
+)
 from tpmon.ui.traces.state import AnyTab, TraceView
 from tpmon.ui.traces.tabs import find_row, list_blocks
 from tpmon.view.blocks import lay_blocks, list_facts
@@ -33,6 +41,7 @@ from tpmon.view.layout import (
     pad,
     paint_pairs,
     paint_rule,
+    set_in,
     wrap_words,
 )
 from tpmon.view.trace import CAUSES
@@ -81,15 +90,16 @@ def paint_timeline(
     if height <= 0:
         return []
     if not is_known(timeline):
-        lines = [paint_rule("timeline", [], width)]
         texts = wrap_words(f"n/a: {timeline.reason}", max(1, width - 2))
-        return [*lines, *(((f" {text}", Ink.DIM),) for text in texts)][:height]
+        return [paint_rule("timeline", [], width), *set_in(texts, Ink.DIM)][:height]
     if height < 3:
-        return [_paint_in_one(timeline, width)]
+        return [_paint_cells(timeline, width, lambda cell: _letter(cell, IDLE_MOST_PCT) or _busy(cell))]
     lines = [_paint_rule(timeline, width)]
     if height >= 5:
         lines.append(_paint_steps(timeline, width, mark_ms))
-    lines += [_paint_levels(timeline, width), _paint_causes(timeline, width)]
+    waits = "waits" if is_known(timeline.device) else "rest"
+    lines.append(_paint_cells(timeline, width, _busy))
+    lines.append(_paint_cells(timeline, width, lambda cell: _letter(cell, IDLE_SHOWN_PCT) or _NOTHING, waits))
     if height >= 6 and is_known(timeline.device):
         lines.append(_paint_sm(timeline, width))
     return [*lines, *_paint_legend(timeline, width, max(0, height - len(lines)))][:height]
@@ -163,8 +173,15 @@ def _mark(timeline: Timeline, mark_ms: tuple[float, float] | None) -> range:
     return range(max(first, 0), min(max(last, first), len(timeline.cells) - 1) + 1)
 
 
-def _busy_ink(cell: TimeCell) -> Ink:
-    return Ink.WARN if cell.exposed_pct * 2 > cell.busy_pct else Ink.GOOD
+_NOTHING: Span = (" ", Ink.PLAIN)
+
+
+def _paint_cells(timeline: Timeline, width: int, draw: Callable[[TimeCell], Span], label: str = "") -> Line:
+    return _row(label or name_lane(timeline), [draw(cell) for cell in timeline.cells], width)
+
+
+def _busy(cell: TimeCell) -> Span:
+    return _level(cell.busy_pct), Ink.WARN if cell.exposed_pct * 2 > cell.busy_pct else Ink.GOOD
 
 
 def _letter(cell: TimeCell, least_pct: float) -> Span | None:
@@ -177,30 +194,12 @@ def _letter(cell: TimeCell, least_pct: float) -> Span | None:
     return None
 
 
-def _paint_levels(timeline: Timeline, width: int) -> Line:
-    cells: list[Span] = [(_level(cell.busy_pct), _busy_ink(cell)) for cell in timeline.cells]
-    return _row(name_lane(timeline), cells, width)
-
-
-def _paint_causes(timeline: Timeline, width: int) -> Line:
-    cells: list[Span] = [_letter(cell, IDLE_SHOWN_PCT) or (" ", Ink.PLAIN) for cell in timeline.cells]
-    return _row("waits" if is_known(timeline.device) else "rest", cells, width)
-
-
-def _paint_in_one(timeline: Timeline, width: int) -> Line:
-    cells: list[Span] = [
-        _letter(cell, IDLE_MOST_PCT) or (_level(cell.busy_pct), _busy_ink(cell)) for cell in timeline.cells
-    ]
-    return _row(name_lane(timeline), cells, width)
-
-
 def _paint_sm(timeline: Timeline, width: int) -> Line:
     first = timeline.cells[0].sm_pct if timeline.cells else None
     if first is not None and not is_known(first):
         return fit_line((_label("est. SM"), (f"n/a: {first.reason}", Ink.DIM)), width)
     levels = [_level(cell.sm_pct) if is_known(cell.sm_pct) else " " for cell in timeline.cells]
-    cells: list[Span] = [(level, Ink.TITLE) for level in levels]
-    return _row("est. SM", cells, width)
+    return _row("est. SM", [("".join(levels), Ink.TITLE)], width)
 
 
 def _paint_legend(timeline: Timeline, width: int, most: int) -> list[Line]:
@@ -229,8 +228,6 @@ def _paint_legend(timeline: Timeline, width: int, most: int) -> list[Line]:
     return [fit_line(tuple(line), width) for line in lines[:most]]
 
 
-TINY_WIDTH = 30
-TINY_HEIGHT = 10
 LOW_HEIGHT = 20
 """Below this height the timeline is one line."""
 HIGH_HEIGHT = 35
@@ -240,18 +237,13 @@ _ENDING = re.compile(r"(\.pt)?(\.trace)?\.(json(\.gz)?|pickle)$")
 
 def paint_trace(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
     """Paint the whole screen: exactly ``size.height`` lines, none wider than ``size.width`` cells."""
-    tiny = size.width < TINY_WIDTH or size.height < TINY_HEIGHT
-    lines = _paint_tiny(view, size, keys) if tiny else _paint_full(view, size, keys)
-    lines = [fit_line(line, size.width) for line in lines[: size.height]]
-    if view.ascii_only:
-        lines = [line_to_ascii(line) for line in lines]
-    return lines + [()] * (size.height - len(lines))
+    paint = _paint_tiny if is_tiny(size) else _paint_full
+    return fill_screen(paint(view, size, keys), size, ascii_only=view.ascii_only)
 
 
 def page_of_trace(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[int, int]:
     """Return the lines of a page and the greatest ``view.scroll``, for the page keys."""
-    tiny = size.width < TINY_WIDTH or size.height < TINY_HEIGHT
-    taken = 1 if tiny else len(_paint_top(view, size)) + 2
+    taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
     text = _text_over(view, size, keys)
     if text is None:
@@ -276,7 +268,9 @@ def _paint_top(view: TraceView, size: Size) -> list[Line]:
         lines.append(justify(answer.items, [], size.width))
     lines.append(_paint_tabs(view, size.width))
     if not isinstance(view.timeline, NotApplicable):
-        lines += paint_timeline(view.timeline, size.width, _timeline_height(size), _find_mark(view))
+        found = find_row(view)
+        mark_ms = None if found is None else found.sheet.place_ms(found.row)
+        lines += paint_timeline(view.timeline, size.width, _timeline_height(size), mark_ms)
     return lines
 
 
@@ -285,11 +279,6 @@ def _timeline_height(size: Size) -> int:
         return 1
     rows = _TIMELINE_LINES if size.height >= HIGH_HEIGHT else _TIMELINE_LINES - 1
     return rows + (2 if size.width >= 60 else 3 if size.height >= HIGH_HEIGHT else 1)
-
-
-def _find_mark(view: TraceView) -> tuple[float, float] | None:
-    found = find_row(view)
-    return None if found is None else found.sheet.place_ms(found.row)
 
 
 def _paint_header(view: TraceView, width: int) -> Line:
@@ -325,8 +314,6 @@ def _name_tab(tab: AnyTab) -> str:
 
 def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
     if view.overlay is Overlay.HELP:
-        from tpmon.ui.kit.keys import paint_help  # noqa: PLC0415  # the first picture does without it
-
         return paint_help(keys, size, view.subject.words)
     if view.overlay is Overlay.DETAILS:
         found = find_row(view)
@@ -338,12 +325,7 @@ def _paint_body(view: TraceView, body: Size, size: Size, keys: Sequence[KeyHelp]
     text = _text_over(view, size, keys)
     height = max(0, body.height - 1)
     if text is not None:
-        first = max(0, min(view.scroll, len(text) - height))
-        shown = text[first : first + height]
-        title = "help" if view.overlay is Overlay.HELP else "details"
-        more = f"lines {first + 1} to {first + len(shown)} of {len(text)}"
-        details = [Item(0, more, Ink.WARN)] if len(text) > height else []
-        return [paint_rule(title, details, body.width, focused=True), *shown]
+        return paint_scrolled(view.overlay.value, text, view.scroll, body)
     laid = lay_blocks(list_blocks(view), view.cursor, body.width)
     details = []
     if view.filter_text and view.overlay is Overlay.NONE:
@@ -363,8 +345,7 @@ def _paint_tiny(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     text = _text_over(view, size, keys)
     height = max(0, size.height - 1)
     if text is not None:
-        begin = max(0, min(view.scroll, len(text) - height))
-        return [first, *text[begin : begin + height]]
+        return [first, *scroll(text, view.scroll, height)[1]]
     answer = view.subject.answer(view.file, view.tab)
     if not answer.texts or view.overlay is Overlay.STACK:
         return [first, *lay_blocks(list_blocks(view), view.cursor, size.width).paint(height)]
@@ -373,4 +354,4 @@ def _paint_tiny(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Li
         lines += paint_timeline(view.timeline, size.width, 1)
     room = max(1, size.width - 2)
     words = [*wrap_words(answer.texts[0], room), *answer.texts[1:]]
-    return lines + [((f" {cut(text, room)}", Ink.PLAIN),) for text in words]
+    return lines + set_in(cut(text, room) for text in words)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
-from tpmon.model.results.trace_tables import Stretch
-from tpmon.ui.kit.keys import (
-    Move,
-    Overlay,
-    action_filter_clear,
-    action_filter_erase,
-    action_filter_type,
-    action_reverse,
-    moved,
-)
+from tpmon.ui.kit.keys import Move, Overlay, action_filter_type, moved, next_of
 from tpmon.ui.traces.state import WHOLE, AnyTab, Tab, TraceView
 from tpmon.view.blocks import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
 from tpmon.view.trace import Grouping
@@ -151,8 +142,7 @@ def action_tab(view: TraceView, tab: AnyTab) -> TraceView:
 
 def action_next_tab(view: TraceView, step: int) -> TraceView:
     """Open the next tab or the one before."""
-    tabs = view.subject.tabs
-    return action_tab(view, tabs[(tabs.index(view.tab) + step) % len(tabs)])
+    return action_tab(view, next_of(view.subject.tabs, view.tab, step))
 
 
 def action_next_file(view: TraceView, step: int) -> TraceView:
@@ -262,9 +252,8 @@ def _find_begin(blocks: Sequence[Block]) -> int:
 
 def action_group(view: TraceView) -> TraceView:
     """Put the operators together by the next thing that their calls have in common."""
-    kinds = list(Grouping)
-    grouping = kinds[(kinds.index(view.grouping) + 1) % len(kinds)]
     said = {Grouping.NAMES: "name", Grouping.SHAPES: "input shapes", Grouping.LINES: "line of the program"}
+    grouping = next_of(tuple(Grouping), view.grouping)
     changed = replace(view, grouping=grouping, sort=0, sort_reversed=False)
     return replace(_with_cursor(changed, 0), message=f"operators by {said[grouping]}")
 
@@ -293,27 +282,16 @@ def action_sort_next(view: TraceView) -> TraceView:
     return _to_top(replace(view, sort=sort, sort_reversed=False, message=f"sorted: {named}"))
 
 
-def action_turn(view: TraceView) -> TraceView:
-    """Turn the order of the rows round."""
-    return _to_top(action_reverse(view))
-
-
 def _to_top(view: TraceView) -> TraceView:
     """Put the cursor on the first row, where what was sorted begins."""
-    units = list_units(list_blocks(view))
-    return _with_cursor(view, next((place for place, unit in enumerate(units) if unit.row == 0), 0))
+    return _with_cursor(view, next(iter(list_tables(view)), 0))
+
+
+def then_top(action: Callable[[TraceView], TraceView]) -> Callable[[TraceView], TraceView]:
+    """Put the cursor on the first row after what a key does to the rows."""
+    return lambda view: _to_top(action(view))
 
 
 def action_type(view: TraceView, text: str) -> TraceView:
     """Add typed or pasted text to the filter."""
     return _to_top(action_filter_type(view, text))
-
-
-def action_erase(view: TraceView) -> TraceView:
-    """Take the last character of the filter away."""
-    return _to_top(action_filter_erase(view))
-
-
-def action_clear(view: TraceView) -> TraceView:
-    """Show all rows again."""
-    return _to_top(action_filter_clear(view))
