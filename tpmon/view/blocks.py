@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Union
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Missing, NotApplicable, is_known
+from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.units import clean_text, count_cells, format_bytes
 from tpmon.view.layout import (
     NA,
@@ -100,6 +101,12 @@ class Sheet(Generic[Row]):
     below: Callable[[Row], Sequence[str]] = lambda _row: ()
     """Return what a text report writes below a row, which a screen opens over the tab."""
 
+    def text(self, row: Row) -> str:
+        """Return all that stands in a row."""
+        return " ".join(
+            cell if isinstance(cell := column.read(row), str) else cell[0] for column in self.columns
+        )
+
 
 Block = Union[Paragraph, Sheet[Any]]
 
@@ -137,24 +144,20 @@ def choose_rows(sheet: Sheet[Row], filter_text: str, sort: int, reverse: bool) -
     if filter_text.strip("!"):
         without = filter_text.startswith("!")
         wanted = filter_text.lstrip("!").lower()
-        rows = [row for row in rows if (wanted in _text_of(sheet, row)) is not without]
+        rows = [row for row in rows if (wanted in sheet.text(row).lower()) is not without]
     if sort and sheet.orders:
         head, order = sheet.orders[min(sort, len(sheet.orders)) - 1]
         rows = sorted(rows, key=order, reverse=not reverse)
-        columns = tuple(_mark(one, "^" if reverse else "v") if one.head == head else one for one in columns)
+        marked = head + ("^" if reverse else "v")
+        columns = tuple(
+            dataclasses.replace(one, head=marked, width=max(one.width, len(marked)), keep=-1)
+            if one.head == head
+            else one
+            for one in columns
+        )
     elif reverse:
         rows = list(rows)[::-1]
     return dataclasses.replace(sheet, rows=tuple(rows), columns=columns)
-
-
-def _mark(column: Column[Row], sign: str) -> Column[Row]:
-    head = column.head + sign
-    return dataclasses.replace(column, head=head, width=max(column.width, len(head)), keep=-1)
-
-
-def _text_of(sheet: Sheet[Row], row: Row) -> str:
-    cells = (column.read(row) for column in sheet.columns)
-    return " ".join(cell if isinstance(cell, str) else cell[0] for cell in cells).lower()
 
 
 # What is written
@@ -167,11 +170,11 @@ def bar(share_pct: float, width: int) -> str:
 
 def list_orders(figures: Figures[Row]) -> tuple[tuple[str, Callable[[Row], float]], ...]:
     """Return what the rows of a table can be sorted by."""
-    return tuple((one.head, _order_by(one.read)) for one in figures if one.sorts)
+    return tuple((one.head, partial(_rank, one.read)) for one in figures if one.sorts)
 
 
-def _order_by(read: Callable[[Row], object]) -> Callable[[Row], float]:
-    return lambda row: as_number(read(row))
+def _rank(read: Callable[[Row], object], row: Row) -> float:
+    return as_number(read(row))
 
 
 def lay_sheet(
@@ -202,17 +205,9 @@ def as_number(value: object) -> float:
 def list_facts(row: object) -> list[tuple[str, str]]:
     """Write every field of a dataclass with its unit, and why one is missing."""
     return [
-        (name_field(field.name), _explain(field.name, getattr(row, field.name)))
+        (name_field(field.name), _write(field.name, getattr(row, field.name)))
         for field in dataclasses.fields(row)  # type: ignore[arg-type]  # rows are dataclasses
     ]
-
-
-def _unit(name: str) -> str:
-    if name in ("us", "ms", "bytes"):
-        return name
-    if name in _WORDS:
-        return _WORDS[name][1]
-    return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
 
 
 def name_field(name: str) -> str:
@@ -226,19 +221,16 @@ def name_field(name: str) -> str:
     return name.rstrip("_").replace("_", " ")
 
 
-def _explain(name: str, value: object) -> str:
-    if isinstance(value, Missing):
-        return f"{NA}: {value.reason}"
-    if isinstance(value, NotApplicable):
-        return "-"
-    return _write(name, value)
-
-
 def _write(name: str, value: object) -> str:
-    unit = _unit(name)
+    if isinstance(value, Missing):
+        return f"{NA}: {value.reason}" if name else NA
+    if isinstance(value, NotApplicable):
+        return "-" if name else NA
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
+        ending = next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
+        unit = name if name in ("us", "ms", "bytes") else _WORDS.get(name, ("", ending))[1]
         if unit == "bytes":
             return format_bytes(value)
         if unit == "us":
@@ -249,7 +241,7 @@ def _write(name: str, value: object) -> str:
         return ", ".join(_write("", one) for one in value[:20]) + (" ..." if len(value) > 20 else "")
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{label} {text}" for label, text in list_facts(value))
-    return NA if not is_known(value) else clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
+    return clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
 
 
 LABEL_WIDTH = 9

@@ -10,12 +10,10 @@ from itertools import groupby
 
 from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.results.trace import (
-    CardUse,
     Change,
     DeviceGaps,
     LargeGap,
     Lost,
-    MemoryPeak,
     RankTable,
     StepRow,
     TraceComparison,
@@ -116,16 +114,13 @@ def list_overview(file: TraceFile) -> list[Block]:
         Paragraph("trace", say_file(file)),
         *_say_lost(file.lost),
     ]
+    steps = f"none marked; the whole trace is {overview.step_ms:,.3f} ms"
     if overview.steps:
-        blocks.append(
-            Paragraph(
-                "steps",
-                f"{overview.steps}, mean {overview.step_ms:,.3f} ms, p50 {overview.step_p50_ms:,.3f}, "
-                f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms",
-            )
+        steps = (
+            f"{overview.steps}, mean {overview.step_ms:,.3f} ms, p50 {overview.step_p50_ms:,.3f}, "
+            f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms"
         )
-    else:
-        blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
+    blocks.append(Paragraph("steps", steps))
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
     blocks += [block for pattern in file.patterns for block in list_pattern(pattern)]
     parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
@@ -134,7 +129,17 @@ def list_overview(file: TraceFile) -> list[Block]:
     )
     blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
     if overview.gpus:
-        blocks.append(lay_sheet("devices", CARDS, overview.gpus, _say_card, findable=False, table="gpus"))
+        cards = lay_sheet(
+            "devices",
+            CARDS,
+            overview.gpus,
+            lambda card: (
+                f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
+            ),
+            findable=False,
+            table="gpus",
+        )
+        blocks.append(cards)
     if overview.steps:
         blocks.append(_steps_sheet(overview.step_table, overview.steps))
     return blocks
@@ -164,10 +169,6 @@ def _say_lost(lost: Lost) -> list[Block]:
     if lost.broken_off:
         parts.append(f"the file is not whole: {lost.reason}")
     return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
-
-
-def _say_card(card: CardUse) -> str:
-    return f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
 
 
 def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
@@ -265,42 +266,29 @@ def list_operator_tables(file: TraceFile) -> list[Block]:
         title = "ranges of the program (record_function)"
         blocks.append(lay_sheet(title, RANGES, file.ranges, unknown="-", table="ranges"))
     if file.products:
-        title = "matrix products, convolutions, attention by number type"
-        blocks.append(
-            lay_sheet(title, PRODUCTS, file.products, _say_product, findable=False, table="products")
-        )
-    if is_known(file.modules) and file.modules:
-        modules = list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
-        sheet = lay_sheet(
-            "modules",
-            modules,
-            file.modules,
-            lambda row: row.name,
-            unknown="-",
+        products: Sheet[ProductRow] = lay_sheet(
+            "matrix products, convolutions, attention by number type",
+            PRODUCTS,
+            file.products,
+            lambda row: f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms",
             findable=False,
-            table="modules",
+            table="products",
         )
-        blocks.append(sheet)
+        blocks.append(products)
+    if is_known(file.modules) and file.modules:
+        figures = list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
+        modules = lay_sheet("modules", figures, file.modules, unknown="-", findable=False, table="modules")
+        blocks.append(modules)
     if is_known(file.frames) and file.frames:
-        blocks.append(
-            lay_sheet(
-                "Python functions",
-                FRAMES,
-                file.frames,
-                lambda row: row.name,
-                source=_find_caller,
-                table="frames",
-            )
+        frames: Sheet[FrameRow] = lay_sheet(
+            "Python functions",
+            FRAMES,
+            file.frames,
+            source=lambda row: known_or(row.called_by, row.name),
+            table="frames",
         )
+        blocks.append(frames)
     return blocks
-
-
-def _say_product(row: ProductRow) -> str:
-    return f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms"
-
-
-def _find_caller(row: FrameRow) -> str:
-    return known_or(row.called_by, row.name)
 
 
 def list_kernel_tables(file: TraceFile) -> list[Block]:
@@ -342,10 +330,8 @@ def list_kernels(file: TraceFile) -> list[Block]:
     else:
         blocks.append(Paragraph(NA, "the trace has no kernels: it was recorded on the CPU alone"))
     if file.launched_before:
-        text = (
-            f"{file.launched_before:,} kernels and copies were launched before the trace begins: no operator"
-        )
-        blocks.append(Paragraph("note", text))
+        before = f"{file.launched_before:,} kernels and copies were launched before the trace begins"
+        blocks.append(Paragraph("note", f"{before}: no operator"))
     if file.copies:
         blocks.append(lay_sheet("copies", COPIES, file.copies, table="copies"))
     return [*blocks, *list_kernel_tables(file)]
@@ -365,9 +351,7 @@ def list_communication(file: TraceFile) -> list[Block]:
     whose = name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
     if not is_known(comms):
         return [Paragraph(NA, f"no communication in the trace of {whose}")]
-    sheet = lay_sheet(
-        "collectives", COLLECTIVES, comms.collectives, lambda row: row.name, table="collectives"
-    )
+    sheet = lay_sheet("collectives", COLLECTIVES, comms.collectives, table="collectives")
     return [Paragraph("comms", f"{whose}: {say_communication(comms)}"), sheet]
 
 
@@ -395,7 +379,14 @@ def list_memory(file: TraceFile) -> list[Block]:
     if not memory.peaks:
         text = "no allocations in the trace: tpmon capture --memory, or profile_memory=True, records them"
         return [Paragraph(NA, text)]
-    peaks = lay_sheet("memory", PEAKS, memory.peaks, _say_peak, findable=False, table="memory")
+    peaks = lay_sheet(
+        "memory",
+        PEAKS,
+        memory.peaks,
+        lambda row: f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}",
+        findable=False,
+        table="memory",
+    )
     blocks: list[Block] = [peaks, *list_curves(file)]
     if memory.by_operator:
         title = "allocated by operator"
@@ -403,10 +394,6 @@ def list_memory(file: TraceFile) -> list[Block]:
             lay_sheet(title, ALLOCATIONS, memory.by_operator, lambda row: row.operator, table="allocations")
         )
     return blocks
-
-
-def _say_peak(row: MemoryPeak) -> str:
-    return f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}"
 
 
 def list_curves(file: TraceFile) -> list[Block]:
@@ -485,13 +472,17 @@ def list_changes(comparison: TraceComparison) -> list[Block]:
 
 def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Change]:
     findable = part in ("operator", "kernel")
+
+    def shorten(row: Change) -> str:
+        return shorten_kernel(row.name)
+
     return Sheet(
         title,
         (
             Column("before ms", 11, 3, lambda row: ms_of_us(row.before_us)),
             Column("after ms", 11, 2, lambda row: ms_of_us(row.after_us)),
             Column("change ms", 11, 1, _paint_change),
-            Column(part, 16, 0, _name_row, right=False, grows=True),
+            Column(part, 16, 0, shorten if part == "kernel" else name_change, right=False, grows=True),
         ),
         rows,
         _say_change,
@@ -504,10 +495,6 @@ def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Cha
         findable=findable,
         table="changes",
     )
-
-
-def _name_row(row: Change) -> str:
-    return shorten_kernel(row.name) if row.part == "kernel" else name_change(row)
 
 
 def _paint_change(row: Change) -> Cell:

@@ -30,8 +30,13 @@ from tpmon.ui.monitor.alerts import tell_most
 from tpmon.ui.monitor.panes.cpu import paint_cpu, paint_cpu_in_full
 from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
 from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_header, paint_notes
-from tpmon.ui.monitor.panes.overlays import HELP_WORDS, paint_details, paint_environment
-from tpmon.ui.monitor.panes.requests import paint_capture, paint_sample
+from tpmon.ui.monitor.panes.overlays import (
+    HELP_WORDS,
+    paint_capture,
+    paint_details,
+    paint_environment,
+    paint_sample,
+)
 from tpmon.ui.monitor.panes.stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.monitor.panes.steps import paint_steps
 from tpmon.ui.monitor.panes.tables import (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.host import OutputSample
 from tpmon.model.known import is_known, known_or
@@ -19,6 +21,7 @@ from tpmon.view.layout import (
     fit_line,
     pad_line,
     paint_rule,
+    set_in,
     wrap_words,
 )
 
@@ -47,15 +50,12 @@ def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
 def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
     """Paint at most so many events, newest first, a line each."""
     events = view.events[::-1][: max(0, most)]
-    clocks = say_moments(view, (event.time for event in events))
-    return [_paint_event(event, clock, width) for event, clock in zip(events, clocks, strict=True)]
-
-
-def _paint_event(event: Event, clock: str, width: int) -> Line:
-    ink = _KIND_INK.get(event.kind, Ink.PLAIN)
-    if width < 60:
-        return fit_line(((f" {clock} ", Ink.DIM), (event.text, ink)), width)
-    return fit_line(((f" {clock} {event.kind.value:<8} ", Ink.DIM), (_text_of(event), ink)), width)
+    lines = []
+    for event, clock in zip(events, say_moments(view, (event.time for event in events)), strict=True):
+        kind, text = (f"{event.kind.value:<8} ", _text_of(event)) if width >= 60 else ("", event.text)
+        ink = _KIND_INK.get(event.kind, Ink.PLAIN)
+        lines.append(fit_line(((f" {clock} {kind}", Ink.DIM), (text, ink)), width))
+    return lines
 
 
 def _text_of(event: Event) -> str:
@@ -68,20 +68,13 @@ def _paint_log(log: OutputSample, width: int, most: int) -> list[Line]:
     return [fit_line(((" | ", Ink.DIM), (line, Ink.PLAIN)), width) for line in lines]
 
 
-def _details(
-    view: ViewState, frame: Frame, log: OutputSample | None, width: int, *, split: bool
-) -> list[Item]:
-    if split:
-        return []
+def _details(view: ViewState, frame: Frame, log: OutputSample | None, width: int) -> list[Item]:
     if log is None:
         return [Item(5, "log: the job writes to no file", Ink.DIM)]
     more = len({one.path for one in frame.output}) - 1
     verb = "log written" if width >= 60 else "log"
-    told = f"{verb} {_log_title(view, log, width - len(verb) - 20)}"
-    items = [Item(1, told, Ink.DIM)]
-    if more > 0:
-        items.append(Item(6, f"+{more} more", Ink.DIM))
-    return items
+    items = [Item(1, f"{verb} {_log_title(view, log, width - len(verb) - 20)}", Ink.DIM)]
+    return [*items, Item(6, f"+{more} more", Ink.DIM)] if more > 0 else items
 
 
 def count_events(view: ViewState) -> int:
@@ -96,45 +89,24 @@ def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     if not is_known(frame) or size.height <= 0:
         return []
     log = newest_log(frame)
-    split = size.width >= SPLIT_WIDTH
-    title = f"{Pane.EVENTS.value} events"
-    rows = size.height - 1
-    if split:
-        return _paint_beside(view, log, size, focused=focused)
-    lines = [
-        paint_rule(title, _details(view, frame, log, size.width, split=split), size.width, focused=focused)
-    ]
-    logged = _paint_log(log, size.width, min(len(log.lines), (rows + 1) // 2)) if log is not None else []
-    happened = _paint_newest(view, size.width, rows - len(logged))
-    if log is not None and len(happened) + len(logged) < rows:
-        logged = _paint_log(log, size.width, rows - len(happened))
-    return [*lines, *happened, *logged][: size.height]
-
-
-def _paint_beside(view: ViewState, log: OutputSample | None, size: Size, *, focused: bool) -> list[Line]:
+    title, rows = f"{Pane.EVENTS.value} events", size.height - 1
+    if size.width < SPLIT_WIDTH:
+        rule = paint_rule(title, _details(view, frame, log, size.width), size.width, focused=focused)
+        logged = _paint_log(log, size.width, min(len(log.lines), (rows + 1) // 2)) if log is not None else []
+        happened = _paint_newest(view, size.width, rows - len(logged))
+        if log is not None and len(happened) + len(logged) < rows:
+            logged = _paint_log(log, size.width, rows - len(happened))
+        return [rule, *happened, *logged][: size.height]
     left = size.width // 2 - 1
     right = size.width - left - 2
-    title = f"{Pane.EVENTS.value} events"
-    rows = size.height - 1
-    logged: list[Line] = []
-    if log is None:
-        about = "the job writes to no regular file"
-    else:
+    about = "the job writes to no regular file"
+    if log is not None:
         about = f"written {_log_title(view, log, right - 20)}"
-        logged = _paint_log(log, right, rows)
-    happened = _paint_newest(view, left, rows)
-    lines = [
-        join_columns(
-            paint_rule(title, [], left, focused=focused),
-            paint_rule("log", [Item(0, about, Ink.DIM)], right, focused=focused),
-            left,
-        )
-    ]
-    for row in range(max(len(happened), len(logged))):
-        first: Line = happened[row] if row < len(happened) else ()
-        second: Line = logged[row] if row < len(logged) else ()
-        lines.append(join_columns(first, second, left))
-    return lines[: size.height]
+    first = [paint_rule(title, [], left, focused=focused), *_paint_newest(view, left, rows)]
+    second = [paint_rule("log", [Item(0, about, Ink.DIM)], right, focused=focused)]
+    second += _paint_log(log, right, rows) if log is not None else []
+    both = zip_longest(first, second, fillvalue=())
+    return [join_columns(one, other, left) for one, other in both][: size.height]
 
 
 def join_columns(first: Line, second: Line, left: int) -> Line:
@@ -149,8 +121,8 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
         return []
     lines: list[Line] = []
     for note in frame.notes:
-        wrapped = wrap_words(note, max(8, width - 4))
-        lines += [((f" {'!' if not n else ' '} {text}"[:width], Ink.WARN),) for n, text in enumerate(wrapped)]
+        wrapped = set_in(wrap_words(note, max(8, width - 4)), Ink.WARN, " ! ")
+        lines += [fit_line(line, width) for line in wrapped]
     for path in dict.fromkeys(one.path for one in frame.output):
         log = next(one for one in frame.output if one.path == path)
         size = explain(log.size_bytes, format_bytes)
@@ -161,17 +133,10 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
         lines.append(((cut(" log: the job writes its output to no regular file", width), Ink.DIM),))
     lines.append(((cut(f" {len(view.events)} events, newest first", width), Ink.STRONG),))
     events = view.events[::-1]
-    clocks = say_moments(view, (event.time for event in events))
-    for event, clock in zip(events, clocks, strict=True):
-        lines += _paint_whole_event(event, clock, width)
+    for event, clock in zip(events, say_moments(view, (event.time for event in events)), strict=True):
+        head = f" {clock} {event.kind.value:<8} "
+        ink = _KIND_INK.get(event.kind, Ink.PLAIN)
+        for place, text in enumerate(wrap_words(_text_of(event), max(8, width - len(head))) or [""]):
+            before = " " * len(head) if place else head
+            lines.append(fit_line(((before, Ink.DIM), (text, ink)), width))
     return lines
-
-
-def _paint_whole_event(event: Event, clock: str, width: int) -> list[Line]:
-    head = f" {clock} {event.kind.value:<8} "
-    texts = wrap_words(_text_of(event), max(8, width - len(head))) or [""]
-    ink = _KIND_INK.get(event.kind, Ink.PLAIN)
-    heads = [head] + [" " * len(head)] * (len(texts) - 1)
-    return [
-        fit_line(((first, Ink.DIM), (text, ink)), width) for first, text in zip(heads, texts, strict=True)
-    ]

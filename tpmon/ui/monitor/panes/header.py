@@ -9,7 +9,7 @@ from tpmon.ui.kit.ink import DOT
 from tpmon.ui.monitor.alerts import age_of, is_old, say_moment, say_moment_and_age
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.job import GROUPS
-from tpmon.view.layout import Ink, Item, Line, cut, fit_line, justify, show, wrap, wrap_words
+from tpmon.view.layout import Ink, Item, Line, cut, fit_line, justify, set_in, show, wrap, wrap_words
 from tpmon.view.ranks import name_ranks
 
 HOST_GROUPS = GROUPS[:4]
@@ -33,13 +33,6 @@ def name_state(view: ViewState) -> Item:
     if frame.target.state is TargetState.STOPPED:
         return Item(0, "STOPPED", Ink.WARN)
     return Item(0, f"LIVE {view.interval_s:g} s", Ink.GOOD)
-
-
-def _describe_ranks(frame: Frame) -> str:
-    named = name_ranks(frame)
-    if named:
-        return f"ranks {named}"
-    return "one process" if len(frame.ranks) == 1 else f"{len(frame.ranks)} ranks"
 
 
 def _ages(view: ViewState, frame: Frame) -> list[Item]:
@@ -67,8 +60,7 @@ def _own_cost(frame: Frame) -> list[Item]:
     items = []
     if is_known(own.cpu_pct):
         memory = show(map_known(lambda rss: rss + own.children_rss_bytes, own.rss_bytes), format_bytes)
-        text = f"tpmon {format_pct(own.cpu_pct)} % {memory}"
-        items.append(Item(12, text, Ink.DIM))
+        items.append(Item(12, f"tpmon {format_pct(own.cpu_pct)} % {memory}", Ink.DIM))
     if own.shedding:
         items.append(Item(4, "! tpmon at half rate", Ink.WARN))
     if own.target_paused_ms > 0:
@@ -84,11 +76,14 @@ def paint_header(view: ViewState, width: int) -> Line:
     target = frame.target
     asked = f" (asked {target.asked_pid})" if target.asked_pid != target.pid and width >= 120 else ""
     pid = f"pid {target.pid}{asked}" if width >= 100 else str(target.pid)
+    named = name_ranks(frame)
+    alone = "one process" if len(frame.ranks) == 1 else f"{len(frame.ranks)} ranks"
+    ranks = f"ranks {named}" if named else alone
     left = [
         Item(6, "tpmon", Ink.TITLE),
         Item(2, pid, Ink.STRONG),
         Item(4, cut(target.script, max(8, width // 5)), Ink.STRONG),
-        Item(7, _describe_ranks(frame)),
+        Item(7, ranks),
         Item(8, cut(target.host, max(8, width // 8))),
         Item(15, cut(target.user, 16)),
         Item(14, f"torch {target.torch_version}" if is_known(target.torch_version) else "torch ?"),
@@ -108,17 +103,19 @@ def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
     """Paint the verdict's place: how the job ended, else its facts, in at most ``most`` lines."""
     frame = view.frame
     if not is_known(frame):
-        return _paint_reason("waiting for the first reading", frame.reason, width, most)
+        said = ["waiting for the first reading:", *frame.reason.split()]
+        texts = wrap(said, width - 2, " ")[:most]
+        return [fit_line(line, width) for line in set_in(texts, Ink.STRONG)]
     lines: list[Line] = []
     facts_ink = Ink.STRONG
     if frame.target.state is TargetState.ENDED:
         how, ink = describe_end(view, frame, with_age=width >= AGE_WIDTH)
-        lines += [((f" {text}", ink),) for text in wrap([how], width - 2, " ")]
+        lines += set_in(wrap([how], width - 2, " "), ink)
         facts_ink = Ink.DIM
     facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
     if facts_ink is Ink.DIM and facts:
         facts[0] = f"last seen: {facts[0]}"
-    lines += [((f" {text}", facts_ink),) for text in wrap(facts, width - 2, f" {DOT} ")]
+    lines += set_in(wrap(facts, width - 2, f" {DOT} "), facts_ink)
     return [fit_line(line, width) for line in lines[:most]]
 
 
@@ -132,11 +129,6 @@ def describe_end(view: ViewState, frame: Frame, *, with_age: bool = True) -> tup
     if isinstance(how, NotApplicable):
         return f"ENDED {when}", Ink.WARN
     return f"ENDED {when}  {how}", Ink.GOOD if how.startswith("exit 0") else Ink.BAD
-
-
-def _paint_reason(what: str, reason: str, width: int, most: int) -> list[Line]:
-    texts = wrap([what + ":", *reason.split()], width - 2, " ")
-    return [fit_line(((f" {text}", Ink.STRONG),), width) for text in texts[:most]]
 
 
 def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:

@@ -1,21 +1,69 @@
-"""Paint what lies over the panes: help, the details of one process, its start environment.
+"""Paint what lies over the panes: the details and environment of a process, captures, hot functions.
 
-Each returns all its lines; ``panes`` shows the part that fits and scrolls.
+Each returns all its lines; ``layout.py`` shows the part that fits and scrolls.
 """
 
 from __future__ import annotations
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import Applicable, Missing, is_known, known_or
-from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
-from tpmon.model.units import format_bytes, format_moment, format_rate, format_seconds, say_bytes_s, say_pct
+from tpmon.model.process import ProcessSample, RankRow
+from tpmon.model.results.capture import (
+    CAPTURE_ACTS,
+    UNKNOWN,
+    CaptureKind,
+    CaptureStage,
+    CaptureUpdate,
+    fewer_steps,
+    more_steps,
+    next_kind,
+)
+from tpmon.model.results.sample import HotGroup, HotSample
+from tpmon.model.units import (
+    clean_text,
+    count_cells,
+    format_bytes,
+    format_moment,
+    format_rate,
+    format_seconds,
+    say_bytes_s,
+    say_pct,
+)
 from tpmon.model.waits import describe_wait
 from tpmon.ui.monitor.alerts import age_of
+from tpmon.ui.monitor.panes.stacks import paint_errors
+from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
 from tpmon.ui.monitor.state import ViewState
 from tpmon.view.cards import describe_card
 from tpmon.view.job import describe_settings, say_device
-from tpmon.view.layout import Ink, Line, cut, explain, fit_line, pad, paint_pairs, wrap_words
+from tpmon.view.layout import (
+    Ink,
+    Line,
+    Table,
+    cut,
+    explain,
+    fit_line,
+    lay_text,
+    list_columns,
+    pad,
+    paint_pairs,
+    set_in,
+    wrap_all,
+    wrap_words,
+)
 from tpmon.view.ranks import join_ranks, waiting_pct, write_role, write_state
+from tpmon.view.stacks import (
+    FUNCTIONS,
+    count_without_turn,
+    pick_shown,
+    say_cost,
+    say_ended,
+    say_group,
+    say_lost,
+    say_phases,
+    say_waiting,
+    say_what,
+)
 
 HELP_WORDS = (
     ("thr", "threads", "threads"),
@@ -37,7 +85,7 @@ def _chosen(frame: Frame, pid: Applicable[int], width: int) -> ProcessSample | l
         if process.pid == pid:
             return process
     text = f"process {pid} is gone; its last reading is no longer kept"
-    return [((f" {line}", Ink.WARN),) for line in wrap_words(text, max(1, width - 1))]
+    return set_in(wrap_words(text, max(1, width - 1)), Ink.WARN)
 
 
 def paint_details(view: ViewState, width: int) -> list[Line]:
@@ -51,10 +99,7 @@ def paint_details(view: ViewState, width: int) -> list[Line]:
     heading = f" {write_role(process)}  pid {process.pid}  {process.label}"
     lines: list[Line] = [((cut(heading, width), Ink.STRONG),)]
     row = next((row for row in frame.ranks if row.pid == process.pid), None)
-    pairs = describe_process(frame, process)
-    if row is not None:
-        pairs += _describe_row(row)
-    lines += paint_pairs(pairs, width)
+    lines += paint_pairs(describe_process(frame, process, row), width)
     for rank in join_ranks(frame) if row is not None else ():
         if rank.row is row and is_known(rank.card):
             lines.append(((cut(f" GPU {rank.card.index}  {rank.card.name}", width), Ink.STRONG),))
@@ -62,11 +107,25 @@ def paint_details(view: ViewState, width: int) -> list[Line]:
     return lines
 
 
-def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, str]]:
-    """Return everything known of one process as labels and values."""
-    owner = ""
-    if is_known(process.rank_pid):
-        owner = f", belongs to rank process {process.rank_pid}"
+def describe_process(
+    frame: Frame, process: ProcessSample, row: RankRow | None = None
+) -> list[tuple[str, str]]:
+    """Return everything known of one process, and of its rank where it is one, as labels and values."""
+    owner = f", belongs to rank process {process.rank_pid}" if is_known(process.rank_pid) else ""
+    groups = {
+        f"  {one.kind.value}": f"{one.count}, runnable {explain(one.runnable, '{:.2f}'.format)}"
+        for one in process.thread_groups
+    }
+    pss_age = f", read {explain(process.pss_age_s, format_seconds)} ago"
+    of_rank = (
+        ()
+        if row is None
+        else (
+            ("GPU", explain(row.gpu, str)),
+            ("step", explain(row.step, str)),
+            ("  age", explain(row.step_age_s, format_seconds)),
+        )
+    )
     up = format_seconds((frame.taken - process.started).total_seconds())
     return [
         ("role", f"{process.role.value}, local rank {explain(process.local_rank, str)}{owner}"),
@@ -81,34 +140,17 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("runnable", explain(process.runnable, lambda v: f"{v:.2f} threads")),
         ("  waiting", explain(waiting_pct(process), lambda v: f"{say_pct(v)} of that waits for a CPU")),
         ("threads", f"{process.threads}, busy {explain(process.busy_threads, str)}"),
-        *((f"  {group.kind.value}", _describe_group(group)) for group in process.thread_groups),
+        *groups.items(),
         ("switches", explain(process.switches_s, lambda v: f"{format_rate(v)}/s")),
         ("RSS", format_bytes(process.rss_bytes)),
-        ("PSS", _describe_pss(process)),
+        ("PSS", explain(process.pss_bytes, lambda size: f"{format_bytes(size)}{pss_age}")),
         ("read(2)", explain(process.asked_read_bytes_s, lambda v: f"{say_bytes_s(v)}, with page cache")),
         ("write(2)", explain(process.asked_write_bytes_s, say_bytes_s)),
         ("from disks", explain(process.device_read_bytes_s, say_bytes_s)),
         ("to disks", explain(process.device_write_bytes_s, say_bytes_s)),
         ("minor faults", explain(process.minor_faults_s, lambda v: f"{format_rate(v)}/s")),
         ("major faults", explain(process.major_faults_s, lambda v: f"{format_rate(v)}/s")),
-    ]
-
-
-def _describe_group(group: ThreadGroup) -> str:
-    return f"{group.count}, runnable {explain(group.runnable, lambda v: f'{v:.2f}')}"
-
-
-def _describe_pss(process: ProcessSample) -> str:
-    if isinstance(process.pss_bytes, Missing):
-        return f"? {process.pss_bytes.reason}"
-    return f"{format_bytes(process.pss_bytes)}, read {explain(process.pss_age_s, format_seconds)} ago"
-
-
-def _describe_row(row: RankRow) -> list[tuple[str, str]]:
-    return [
-        ("GPU", explain(row.gpu, str)),
-        ("step", explain(row.step, str)),
-        ("  age", explain(row.step_age_s, format_seconds)),
+        *of_rank,
     ]
 
 
@@ -148,3 +190,191 @@ def paint_environment(view: ViewState, width: int) -> list[Line]:
         head = (" " + pad(setting.name, label_width) + " ", Ink.DIM)
         lines.append(fit_line((head, (setting.value or '""', Ink.PLAIN)), width))
     return lines
+
+
+_TEXT_CHARS = 4_000
+_NONE = "no capture yet: t says what one of a few steps costs, and asks nothing of the run"
+_FORBIDDEN = "no capture: it has the training record itself, and --readonly forbids that"
+_QUESTIONS = {
+    CaptureStage.ASKED: "esc leaves; nothing is asked of the run yet",
+    CaptureStage.PLANNED: "t or Enter profiles one step and says the price; esc leaves",
+    CaptureStage.SIZING: "t or esc cancels it",
+    CaptureStage.PRICED: "t or Enter records them at this price; esc leaves, nothing is recorded",
+    CaptureStage.DEAR: "t or Enter records them all the same; esc leaves, nothing is recorded",
+    CaptureStage.RECORDING: "t or esc cancels it: no file is left then; 8 leaves it to go on",
+}
+_UNSIZED = {
+    CaptureKind.SNAPSHOT: {CaptureStage.PLANNED: "t or Enter records them and writes the file; esc leaves"},
+    CaptureKind.NSYS_RANGE: {
+        CaptureStage.PLANNED: "t or Enter opens the range for nsys; esc leaves",
+        CaptureStage.RECORDING: "t or esc ends the range before its steps are done; 8 leaves it to go on",
+    },
+}
+"""What is asked where no step is profiled first: the plan says all that is known."""
+_FIRST = 2
+"""Lines of a plan that stand before the question: what is recorded, and how long that is."""
+_LABEL = 7
+_VALUE = 20
+
+
+def paint_capture(view: ViewState, width: int) -> list[Line]:
+    """Paint all lines of a capture; the screen shows the part that fits."""
+    update = view.capture
+    if not is_known(update) or (update.stage is CaptureStage.ENDED and not update.line):
+        return _wrapped(_FORBIDDEN if view.readonly else _NONE, Ink.DIM, width)
+    if update.stage is CaptureStage.ENDED:
+        return _paint_end(update, width)
+    question = _UNSIZED.get(update.choice.kind, {}).get(update.stage, _QUESTIONS[update.stage])
+    asked = _wrapped(update.line, Ink.WARN, width) + _wrapped(question, Ink.STRONG, width)
+    choice = _paint_choice(update, width)
+    what = [line for said in update.plan[:_FIRST] for line in _wrapped(said, Ink.PLAIN, width)]
+    known: list[Line] = []
+    unknown: list[Line] = []
+    for said in update.plan[_FIRST:]:
+        (unknown if said.startswith(UNKNOWN) else known).extend(_wrapped(said, Ink.PLAIN, width))
+    known += _paint_memory(view, width) if what else []
+    if update.price:  # what was not known before is of the past
+        price = [line for said in update.price for line in _wrapped(said, Ink.STRONG, width)]
+        return [*price, (), *asked, (), *choice, *what, *known]
+    known += unknown
+    # the question is in sight also where not all that is known fits
+    return [*choice, *what, *([()] if what else []), *asked, *([()] if known else []), *known]
+
+
+def _paint_choice(update: CaptureUpdate, width: int) -> list[Line]:
+    """Paint what is chosen with the keys that change it, and why the rest cannot be; nothing once it acts."""
+    choice, offers = update.choice, update.offers
+    if not is_known(offers) or update.stage in CAPTURE_ACTS:
+        return []
+    kind, fewer, more = next_kind(choice, offers), fewer_steps(choice, offers), more_steps(choice, offers)
+    to_kind = f"c {kind.kind.value}" if kind != choice else ""
+    steps = [f"{key} {to.steps:,}" for key, to in (("-", fewer), ("+", more)) if to != choice]
+    every = f"all {offers.ranks} here"
+    to_ranks = "" if offers.every else f"a {offers.who} alone" if choice.every else f"a {every}"
+    lines = _paint_row("what", choice.kind.value, to_kind, width)
+    for refused, why in offers.refused:
+        lines += _paint_below(f"no {refused.value}: {why}", Ink.DIM, width)
+    lines += _paint_row("steps", f"{choice.steps:,}", ", ".join(steps), width)
+    lines += _paint_row("ranks", every if choice.every else offers.who, to_ranks, width)
+    if offers.every:
+        lines += _paint_below(f"not all: {offers.every}", Ink.DIM, width)
+    return [*lines, ()]
+
+
+def _paint_row(label: str, value: str, keys: str, width: int) -> list[Line]:
+    """Paint one choice with its keys beside it, or below where there is no room."""
+    head = (f" {pad(label, _LABEL)}", Ink.DIM)
+    shown = clean_text(value, _VALUE)
+    if not keys or _LABEL + count_cells(shown) + 3 + count_cells(keys) > width:
+        return [fit_line((head, (shown, Ink.STRONG)), width), *_paint_below(keys, Ink.PLAIN, width)]
+    if _LABEL + 1 + _VALUE + count_cells(keys) <= width:
+        shown = pad(shown, _VALUE - 2)
+    return [fit_line((head, (f"{shown}  ", Ink.STRONG), (keys, Ink.PLAIN)), width)]
+
+
+def _paint_below(text: str, ink: Ink, width: int) -> list[Line]:
+    texts = wrap_all(clean_text(text, _TEXT_CHARS), max(1, width - _LABEL - 2))
+    return set_in(texts, ink, " " * (_LABEL + 1))
+
+
+def _paint_end(update: CaptureUpdate, width: int) -> list[Line]:
+    """Paint what came of a capture; lines are kept as they are laid out where they fit, for tables."""
+    if not update.report:
+        return _wrapped(update.line, Ink.WARN, width)
+    lines: list[Line] = []
+    for said in update.report:
+        cleaned = clean_text(said, _TEXT_CHARS)
+        fits = count_cells(cleaned) < width
+        lines += set_in([cleaned]) if said and fits else _wrapped(said, Ink.PLAIN, width) or [()]
+    opens = ", o opens it" if update.trace else ""
+    return [*lines, (), *_wrapped(f"y copies all of it{opens}, esc closes", Ink.DIM, width)]
+
+
+def _paint_memory(view: ViewState, width: int) -> list[Line]:
+    """Say what the cgroup of the job has left, where it has a limit."""
+    memory = view.frame.memory if is_known(view.frame) else None
+    if memory is None or not is_known(memory.limit_bytes) or not is_known(memory.used_bytes):
+        return []
+    left = format_bytes(max(0, memory.limit_bytes - memory.used_bytes))
+    return _wrapped(
+        f"memory: {left} left of the limit of {format_bytes(memory.limit_bytes)}", Ink.PLAIN, width
+    )
+
+
+_ERROR_LINES = 6
+_ENDED = "the job has ended: no stack is left to sample"
+
+
+def paint_sample(view: ViewState, width: int) -> list[Line]:
+    """Paint all lines of the hot functions; the screen shows the part that fits."""
+    update = view.sample
+    if not is_known(update):
+        ended = is_known(view.frame) and has_ended(view.frame)
+        return _wrapped(_ENDED, Ink.WARN, width) if ended else _paint_price(view, Ink.WARN, width)
+    lines: list[Line] = []
+    if update.state.refused:
+        lines += _wrapped(f"! {update.state.refused}", Ink.WARN, width)
+    if is_running(view):
+        done = update.hot.seconds if is_known(update.hot) else 0.0
+        lines += _wrapped(f"sampling: {done:.0f} of {update.state.request.seconds:g} s", Ink.WARN, width)
+    hot = update.hot
+    if is_known(hot):
+        lines += _paint_told(view, hot, width)
+    elif not update.state.refused:
+        lines += _wrapped("the first samples come within two seconds", Ink.DIM, width)
+    if not is_running(view):
+        lines += _paint_price(view, Ink.DIM, width)
+    if is_known(hot):
+        for group in hot.groups:
+            lines += [(), *_paint_group(group, width)]
+        lines += [(), *_wrapped(say_cost(hot), Ink.DIM, width)]
+    return lines
+
+
+def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
+    """Paint whom it is of, and what is not in it."""
+    lines = _wrapped(f"{say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
+    if hot.lost_samples or hot.behind_s:
+        lines += _wrapped(f"! lost: {say_lost(hot)}", Ink.WARN, width)
+    lines += paint_errors(hot.errors, width, _ERROR_LINES, can_stop=False)
+    waiting = count_without_turn(hot)
+    if waiting:
+        lines += _wrapped(f"no turn for {waiting} more yet", Ink.WARN, width)
+    return [*lines, *_wrapped(say_ended(hot), Ink.WARN, width)] if hot.ended_processes else lines
+
+
+def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
+    if view.no_stacks:
+        return _wrapped("no stacks are sampled: --no-stacks", ink, width)
+    return _wrapped(say_next_price(view), ink, width)
+
+
+def _say_age(view: ViewState, hot: HotSample) -> str:
+    if is_running(view) or not is_known(view.frame):
+        return ""
+    now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
+    age_s = (view.frame.taken - hot.taken).total_seconds() + (now_ns - view.frame.taken_ns) / 1e9
+    return f", {format_seconds(max(0.0, age_s))} ago"
+
+
+def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
+    return lay_text(clean_text(text, _TEXT_CHARS), width, ink)
+
+
+def _paint_group(group: HotGroup, width: int) -> list[Line]:
+    """Paint who it is and how it did, then its functions, the user's own standing out."""
+    if waiting := say_waiting(group):
+        return _wrapped(waiting, Ink.DIM, width)
+    lines = _wrapped(say_group(group), Ink.TITLE, width)
+    phases = say_phases(group)
+    if phases:
+        lines += [
+            ((f"  {text[0][0].strip()}", Ink.PLAIN),) for text in _wrapped(phases, Ink.PLAIN, width - 2)
+        ]
+    shown, hidden = pick_shown(group)
+    if not shown:
+        return lines
+    table = Table(list_columns(FUNCTIONS), width)
+    lines.append(table.paint_head())
+    lines += [table.paint_row(one, Ink.DIM if one.package else Ink.STRONG) for one in shown]
+    return [*lines, ((f"   {hidden} more (tpmon sample --json has them)", Ink.DIM),)] if hidden else lines

@@ -98,27 +98,21 @@ def split_bar(pace: StepPace, width: int) -> str:
     return bar.ljust(width, _FILLS[LoopPhase.OTHER])
 
 
-def _split_spans(pace: StepPace, width: int) -> list[Span]:
-    """Return the shares with their signs: whole words and a percent sign each where there is room."""
+def _paint_split(pace: StepPace, width: int) -> list[Line]:
     spans: list[Span] = []
     wide = width >= WIDE_WIDTH
     for phase, share in list_shares(pace):
-        if is_known(share):
+        if is_known(share):  # whole words and a percent sign each where there is room
             name = phase.value if wide else _SHORT[phase]
             sign = f"{_FILLS[phase]} " if width >= NARROW_WIDTH else ""
             ink = Ink.STRONG if phase is LoopPhase.DATA and share >= MUCH_PCT else Ink.PLAIN
             percent = " %" if wide or phase is LoopPhase.OTHER else ""
             spans.append((f"{sign}{name} {format_pct(share)}{percent}", ink))
-    return spans
-
-
-def _paint_split(pace: StepPace, width: int) -> list[Line]:
-    spans = _split_spans(pace, width)
     if not spans:
         return []
     if width < NARROW_WIDTH:
         return flow([(HOST, Ink.DIM), *spans], width, 2)[:2]
-    gap = "   " if width >= WIDE_WIDTH else "  "
+    gap = " " * _gap_of(width)
     head = f" {HOST}  "
     room = width - count_cells(head) - sum(count_cells(text) + len(gap) for text, _ in spans)
     bar = split_bar(pace, min(BAR_WIDTH, room))
@@ -150,13 +144,13 @@ def _gap_of(width: int) -> int:
     return 3 if width >= WIDE_WIDTH else 2
 
 
-def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
+def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
     stalled = is_stalled(pace)
     rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
     samples, times = _say_figures(pace, rate, width)
     stall = _say_stall(view, pace)
     compiled = _say_compiled(view) if width >= NARROW_WIDTH else ""
-    spans: list[Span] = [
+    told: list[Span] = [
         (rate, Ink.WARN if stalled else Ink.STRONG),
         (samples, Ink.PLAIN),
         (times, Ink.PLAIN),
@@ -164,11 +158,7 @@ def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
         (f"! {compiled}" if compiled else "", Ink.WARN),
         (f"step {pace.count:,}", Ink.DIM),
     ]
-    return [span for span in spans if span[0]]
-
-
-def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
-    spans = _rates(view, pace, width)
+    spans = [span for span in told if span[0]]
     if width < NARROW_WIDTH:
         return flow(spans, width, 2)[:3]
     gap = _gap_of(width)

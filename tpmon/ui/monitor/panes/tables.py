@@ -11,7 +11,7 @@ from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.text.job_words import NO_RANK_LEFT
-from tpmon.model.units import format_seconds
+from tpmon.model.units import count_of, format_seconds
 from tpmon.model.waits import describe_wait
 from tpmon.ui.monitor.alerts import age_of, is_old
 from tpmon.ui.monitor.state import Pane, SortBy, ViewState
@@ -86,7 +86,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
         return [*lines, ((cut(f" {nothing}", size.width), Ink.DIM),)][: size.height]
     lines.append(table.paint_head())
     for rank in ranks[first:last]:
-        ink = _row_ink(rank)
+        ink = Ink.PLAIN if is_known(rank.process) else Ink.BAD
         lines.append(table.paint_row(rank, ink, cursor=is_known(cursor) and cursor == rank.row.pid))
     return lines[: size.height]
 
@@ -96,10 +96,6 @@ def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
     if not ranks:
         return frame.facts.startswith(NO_RANK_LEFT)
     return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
-
-
-def _row_ink(rank: RankView) -> Ink:
-    return Ink.BAD if not is_known(rank.process) else Ink.PLAIN
 
 
 CPU_STEP_PCT = 10
@@ -118,9 +114,9 @@ def select_workers(view: ViewState) -> list[ProcessSample]:
     if not is_known(view.frame):
         return []
     rows = [process for process in view.frame.processes if process.role is not Role.RANK]
-    if view.filter_text:
-        wanted = _filter(view.filter_text)
-        rows = [process for process in rows if _matches(process, *wanted)]
+    inverted = view.filter_text.startswith("!")
+    if needle := view.filter_text[inverted:].casefold():
+        rows = [process for process in rows if _matches(process, needle) is not inverted]
     rows.sort(key=_place)
     rows.sort(key=lambda process: _sort_value(process, view.sort), reverse=view.sort_reversed)
     return rows
@@ -135,14 +131,7 @@ def _place(process: ProcessSample) -> tuple[bool, int, int, int]:
     )
 
 
-def _filter(text: str) -> tuple[str, bool]:
-    inverted = text.startswith("!")
-    return text[inverted:].casefold(), inverted
-
-
-def _matches(process: ProcessSample, needle: str, inverted: bool) -> bool:
-    if not needle:
-        return True
+def _matches(process: ProcessSample, needle: str) -> bool:
     texts = (
         str(process.pid),
         write_role(process),
@@ -152,7 +141,7 @@ def _matches(process: ProcessSample, needle: str, inverted: bool) -> bool:
         write_state(process),
         known_or(map_known(describe_wait, process.waits_for), ""),
     )
-    return any(needle in text.casefold() for text in texts) is not inverted
+    return any(needle in text.casefold() for text in texts)
 
 
 def _sort_value(process: ProcessSample, sort: SortBy) -> float:
@@ -163,14 +152,6 @@ def _sort_value(process: ProcessSample, sort: SortBy) -> float:
     if sort is SortBy.TIME:
         return process.started.timestamp()
     return process.pid
-
-
-def _describe_counts(frame: Frame) -> str:
-    counts = Counter(process.role for process in frame.processes)
-    told = [f"{counts[Role.WORKER]}" if counts[Role.WORKER] else "none"]
-    others = (Role.LAUNCHER, Role.COMPILE, Role.HELPER)
-    told += [f"{counts[role]} {role.value}" for role in others if counts[role]]
-    return " + ".join(told)
 
 
 def count_workers(view: ViewState) -> int:
@@ -189,16 +170,12 @@ def paint_workers(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     cursor: Applicable[int] = view.cursor_pid if focused else Missing("elsewhere")
     pids = [process.pid for process in rows]
     first, last = window_of(pids, cursor, size.height - 2)
-    lines = [
-        paint_rule(
-            f"{Pane.WORKERS.value} workers",
-            _details(view, frame, rows, last - first),
-            size.width,
-            focused=focused,
-        )
-    ]
+    details = _details(view, frame, rows, last - first)
+    lines = [paint_rule(f"{Pane.WORKERS.value} workers", details, size.width, focused=focused)]
     if not rows:
-        return [*lines, _paint_nothing(view, size.width)][: size.height]
+        nothing = "no worker process now: num_workers=0, or between two epochs"
+        nothing = f"no process matches {view.filter_text}" if view.filter_text else nothing
+        return [*lines, ((cut(f" {nothing}", size.width), Ink.DIM),)][: size.height]
     lines.append(table.paint_head())
     for process in rows[first:last]:
         ink = Ink.DIM if process.role is not Role.WORKER else Ink.PLAIN
@@ -207,7 +184,11 @@ def paint_workers(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
 
 
 def _details(view: ViewState, frame: Frame, rows: Sequence[ProcessSample], shown: int) -> Sequence[Item]:
-    details = [Item(1, _describe_counts(frame))]
+    counts = Counter(process.role for process in frame.processes)
+    told = [f"{counts[Role.WORKER] or 'none'}"]
+    others = (Role.LAUNCHER, Role.COMPILE, Role.HELPER)
+    told += [f"{counts[role]} {role.value}" for role in others if counts[role]]
+    details = [Item(1, " + ".join(told))]
     found = len(rows)
     if found > shown:
         details.append(Item(0, f"{found - shown} more", Ink.WARN))
@@ -221,13 +202,6 @@ def _details(view: ViewState, frame: Frame, rows: Sequence[ProcessSample], shown
         every = sum(process.role is not Role.RANK for process in frame.processes)
         details.append(Item(2, f"filter {cut(view.filter_text, 20)} ({found} of {every})", Ink.STRONG))
     return details
-
-
-def _paint_nothing(view: ViewState, width: int) -> Line:
-    if view.filter_text:
-        return ((cut(f" no process matches {view.filter_text}", width), Ink.DIM),)
-    text = " no worker process now: num_workers=0, or between two epochs"
-    return ((cut(text, width), Ink.DIM),)
 
 
 def _histories(pulses: Sequence[Pulse], cards: Sequence[GpuSample]) -> dict[int, Sequence[Known[float]]]:
@@ -272,8 +246,8 @@ def paint_gpus(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
         if shown:
             details.append(Item(0, f"{len(hidden)} more: {summarize_cards(hidden)}", ink))
         else:
-            count = "1 card" if len(hidden) == 1 else f"{len(hidden)} cards"
-            details = [Item(0, f"{count}: {summarize_cards(hidden)}", ink), *details]
+            said = f"{count_of(len(hidden), 'card')}: {summarize_cards(hidden)}"
+            details = [Item(0, said, ink), *details]
     lines = [paint_rule(title, details, size.width, focused=focused)]
     if not shown:
         return lines
