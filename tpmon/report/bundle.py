@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Union
 
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
@@ -24,28 +24,6 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = (".gz", ".tgz")
 _END = bytes(2 * tarfile.BLOCKSIZE)
 """Of a tar file."""
-
-
-class Sink(Protocol):
-    """Take the files of a bundle, one after the other."""
-
-    path: str
-
-    def add(self, name: str, data: bytes) -> None:
-        """Write one file, of mode 0600.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
-        ...
-
-    def close(self) -> None:
-        """Finish; what was added stays.
-
-        Raises:
-            OSError: when the rest cannot be written.
-        """
-        ...
 
 
 def _hand_over(fd: int) -> None:
@@ -82,7 +60,11 @@ class FolderSink:
         _hand_over(self._folder)
 
     def add(self, name: str, data: bytes) -> None:
-        """Write one new file."""
+        """Write one new file of mode 0600.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
         fd = os.open(name, _NEW, 0o600, dir_fd=self._folder)
         try:
             _hand_over(fd)
@@ -140,7 +122,11 @@ class TarSink:
         return info
 
     def add(self, name: str, data: bytes) -> None:
-        """Append one file."""
+        """Append one file.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
         info = self._head(f"{self._folder}/{name}")
         info.size = len(data)
         self._append(_to_blocks(info, data))
@@ -168,6 +154,10 @@ class TarSink:
             raise
 
 
+Sink = Union[FolderSink, TarSink]
+"""What takes the files of a bundle, one after the other; what was added stays."""
+
+
 def _to_blocks(info: tarfile.TarInfo, data: bytes) -> bytes:
     """Return one member of a tar file: its head, its data, and zeros up to the end of a block."""
     return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
@@ -177,6 +167,14 @@ def _refuse(path: str, error: OSError, flag: str) -> UsageError:
     if isinstance(error, FileExistsError):
         return UsageError(f"{path} is there already, and nothing is written over", f"another name for {flag}")
     return UsageError(f"{path}: {error.strerror or error}", f"{flag} with a place that you may write to")
+
+
+_HIDDEN = (
+    "passwords, tokens and keys in command lines, environment and logs are replaced by ***, as far"
+    " as their names or forms tell; of the environment only what changes training speed was read."
+    " Names of hosts, users, files and functions, and network addresses, are in it: read it before"
+    " you send it."
+)
 
 
 @dataclass(slots=True)
@@ -203,17 +201,7 @@ def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[st
         lines += ["", "not in it"]
         for name, reason in contents.failures:
             lines += lay_paragraph("", f"{name}: {reason}")
-    lines += [
-        "",
-        *lay_paragraph(
-            "hidden",
-            "passwords, tokens and keys in command lines, environment and logs are replaced by ***, as far"
-            " as their names or forms tell; of the environment only what changes training speed was read."
-            " Names of hosts, users, files and functions, and network addresses, are in it: read it before"
-            " you send it.",
-        ),
-    ]
-    return lines
+    return [*lines, "", *lay_paragraph("hidden", _HIDDEN)]
 
 
 def check_written(path: str, contents: Contents) -> None:

@@ -1,13 +1,32 @@
-"""Write what may be read of a job and what not: what ``tpmon doctor`` prints."""
+"""Write the training jobs of this machine, and what may be read of a job: ``tpmon ps``, ``tpmon doctor``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
-from tpmon.model.results.doctor import Access, Check, Checkup, JobCheckup, is_obstacle, list_obstacles
-from tpmon.model.units import clean_text
-from tpmon.view.layout import LABEL_WIDTH, WIDTH, lay_paragraph, wrap_all
+from tpmon.model.results.doctor import (
+    Access,
+    Check,
+    Checkup,
+    JobCheckup,
+    JobList,
+    JobSummary,
+    is_obstacle,
+    list_obstacles,
+)
+from tpmon.model.units import clean_text, count_of, format_seconds
+from tpmon.report.blocks import write_rows, write_unread
+from tpmon.view.layout import (
+    LABEL_WIDTH,
+    WIDTH,
+    Figures,
+    TableFigure,
+    lay_paragraph,
+    list_columns,
+    show,
+    wrap_all,
+)
 
 _WORDS = {Access.ALLOWED: "yes", Access.DENIED: "NO", Access.ABSENT: "-", Access.UNKNOWN: "?"}
 _NAME_WIDTH = 13
@@ -19,8 +38,8 @@ LEGEND = "yes: it may be read   NO: it may not   -: it is not there   ?: not kno
 def write_checkup(checkup: Checkup) -> list[str]:
     """Write the answer in a sentence and its commands, then each job and the machine, a line a source."""
     lines = lay_paragraph("doctor", f"{_say_answer(checkup)} ({checkup.user} on {checkup.host})")
-    for fix in _list_fixes(list_obstacles(checkup)):
-        lines.append(f"{'try':<{LABEL_WIDTH}}{fix}")
+    fixes = dict.fromkeys(check.fix for check in list_obstacles(checkup) if is_known(check.fix))
+    lines += [f"{'try':<{LABEL_WIDTH}}{fix}" for fix in fixes]
     for job in checkup.jobs:
         lines += ["", *_write_job(job, brief=len(checkup.jobs) > 1)]
     if not checkup.jobs:
@@ -39,13 +58,9 @@ def _say_answer(checkup: Checkup) -> str:
     return f"not allowed or not there: {names}"
 
 
-def _list_fixes(checks: Sequence[Check]) -> list[str]:
-    return list(dict.fromkeys(check.fix for check in checks if is_known(check.fix)))
-
-
 def _write_job(job: JobCheckup, *, brief: bool) -> list[str]:
     """Write a job; with ``brief`` what may be read stands in one line."""
-    tried = "1 process" if len(job.pids) == 1 else f"{len(job.pids)} processes"
+    tried = count_of(len(job.pids), "process", "processes")
     lines = lay_paragraph("job", f"{job.pid} {job.name} of {job.user}, {tried} tried")
     if job.remark:
         lines += lay_paragraph("", job.remark)
@@ -71,3 +86,58 @@ def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
             lines.append(f"{_INDENT}try: {fix}")
         told = fix or told
     return lines
+
+
+NO_JOBS = (
+    "no training job on this machine: no Python process that has loaded torch",
+    "Try: tpmon demo starts a small one and attaches to it",
+)
+_PYTHONS = ("Python process", "Python processes")
+NO_OWN_JOBS = "no training job on this machine that this user may read"
+
+
+_JOBS: Figures[JobSummary] = (
+    TableFigure("PID", lambda job: job.pid),
+    TableFigure("USER", lambda job: job.user, keep=5, left=True),
+    TableFigure("STATE", lambda job: show(job.state, lambda state: state.value), keep=6, left=True),
+    TableFigure("RANKS", lambda job: show(job.ranks, str), keep=4),
+    TableFigure("WORKERS", lambda job: show(job.workers, str), keep=8),
+    TableFigure("GPUS", lambda job: show(job.gpus, str), keep=7),
+    TableFigure("UPTIME", lambda job: format_seconds(job.uptime_s)),
+    TableFigure(
+        "SCRIPT",
+        lambda job: f"{job.script} {show(job.arguments, str)}".rstrip(),
+        width=20,
+        left=True,
+        grows=True,
+    ),
+)
+"""Where a terminal leaves the script too little room, the columns that are needed least go."""
+
+
+def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
+    """Write a row for each job, longest running first, and what could not be read; words for no job.
+
+    Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
+    the command that shows other users' jobs, "" where none does.
+    """
+    unread = _say_unread(jobs, as_root)
+    hidden = [line for said in unread for line in wrap_all(said, width)]
+    if not jobs.jobs:
+        said = [NO_OWN_JOBS] if hidden else NO_JOBS
+        return [*(line for text in said for line in wrap_all(text, width)), *hidden]
+    longest = tuple(sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid)))
+    lines = write_rows(list_columns(_JOBS, longest), longest, width=width + 1)
+    return [*(line[1:] for line in lines), *write_unread(longest, width=width), *hidden]
+
+
+def _say_unread(jobs: JobList, as_root: str) -> list[str]:
+    said = []
+    if jobs.unread:
+        shows = f" ({as_root} shows them)" if as_root else ""
+        said.append(f"{count_of(jobs.unread, *_PYTHONS)} of other users could not be read{shows}")
+    if jobs.unanswered:
+        why = "; ".join(jobs.unanswered_why) or "no answer in time"
+        may_be = "could not be read and may be jobs too"
+        said.append(f"{count_of(jobs.unanswered, *_PYTHONS)} {may_be}: {why} (tpmon ps tries again)")
+    return said

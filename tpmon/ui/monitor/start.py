@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.frame import Event
@@ -34,6 +34,9 @@ from tpmon.ui.terminal_io.terminal import (
     write_now,
 )
 from tpmon.view.layout import Line, Size, fit_line
+
+if TYPE_CHECKING:
+    from tpmon.ui.monitor.app import MonitorApp
 
 
 def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
@@ -61,18 +64,6 @@ _MOST_KEPT = 600
 Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
 
 
-class Audience(Protocol):
-    """Take what the session sends, in any thread."""
-
-    def receive(self, update: Update) -> None:
-        """Take an Update."""
-        ...
-
-    def receive_result(self, result: Result) -> None:
-        """Take what came of an order."""
-        ...
-
-
 class Opening:
     """Draw each Update as it comes, in the thread that brings it, until the screen is there to do it."""
 
@@ -86,7 +77,7 @@ class Opening:
         self._came = threading.Event()
         self._kept: deque[Update | Result] = deque(maxlen=_MOST_KEPT)
         self._events: tuple[Event, ...] = ()
-        self._to: Audience | None = None
+        self._to: MonitorApp | None = None
         self._ended = False
         self._error: Exception | None = None
         self._shown: tuple[Size, Sequence[str]] = (Size(0, 0), ())
@@ -125,7 +116,7 @@ class Opening:
         if self._error is not None:
             raise self._error
 
-    def hand_to(self, audience: Audience) -> None:
+    def hand_to(self, audience: MonitorApp) -> None:
         """Hand on what came and what will come; draw no more."""
         with self._lock:
             for one in self._kept:
