@@ -16,7 +16,7 @@ from tpmon.model.codec import encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import list_used
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.text.job_words import WAITING_FROM, is_undecided, name_verdict, say_job_stop
 from tpmon.model.units import format_clock, format_seconds, say_pct
 from tpmon.report.once import describe_target, write_check, write_once
@@ -87,17 +87,21 @@ def _memory_used(frame: Frame) -> Known[float]:
     return Missing("no memory limit known")
 
 
-def _step_rate(frame: Frame) -> Known[float]:
-    return frame.steps if isinstance(frame.steps, Missing) else frame.steps.rate_hz
-
-
-def _step_data(frame: Frame) -> Known[float]:
-    return frame.steps if isinstance(frame.steps, Missing) else frame.steps.data_pct
-
-
 FIGURES = (
-    PlainFigure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
-    PlainFigure("data wait of a step, host", _step_data, 15, 1.25, say_pct),
+    PlainFigure(
+        "steps a second",
+        lambda f: map_known(lambda pace: pace.rate_hz, f.steps),
+        0.0,
+        1.3,
+        lambda v: f"{v:.3g}",
+    ),
+    PlainFigure(
+        "data wait of a step, host",
+        lambda f: map_known(lambda pace: pace.data_pct, f.steps),
+        15,
+        1.25,
+        say_pct,
+    ),
     PlainFigure("GPU busy", _gpu_busy, 15, 1.2, say_pct),
     PlainFigure("CPU used of the budget", _cpu_used, 25, 1.25, say_pct),
     PlainFigure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),

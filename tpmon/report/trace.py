@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.results.snapshot import DeviceSnapshot, OutOfMemory, Pieces, SnapshotReport, StackBytes
 from tpmon.model.results.trace import (
     Breakdown,
@@ -15,11 +15,11 @@ from tpmon.model.results.trace import (
     CauseShare,
     Change,
     CollectiveRow,
-    Communication,
     CopyRow,
     DeviceGaps,
     HostTime,
     KernelRow,
+    LargeGap,
     MemoryPeak,
     OperatorRow,
     StepRow,
@@ -30,6 +30,7 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.results.trace_tables import (
     AllocationRow,
+    CurvePoint,
     FrameRow,
     ModuleRow,
     OperatorGroupRow,
@@ -77,10 +78,11 @@ _LEFT_OUT = ("largest",)
 def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
-        return _write_rows(TraceRankRow, (((), row) for row in _ranks(report)))
-    kind, read = _TABLES[table].kind, _TABLES[table].read
-    named = (((file.path, file.rank), row) for file in report.files for row in known_or(read(file), ()))
-    return _write_rows(kind, named, before=("path", "rank"))
+        ranks = report.ranks.ranks if is_known(report.ranks) else ()
+        return _write_rows(TraceRankRow, (((), row) for row in ranks))
+    one = _TABLES[table]
+    named = (((file.path, file.rank, *first), row) for file in report.files for first, row in one.rows(file))
+    return _write_rows(one.kind, named, ("path", "rank", *one.before))
 
 
 def explain_empty(report: TraceReport, table: str) -> str:
@@ -113,60 +115,33 @@ def _write_rows(
     return write_csv_rows((*before, *names), cells)
 
 
-def _ranks(report: TraceReport) -> tuple[TraceRankRow, ...]:
-    return report.ranks.ranks if is_known(report.ranks) else ()
+Found = Applicable[Iterable[tuple[Sequence[object], Any]]]
+"""Rows, each behind the values of the columns before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _GapRow:
-    """Hold one of the longest gaps with the device that idled."""
-
-    device: int
-    start_ms: float
-    us: float
-    cause: Known[str]
-    operator: Applicable[str]
-    call: Applicable[str]
-    source: Applicable[str]
+def _of_devices(file: TraceFile) -> Found:
+    return [((gaps.device,), gap) for gaps in file.gaps for gap in gaps.largest]
 
 
-@dataclass(frozen=True, slots=True)
-class _CurveRow:
-    """Hold one point of a memory curve with the device that it is of."""
-
-    kind: str
-    device: int
-    ms: float
-    allocated_bytes: int
-    reserved_bytes: Applicable[int]
-
-
-def _list_idle(file: TraceFile) -> list[_GapRow]:
-    return [
-        _GapRow(gaps.device, gap.start_ms, gap.us, gap.cause, gap.operator, gap.call, gap.source)
-        for gaps in file.gaps
-        for gap in gaps.largest
-    ]
-
-
-def _read_collectives(comms: Applicable[Communication]) -> Applicable[tuple[CollectiveRow, ...]]:
-    return comms.collectives if is_known(comms) else comms
-
-
-def _list_points(file: TraceFile) -> list[_CurveRow]:
-    return [
-        _CurveRow(curve.kind, curve.device, point.ms, point.allocated_bytes, point.reserved_bytes)
-        for curve in file.memory.curves
-        for point in curve.points
-    ]
+def _of_curves(file: TraceFile) -> Found:
+    return [((curve.kind, curve.device), point) for curve in file.memory.curves for point in curve.points]
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows."""
+    """Hold the class of the rows of a table, whose fields are its header also without a row, and the rows.
+
+    ``before`` are the columns before them: then ``read`` returns pairs.
+    """
 
     kind: type[Any]
     read: Callable[[TraceFile], Applicable[Iterable[Any]]]
+    before: tuple[str, ...] = ()
+
+    def rows(self, file: TraceFile) -> Iterable[tuple[Sequence[object], Any]]:
+        """Return the rows of a file, each behind the values of ``before``."""
+        found = known_or(self.read(file), ())
+        return found if self.before else (((), row) for row in found)
 
 
 _TABLES = {
@@ -183,14 +158,17 @@ _TABLES = {
     "modules": _Table(ModuleRow, lambda file: file.modules),
     "frames": _Table(FrameRow, lambda file: file.frames),
     "allocations": _Table(AllocationRow, lambda file: file.memory.by_operator),
-    "curve": _Table(_CurveRow, _list_points),
+    "curve": _Table(CurvePoint, _of_curves, ("kind", "device")),
     "shapes": _Table(OperatorGroupRow, lambda file: file.shapes),
     "lines": _Table(OperatorGroupRow, lambda file: file.lines),
     "ranges": _Table(RangeRow, lambda file: file.ranges),
     "shares": _Table(CauseShare, lambda file: file.verdict.shares),
     "host": _Table(HostTime, lambda file: (file.host_us,) if is_known(file.host_us) else file.host_us),
-    "idle": _Table(_GapRow, _list_idle),
-    "collectives": _Table(CollectiveRow, lambda file: _read_collectives(file.communication)),
+    "idle": _Table(LargeGap, _of_devices, ("device",)),
+    "collectives": _Table(
+        CollectiveRow,
+        lambda file: file.communication.collectives if is_known(file.communication) else file.communication,
+    ),
 }
 TABLES = (*_TABLES, "ranks")
 
@@ -202,40 +180,29 @@ def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
 
 def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
     """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
-    kind, more = _KINDS[table]
-    rows = (
-        (file.path, device.device, *row)
-        for file in report.files
-        for device in file.devices
-        for row in _rows(device, table)
-    )
-    return write_csv_rows(("path", "device", *(field.name for field in fields(kind)), *more), rows)
+    kind, read = _KINDS[table]
+    names = [field.name for field in fields(kind)]
+    more = ("events", "peak_requested_bytes") if table == "devices" else ()
+    rows = []
+    for file in report.files:
+        for device in file.devices:
+            asked = device.peak.requested_bytes if is_known(device.peak) else device.peak
+            last = (device.events, asked) if more else ()
+            for row in read(device):
+                cells = (_join(getattr(row, name)) for name in names)
+                rows.append((file.path, device.device, *cells, *last))
+    return write_csv_rows(("path", "device", *names, *more), rows)
 
 
-_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    "devices": (Pieces, ("events", "peak_requested_bytes")),
-    "live": (StackBytes, ()),
-    "peak": (StackBytes, ()),
-    "oom": (OutOfMemory, ()),
+def _join(value: object) -> object:
+    return ";".join(one.replace(";", ",") for one in value) if isinstance(value, tuple) else value
+
+
+_KINDS: dict[str, tuple[type[Any], Callable[[DeviceSnapshot], Iterable[Any]]]] = {
+    "devices": (Pieces, lambda device: (device.pieces,)),
+    "live": (StackBytes, lambda device: device.live),
+    "peak": (StackBytes, lambda device: device.peak.alive if is_known(device.peak) else ()),
+    "oom": (OutOfMemory, lambda device: device.out_of_memory),
 }
-"""The class of a row of each table, whose fields are its header, and what stands behind them."""
+"""The class of a row of each table, whose fields are its header, and where its rows are."""
 SNAPSHOT_TABLES = tuple(_KINDS)
-
-
-def _rows(device: DeviceSnapshot, table: str) -> Iterable[tuple[object, ...]]:
-    peak = device.peak
-    if table == "devices":
-        requested = peak.requested_bytes if is_known(peak) else peak
-        return [(*_cells(device.pieces), device.events, requested)]
-    if table == "peak":
-        return map(_cells, peak.alive if is_known(peak) else ())
-    return map(_cells, device.live if table == "live" else device.out_of_memory)
-
-
-def _cells(row: Any) -> tuple[object, ...]:
-    values = (getattr(row, field.name) for field in fields(row))
-    return tuple(_join(value) if isinstance(value, tuple) else value for value in values)
-
-
-def _join(frames: Sequence[str]) -> str:
-    return ";".join(frame.replace(";", ",") for frame in frames)

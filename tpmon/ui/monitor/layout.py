@@ -6,10 +6,9 @@ panes keep their places from one second to the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.model.frame import TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.text.job_words import JOIN, say_steps_fact
@@ -57,6 +56,7 @@ from tpmon.ui.monitor.panes.verdict import (
     paint_verdict_briefly,
     paint_verdict_in_full,
 )
+from tpmon.ui.monitor.requests import has_ended
 from tpmon.ui.monitor.state import Pane, ViewState
 from tpmon.view.layout import Ink, Item, Line, Size, cut, justify, set_in, wrap, wrap_words
 from tpmon.view.ranks import order_ranks
@@ -76,27 +76,17 @@ _PAINTERS = {
     Pane.GPUS: paint_gpus,
     Pane.EVENTS: paint_events,
 }
-_IN_FULL = {Pane.CPU: paint_cpu_in_full, Pane.GPUS: paint_gpus_in_full, Pane.EVENTS: paint_events_in_full}
-_OVERLAYS = {
-    Overlay.VERDICT: paint_verdict_in_full,
-    Overlay.DETAILS: paint_details,
-    Overlay.SAMPLE: paint_sample,
-    Overlay.CAPTURE: paint_capture,
-    Overlay.ENVIRONMENT: paint_environment,
+_IN_FULL: dict[Pane | Overlay, tuple[str, Callable[[ViewState, int], list[Line]]]] = {
+    Pane.CPU: ("2 CPU and memory in full", paint_cpu_in_full),
+    Pane.GPUS: ("4 GPUs in full", paint_gpus_in_full),
+    Pane.EVENTS: ("5 events and logs in full", paint_events_in_full),
+    Overlay.VERDICT: ("verdict in full", paint_verdict_in_full),
+    Overlay.DETAILS: ("details", paint_details),
+    Overlay.SAMPLE: ("7 hot functions", paint_sample),
+    Overlay.CAPTURE: ("8 capture", paint_capture),
+    Overlay.ENVIRONMENT: ("environment", paint_environment),
 }
-_TITLES = {
-    Pane.CPU: "CPU and memory in full",
-    Pane.GPUS: "GPUs in full",
-    Pane.EVENTS: "events and logs in full",
-}
-_OVERLAY_TITLES = {
-    Overlay.VERDICT: "verdict in full",
-    Overlay.HELP: "help",
-    Overlay.DETAILS: "details",
-    Overlay.SAMPLE: "7 hot functions",
-    Overlay.CAPTURE: "8 capture",
-    Overlay.ENVIRONMENT: "environment",
-}
+"""Title and painter of what is a text that scrolls; the help is too, of the keys that work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +130,32 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
     text = _text_in_full(view, size, keys)
     if view.overlay is Overlay.STACKS or text is None:
         return max(1, height // 2), 0
-    return height, max(0, len(text) - height)
+    return height, max(0, len(text[1]) - height)
 
 
 def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     frame = view.frame
     state = name_state(view)
-    if view.message or view.typed:
-        state = Item(0, view.message or view.typed, Ink.STRONG)
+    answer = view.message or view.typed
+    if answer:
+        state = Item(0, answer, Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
-    word = _verdict_word(view)
-    if word is not None and not view.message and not view.typed:
+    if not answer and is_known(frame) and is_known(frame.verdict) and not has_ended(frame):
+        word = Item(0, frame.verdict.kind.value.upper(), kind_ink(frame.verdict))
         says_word = view.overlay is Overlay.VERDICT  # in its first line
         first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:
         return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)
     if text is not None:
-        return [first, *scroll(text, view.scroll, size.height - 1)[1]]
+        return [first, *scroll(text[1], view.scroll, size.height - 1)[1]]
     if is_known(frame) and is_known(view.zoom):
         return [first, *_PAINTERS[view.zoom](view, Size(size.width, size.height - 1), focused=True)]
     if not is_known(frame):
         return [first, *set_in(wrap_words(f"no reading yet: {frame.reason}", max(1, size.width - 1)))]
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
-    if is_known(frame.verdict) and frame.target.state is not TargetState.ENDED:
+    if is_known(frame.verdict) and not has_ended(frame):
         lines += paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
     else:
         fact, ink = tell_most(frame)
@@ -173,14 +164,6 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     if size.width >= TINY_WIDTH:
         lines += set_in(wrap(frame.facts.split(f" {DOT} "), size.width - 2, f" {DOT} "))
     return lines
-
-
-def _verdict_word(view: ViewState) -> Item | None:
-    """Return the word of the verdict for where nothing else says it; None where there is none to say."""
-    frame = view.frame
-    if not is_known(frame) or not is_known(frame.verdict) or frame.target.state is TargetState.ENDED:
-        return None
-    return Item(0, frame.verdict.kind.value.upper(), kind_ink(frame.verdict))
 
 
 def _paint_top(view: ViewState, size: Size) -> list[Line]:
@@ -214,9 +197,9 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
     if not is_known(frame) or not is_known(frame.verdict):
         return paint_facts(view, size.width, room)
     finding = frame.verdict
-    if frame.target.state is TargetState.ENDED:
+    if has_ended(frame):
         return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
-    if is_known(view.zoom) or view.overlay in _OVERLAYS or view.overlay is Overlay.STACKS:
+    if is_known(view.zoom) or view.overlay in _IN_FULL or view.overlay is Overlay.STACKS:
         return paint_headline(frame, finding, size.width)[:2]
     share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
     share = 0.6 if size.height < LOW_HEIGHT else share  # more lines where they are short
@@ -236,14 +219,15 @@ def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     return [*lines, *([()] * (room - len(lines))), *footer]
 
 
-def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
+def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple[str, list[Line]] | None:
+    """Return title and lines of what scrolls, None where something else is shown."""
     if view.overlay is Overlay.HELP:
-        return paint_help(keys, size, HELP_WORDS)
-    if view.overlay in _OVERLAYS:
-        return _OVERLAYS[view.overlay](view, size.width)
-    if is_known(view.zoom) and view.zoom in _IN_FULL:
-        return _IN_FULL[view.zoom](view, size.width)
-    return None
+        return "help", paint_help(keys, size, HELP_WORDS)
+    shown = view.overlay if view.overlay in _IN_FULL else view.zoom
+    if not is_known(shown) or shown not in _IN_FULL:
+        return None
+    title, paint = _IN_FULL[shown]
+    return title, paint(view, size.width)
 
 
 def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
@@ -252,10 +236,7 @@ def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]
         return paint_stacks(view, body)
     text = _text_in_full(view, size, keys)
     if text is not None:
-        title = _OVERLAY_TITLES.get(view.overlay, "")
-        if not title and is_known(view.zoom):
-            title = f"{view.zoom.value} {_TITLES[view.zoom]}"
-        return paint_scrolled(title, text, view.scroll, body)
+        return paint_scrolled(*text, view.scroll, body)
     if not is_known(frame):
         return []
     if is_known(view.zoom):

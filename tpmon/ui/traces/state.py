@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol, Union
+from typing import TYPE_CHECKING, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results.trace_tables import CodePlace, OperatorGroupRow, Stretch, Timeline
 from tpmon.ui.kit.keys import Overlay, ScreenState
-from tpmon.view.blocks import Block
 from tpmon.view.layout import Ink, Item
 from tpmon.view.trace import Grouping
+
+if TYPE_CHECKING:
+    from tpmon.ui.traces.snapshots import SnapshotSubject
+    from tpmon.ui.traces.subject import TraceSubject
+
+    ScreenSubject = Union[TraceSubject, SnapshotSubject]
 
 WHOLE = Stretch(0, 1 << 30)
 """All steps of a trace, however many there are."""
@@ -72,38 +77,6 @@ class TabAnswer:
     word: str
     ink: Ink
     texts: tuple[str, ...] = ()
-
-
-class ScreenSubject(Protocol):
-    """Say what a screen is of: its files, its tabs with what they hold, and the lines above them."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Return the files."""
-
-    @property
-    def tabs(self) -> tuple[AnyTab, ...]:
-        """Return the tabs; each one stands at the place of its digit."""
-
-    @property
-    def first_tab(self) -> AnyTab:
-        """Return the tab that is open at first."""
-
-    @property
-    def words(self) -> tuple[tuple[str, str, str], ...]:
-        """Return what the short words of this screen mean, in full and in brief."""
-
-    def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
-        """Return what a tab holds of a file, before anything is filtered or sorted."""
-
-    def has_data(self, file: int, tab: AnyTab) -> bool:
-        """Tell whether a file holds anything for a tab."""
-
-    def head(self, file: int) -> Head:
-        """Return the first line of a file."""
-
-    def answer(self, file: int, tab: AnyTab) -> TabAnswer:
-        """Return what a file comes to, as a tab puts it."""
 
 
 @dataclass(frozen=True, slots=True)
