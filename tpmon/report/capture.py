@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from tpmon.model.known import Applicable, Known, is_known, known_or, map_known
-from tpmon.model.results.capture import CaptureResult, CaptureState, Conditions, GpuClocks, RankCapture
+from tpmon.model.known import Known, is_known, known_or, map_known
+from tpmon.model.results.capture import CaptureResult, CaptureState, Conditions, RankCapture
 from tpmon.model.results.trace import TraceSummary
 
 _TOP = 10
@@ -66,24 +66,16 @@ def _write_rank(rank: RankCapture) -> str:
     if rank.state is not CaptureState.VERIFIED:
         why = f": {rank.reason}" if rank.reason else ""
         return f"  {who}: {rank.state.value}{why}"
-    stood = (
-        f"the loop paused for {rank.paused_ms:.0f} ms"
-        if is_known(rank.paused_ms)
-        else "the loop went on meanwhile"
-    )
+    stood = "the loop went on meanwhile"
+    if is_known(rank.paused_ms):
+        stood = f"the loop paused for {rank.paused_ms:.0f} ms"
     if not rank.steps:
         return f"  {who}: a window by time; {stood}"
     window = f"{rank.steps} updates"
     if is_known(rank.first_step):
         window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}"
-    times = ", ".join(
-        f"{name} {_ms(value)}"
-        for name, value in (
-            ("before", rank.step_before_ms),
-            ("during", rank.step_during_ms),
-            ("after", rank.step_after_ms),
-        )
-    )
+    before, during, after = map(_ms, (rank.step_before_ms, rank.step_during_ms, rank.step_after_ms))
+    times = f"before {before}, during {during}, after {after}"
     return f"  {who}: {window}; step {times}; {stood}"
 
 
@@ -100,15 +92,13 @@ def _write_conditions(told: Conditions) -> str:
     if is_known(told.world_size) and told.world_size > 1:
         words.append(f"{told.world_size} ranks")
     if is_known(told.clocks):
-        words += [f"{card.name} at {_mhz(card)}" for card in told.clocks]
+        for card in told.clocks:
+            most = f" of {card.sm_max_mhz:.0f}" if is_known(card.sm_max_mhz) else ""
+            clock = f"{card.sm_mhz:.0f}{most} MHz" if is_known(card.sm_mhz) else "unknown clocks"
+            words.append(f"{card.name} at {clock}")
     elif is_known(told.gpu) and told.gpu:
         words.append(told.gpu)
     return "of: " + ", ".join(words)
-
-
-def _mhz(card: GpuClocks) -> str:
-    most = f" of {card.sm_max_mhz:.0f}" if is_known(card.sm_max_mhz) else ""
-    return f"{card.sm_mhz:.0f}{most} MHz" if is_known(card.sm_mhz) else "unknown clocks"
 
 
 def _write_summary(summary: TraceSummary) -> list[str]:
@@ -119,30 +109,26 @@ def _write_summary(summary: TraceSummary) -> list[str]:
     lines.append("  " + "  ".join(f"{name} {us / whole * 100:.0f} %" for name, us in parts))
     if summary.operators:
         lines.append(f"  {'operator':<{_NAME}} {'calls':>8} {'self ms':>10} {'device ms':>10}")
-    lines += [
-        f"  {one.name[:_NAME]:<{_NAME}} {one.calls:>8,} {one.host_self_us / 1e3:>10.2f}"
-        f" {_us(one.device_self_us):>10}"
-        for one in summary.operators[:_TOP]
-    ]
+    for one in summary.operators[:_TOP]:
+        device = f"{one.device_self_us / 1e3:.2f}" if is_known(one.device_self_us) else "-"
+        host = f"{one.name[:_NAME]:<{_NAME}} {one.calls:>8,} {one.host_self_us / 1e3:>10.2f}"
+        lines.append(f"  {host} {device:>10}")
     return lines
 
 
 def _list_parts(summary: TraceSummary) -> list[tuple[str, float]]:
     """List what the time of a step went to, of a trace without steps that of the whole window, in us."""
     split = summary.split_us
-    return [
-        (name, us)
-        for name, us in (
-            ("kernel", split.kernel),
-            ("copy", map_known(lambda us: us + known_or(split.memset, 0.0), split.memcpy)),
-            ("communication", split.communication),
-            ("runtime", split.runtime),
-            ("data", split.data_loader),
-            ("cpu", split.cpu),
-            ("other", split.other),
-        )
-        if is_known(us) and us > 0
-    ]
+    parts = {
+        "kernel": split.kernel,
+        "copy": map_known(lambda us: us + known_or(split.memset, 0.0), split.memcpy),
+        "communication": split.communication,
+        "runtime": split.runtime,
+        "data": split.data_loader,
+        "cpu": split.cpu,
+        "other": split.other,
+    }
+    return [(name, us) for name, us in parts.items() if is_known(us) and us > 0]
 
 
 def _write_steps(summary: TraceSummary) -> str:
@@ -153,7 +139,3 @@ def _write_steps(summary: TraceSummary) -> str:
 
 def _ms(value: Known[float]) -> str:
     return f"{value:.2f} ms" if is_known(value) else "not known"
-
-
-def _us(value: Applicable[float]) -> str:
-    return f"{value / 1e3:.2f}" if is_known(value) else "-"

@@ -75,16 +75,6 @@ def write_pids(card: GpuSample) -> str:
 _whole = "{:.0f}".format
 
 
-def _why(card: GpuSample) -> Cell:
-    ink = card_ink(card)
-    text = say_troubles(card)
-    return (f"! {text}", ink) if ink is not Ink.PLAIN else text
-
-
-def _memory(card: GpuSample) -> str:
-    return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
-
-
 def _memory_pct(card: GpuSample) -> str:
     used, total = card.memory_used_bytes, card.memory_total_bytes
     return f"{100 * used / total:.0f}" if is_known(used) and is_known(total) and total else "?"
@@ -92,6 +82,14 @@ def _memory_pct(card: GpuSample) -> str:
 
 def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) -> list[Column[GpuSample]]:
     """Return the columns of the table of cards; without histories those of a text report."""
+
+    def why(card: GpuSample) -> Cell:
+        ink, text = card_ink(card), say_troubles(card)
+        return (f"! {text}", ink) if ink is not Ink.PLAIN else text
+
+    def memory(card: GpuSample) -> str:
+        return show_pair(card.memory_used_bytes, card.memory_total_bytes, format_bytes)
+
     short = width < 72
     columns: list[Column[GpuSample]] = [
         Column("GPU", 3, 0, lambda c: str(c.index)),
@@ -103,7 +101,7 @@ def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) 
         )
         columns.append(drawn)
     columns.append(Column("act %", 5, 11, lambda c: show(c.sm_active_pct, format_pct)))
-    columns.append(Column("mem %", 5, 6, _memory_pct) if short else Column("memory", 11, 6, _memory))
+    columns.append(Column("mem %", 5, 6, _memory_pct) if short else Column("memory", 11, 6, memory))
     if not histories:
         columns.append(Column("mem busy %", 10, 13, lambda c: show(c.memory_busy_pct, format_pct)))
     columns += [
@@ -113,7 +111,7 @@ def list_card_columns(width: int, histories: dict[int, Sequence[Known[float]]]) 
         ),
         Column("C", 3, 5, lambda c: show(c.temperature_c, _whole)),
         Column("PIDs", 8 if histories else MOST_PIDS, 10, write_pids, right=False),
-        Column("held down by", 8, 2, _why, right=False, grows=True),
+        Column("held down by", 8, 2, why, right=False, grows=True),
     ]
     return columns
 
@@ -180,12 +178,14 @@ _mhz = "{:.0f} MHz".format
 _degrees = "{:.0f} C".format
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
 def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
     """Return everything known of one card as labels and values; a reason for what is missing."""
+
+    def say_yes(value: bool) -> str:
+        return "yes" if value else "no"
+
+    memory = explain(card.memory_temperature_c, _degrees)
+    margin = f"below its limit by {explain(card.temperature_margin_c, _degrees)}"
     source = f", from {card.power_source}" if is_known(card.power_source) else ""
     return [
         ("state", f"{card.state.value}, last answer {format_seconds(age_s)} ago"),
@@ -199,20 +199,20 @@ def describe_card(card: GpuSample, age_s: float) -> list[tuple[str, str]]:
         ("power", f"{_pair(card.power_w, card.power_limit_w, _watts)}{source}"),
         ("SM clock", _pair(card.sm_clock_mhz, card.sm_clock_max_mhz, _mhz)),
         ("memory clock", _pair(card.memory_clock_mhz, card.memory_clock_max_mhz, _mhz)),
-        ("temperature", _temperatures(card)),
+        ("temperature", f"{explain(card.temperature_c, _degrees)}, memory {memory}, {margin}"),
         ("held down by", _throttle(card)),
         ("PCIe link", _pcie(card)),
         ("PCIe", _rates(card.pcie_tx_bytes_s, card.pcie_rx_bytes_s)),
         ("NVLink", _rates(card.nvlink_tx_bytes_s, card.nvlink_rx_bytes_s)),
         ("ECC uncorrected", explain(card.ecc_uncorrected, str)),
-        ("rows to remap", explain(card.remapped_rows_pending, _yes)),
-        ("remapping failed", explain(card.remapped_rows_failed, _yes)),
+        ("rows to remap", explain(card.remapped_rows_pending, say_yes)),
+        ("remapping failed", explain(card.remapped_rows_failed, say_yes)),
         ("recovery action", explain(card.recovery_action, name_recovery)),
         ("Xids", " ".join(str(code) for code in card.xids) or "none since attaching"),
         ("MIG", explain(card.mig, lambda on: "on" if on else "off")),
-        *((f"  instance {one.gpu_instance}", _instance(one)) for one in card.mig_instances),
+        *map(_describe_instance, card.mig_instances),
         ("job's PIDs", write_pids(card) if is_known(card.pids) else f"? {card.pids.reason}"),
-        ("processes", _processes(card)),
+        ("processes", explain(card.processes, lambda all_: ", ".join(map(_say_process, all_)) or "none")),
     ]
 
 
@@ -224,11 +224,6 @@ def _busy(card: GpuSample) -> str:
     idle = explain(map_known(lambda ratio: 100 * ratio, card.sm_idle_ratio), say_pct)
     busy = explain(map_known(lambda ratio: 100 * ratio, card.sm_busy_ratio), say_pct)
     return f"{say_pct(card.sm_pct)}, mean of {card.sm_samples} samples, {idle} of them idle, {busy} busy"
-
-
-def _temperatures(card: GpuSample) -> str:
-    core, memory = explain(card.temperature_c, _degrees), explain(card.memory_temperature_c, _degrees)
-    return f"{core}, memory {memory}, below its limit by {explain(card.temperature_margin_c, _degrees)}"
 
 
 def _throttle(card: GpuSample) -> str:
@@ -247,17 +242,11 @@ def _pcie(card: GpuSample) -> str:
     return f"{generation}, width {explain(card.pcie_width, str)} of {explain(card.pcie_width_max, str)}"
 
 
-def _instance(one: MigInstance) -> str:
+def _describe_instance(one: MigInstance) -> tuple[str, str]:
     memory = _pair(one.memory_used_bytes, one.memory_total_bytes, format_bytes)
-    return f"{memory}, SM active {explain(one.sm_active_pct, say_pct)}"
+    return f"  instance {one.gpu_instance}", f"{memory}, SM active {explain(one.sm_active_pct, say_pct)}"
 
 
-def _processes(card: GpuSample) -> str:
-    if not is_known(card.processes):
-        return f"? {card.processes.reason}"
-    return ", ".join(_process(one) for one in card.processes) or "none"
-
-
-def _process(one: GpuProcess) -> str:
+def _say_process(one: GpuProcess) -> str:
     other = "" if one.of_job else " (not this job)"
     return f"{one.pid}{other} {show(one.used_bytes, format_bytes)}"

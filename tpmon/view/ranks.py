@@ -14,6 +14,7 @@ from tpmon.model.gpu import GpuSample, name_several
 from tpmon.model.hook import StepPace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, Role
+from tpmon.model.text.dump_words import list_numbers
 from tpmon.model.text.job_words import WAITING_FROM, format_ms, format_samples, format_step_rate
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.model.waits import describe_wait
@@ -91,7 +92,9 @@ def order_ranks(frame: Frame) -> list[RankView]:
     def key(rank: RankView) -> tuple[int, ...]:
         number = rank.row.rank if is_known(rank.row.rank) else 1 << 30
         low = 0 if _cpu(rank) < LOW_CPU_RATIO * middle else 1
-        return (_state_class(rank), -_wait_class(rank), _card_class(rank), low, number, rank.row.pid)
+        ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
+        held = {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
+        return (_state_class(rank), -_wait_class(rank), held, low, number, rank.row.pid)
 
     return sorted(joined, key=key)
 
@@ -106,11 +109,6 @@ def _state_class(rank: RankView) -> int:
     if is_known(rank.process.frozen):
         return 1
     return {"Z": 0, "X": 0, "T": 1, "t": 1}.get(rank.process.state, 2)
-
-
-def _card_class(rank: RankView) -> int:
-    ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
-    return {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
 
 
 def _wait_class(rank: RankView) -> int:
@@ -146,26 +144,20 @@ def write_waiting(process: Applicable[ProcessSample]) -> Cell:
     pct = waiting_pct(process)
     text = show(pct, _whole)
     much = is_known(pct) and pct >= 35 and is_known(process.runnable) and process.runnable >= 1.5
-    return (text + "!", Ink.WARN) if much else text
+    return _mark(text, much)
 
 
 def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _watts(rank: RankView) -> Cell:
-    return show_pair(_of(rank.card, "power_w"), _of(rank.card, "power_limit_w"), _whole)
-
-
 def _clock(rank: RankView) -> Cell:
     text = show_pair(_of(rank.card, "sm_clock_mhz"), _of(rank.card, "sm_clock_max_mhz"), _whole)
-    held = is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN
-    return (text + "!", Ink.WARN) if held else text
+    return _mark(text, is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN)
 
 
-def _unchanged(rank: RankView) -> Cell:
-    text = show(rank.row.where_unchanged_s, format_seconds)
-    return (text + "!", Ink.WARN) if _wait_class(rank) else text
+def _mark(text: str, is_odd: bool) -> Cell:
+    return (text + "!", Ink.WARN) if is_odd else text
 
 
 def _state_column(find: Callable[[Row], Applicable[ProcessSample]], keep: int, *, short: bool) -> Column[Row]:
@@ -187,16 +179,10 @@ def has_steps(ranks: Sequence[RankView]) -> bool:
     return any(not isinstance(rank.row.step, Missing) for rank in ranks)
 
 
-def _typical_own_ms(ranks: Sequence[RankView]) -> float:
-    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
-    return median(known) if len(known) > 1 else math.inf
-
-
 def _own(rank: RankView, typical_ms: float) -> Cell:
     """Write data and forward of a step; marked where far above the median: others wait for such a rank."""
     own = rank.row.step_own_ms
-    text = show(own, format_ms)
-    return (text + "!", Ink.WARN) if is_known(own) and own >= LATE_RATIO * typical_ms else text
+    return _mark(show(own, format_ms), is_known(own) and own >= LATE_RATIO * typical_ms)
 
 
 def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
@@ -204,7 +190,8 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
     letters = width < 72
     steps = has_steps(ranks)
     where = 15 if letters else 26 if width < 110 else 30 if steps else 33
-    own = partial(_own, typical_ms=_typical_own_ms(ranks))
+    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
+    own = partial(_own, typical_ms=median(known) if len(known) > 1 else math.inf)
     columns: list[Column[RankView]] = [
         Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
         Column("PID", 7, 6, lambda r: str(r.row.pid)),
@@ -215,7 +202,12 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
         columns += [
             Column("GPU", wide, 8, lambda r: several.get(r.row.pid) or show(r.row.gpu, str)),
             Column("SM %", 4, 3, lambda r: show(_of(r.card, "sm_pct"), format_pct)),
-            Column("W/limit", 8, 11, _watts),
+            Column(
+                "W/limit",
+                8,
+                11,
+                lambda r: show_pair(_of(r.card, "power_w"), _of(r.card, "power_limit_w"), _whole),
+            ),
             Column("MHz/max", 10, 14, _clock),
         ]
     columns += [
@@ -238,19 +230,16 @@ def list_rank_columns(frame: Frame, ranks: Sequence[RankView], width: int) -> li
             Column("samples/s", 9, 17, lambda r: show(_of(r.pace, "samples_hz"), format_samples)),
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
-        columns.append(Column("for", 7, 4, _unchanged))
+        columns.append(
+            Column(
+                "for",
+                7,
+                4,
+                lambda r: _mark(show(r.row.where_unchanged_s, format_seconds), _wait_class(r) > 0),
+            )
+        )
     columns += [Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True)]
     return columns
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    pieces: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1] = (pieces[-1][0], number)
-        else:
-            pieces.append((number, number))
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
 
 
 def name_ranks(frame: Frame) -> str:
@@ -267,12 +256,12 @@ def name_ranks(frame: Frame) -> str:
         return f"{len(rows)}, numbers not known" if unread else ""
     world = frame.target.world_size
     if not is_known(world):
-        return _ranges(numbers)
+        return list_numbers(numbers)
     if world == len(rows) == 1:
         return ""
     away = world - len(set(numbers))
     elsewhere = f", {away} not on this host" if away > 0 else ""
-    return f"{_ranges(numbers)} of {world}{elsewhere}"
+    return f"{list_numbers(numbers)} of {world}{elsewhere}"
 
 
 def write_role(process: ProcessSample, *, short: bool = False) -> str:

@@ -29,7 +29,6 @@ _MOST_FAILED = 3
 _CALLERS = 3
 """Lines of each stack that a text report shows at least."""
 _FILE_WIDTH = 40
-_NO_REQUEST = "no request failed in the recorded history"
 _NO_STACK = (
     "no stack was recorded: torch.cuda.memory._record_memory_history() was not on when it was allocated"
 )
@@ -41,11 +40,8 @@ _FRAME = re.compile(r"^(.*):(\d+) (.*)$")
 
 def say_lost(lost: SnapshotLost) -> str:
     """Say what could not be read; "" for nothing."""
-    parts = [
-        count_of(count, noun)
-        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
-        if count
-    ]
+    counts = {"segment": lost.segments, "block": lost.blocks, "event": lost.events}
+    parts = [count_of(count, noun) for noun, count in counts.items() if count]
     return f"could not be read: {', '.join(parts)}" if parts else ""
 
 
@@ -76,11 +72,8 @@ def say_free(pieces: Pieces) -> str:
 def say_oom(one: OutOfMemory) -> str:
     """Say what was asked for in vain, and where."""
     when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
-    free = (
-        f", the device had {format_bytes(one.device_free_bytes)} left"
-        if is_known(one.device_free_bytes)
-        else ""
-    )
+    left = one.device_free_bytes
+    free = f", the device had {format_bytes(left)} left" if is_known(left) else ""
     where = f", asked for in {one.line}" if is_known(one.line) else ""
     return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
 
@@ -216,7 +209,8 @@ def list_failed(file: SnapshotFile) -> list[Block]:
         if device.out_of_memory:
             blocks.append(_failed_sheet(device))
         else:
-            why = _NO_REQUEST if is_known(device.peak) else device.peak.reason
+            none = "no request failed in the recorded history"
+            why = none if is_known(device.peak) else device.peak.reason
             blocks.append(Paragraph(NA, f"GPU {device.device}: {why}"))
     return blocks or [Paragraph(NA, NOTHING_HELD)]
 
@@ -250,7 +244,7 @@ def _stacks_sheet(title: str, stacks: tuple[StackBytes, ...], whole: int, table:
             Column("where", 12, 1, lambda row: shorten_place(say_line(row.line)), right=False, grows=True),
         ),
         stacks,
-        _write_stack,
+        lambda row: "\n".join((f"{_say_bytes(row)}: {say_line(row.line)}", *_write_frames(row.frames))),
         (("bytes", lambda row: row.bytes), ("blocks", lambda row: row.blocks)),
         source=lambda row: row.line if is_known(row.line) else "",
         inside=lambda row: _open_stack(Paragraph("bytes", _say_bytes(row)), row.frames, row.line),
@@ -267,12 +261,8 @@ def _list_callers(row: StackBytes) -> list[str]:
 
 
 def _say_bytes(row: StackBytes) -> str:
-    noun = "block" if row.blocks == 1 else "blocks"
-    return f"{format_bytes(row.bytes)} in {row.blocks:,} {noun}, {size(row.requested_bytes)} asked for"
-
-
-def _write_stack(row: StackBytes) -> str:
-    return "\n".join((f"{_say_bytes(row)}: {say_line(row.line)}", *_write_frames(row.frames)))
+    blocks = f"{row.blocks:,} {'block' if row.blocks == 1 else 'blocks'}"
+    return f"{format_bytes(row.bytes)} in {blocks}, {size(row.requested_bytes)} asked for"
 
 
 def _write_frames(frames: Sequence[str]) -> list[str]:
@@ -286,9 +276,9 @@ def _open_stack(said: Paragraph, frames: tuple[str, ...], line: Known[str]) -> t
     return said, Sheet(
         "frames, innermost first",
         (
-            Column("line", 20, 0, _name_place, right=False),
-            Column("function", 16, 1, _name_function, right=False, grows=True),
-            Column("file", _FILE_WIDTH, 2, _name_file, right=False),
+            Column("line", 20, 0, lambda frame: _name_parts(frame)[0], right=False),
+            Column("function", 16, 1, lambda frame: _name_parts(frame)[1], right=False, grows=True),
+            Column("file", _FILE_WIDTH, 2, lambda frame: _name_parts(frame)[2], right=False),
         ),
         frames,
         lambda frame: frame,
@@ -297,19 +287,12 @@ def _open_stack(said: Paragraph, frames: tuple[str, ...], line: Known[str]) -> t
     )
 
 
-def _name_place(frame: str) -> str:
+def _name_parts(frame: str) -> tuple[str, str, str]:
+    """Return line, function and file of a frame; what names no file is all function."""
     place = find_frame(frame)
-    return f"{os.path.basename(place.file)}:{place.line}" if is_known(place) else "-"
-
-
-def _name_function(frame: str) -> str:
-    place = find_frame(frame)
-    return place.function if is_known(place) else frame
-
-
-def _name_file(frame: str) -> str:
-    place = find_frame(frame)
-    return cut_front(place.file, _FILE_WIDTH) if is_known(place) else "-"
+    if not is_known(place):
+        return "-", frame, "-"
+    return f"{os.path.basename(place.file)}:{place.line}", place.function, cut_front(place.file, _FILE_WIDTH)
 
 
 def shorten_place(frame: str) -> str:
