@@ -9,6 +9,7 @@ from typing import Any
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.results.trace import RankTable, StepRow, TraceFile, TraceRankRow
+from tpmon.model.results.trace_tables import Stretch
 from tpmon.ui.kit.keys import Move, Overlay, action_filter_type, moved, next_of
 from tpmon.ui.traces.state import WHOLE, AnyTab, Tab, TraceView
 from tpmon.view.blocks import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
