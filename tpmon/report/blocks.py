@@ -9,13 +9,15 @@ from typing import Any
 from tpmon.model.known import Missing
 from tpmon.model.units import clean_text
 from tpmon.view.blocks import Block, Paragraph, Sheet, cap, name_field
-from tpmon.view.layout import WIDTH, Column, Row, Table, lay_paragraph, text_of
+from tpmon.view.layout import WIDTH, Column, Row, Table, fit_column, lay_paragraph, text_of
 
 MOST_REASONS = 12
 _WHOLE = ("gpus", "ranks")
 """Tables of which each row is wanted: the slow rank may be the last."""
 MOST_NAMES = 10
 """Of what was not read, for one reason."""
+MOST_CELLS = 40
+"""Of a name in a table."""
 LINE_CHARS = 400
 """Of a line of what others have named."""
 
@@ -39,8 +41,15 @@ def _write_paragraph(block: Paragraph) -> list[str]:
 
 def _write_sheet(sheet: Sheet[Any], top: int) -> list[str]:
     shown = cap(sheet, top) if sheet.table and sheet.table not in _WHOLE else sheet
-    lines = [sheet.title, *write_rows(shown.columns, shown.rows, shown.below)]
+    columns = [_widen(one, shown.rows) if one.grows else one for one in shown.columns]
+    lines = [sheet.title, *write_rows(columns, shown.rows, shown.below)]
     return [*lines, f"  {shown.hidden:,} more (--top, --csv {sheet.table})"] if shown.hidden else lines
+
+
+def _widen(column: Column[Any], rows: Sequence[Any]) -> Column[Any]:
+    """Give a column what its names need: other columns can follow in a further table, a cut name cannot."""
+    fitted = fit_column(column.head, 0, lambda row: str(column.read(row)), rows, most=MOST_CELLS)
+    return dataclasses.replace(column, width=max(column.width, fitted.width))
 
 
 def write_rows(

@@ -16,14 +16,12 @@ from tpmon.model.results.trace import (
     CardUse,
     Change,
     CollectiveRow,
-    Communication,
     CopyRow,
     DeviceGaps,
     KernelRow,
     LargeGap,
     MemoryPeak,
     OperatorRow,
-    RankTable,
     StepRow,
     TraceFile,
     TraceRankRow,
@@ -35,7 +33,6 @@ from tpmon.model.results.trace_tables import (
     FrameRow,
     MemoryCurve,
     ModuleRow,
-    PatternRow,
     ProductRow,
     RangeRow,
 )
@@ -93,30 +90,6 @@ def say_gap(gap: LargeGap) -> str:
     return " ".join(known) or "-"
 
 
-def say_idle(gaps: DeviceGaps) -> str:
-    """Say how long a device was idle."""
-    share = pct(100 * gaps.idle / (gaps.window or 1.0))
-    return f"{ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {share}"
-
-
-def say_communication(comms: Communication) -> str:
-    """Say how long there was communication, and how much of it computation hid."""
-    hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
-    exposed = f"{ms_of_us(comms.exposed_us)} ms exposed"
-    return f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"
-
-
-def say_missing(table: RankTable) -> str:
-    """Say of which ranks there is no trace."""
-    named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
-    return f"no trace of rank {named}"
-
-
-def say_pattern(pattern: PatternRow) -> str:
-    """Say what costs time, and how much."""
-    return f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
-
-
 def name_change(change: Change) -> str:
     """Name what changed between two traces, a kernel or an operator by its own name."""
     words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
@@ -147,7 +120,9 @@ def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
 
     Where one is too long, what all begin with goes first, as far as that is needed, then the ends.
     """
-    names = {path: _strip(clean_text(os.path.basename(path), 1000)) for path in paths}
+    names = {path: clean_text(os.path.basename(path), 1000) for path in paths}
+    for ending in _ENDINGS:
+        names = {path: name.removesuffix(ending) for path, name in names.items()}
     longest = max(map(len, names.values()), default=0)
     if longest > most:
         letters = zip(*names.values(), strict=False)
@@ -156,12 +131,6 @@ def name_files(paths: Sequence[str], most: int = _NAME_CHARS) -> dict[str, str]:
         if dropped and len(names) > 1:
             names = {path: f"…{name[dropped:]}" for path, name in names.items()}
     return {path: name if len(name) <= most else f"{name[: most - 1]}…" for path, name in names.items()}
-
-
-def _strip(name: str) -> str:
-    for ending in _ENDINGS:
-        name = name.removesuffix(ending)
-    return name
 
 
 def shorten_kernel(name: str) -> str:
@@ -242,14 +211,6 @@ def list_causes(gaps: DeviceGaps) -> tuple[WordPart, ...]:
 
 def _share(us: Known[float], whole: float) -> Known[float]:
     return map_known(lambda value: 100 * value / whole, us)
-
-
-def _name_file(row: TraceRankRow) -> str:
-    return clean_text(os.path.basename(row.path))
-
-
-def _name_module(row: ModuleRow) -> str:
-    return f"{row.name} in {row.inside}" if is_known(row.inside) else row.name
 
 
 STEPS: Figures[StepRow] = (
@@ -379,6 +340,10 @@ COLLECTIVES: Figures[CollectiveRow] = (
 
 def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
     """Return the columns of the modules, which a trace without a device has fewer of."""
+
+    def name_module(row: ModuleRow) -> str:
+        return f"{row.name} in {row.inside}" if is_known(row.inside) else row.name
+
     where = "gpu " if on_device else ""
     forward: Figures[ModuleRow] = (
         TableFigure("gpu forward ms", lambda row: row.forward_total_us, ms_of_us, 1, sorts=True),
@@ -394,7 +359,7 @@ def list_module_figures(*, on_device: bool) -> Figures[ModuleRow]:
         TableFigure("host self ms", lambda row: row.host_self_us, ms_of_us, 6, sorts=True),
         *(own if on_device else ()),
         TableFigure("calls", lambda row: row.calls, thousands, 4),
-        TableFigure("module", _name_module, width=28, left=True, grows=True),
+        TableFigure("module", name_module, width=28, left=True, grows=True),
     )
 
 
@@ -412,7 +377,14 @@ def list_rank_figures(ranks: Sequence[TraceRankRow], digits: int = 3) -> Figures
         TableFigure("neither", lambda row: row.other_ms, ms, 7),
         TableFigure("all waits", lambda row: row.wait_ms, ms, 2, sorts=True),
         TableFigure("all moves", lambda row: row.transfer_ms, ms, 6),
-        TableFigure("file", _name_file, keep=8, width=12, left=True, grows=True),
+        TableFigure(
+            "file",
+            lambda row: clean_text(os.path.basename(row.path)),
+            keep=8,
+            width=12,
+            left=True,
+            grows=True,
+        ),
     )
 
 
@@ -440,11 +412,6 @@ def span_curves(curves: Sequence[MemoryCurve], steps: Sequence[StepRow]) -> Char
     times = [point.ms for curve in curves for point in (curve.points[0], curve.points[-1])]
     marks = [0.0, *(step.start_ms + step.host_ms for step in steps[-1:])]
     return ChartSpan(min([*times, *marks]), max([*times, *marks]))
-
-
-def say_span(span: ChartSpan) -> str:
-    """Say from when to when curves are drawn."""
-    return f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
 
 
 def find_peak(curve: MemoryCurve) -> CurvePoint:

@@ -76,13 +76,8 @@ from tpmon.view.trace import (
     name_place,
     name_rank,
     name_verdict,
-    say_communication,
     say_file,
     say_gap,
-    say_idle,
-    say_missing,
-    say_pattern,
-    say_span,
     shorten_kernel,
     span_curves,
 )
@@ -154,7 +149,8 @@ def _say_verdict(verdict: TraceVerdict) -> list[Block]:
 
 def list_pattern(pattern: PatternRow) -> list[Block]:
     """Say what costs time, and what helps."""
-    said_of = Paragraph("pattern", say_pattern(pattern))
+    seen = f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}"
+    said_of = Paragraph("pattern", seen)
     return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
 
 
@@ -216,18 +212,21 @@ def _device_gaps(gaps: DeviceGaps) -> list[Block]:
         findable=True,
     )
     by_cause = parts_sheet("idle by cause, share of the window", list_causes(gaps))
-    return [Paragraph(f"GPU {gaps.device}", f"idle {say_idle(gaps)}"), by_cause, largest]
+    share = pct(100 * gaps.idle / (gaps.window or 1.0))
+    idle = f"idle {ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {share}"
+    return [Paragraph(f"GPU {gaps.device}", idle), by_cause, largest]
 
 
 _GROUPED = {
-    Grouping.SHAPES: ("by input shapes and types", "no shapes in the trace: record_shapes=True records them"),
-    Grouping.LINES: ("by line of the program", "no stacks in the trace: with_stack=True records them"),
+    Grouping.SHAPES: ("input shapes and types", "no shapes in the trace: record_shapes=True records them"),
+    Grouping.LINES: ("line", "no stacks in the trace: with_stack=True records them"),
 }
+"""The head of the column, and why there may be none."""
 
 
 def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> list[Block]:
     """List the operators by what their calls have in common."""
-    title, without = _GROUPED[by]
+    head, without = _GROUPED[by]
     if not is_known(rows) or not rows:
         return [Paragraph(NA, rows.reason if isinstance(rows, Missing) else without)]
     own = tuple(rows)
@@ -237,26 +236,25 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> l
         "calls", lambda row: row.calls, thousands, 6, sorts=True
     )
     figures = (*fitted, calls)
+
+    def name_source(row: OperatorGroupRow) -> str:
+        return said(row.group) if by is Grouping.LINES and is_known(row.group) else row.name
+
     sheet: Sheet[OperatorGroupRow] = Sheet(
-        f"operators {title}",
+        f"operators by {head}" if by is Grouping.SHAPES else "operators by line of the program",
         (
             *list_columns(figures, own, "-"),
             fit_column("operator", 2, lambda row: row.name, own, right=False, most=28),
-            Column(_HEADS[by], 20, 1, lambda row: said(row.group), right=False, grows=True),
+            Column(head, 20, 1, lambda row: said(row.group), right=False, grows=True),
         ),
         own,
         lambda row: f"{row.name}  {said(row.group)}",
         list_orders(figures),
-        source=(lambda row: said(row.group) if is_known(row.group) else row.name)
-        if by is Grouping.LINES
-        else lambda row: row.name,
+        source=name_source,
         findable=True,
         table=by.value,
     )
     return [sheet]
-
-
-_HEADS = {Grouping.SHAPES: "input shapes and types", Grouping.LINES: "line"}
 
 
 def list_operator_tables(file: TraceFile) -> list[Block]:
@@ -341,8 +339,11 @@ def list_ranks(table: Applicable[RankTable]) -> list[Block]:
     """Put the ranks beside each other."""
     if not is_known(table):
         return [Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other")]
-    missing = [Paragraph("missing", say_missing(table), Ink.WARN)] if table.missing else []
-    return [Paragraph("ranks", table.summary, Ink.STRONG), *missing, _ranks_sheet(table.ranks)]
+    blocks: list[Block] = [Paragraph("ranks", table.summary, Ink.STRONG)]
+    if table.missing:
+        named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
+        blocks.append(Paragraph("missing", f"no trace of rank {named}", Ink.WARN))
+    return [*blocks, _ranks_sheet(table.ranks)]
 
 
 def list_communication(file: TraceFile) -> list[Block]:
@@ -352,7 +353,9 @@ def list_communication(file: TraceFile) -> list[Block]:
     if not is_known(comms):
         return [Paragraph(NA, f"no communication in the trace of {whose}")]
     sheet = lay_sheet("collectives", COLLECTIVES, comms.collectives, table="collectives")
-    return [Paragraph("comms", f"{whose}: {say_communication(comms)}"), sheet]
+    hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
+    told = f"{whose}: {ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation"
+    return [Paragraph("comms", f"{told}, {ms_of_us(comms.exposed_us)} ms exposed"), sheet]
 
 
 def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
@@ -403,7 +406,8 @@ def list_curves(file: TraceFile) -> list[Block]:
         return [Paragraph(NA, "the trace has no totals of memory: there is no curve over time")]
     steps = file.overview.step_table if file.overview.steps else ()
     span = span_curves(curves, steps)
-    blocks: list[Block] = [Paragraph("curves", f"{say_span(span)}: {LEGEND}")]
+    times = f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
+    blocks: list[Block] = [Paragraph("curves", f"{times}: {LEGEND}")]
     for curve in curves[:_MOST_CURVES]:
         draw = partial(_paint_curve, curve, span, steps)
         name = name_place(curve.kind, curve.device)
