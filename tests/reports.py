@@ -23,6 +23,7 @@ from tpmon.model.gpu import GpuState
 from tpmon.model.host import Pool
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.report.plain import PlainReport
 
 
 def at(seconds: float, **fields: Any) -> Frame:
@@ -30,6 +31,12 @@ def at(seconds: float, **fields: Any) -> Frame:
     return make_frame(
         **{"taken": NOW + timedelta(seconds=seconds), "taken_ns": NOW_NS + int(seconds * 1e9), "events": (), **fields}
     )
+
+
+def said(frames: list[Frame]) -> list[str]:
+    """Return all lines that --plain says of a session that saw ``frames``."""
+    report = PlainReport()
+    return [line for frame in frames for line in report.read(frame)]
 
 
 def full_frame() -> Frame:

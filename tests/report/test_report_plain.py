@@ -14,19 +14,13 @@ from tests.frames import (
     make_process,
     make_target,
 )
-from tests.reports import at, full_frame
-from tpmon.model.frame import EventKind, Frame, TargetState
+from tests.reports import at, full_frame, said
+from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
 from tpmon.model.process import Freezer, Tracer
 from tpmon.model.verdict import Kind
-from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
-
-
-def said(frames: list[Frame]) -> list[str]:
-    """Return all lines of a session that saw ``frames``."""
-    report = PlainReport()
-    return [line for frame in frames for line in report.read(frame)]
+from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, write_status
 
 
 def test_plain_says_who_and_the_facts_at_once():
@@ -51,35 +45,43 @@ def test_plain_says_nothing_while_nothing_changes_but_a_heartbeat_a_minute():
     assert [line.split()[0] for line in beats] == ["03:08:41", "03:09:41", "03:10:41", "03:11:41"]
 
 
-def test_plain_does_not_say_noise():
-    frames = [at(i, cpu=make_cpu(used_cores=4.1 + (i % 5) * 0.4, runnable=4.0 + (i % 3))) for i in range(50)]
-    assert len(said(frames)) == 2
+@pytest.mark.parametrize(
+    ("used", "seconds"),
+    [
+        (lambda i: {"used_cores": 4.1 + (i % 5) * 0.4, "runnable": 4.0 + (i % 3)}, 50),
+        (lambda i: {"used_cores": 0.1 if 35 < i < 34 + int(HOLD_S) else 4.1}, 55),
+    ],
+    ids=["noise", "what passes within the hold"],
+)
+def test_plain_does_not_say(used, seconds):
+    assert len(said([at(i, cpu=make_cpu(**used(i))) for i in range(seconds)])) == 2
 
 
-def test_plain_does_not_say_what_passes_within_the_hold():
-    short = int(HOLD_S) - 1
-    frames = [at(i, cpu=make_cpu(used_cores=0.1 if 35 < i < 35 + short else 4.1)) for i in range(55)]
-    assert len(said(frames)) == 2
-
-
-def test_plain_says_a_change_that_stays_and_says_it_once():
-    frames = [at(i, cpu=make_cpu(used_cores=0.8 if i >= 40 else 4.1)) for i in range(90)]
-    changes = [line for line in said(frames)[2:] if "no change" not in line]
-    assert len(changes) == 1
-    assert changes[0].startswith("03:08:26 CPU used of the budget fell from 51 % to 10 %. Now 2 workers,")
+@pytest.mark.parametrize(
+    ("fields", "seconds", "words"),
+    [
+        (
+            lambda i: {"cpu": make_cpu(used_cores=0.8 if i >= 40 else 4.1)},
+            90,
+            "03:08:26 CPU used of the budget fell from 51 % to 10 %",
+        ),
+        (
+            lambda i: {"gpus": (make_gpu(0),) if i < 40 else Missing("NVML does not answer")},
+            60,
+            "03:08:26 GPU busy no longer read, NVML does not answer",
+        ),
+    ],
+    ids=["a change that stays", "a figure that can no longer be read"],
+)
+def test_plain_says_once(fields, seconds, words):
+    lines = said([at(i, **fields(i)) for i in range(seconds)])[2:]
+    assert [line.split(". Now")[0] for line in lines if "no change" not in line] == [words]
 
 
 def test_plain_gathers_changes_into_few_lines():
     frames = [at(i, cpu=make_cpu(used_cores=0.5 if i // 10 % 2 else 7.5)) for i in range(300)]
     changes = [line for line in said(frames)[2:] if "no change" not in line]
     assert 1 <= len(changes) <= 300 / QUIET_S
-
-
-def test_plain_says_when_a_figure_can_no_longer_be_read():
-    card = (make_gpu(0),)
-    frames = [at(i, gpus=card if i < 40 else Missing("NVML does not answer")) for i in range(60)]
-    changes = [line for line in said(frames)[2:] if "no change" not in line]
-    assert [line.split(". Now")[0] for line in changes] == ["03:08:26 GPU busy no longer read, NVML does not answer"]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +150,8 @@ def test_plain_says_what_lets_a_stopped_job_go_on(fields, until):
 
 
 def test_plain_says_the_end_once():
-    ended = at(
-        1,
-        target=make_target(state=TargetState.ENDED, ended="exit 0"),
-        events=(make_event("the job ended: exit 0", 0, EventKind.ENDED),),
-    )
+    event = make_event("the job ended: exit 0", 0, EventKind.ENDED)
+    ended = at(1, target=make_target(state=TargetState.ENDED, ended="exit 0"), events=(event,))
     assert said([at(0), ended])[2:] == ["03:07:41 ended: the job ended: exit 0"]
 
 

@@ -1,29 +1,17 @@
 """The verdict as text: one line, the block that --once begins with, all of it, and what --plain says."""
 
 from datetime import timedelta, timezone
-from typing import Any
 
 import pytest
 
-from tests.frames import NOW, NOW_NS, make_event, make_evidence, make_finding, make_frame
-from tpmon.model.frame import EventKind, Frame
+from tests.frames import NOW, make_event, make_evidence, make_finding, make_frame
+from tests.reports import at, said
+from tpmon.model.frame import EventKind
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.text.job_words import say_since, say_value, shorten
 from tpmon.model.verdict import Kind, SinceIs
 from tpmon.report.once import write_check, write_once, write_verdict
-from tpmon.report.plain import PlainReport, write_status
-
-
-def at(seconds: float, **fields: Any) -> Frame:
-    """Build a Frame ``seconds`` after the first, with no event unless one is given."""
-    later = {"taken": NOW + timedelta(seconds=seconds), "taken_ns": NOW_NS + int(seconds * 1e9), "events": ()}
-    return make_frame(**(later | fields))
-
-
-def said(frames: list[Frame]) -> list[str]:
-    """Return all lines of a session that saw ``frames``."""
-    report = PlainReport()
-    return [line for frame in frames for line in report.read(frame)]
+from tpmon.report.plain import write_status
 
 
 def test_once_begins_with_the_verdict_and_what_to_try():
