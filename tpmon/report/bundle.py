@@ -87,8 +87,7 @@ class FolderSink:
 class TarSink:
     """Write a bundle into one new tar file of mode 0600, packed when its name ends with .gz or .tgz.
 
-    Each member is packed by itself, and one that could not be finished is cut off again: what was added
-    before stays readable whenever a signal comes.
+    Each member is packed by itself and cut off again if unfinished: the others stay readable.
     """
 
     def __init__(self, path: str) -> None:

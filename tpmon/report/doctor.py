@@ -118,8 +118,7 @@ _JOBS: Figures[JobSummary] = (
 def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
     """Write a row for each job, longest running first, and what could not be read; words for no job.
 
-    Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
-    the command that shows other users' jobs, "" where none does.
+    ``as_root`` is the command that shows other users' jobs, "" where none does.
     """
     unread = _say_unread(jobs, as_root)
     hidden = [line for said in unread for line in wrap_all(said, width)]

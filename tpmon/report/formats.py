@@ -80,10 +80,7 @@ def collapse_stacks(stacks: Iterable[PartStack]) -> list[str]:
 
 
 def lay_speedscope(name: str, stacks: Iterable[PartStack], seconds_each: float = 0.0) -> str:
-    """Write one JSON object for speedscope with a profile for each part.
-
-    Where a weight stands for time, ``seconds_each`` is how much.
-    """
+    """Write one JSON object for speedscope, a profile a part; ``seconds_each`` where weights are time."""
     numbers: dict[tuple[str, str, int], int] = {}
     parts: dict[str, list[PartStack]] = {}
     for stack in stacks:

@@ -168,10 +168,7 @@ def _write_output(frame: Frame) -> list[str]:
 
 
 def write_once(frame: Frame) -> list[str]:
-    """Write a Frame as lines of text, its verdict first.
-
-    What was not read stands as "?" and with its reason at the end.
-    """
+    """Write a Frame as lines of text, its verdict first, the reasons of what was not read at the end."""
     return [
         *write_verdict(frame, full=False),
         *_write_who(frame),

@@ -1,8 +1,7 @@
 """Say in one line of words when something changes, and choose the form of a stream of Frames.
 
-What counts as a change: an event, another state of the job, another kind or cause of the verdict,
-a note that came or went, and a figure that left its band and stayed away for ``HOLD_S``. A
-heartbeat follows ``HEARTBEAT_S`` of silence.
+A change is an event, another state of the job, another kind or cause of the verdict, a note that came or
+went, and a figure that left its band for ``HOLD_S``. A heartbeat follows ``HEARTBEAT_S`` of silence.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ CROWD_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PlainFigure:
-    """Describe one figure that is followed: the change that is worth a line, and how to say it.
-
-    A change counts from ``step`` on, and from a factor of ``factor`` on.
-    """
+    """Describe one figure that is followed; a change counts from ``step`` and ``factor`` times on."""
 
     name: str
     read: Callable[[Frame], Known[float]]

@@ -99,10 +99,7 @@ class Output:
 
 
 def complain(text: str) -> None:
-    """Write lines to standard error; one that is closed or full is no reason to fail.
-
-    File names and command lines come with the text, so no escape sequence passes here.
-    """
+    """Write lines to standard error without escape sequences; one that is closed or full is no failure."""
     said = "\n".join(clean_text(line, COMPLAINT_CHARS) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         os.write(2, f"{said}\n".encode("utf-8", "replace"))

@@ -1,9 +1,6 @@
 """Lay paragraphs and tables below each other, and paint the part around the cursor.
 
-A table is columns and rows as the analysis gives them; nothing of a row is written before it is
-painted. ``list_facts`` writes all of any row.
-
-Only what is shown is painted, so that a table of two thousand rows costs what a screen of it does.
+Only what is shown is written and painted: a table of two thousand rows costs what a screen of it does.
 """
 
 from __future__ import annotations
@@ -252,10 +249,7 @@ _BEFORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Hold lines that belong together: how many, and how one of them is painted.
-
-    ``head`` is the line that stays on top while later lines of the piece are shown.
-    """
+    """Hold lines that belong together and how one is painted; ``head`` stays on top of the later ones."""
 
     height: int
     paint: Callable[[int], Line]

@@ -1,7 +1,6 @@
 """The figures of a job as a whole, each a label with its readings: text and screen write the same.
 
-A screen has a line for each and the reason where a reading is missing; a text report has phrases, and
-the reasons once at its end.
+A screen has the reason where a reading is missing; a text report has all reasons once at its end.
 """
 
 from __future__ import annotations

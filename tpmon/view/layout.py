@@ -275,8 +275,8 @@ def said(value: object) -> str:
 class TableFigure(Generic[Row]):
     """Describe one column by what is read of a row and how that is written.
 
-    Of columns that do not fit the least ``keep`` stays longest. ``width`` is the least one; 0 is that
-    of what stands in the column. ``sorts`` tells whether rows can be sorted by it.
+    The least ``keep`` stays longest. ``width`` is the least one, 0 that of what stands in the column.
+    ``sorts`` tells whether rows can be sorted by it.
     """
 
     head: str
@@ -399,10 +399,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def paint_rule(title: str, details: Sequence[Item], width: int, *, focused: bool = False) -> Line:
-    """Paint the rule above a pane: its title at the left, as many details as fit after it.
-
-    The most needed detail is always shown, if need be at the cost of the title or cut.
-    """
+    """Paint the rule above a pane: its title, then as many details as fit, the most needed one always."""
     mark = FOCUS_RULE if focused else RULE
     needed = sum(count_cells(item.text) + 2 for item in details if item.keep == 0)
     title = cut(title, max(8, width - 5 - needed))

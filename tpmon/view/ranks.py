@@ -124,10 +124,7 @@ def _of(part: Applicable[Any], name: str) -> Any:
 
 
 def waiting_pct(process: ProcessSample) -> Applicable[float]:
-    """Return the share of a process's thread demand that waits for a CPU, in percent.
-
-    Of less than half a thread there is no share worth telling.
-    """
+    """Return the percentage of a process's thread demand that waits; of hardly any demand there is none."""
     if not is_known(process.waiting):
         return process.waiting
     if not is_known(process.runnable):

@@ -1,7 +1,4 @@
-"""Describe what was read of stacks: dumps with what failed and the variables of frames, and hot functions.
-
-The one place of what to try: the screen and the commands say the same, each with its own keys or options.
-"""
+"""Describe what was read of stacks, and what to try: dumps, what failed, variables, hot functions."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ _SPYS_OWN = (ErrorKind.LATE, ErrorKind.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Say how the caller lets a person try ``again``, and with a ``stop``, "" for none.
-
-    "{pid}" in them becomes that of the process.
-    """
+    """Say how the caller lets a person try ``again``, and with a ``stop``, for "{pid}"; "" for none."""
 
     again: str
     stop: str = ""
@@ -118,10 +112,7 @@ def _write_line(shown: ShownFrame) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Hold one line of merged stacks: its text, and who goes no further.
-
-    ``count`` says how many threads pass it, "" where the line above said so.
-    """
+    """Hold one line of merged stacks: text, who ends there, and the ``count`` of threads where it is new."""
 
     line: TreeLine
     count: str

@@ -1,8 +1,4 @@
-"""What ink and glyphs look like: style names, escape sequences, sparklines, and the ASCII twin of each glyph.
-
-Painters draw with the block glyphs only; ``line_to_ascii`` turns a finished line into its ASCII twin
-cell by cell, so no painter can forget it.
-"""
+"""What ink and glyphs look like: style names, escape sequences, and the ASCII twin of each glyph."""
 
 from __future__ import annotations
 

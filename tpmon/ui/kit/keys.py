@@ -186,10 +186,7 @@ _SENT = {
 
 @dataclass(frozen=True, slots=True)
 class KeyHelp:
-    """Hold one key that works now, for the footer, the help overlay and docs/keys.md.
-
-    ``footer`` is its one-word label; ``priority`` orders the footer, 1 first, 0 keeps it out.
-    """
+    """Hold one key that works now; ``footer`` is its word there, ``priority`` orders them, 0 keeps it out."""
 
     keys: tuple[str, ...]
     """As a person reads them: "q", "space", "PgUp"."""
@@ -218,10 +215,9 @@ class ByDigit(Generic[View]):
 
 @dataclass(frozen=True, slots=True)
 class Key(Generic[View, Deed_co]):
-    """Hold one row of the table.
+    """Hold one row of the table; ``footer`` is its word in the footer and the priority there.
 
     ``signs`` are the keys as a person reads them, with a space between: "q", "PgDn", "j down", "1-5".
-    ``footer`` is its word in the footer and the priority there, ``brief`` that of KeyHelp.
     """
 
     section: str
@@ -302,10 +298,7 @@ def find_in(table: Sequence[Key[View, Deed_co]], name: str, view: View) -> Key[V
 
 
 def say_why_not(table: Sequence[Key[View, Deed_co]], name: str, reason: str) -> str:
-    """Say why a key did nothing: ``reason`` where there is one, where it works, or that it has no meaning.
-
-    "" for keys without a letter.
-    """
+    """Say why a key did nothing: the ``reason``, else where it works; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
     where = tuple(dict.fromkeys(key.when.words for key in table if name in key.keys))
@@ -317,10 +310,7 @@ def say_why_not(table: Sequence[Key[View, Deed_co]], name: str, reason: str) -> 
 
 
 def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> list[KeyHelp]:
-    """Return what works now, in the order of the table.
-
-    Also what works ``below`` the help once it is closed: listed there, but not in the footer.
-    """
+    """Return what works now and, not in the footer, what works ``below`` the help once it is closed."""
     shown = []
     for key in table:
         now = key.when.holds(view)
@@ -331,9 +321,9 @@ def list_help(table: Sequence[Key[View, Deed_co]], view: View, below: View) -> l
 
 
 def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the last line: the filter being typed, else the answer to the last key, and the keys.
+    """Paint the filter being typed, else the answer to the last key, and the keys.
 
-    An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
+    A longer answer takes the lines that it needs: it may end with a path, or with a price.
     """
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
     if not head and count_cells(message) > width - 2:
@@ -386,10 +376,7 @@ Words = Sequence[tuple[str, str, str]]
 
 
 def paint_help(keys: Sequence[KeyHelp], size: Size, words: Words) -> list[Line]:
-    """Paint the keys that work now by section, and the short words, in columns where there is room.
-
-    Where the whole words need more lines than there are, the brief ones take their place.
-    """
+    """Paint the keys that work now by section, in columns; in brief where there is too little room."""
     columns = max(1, size.width // COLUMN_WIDTH)
     lines = _lay(_list_sections(keys, words, brief=False), columns, size.width)
     if len(lines) <= size.height - AROUND_HELP:

@@ -1,7 +1,7 @@
 """What every screen of tpmon is: one canvas, keys in, lines out, copies, the editor, the end.
 
-The screens beside each other (``app.py`` of a job, ``trace_app.py`` of a trace) say what a key means
-and what is painted. Only these, ``driver.py`` and ``canvas.py`` import textual.
+The two ``app.py`` say what a key means and what is painted. Beside them only this, ``driver.py`` and
+``canvas.py`` import textual.
 """
 
 from __future__ import annotations
@@ -284,10 +284,7 @@ class Shell(App[None], Generic[View]):
 
 
 def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
-    """Draw a screen on a guarded terminal until it ends and say how it ended.
-
-    After an end was asked for, the process is gone within about a second whatever the caller still does.
-    """
+    """Draw a screen on a guarded terminal until it ends and say how it ended; it is gone within a second."""
     shell.guard = guard
     gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
     try:

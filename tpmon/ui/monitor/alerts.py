@@ -1,9 +1,7 @@
 """Say which readings deserve a mark, when something was, and what of a Frame is pasted.
 
-The limits are those at which a reading is worth a look (sources at each); every mark is also a
-sign or a word in the text, never colour alone.
-
-A job that has ended and a session that stalls give no more Frames, and the last one is looked at days later.
+Every mark is also a sign or a word in the text, never colour alone. A job that has ended and a session that
+stalls give no more Frames, and the last one is looked at days later.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The Textual application around the painters: Updates and keys in, lines out.
 
-It holds one ViewState, changes it by the pure functions of ``actions.py`` and draws what
-``panes.py`` paints of it. It reads nothing of the target and starts no probe. What it has in common
-with other screens is in ``shell.py``; textual is imported by them alone, so that ``--json`` and
-``--help`` never pay for it.
+It holds one ViewState, changes it by the pure functions of ``state.py`` and draws what ``layout.py`` paints
+of it. It reads nothing of the target and starts no probe.
 """
 
 from __future__ import annotations

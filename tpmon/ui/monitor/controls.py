@@ -29,10 +29,9 @@ class Errand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Say in one line what became of an errand; it is printed again when the screen ends.
+    """Say in one line what became of an errand; printed again when the screen ends, unless it is ``passing``.
 
-    What is ``passing`` tells how far the errand is, and is not printed again. ``trace`` is the one that
-    was written, "" for none.
+    ``trace`` is the one that was written, "" for none.
     """
 
     text: str
@@ -115,11 +114,7 @@ def turns_bad(update: Update, events: Sequence[Event]) -> bool:
 
 
 class Inbox:
-    """Take Updates in any thread and keep the newest of them with the events of all.
-
-    Bounded: however long the screen does not look, it holds one Update, one dump, one sample, one
-    capture and 500 events.
-    """
+    """Take Updates in any thread; keep the newest update, dump, sample and capture, and 500 events of all."""
 
     def __init__(self) -> None:
         """Start empty."""

@@ -1,7 +1,6 @@
 """Decide which panes a screen of a given size holds, how high each is, and put them together.
 
-The layout depends on the size and on what there is to show, never on the values shown, so that
-panes keep their places from one second to the next.
+That depends on the size and on what there is to show, never on values: panes keep their places.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class Wish:
 
 
 def paint_screen(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
-    """Paint the whole screen: exactly ``size.height`` lines, none wider than ``size.width`` cells.
-
-    ``keys`` are those that work now, for the footer and the help overlay.
-    """
+    """Paint exactly ``size.height`` lines, none wider than its width, with the ``keys`` that work now."""
     paint = _paint_tiny if is_tiny(size) else _paint_full
     return fill_screen(paint(view, size, keys), size, ascii_only=view.ascii_only)
 
@@ -121,10 +117,7 @@ def rows_of(view: ViewState) -> tuple[int, ...]:
 
 
 def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[int, int]:
-    """Return the lines of one page and the greatest ``view.scroll``, for the page keys.
-
-    Only overlays and panes that are shown in full scroll; rows follow their cursor.
-    """
+    """Return the lines of a page and the greatest ``view.scroll``: 0 where rows follow their cursor."""
     taken = 1 if is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
     text = _text_in_full(view, size, keys)
@@ -273,8 +266,7 @@ def list_wishes(view: ViewState, body: Size) -> list[Wish]:
 def share_height(wishes: Sequence[Wish], height: int) -> dict[Pane, int]:
     """Share rows among panes: first what each needs, then what each soon wants, then the rest.
 
-    Cards come in one step, for half a table of cards says less than their summary; what is left
-    over goes to the workers and the events.
+    Cards come in one step: half a table of cards says less than their summary.
     """
     heights: dict[Pane, int] = {}
     left = height

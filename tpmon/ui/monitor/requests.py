@@ -1,12 +1,7 @@
 """Ask for dumps, samples, captures and bundles: the price first, then the action.
 
-It is the one key that has the training do something. So nothing is asked of the run before what is
-known stands on the screen and was agreed to: then one step is profiled, and its price is agreed to again.
-
-Only two keys stop anything, a look with a stop and one at C frames, after their price stood on the
-screen. Nothing here waits: a request goes to the session, and what comes of it arrives as DumpUpdates.
-
-Nothing is stopped for it, but it takes CPU for seconds, so the first press of the key says how much.
+Only captures and two looks at stacks, with a stop and at C frames, do anything to the run, each after its
+price stood on the screen. Nothing here waits: what comes of a request arrives as an update.
 """
 
 from __future__ import annotations

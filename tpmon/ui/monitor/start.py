@@ -1,7 +1,4 @@
-"""Draw the first picture before textual is loaded, then hand over to the screen.
-
-Painters and escape sequences are enough for it. Knows nothing of textual; keys wait until it is loaded.
-"""
+"""Draw the first picture with painters and escape sequences before textual is loaded, then hand over."""
 
 from __future__ import annotations
 

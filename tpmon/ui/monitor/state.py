@@ -1,10 +1,7 @@
-"""What the screen shows, as data, and what keys do to it. Pure.
+"""What the screen shows, as data, and what keys do to it: functions from ViewState to ViewState. Pure.
 
-Painters are functions of a ViewState and a size; keys are functions from ViewState to ViewState.
-Knows nothing of textual.
-
-Rows are named by PID and come from the painters, those of the stacks by the mark of their group, so that
-the cursor stays where it is while a dump grows. Nothing here reads a clock, a file or a size.
+Rows are named by PID, those of the stacks by the mark of their group, so that the cursor stays where it is
+while a dump grows. Knows nothing of textual.
 """
 
 from __future__ import annotations
@@ -70,9 +67,9 @@ class Price(str, Enum):
 class StacksView:
     """Hold what keys have done to the picture of stacks; times are CLOCK_MONOTONIC.
 
-    The group of the odd one is open until it is in ``closed``, the others are closed until they
-    are in ``opened``. ``asked_ns`` is set from the key until the session answers, ``priced_ns``
-    while the price of ``priced`` is on the screen, and ``seen_ns`` says which dump was looked at.
+    The group of the odd one is open until it is in ``closed``, the others are closed until in ``opened``.
+    ``asked_ns`` is set until the session answers, ``priced_ns`` while the price of ``priced`` is shown, and
+    ``seen_ns`` says which dump was looked at.
     """
 
     cursor: Applicable[StackRow] = NOT_APPLICABLE
@@ -92,8 +89,8 @@ class StacksView:
 class ViewState(ScreenState):
     """Hold everything that the picture depends on.
 
-    ``now_ns`` is CLOCK_MONOTONIC at painting: ages are counted from it, so that a stalled
-    session shows on the screen. While ``paused_ns`` is set, ``frame`` stays and sampling goes on.
+    Ages are counted from ``now_ns``, CLOCK_MONOTONIC at painting, so that a stalled session shows. While
+    ``paused_ns`` is set, ``frame`` stays and sampling goes on.
     """
 
     now_ns: int
@@ -378,10 +375,7 @@ def _is_open(view: ViewState, mark: int) -> bool:
 
 
 def frame_under_cursor(view: ViewState) -> Applicable[ShownFrame]:
-    """Return the frame that an editor shall open: the line under the cursor, or where its group is.
-
-    Of a whole group that is the innermost line of the user's code.
-    """
+    """Return the frame for an editor: of the line under the cursor, of a group its innermost user's line."""
     cursor = cursor_of(view, list_rows(view))
     if not is_known(cursor):
         return NOT_APPLICABLE

@@ -43,7 +43,7 @@ def plan_edit(
 ) -> Known[EditorCall]:
     """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened.
 
-    The path is one of process ``pid``, which may be in a container; not applicable for one of ours.
+    ``pid`` is the process whose path it is, which may be in a container; not applicable for one of ours.
     """
     place = clean_text(f"{frame.file}:{frame.line}")
     command = find_editor(environ)
@@ -69,10 +69,9 @@ def _find_root(pid: int, proc: str) -> str:
 
 
 def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:
-    """Return the command that opens a line as a trace names it: its file is cut at an entry of sys.path.
+    """Return the command for a line whose file a trace cuts at an entry of sys.path.
 
-    Looked for are the folders of the run where the trace has them, else where tpmon was started and
-    ``beside``, the folder of the trace.
+    Looked for are the folders that the trace has, else where tpmon was started and its own folder.
     """
     if os.path.isabs(place.file):
         return plan_edit(StackFrame(place.function, place.file, place.line), environ)

@@ -165,11 +165,7 @@ class TerminalGuard:
                 termios.tcsetattr(0, termios.TCSANOW, attributes)
 
     def leave_within(self, seconds: float, code: int) -> None:
-        """End the process with ``code`` if it is still there after ``seconds``.
-
-        Nothing cancels it: a session thread, a terminal that takes no bytes or a driver call
-        that hangs cannot keep tpmon alive.
-        """
+        """End the process with ``code`` if it is still there after ``seconds``, whatever hangs meanwhile."""
 
         def wait() -> None:
             time.sleep(seconds)

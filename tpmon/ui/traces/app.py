@@ -1,7 +1,4 @@
-"""The screen of traces and snapshots: keys in, lines out. It reads no file; what is behind it asks for.
-
-Beside it is ``app.py``, the screen of a job; what both have in common is in ``shell.py``.
-"""
+"""The screen of traces and snapshots: keys in, lines out. It reads no file; what is behind it asks for."""
 
 from __future__ import annotations
 

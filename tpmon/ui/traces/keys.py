@@ -1,7 +1,6 @@
-"""When each key of a trace's screen works, and what it does; ``keys.txt`` has its signs and its words.
+"""When each key of a trace's or snapshot's screen works, and what it does; ``keys.txt`` has their words.
 
-The screen of a memory snapshot has the same table. The keys that the live screen has too mean the same
-here. Knows nothing of textual.
+The keys that the live screen has too mean the same here. Knows nothing of textual.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Decide what the screen of a trace holds at a given size, and put it together.
 
-From top to bottom: which file, its verdict, the tabs, the timeline, the open tab, the keys. Where
-there is little room the timeline goes to one line, then the tabs' names go, the verdict last. What the
-file is of and comes to, its Subject says; a file without a timeline leaves its lines to the tab.
+From top to bottom: which file, its verdict, the tabs, the timeline, the open tab, the keys. Where there is
+little room the timeline goes to one line, then the tabs' names go, the verdict last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the screen of a trace shows, as data: the analysis, where one is in it, what keys have changed.
 
-What it is of is a Subject: traces (``trace_subject.py``), or memory snapshots (``snapshot_subject.py``),
-each with tabs and first lines of its own. Knows nothing of textual, and nothing of how a file is read.
+Its subject is traces (``subject.py``) or memory snapshots (``snapshots.py``), each with tabs of its own.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class Head:
 class TabAnswer:
     """Hold the line below: what this file, or its comparison, comes to.
 
-    ``word`` is the one thing that the smallest screens show of it; ``texts`` stand below it there, and
-    are empty on tabs that are about something else.
+    ``word`` is what the smallest screens show of it, ``texts`` stand below it there.
     """
 
     items: tuple[Item, ...]
@@ -83,9 +81,8 @@ class TabAnswer:
 class TraceView(ScreenState):
     """Hold everything that the picture of a trace depends on.
 
-    ``timeline`` does not apply to what has none. ``cursors`` has one place for each tab: the paragraph
-    or row under its cursor, counted from 0; ``scroll`` is the place in what lies over the tabs. ``sort``
-    is the column that rows are sorted by, 0 for the order in which the analysis gives them.
+    ``cursors`` has the paragraph or row under the cursor for each tab, ``scroll`` the place in what lies over
+    the tabs. ``sort`` is the column that rows are sorted by, 0 for the order of the analysis.
     """
 
     subject: ScreenSubject

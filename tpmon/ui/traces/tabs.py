@@ -67,10 +67,7 @@ def list_all(view: TraceView) -> list[Block]:
 
 
 def list_blocks(view: TraceView) -> list[Block]:
-    """Return what the open tab holds: tables as filtered, and as sorted where that is asked for.
-
-    All tables with the same columns to sort by as the first one are sorted: of each device there is one.
-    """
+    """Return what the open tab holds: tables as filtered; all with the orders of the first one as sorted."""
     blocks = list_all(view)
     if view.overlay is Overlay.STACK:
         return blocks

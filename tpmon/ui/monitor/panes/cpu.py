@@ -1,7 +1,4 @@
-"""Paint CPU and memory: a line for each gauge, with its history.
-
-A gauge is data: ``paint_cpu`` draws it. Knows nothing of widths.
-"""
+"""Paint CPU and memory: a line for each gauge, with its history. Gauges know nothing of widths."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ from tpmon.view.ranks import write_role
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Hold one line: a label, its history up to ``top``, and pieces of text, the first most telling.
+    """Hold a label, the history of a figure of a Pulse up to ``top``, and texts, the most telling first.
 
-    The least ``keep`` stays longest when the pane gets low. ``figure`` is that of a Pulse, "" for none.
+    The least ``keep`` stays longest when the pane gets low; ``figure`` is "" for no history.
     """
 
     keep: int

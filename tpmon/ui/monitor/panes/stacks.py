@@ -59,10 +59,7 @@ _STOP = "R reads it with a short stop, and says its price first"
 
 
 def paint_errors(errors: Sequence[DumpError], width: int, most: int, *, can_stop: bool) -> list[Line]:
-    """Paint one entry for each reason, in at most ``most`` lines and at least one.
-
-    ``can_stop`` tells whether the key of a look with a stop works now.
-    """
+    """Paint an entry a reason in ``most`` lines; ``can_stop`` tells whether a look with a stop is offered."""
     means = Means("again", _STOP if can_stop else "")
     texts: list[str] = []
     shown = 0

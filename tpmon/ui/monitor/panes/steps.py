@@ -1,7 +1,4 @@
-"""Paint how the steps go, by the hooks: rates, percentiles, history with stalls, and the split of a step.
-
-Without a hook nothing is painted: the lines below take its place.
-"""
+"""Paint how the steps go, by the hooks: rates, percentiles, history with stalls, and the split of a step."""
 
 from __future__ import annotations
 

@@ -107,10 +107,7 @@ _SORTED_HEADS = {SortBy.CPU: "CPU %", SortBy.MEMORY: "RSS", SortBy.PID: "PID"}
 
 
 def select_workers(view: ViewState) -> list[ProcessSample]:
-    """Return the processes of the pane in the order shown: filtered, then sorted.
-
-    Rows that count as equal stand by rank and worker number, workers before other processes.
-    """
+    """Return the processes of the pane as filtered and sorted; equal ones by rank and worker number."""
     if not is_known(view.frame):
         return []
     rows = [process for process in view.frame.processes if process.role is not Role.RANK]

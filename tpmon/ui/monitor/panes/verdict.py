@@ -163,7 +163,7 @@ def list_head(finding: Finding, since: str, share: str) -> list[Span]:
 def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
     """Paint word, cause, confidence, since when and, where it takes no further line, what it costs.
 
-    A lower bound always says what tells it; an onset only where there is room.
+    What tells a lower bound is always said, what tells an onset only where there is room.
     """
     gap = 3 if width >= 100 else 2
     whole, short = say_since_in_full(finding, frame.taken), say_since(finding, frame.taken)
@@ -232,10 +232,7 @@ def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> li
 
 
 def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
-    """Paint what was ruled out and what is unknown in one line, half of it each at most.
-
-    In a narrow pane, where a name of one is cut, they are counted: the rests of names say nothing.
-    """
+    """Paint what was ruled out and what is unknown in one line, counted where narrow panes would cut them."""
     if not finding.unknown or not finding.ruled_out:
         return []
     unknown = _paint_list("?", "unknown", finding.unknown, width // 2)[0]
@@ -248,10 +245,7 @@ def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
 
 
 def paint_verdict(view: ViewState, frame: Frame, finding: Finding, width: int, most: int) -> list[Line]:
-    """Paint the block in at most ``most`` lines, one at least.
-
-    When lines are few, evidence goes first, then the ends of the texts; never the word.
-    """
+    """Paint at most ``most`` lines: first evidence goes, then ends of texts, never the word."""
     facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
     texts: dict[str, list[Line]] = {
         "head": paint_headline(frame, finding, width),
@@ -290,7 +284,7 @@ _ORDER = (
 
 
 def share_lines(wanted: dict[str, int], most: int) -> dict[str, int]:
-    """Share ``most`` lines among the parts, in the order of need; facts come whole or not at all.
+    """Share ``most`` lines in the order of need; facts come whole or not at all.
 
     The two lists share one line until there is a line for each.
     """
