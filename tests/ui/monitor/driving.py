@@ -104,6 +104,15 @@ def drive(check: Callable[[Session], Awaitable[None]], size=(120, 40), frames=(J
     return session
 
 
+def driven(**options):
+    """Make a test of a check: the screen is driven, and the check looks at it."""
+
+    def make(check: Callable[[Session], Awaitable[None]]) -> Callable[[], None]:
+        return lambda: drive(check, **options) and None
+
+    return make
+
+
 class Checks(dict[str, Callable[[Session], Awaitable[None]]]):
     """Hold the checks of keys by the id of their row in the table."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frames import make_event, make_finding, make_frame, make_target
 from tests.goldens import dump_views
-from tests.ui.monitor.driving import JOB, Session, drive
+from tests.ui.monitor.driving import JOB, Session, drive, driven
 from tpmon.errors import ExitCode
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import EventKind, TargetState
@@ -22,211 +22,177 @@ from tpmon.ui.monitor.controls import Notice, is_everyday, turns_bad
 from tpmon.view.layout import Ink
 
 
-def test_with_readonly_no_key_stops_anything():
-    async def check(s):
-        await s.press("6")
-        await s.send_result(dump_views.torn())
-        await s.press("R", "R", "N", "N")
-        assert s.asked == []
-        assert "with a stop" not in s.text
-        await s.press("d")
-        assert s.asked == [DumpRequest(Asker.KEY)], "a look stops nothing"
-        await s.press("6", "t", "c", "a", "t", "enter", "escape")
-        assert len(s.asked) == 1, "a capture has the training record itself"
-        await s.press("8")
-        assert "--readonly forbids that" in s.text
-
-    drive(check, readonly=True)
+@driven(readonly=True)
+async def test_with_readonly_no_key_stops_anything(s):
+    await s.press("6")
+    await s.send_result(dump_views.torn())
+    await s.press("R", "R", "N", "N")
+    assert s.asked == []
+    assert "with a stop" not in s.text
+    await s.press("d")
+    assert s.asked == [DumpRequest(Asker.KEY)], "a look stops nothing"
+    await s.press("6", "t", "c", "a", "t", "enter", "escape")
+    assert len(s.asked) == 1, "a capture has the training record itself"
+    await s.press("8")
+    assert "--readonly forbids that" in s.text
 
 
-def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it():
-    async def check(s):
-        await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
-        assert s.view.overlay is Overlay.NONE, "nothing jumps at a person who reads something else"
-        assert "d: stacks of 03:07:39, read by the hang watch: 7 of 8 ranks" in s.text
-        await s.press("d")
-        assert s.asked == []
-        assert "asked by the hang watch" in s.text
-        await s.press("escape")
-        assert "d: stacks of" not in s.text, "it was looked at"
-        await s.press("d")
-        assert s.asked == [DumpRequest(Asker.KEY)]
-
-    drive(check)
+@driven()
+async def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it(s):
+    await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
+    assert s.view.overlay is Overlay.NONE, "nothing jumps at a person who reads something else"
+    assert "d: stacks of 03:07:39, read by the hang watch: 7 of 8 ranks" in s.text
+    await s.press("d")
+    assert s.asked == []
+    assert "asked by the hang watch" in s.text
+    await s.press("escape")
+    assert "d: stacks of" not in s.text, "it was looked at"
+    await s.press("d")
+    assert s.asked == [DumpRequest(Asker.KEY)]
 
 
-def test_a_paused_picture_takes_a_dump_of_the_key_alone():
-    async def check(s):
-        await s.press("p")
-        await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
-        assert s.view.dump is NOT_APPLICABLE
-        await s.press("d")
-        assert len(s.asked) == 1
-        await s.send_result(dump_views.hung_once())
-        assert "7 of 8 ranks wait" in s.text
-        assert "PAUSED" in s.text
-        await s.press("p", "q")
-        assert not s.app.is_running
-
-    drive(check)
+@driven()
+async def test_a_paused_picture_takes_a_dump_of_the_key_alone(s):
+    await s.press("p")
+    await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
+    assert s.view.dump is NOT_APPLICABLE
+    await s.press("d")
+    assert len(s.asked) == 1
+    await s.send_result(dump_views.hung_once())
+    assert "7 of 8 ranks wait" in s.text
+    assert "PAUSED" in s.text
+    await s.press("p", "q")
+    assert not s.app.is_running
 
 
-def test_q_ends_the_screen_at_once_while_a_dump_is_read():
-    async def check(s):
-        await s.press("d")
-        await s.send_result(dump_views.hung_running())
-        await s.press("q")
-        assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
-
-    drive(check)
+@driven()
+async def test_q_ends_the_screen_at_once_while_a_dump_is_read(s):
+    await s.press("d")
+    await s.send_result(dump_views.hung_running())
+    await s.press("q")
+    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
 
 
-def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay():
-    async def check(s):
-        await s.send_result(dump_views.hung_once())
-        await s.send(replace(JOB, target=make_target(state=TargetState.ENDED, ended="exit 1")))
-        await s.press("d")
-        assert (s.asked, s.view.overlay) == ([], Overlay.NONE)
-        await s.press("6")
-        assert "7 of 8 ranks wait" in s.text
-
-    drive(check)
+@driven()
+async def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay(s):
+    await s.send_result(dump_views.hung_once())
+    await s.send(replace(JOB, target=make_target(state=TargetState.ENDED, ended="exit 1")))
+    await s.press("d")
+    assert (s.asked, s.view.overlay) == ([], Overlay.NONE)
+    await s.press("6")
+    assert "7 of 8 ranks wait" in s.text
 
 
-def test_a_refused_dump_says_why():
-    async def check(s):
-        await s.press("d")
-        refused = dump_views.make_update(running=False, refused="no process to read")
-        await s.send_result(refused)
-        assert "! no process to read" in s.text
-        assert is_known(s.view.dump)
-
-    drive(check)
+@driven()
+async def test_a_refused_dump_says_why(s):
+    await s.press("d")
+    refused = dump_views.make_update(running=False, refused="no process to read")
+    await s.send_result(refused)
+    assert "! no process to read" in s.text
+    assert is_known(s.view.dump)
 
 
-def test_a_burst_of_dump_states_is_painted_once():
-    async def check(s):
-        await s.press("6")
-        before = s.painted
-        await s.send_result(*[dump_views.hung_running()] * 40, dump_views.hung_once())
-        assert "7 of 8 ranks wait" in s.text
-        assert s.painted - before <= 3
-
-    drive(check)
+@driven()
+async def test_a_burst_of_dump_states_is_painted_once(s):
+    await s.press("6")
+    before = s.painted
+    await s.send_result(*[dump_views.hung_running()] * 40, dump_views.hung_once())
+    assert "7 of 8 ranks wait" in s.text
+    assert s.painted - before <= 3
 
 
-def test_a_burst_is_painted_once_and_loses_no_event():
-    async def check(s):
-        before = s.painted
-        frames = [replace(JOB, facts=f"burst {n}", events=(make_event(f"event {n}"),)) for n in range(50)]
-        await s.send(*frames)
-        assert "burst 49" in s.text
-        assert s.painted - before <= 3
-        assert [event.text for event in s.view.events][-50:] == [f"event {n}" for n in range(50)]
-
-    drive(check)
+@driven()
+async def test_a_burst_is_painted_once_and_loses_no_event(s):
+    before = s.painted
+    frames = [replace(JOB, facts=f"burst {n}", events=(make_event(f"event {n}"),)) for n in range(50)]
+    await s.send(*frames)
+    assert "burst 49" in s.text
+    assert s.painted - before <= 3
+    assert [event.text for event in s.view.events][-50:] == [f"event {n}" for n in range(50)]
 
 
-def test_events_are_bounded():
-    async def check(s):
-        many = tuple(make_event(f"event {n}") for n in range(400))
-        await s.send(replace(JOB, events=many), replace(JOB, events=many))
-        assert len(s.view.events) == 500
-
-    drive(check)
+@driven()
+async def test_events_are_bounded(s):
+    many = tuple(make_event(f"event {n}") for n in range(400))
+    await s.send(replace(JOB, events=many), replace(JOB, events=many))
+    assert len(s.view.events) == 500
 
 
-def test_the_workers_of_each_epoch_push_out_no_other_event():
-    async def check(s):
-        verdict = make_event("verdict: data-bound (cpu-transform)", kind=EventKind.VERDICT)
-        failed = make_event("rank 0 (4211) gone: SIGKILL")
-        await s.send(replace(JOB, events=(verdict, failed)))
-        for _ in range(3):
-            epoch = tuple(make_event(f"epoch respawn: {n} workers of 8 ranks replaced") for n in range(400))
-            await s.send(replace(JOB, events=epoch))
-        assert len(s.view.events) == 500
-        assert [event for event in s.view.events if not is_everyday(event)][-2:] == [verdict, failed]
-        await s.press("v")
-        assert "verdict: data-bound (cpu-transform)" in s.text
-
-    drive(check)
+@driven()
+async def test_the_workers_of_each_epoch_push_out_no_other_event(s):
+    verdict = make_event("verdict: data-bound (cpu-transform)", kind=EventKind.VERDICT)
+    failed = make_event("rank 0 (4211) gone: SIGKILL")
+    await s.send(replace(JOB, events=(verdict, failed)))
+    for _ in range(3):
+        epoch = tuple(make_event(f"epoch respawn: {n} workers of 8 ranks replaced") for n in range(400))
+        await s.send(replace(JOB, events=epoch))
+    assert len(s.view.events) == 500
+    assert [event for event in s.view.events if not is_everyday(event)][-2:] == [verdict, failed]
+    await s.press("v")
+    assert "verdict: data-bound (cpu-transform)" in s.text
 
 
-def test_before_the_first_reading_the_screen_says_so():
-    async def check(s):
-        assert isinstance(s.view.frame, Missing)
-        assert "waiting for the first reading" in s.text
-        await s.press("j", "e", "y", "1", "1", "question_mark")
-        assert s.view.overlay is Overlay.HELP
-
-    drive(check, frames=())
+@driven(frames=())
+async def test_before_the_first_reading_the_screen_says_so(s):
+    assert isinstance(s.view.frame, Missing)
+    assert "waiting for the first reading" in s.text
+    await s.press("j", "e", "y", "1", "1", "question_mark")
+    assert s.view.overlay is Overlay.HELP
 
 
-def test_a_stalled_session_is_repainted_and_its_age_grows():
-    async def check(s):
-        s.now_ns += 90_000_000_000
-        await s.until(lambda: "LATE" in s.text)
-
-    drive(check)
+@driven()
+async def test_a_stalled_session_is_repainted_and_its_age_grows(s):
+    s.now_ns += 90_000_000_000
+    await s.until(lambda: "LATE" in s.text)
 
 
-def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys():
-    async def check(s):
-        ended = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL)")
-        await s.send(replace(JOB, target=ended, processes=()))
-        assert "SIGKILL" in s.text
-        await s.press("question_mark")
-        assert s.view.overlay is Overlay.HELP
-        assert s.app.is_running
-
-    drive(check)
+@driven()
+async def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys(s):
+    ended = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL)")
+    await s.send(replace(JOB, target=ended, processes=()))
+    assert "SIGKILL" in s.text
+    await s.press("question_mark")
+    assert s.view.overlay is Overlay.HELP
+    assert s.app.is_running
 
 
-def test_no_escape_sequence_of_others_reaches_the_screen():
-    async def check(s):
-        await s.send_result(Notice("no capture; try tpmon run -- a\x1b]0;title\x07b"))
-        await s.until(lambda: "run -- a?]0;title?b" in s.text)
-        s.app.say("could not be opened: \x1b[31mred")
-        assert s.view.message == "could not be opened: ?[31mred"
-        assert s.app.text_left == "no capture; try tpmon run -- a?]0;title?b"
-
-    drive(check)
+@driven()
+async def test_no_escape_sequence_of_others_reaches_the_screen(s):
+    await s.send_result(Notice("no capture; try tpmon run -- a\x1b]0;title\x07b"))
+    await s.until(lambda: "run -- a?]0;title?b" in s.text)
+    s.app.say("could not be opened: \x1b[31mred")
+    assert s.view.message == "could not be opened: ?[31mred"
+    assert s.app.text_left == "no capture; try tpmon run -- a?]0;title?b"
 
 
-def test_a_key_that_is_not_in_the_table_does_nothing():
-    async def check(s):
-        before = s.view
-        await s.press("ctrl+p", "ctrl+q", "b", "o", "m", "R", "9", "space", "alt+s", "f5")
-        assert replace(s.view, now_ns=0) == replace(before, now_ns=0)
-        assert s.app.is_running
-        assert len(s.app.screen_stack) == 1
-
-    drive(check)
+@driven()
+async def test_a_key_that_is_not_in_the_table_does_nothing(s):
+    before = s.view
+    await s.press("ctrl+p", "ctrl+q", "b", "o", "m", "R", "9", "space", "alt+s", "f5")
+    assert replace(s.view, now_ns=0) == replace(before, now_ns=0)
+    assert s.app.is_running
+    assert len(s.app.screen_stack) == 1
 
 
-def test_the_cursor_stays_on_its_process_when_rows_move():
-    async def check(s):
-        await s.press("j", "j")
-        held = s.view.cursor_pid
-        moved = tuple(replace(p, cpu_pct=100.0 - p.cpu_pct) for p in JOB.processes)
-        await s.send(replace(JOB, processes=moved))
-        assert s.view.cursor_pid == held
-        await s.send(replace(JOB, processes=tuple(p for p in moved if p.pid != held)))
-        assert s.view.cursor_pid in panes.rows_of(s.view)
-
-    drive(check)
+@driven()
+async def test_the_cursor_stays_on_its_process_when_rows_move(s):
+    await s.press("j", "j")
+    held = s.view.cursor_pid
+    moved = tuple(replace(p, cpu_pct=100.0 - p.cpu_pct) for p in JOB.processes)
+    await s.send(replace(JOB, processes=moved))
+    assert s.view.cursor_pid == held
+    await s.send(replace(JOB, processes=tuple(p for p in moved if p.pid != held)))
+    assert s.view.cursor_pid in panes.rows_of(s.view)
 
 
-def test_every_size_is_painted_whole():
-    async def check(s):
-        for columns, rows in ((40, 50), (20, 5), (200, 50), (80, 24), (1, 1)):
-            await s.pilot.resize_terminal(columns, rows)
-            await s.pilot.pause()
-            lines = s.text.split("\n")
-            assert len(lines) <= rows
-            assert "4211" in s.text or columns == 1
-
-    drive(check)
+@driven()
+async def test_every_size_is_painted_whole(s):
+    for columns, rows in ((40, 50), (20, 5), (200, 50), (80, 24), (1, 1)):
+        await s.pilot.resize_terminal(columns, rows)
+        await s.pilot.pause()
+        lines = s.text.split("\n")
+        assert len(lines) <= rows
+        assert "4211" in s.text or columns == 1
 
 
 def test_an_update_after_the_end_is_dropped():
@@ -255,32 +221,28 @@ def test_a_painter_that_fails_ends_the_app_with_its_error():
     assert session.app.return_code == ExitCode.BUG
 
 
-def test_only_changed_rows_are_sent():
-    async def check(s):
-        canvas = s.app.query_one(Canvas)
-        shown = [((f"row {n}", Ink.PLAIN),) for n in range(40)]
-        canvas.set_lines(shown)
-        await s.pilot.pause()
-        assert canvas.set_lines(list(shown)) == 0
-        assert not canvas._exchange_repaint_regions()
-        shown[7] = (("row seven", Ink.BAD),)
-        assert canvas.set_lines(shown) == 1
-        (region,) = canvas._exchange_repaint_regions()
-        assert (region.y, region.height) == (7, 1)
-
-    drive(check)
+@driven()
+async def test_only_changed_rows_are_sent(s):
+    canvas = s.app.query_one(Canvas)
+    shown = [((f"row {n}", Ink.PLAIN),) for n in range(40)]
+    canvas.set_lines(shown)
+    await s.pilot.pause()
+    assert canvas.set_lines(list(shown)) == 0
+    assert not canvas._exchange_repaint_regions()
+    shown[7] = (("row seven", Ink.BAD),)
+    assert canvas.set_lines(shown) == 1
+    (region,) = canvas._exchange_repaint_regions()
+    assert (region.y, region.height) == (7, 1)
 
 
-def test_a_row_is_as_wide_as_the_screen_whatever_stands_in_it():
-    async def check(s):
-        canvas = s.app.query_one(Canvas)
-        for text in ("日本語" * 30, "x" + "日本語" * 30, "e\u0301" * 200, "", "short"):
-            canvas.set_lines([((text, Ink.PLAIN),)])
-            strip = canvas.render_line(0)
-            assert strip.cell_length == 41
-            assert sum(segment.cell_length for segment in strip) == 41
-
-    drive(check, size=(41, 12))
+@driven(size=(41, 12))
+async def test_a_row_is_as_wide_as_the_screen_whatever_stands_in_it(s):
+    canvas = s.app.query_one(Canvas)
+    for text in ("日本語" * 30, "x" + "日本語" * 30, "e\u0301" * 200, "", "short"):
+        canvas.set_lines([((text, Ink.PLAIN),)])
+        strip = canvas.render_line(0)
+        assert strip.cell_length == 41
+        assert sum(segment.cell_length for segment in strip) == 41
 
 
 def test_without_colour_only_bold_and_reverse_are_left():
