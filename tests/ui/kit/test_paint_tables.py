@@ -17,6 +17,7 @@ from tests.frames import (
     make_view,
     make_worker,
 )
+from tests.painted import text_of, texts_of
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Freezer, Role
@@ -48,15 +49,6 @@ from tpmon.view.layout import (
     wrap_words,
 )
 from tpmon.view.ranks import order_ranks, state_ink, write_role, write_state
-
-
-def text_of(line):
-    return "".join(text for text, _ in line)
-
-
-def texts_of(lines):
-    return [text_of(line) for line in lines]
-
 
 # Cells
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.frames import NOW, NOW_NS, make_event, make_finding, make_frame, make_process, make_target, make_view
 from tests.goldens import dump_views
+from tests.painted import texts_of
 from tpmon.model.dump import Asker
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import Missing
@@ -32,10 +33,6 @@ EVENTS = (
 ENDED = make_frame(
     target=make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL; OOM killer)"), verdict=make_finding()
 )
-
-
-def texts_of(lines):
-    return ["".join(text for text, _ in line) for line in lines]
 
 
 def screen(view, width, height=30):

@@ -18,6 +18,7 @@ from tests.frames import (
     make_target,
     make_view,
 )
+from tests.painted import text_of
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -34,10 +35,6 @@ KEYS = (
     KeyHelp(("Y",), "copy all", "Copying", "", 0),
     KeyHelp(("?", "F1"), "help", "tpmon", "help", 2),
 )
-
-
-def text_of(line):
-    return "".join(text for text, _ in line)
 
 
 def test_the_state_word_follows_the_view():

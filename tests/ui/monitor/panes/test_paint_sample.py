@@ -8,6 +8,7 @@ import pytest
 from tests.dumps import WORKER_READS
 from tests.frames import NOW_NS, make_frame, make_process, make_rank, make_target, make_view, make_worker
 from tests.goldens import sample_views
+from tests.painted import screen_of as text_of
 from tests.samples import count, make_reading, make_sampled
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -39,11 +40,6 @@ TWO_RANKS = make_frame(
 
 def sample_view(update=NOT_APPLICABLE, **fields):
     return make_view(TWO_RANKS, overlay=Overlay.SAMPLE, sample=update, **fields)
-
-
-def text_of(view, width=120, height=60):
-    lines = paint_screen(view, Size(width, height), keys_shown(view))
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def test_the_lowest_rank_is_sampled_unless_a_row_is_chosen():

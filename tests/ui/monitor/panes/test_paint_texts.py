@@ -21,6 +21,7 @@ from tests.frames import (
     make_rank,
     make_view,
 )
+from tests.painted import inks_of, join, texts_of
 from tpmon.model.frame import EventKind
 from tpmon.model.gpu import GpuProcess, MigInstance
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
@@ -38,14 +39,6 @@ from tpmon.view.layout import Ink, Size
 DENIED = Missing("permission denied")
 
 
-def texts_of(lines):
-    return ["".join(text for text, _ in line).rstrip() for line in lines]
-
-
-def inks_of(lines, words):
-    return {ink for line in lines for text, ink in line if words in text}
-
-
 # CPU and memory
 
 
@@ -53,24 +46,94 @@ def cpu_lines(frame, width=120, height=12):
     return paint_cpu(make_view(frame), Size(width, height), focused=False)
 
 
-def test_oversubscription_shows_its_proof_and_whose_pool_it_is():
-    cpu = make_cpu(
-        budget_cores=2.0,
-        runnable=14.2,
-        oversubscription=7.05,
-        run_delay_ratio=0.82,
-        pool=Pool(4211, Role.RANK, "OpenMP (libgomp: torch)", 16, 7.2),
-    )
-    lines = cpu_lines(make_frame(cpu=cpu))
-    text = "\n".join(texts_of(lines))
-    assert "! 14.2 on 2 CPUs   82 % waiting   pools 7.0x" in text
-    assert "16 threads of rank 0 (4211)   OpenMP (libgomp: torch)" in text
-    assert inks_of(lines, "! 14.2 on") == {Ink.WARN}
+def cpu_in_full(frame, width=140):
+    return paint_cpu_in_full(make_view(frame), width)
 
 
-def test_many_threads_that_do_not_wait_have_no_mark():
-    lines = cpu_lines(make_frame(cpu=make_cpu(oversubscription=7.0, run_delay_ratio=0.1, runnable=56.0)))
-    assert "!" not in "".join(texts_of(lines))
+POOLS = {"oversubscription": 7.05, "run_delay_ratio": 0.82, "runnable": 14.2, "budget_cores": 2.0}
+FULL_SHM = ShmSample("/dev/shm", 49 * MIB, 64 * MIB)
+LOADERS = (make_loader(1, ready_batches=9.0), make_loader(2, rank=1, ready_batches=0.0, empty_ratio=0.92))
+UNREAD = make_frame(
+    cpu=make_cpu(budget_cores=DENIED, used_cores=DENIED, runnable=DENIED, run_delay_ratio=DENIED, pool=DENIED),
+    memory=make_memory(used_bytes=DENIED, limit_bytes=NOT_APPLICABLE, shm=Missing("no mount")),
+    loader=(make_loader(ready_batches=DENIED),),
+)
+SETTINGS = [
+    (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("MKL_NUM_THREADS", "4")),
+    (EnvironmentSetting("OMP_NUM_THREADS", "16"),),
+    DENIED,
+]
+SOURCES = make_frame(
+    ages_s=make_ages(io=DENIED, gpu=14.0),
+    cpu=make_cpu(psi_some_pct=Missing("PSI is off"), pool=Pool(7, Role.WORKER, DENIED, 4, 3.9)),
+    network=(NetworkSample("ib0", "ib", True, 1e9, 2e9, 0.0, DENIED),),
+    sockets=SocketSample(6, 26.0, DENIED, 3, 0),
+)
+SAID = {
+    "the proof of oversubscription, and whose pool it is": (
+        cpu_lines,
+        make_frame(cpu=make_cpu(**POOLS, pool=Pool(4211, Role.RANK, "OpenMP (libgomp: torch)", 16, 7.2))),
+        ["! 14.2 on 2 CPUs   82 % waiting   pools 7.0x", "16 threads of rank 0 (4211)   OpenMP (libgomp: torch)"],
+    ),
+    "no mark for threads that do not wait": (
+        cpu_lines,
+        make_frame(cpu=make_cpu(oversubscription=7.0, run_delay_ratio=0.1, runnable=56.0)),
+        ["~!"],
+    ),
+    "no waiting share of hardly a thread": (
+        cpu_lines,
+        make_frame(cpu=make_cpu(runnable=0.3, run_delay_ratio=0.8)),
+        ["~80 %", "hardly a thread wants a CPU"],
+    ),
+    "the reason of what is missing": (
+        cpu_lines,
+        UNREAD,
+        ["? permission denied", "? no mount", "RSS 3.0G   no limit, host 32.0G"],
+    ),
+    "the rank with the fewest batches": (
+        cpu_lines,
+        make_frame(loader=LOADERS),
+        ["0 batches ready   fewest of 2: rank 1   empty in 92 % of 20 readings"],
+    ),
+    "no loader": (cpu_lines, make_frame(loader=()), ["no loader queue seen"]),
+    "the thread settings of the ranks": (
+        cpu_in_full,
+        make_frame(processes=tuple(make_process(pid, environment=one) for pid, one in enumerate(SETTINGS, 1))),
+        [
+            " OMP                16 in 2 ranks, ? permission denied in 1 rank",
+            " MKL                4 in 1 rank, not set in 1 rank, ? permission denied in 1 rank",
+            " OPENBLAS           not set in 2 ranks",
+            " NUMEXPR            not set in 2 ranks",
+        ],
+    ),
+    "no rank": (cpu_in_full, make_frame(processes=()), ["no rank process seen"]),
+    "every source and reason": (
+        cpu_in_full,
+        SOURCES,
+        [
+            "io                 ? permission denied",
+            "gpu                ! 14 s old, from NVML",
+            "hook               ? no hook in the training process",
+            "PSI cpu some       ? PSI is off",
+            "4 busy threads of worker 7, 3.90 runnable, ? permission denied",
+            "in 954M/s, out 1.9G/s, errors 0/s, drops ? permission denied/s (the job's)",
+            "6, sent 26 s ago, received ? permission denied, retransmits 3",
+        ],
+    ),
+}
+"""What a pane says of a Frame; after a "~" what it does not."""
+
+
+@pytest.mark.parametrize(("paint", "frame", "words"), SAID.values(), ids=SAID)
+def test_the_pane_says(paint, frame, words):
+    text = join(paint(frame))
+    assert [word for word in words if (word.lstrip("~") in text) is word.startswith("~")] == []
+
+
+def test_what_is_worth_a_look_has_a_warning_ink():
+    assert inks_of(cpu_lines(make_frame(cpu=make_cpu(**POOLS))), "! 14.2 on") == {Ink.WARN}
+    assert inks_of(cpu_in_full(SOURCES), "14 s old") == {Ink.WARN}
+    assert join(cpu_lines(UNREAD)).count("? permission denied") == 5
 
 
 @pytest.mark.parametrize(
@@ -80,7 +143,7 @@ def test_many_threads_that_do_not_wait_have_no_mark():
         (make_frame(cpu=make_cpu(host_steal_pct=12.0)), "steal 12 %"),
         (make_frame(memory=make_memory(used_bytes=15 * GIB + 700 * MIB)), "! 15.7G of 16.0G   98 %"),
         (make_frame(memory=make_memory(oom_kills=2)), "2 killed by the OOM killer"),
-        (make_frame(memory=make_memory(shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB))), "next batch may not fit"),
+        (make_frame(memory=make_memory(shm=FULL_SHM)), "next batch may not fit"),
     ],
 )
 def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
@@ -90,33 +153,12 @@ def test_a_figure_worth_a_look_stays_in_the_lowest_pane(frame, words):
     assert "!" in "\n".join(lines)
 
 
-def test_a_low_pane_keeps_use_demand_memory_and_loader():
+def test_a_low_pane_keeps_use_demand_memory_and_loader_and_counts_marks():
     labels = [line.split()[0] for line in texts_of(cpu_lines(make_frame(), height=5))[1:]]
     assert labels == ["used", "runnable", "memory", "loader"]
-
-
-def test_marked_figures_that_do_not_fit_are_counted():
-    memory = make_memory(oom_kills=1, shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB))
-    frame = make_frame(cpu=make_cpu(throttled_ratio=0.5), memory=memory)
+    frame = make_frame(cpu=make_cpu(throttled_ratio=0.5), memory=make_memory(oom_kills=1, shm=FULL_SHM))
     assert "! 2 more, key 2" in texts_of(cpu_lines(frame, height=3))[0]
     assert "more" not in texts_of(cpu_lines(frame, height=12))[0]
-
-
-def test_missing_figures_give_their_reason():
-    cpu = make_cpu(budget_cores=DENIED, used_cores=DENIED, runnable=DENIED, run_delay_ratio=DENIED, pool=DENIED)
-    memory = make_memory(used_bytes=DENIED, limit_bytes=NOT_APPLICABLE, shm=Missing("no mount"))
-    frame = make_frame(cpu=cpu, memory=memory, loader=(make_loader(ready_batches=DENIED),))
-    text = "\n".join(texts_of(cpu_lines(frame)))
-    assert text.count("? permission denied") == 5
-    assert "? no mount" in text
-    assert "RSS 3.0G   no limit, host 32.0G" in text
-
-
-def test_the_loader_line_shows_the_rank_with_the_fewest_batches():
-    loaders = (make_loader(1, ready_batches=9.0), make_loader(2, rank=1, ready_batches=0.0, empty_ratio=0.92))
-    text = "\n".join(texts_of(cpu_lines(make_frame(loader=loaders))))
-    assert "0 batches ready   fewest of 2: rank 1   empty in 92 % of 20 readings" in text
-    assert "no loader queue seen" in "\n".join(texts_of(cpu_lines(make_frame(loader=()))))
 
 
 def test_a_history_spans_a_minute_however_narrow():
@@ -143,66 +185,17 @@ def test_gauges_are_the_same_for_every_frame():
     assert [gauge.label for gauge in list_gauges(unread, [])] == healthy
 
 
-def test_the_job_in_full_has_the_thread_settings_of_its_ranks():
-    def rank(pid, environment):
-        return make_process(pid, environment=environment)
-
-    frame = make_frame(
-        processes=(
-            rank(1, (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("MKL_NUM_THREADS", "4"))),
-            rank(2, (EnvironmentSetting("OMP_NUM_THREADS", "16"),)),
-            rank(3, Missing("permission denied")),
-        )
-    )
-    text = "\n".join(texts_of(paint_cpu_in_full(make_view(frame), 140)))
-    assert " OMP                16 in 2 ranks, ? permission denied in 1 rank" in text
-    assert " MKL                4 in 1 rank, not set in 1 rank, ? permission denied in 1 rank" in text
-    assert " OPENBLAS           not set in 2 ranks" in text
-    assert " NUMEXPR            not set in 2 ranks" in text
-    assert "no rank process seen" in "\n".join(texts_of(paint_cpu_in_full(make_view(make_frame(processes=())), 140)))
-
-
 def test_the_kind_of_an_event_is_said_once():
-    events = (make_event("verdict: hung (spin)", 1, EventKind.VERDICT),)
-    for paint in (
-        lambda width: paint_events(make_view(events=events), Size(width, 5), focused=False),
-        lambda width: paint_events_in_full(make_view(events=events), width),
-    ):
-        line = next(line for line in texts_of(paint(100)) if "hung" in line)
+    view = make_view(events=(make_event("verdict: hung (spin)", 1, EventKind.VERDICT),))
+    for lines in (paint_events(view, Size(100, 5), focused=False), paint_events_in_full(view, 100)):
+        line = next(line for line in texts_of(lines) if "hung" in line)
         assert line.split() == ["03:07:40", "verdict", "hung", "(spin)"]
-    narrow = texts_of(paint_events(make_view(events=events), Size(40, 5), focused=False))
-    assert " 03:07:40 verdict: hung (spin)" in narrow
-
-
-def test_hardly_a_thread_has_no_waiting_share():
-    text = "\n".join(texts_of(cpu_lines(make_frame(cpu=make_cpu(runnable=0.3, run_delay_ratio=0.8)))))
-    assert "80 %" not in text
-    assert "hardly a thread wants a CPU" in text
-
-
-def test_the_job_in_full_has_every_source_and_reason():
-    frame = make_frame(
-        ages_s=make_ages(io=DENIED, gpu=14.0),
-        cpu=make_cpu(psi_some_pct=Missing("PSI is off"), pool=Pool(7, Role.WORKER, DENIED, 4, 3.9)),
-        network=(NetworkSample("ib0", "ib", True, 1e9, 2e9, 0.0, DENIED),),
-        sockets=SocketSample(6, 26.0, DENIED, 3, 0),
-    )
-    lines = paint_cpu_in_full(make_view(frame), 140)
-    text = "\n".join(texts_of(lines))
-    assert "io                 ? permission denied" in text
-    assert "gpu                ! 14 s old, from NVML" in text
-    assert "hook               ? no hook in the training process" in text
-    assert "PSI cpu some       ? PSI is off" in text
-    assert "4 busy threads of worker 7, 3.90 runnable, ? permission denied" in text
-    assert "in 954M/s, out 1.9G/s, errors 0/s, drops ? permission denied/s (the job's)" in text
-    assert "6, sent 26 s ago, received ? permission denied, retransmits 3" in text
-    assert inks_of(lines, "14 s old") == {Ink.WARN}
+    assert " 03:07:40 verdict: hung (spin)" in texts_of(paint_events(view, Size(40, 5), focused=False))
 
 
 def test_a_long_reason_goes_on_in_the_next_line():
     frame = make_frame(cpu=make_cpu(psi_some_pct=Missing("a reason that is longer than the pane is wide")))
-    text = " ".join(" ".join(texts_of(paint_cpu_in_full(make_view(frame), 40))).split())
-    assert "? a reason that is longer than the pane is wide" in text
+    assert "? a reason that is longer than the pane is wide" in " ".join(join(cpu_in_full(frame, 40)).split())
 
 
 # Cards
@@ -219,14 +212,17 @@ def test_a_card_in_full_gives_reasons_and_instances():
         processes=(GpuProcess(4211, 2 * GIB, 40.0, True), GpuProcess(99, DENIED, DENIED, False)),
         pids_are_visible_only=True,
     )
-    text = "\n".join(texts_of(paint_gpus_in_full(make_view(make_frame(gpus=(card,))), 100)))
-    assert "SM active (GPM)    ? GPM needs Hopper or newer" in text
-    assert "power              ? permission denied, at most 700 W" in text
-    assert "held down by       ? permission denied" in text
-    assert "instance 3       2.0G of 10.0G, SM active 44 %" in text
-    assert "4211 2.0G, 99 (not this job) ?" in text
-    assert "4211 (visible)" in text
-    assert "driver             ? no NVIDIA driver" in text
+    text = join(paint_gpus_in_full(make_view(make_frame(gpus=(card,))), 100))
+    for words in (
+        "SM active (GPM)    ? GPM needs Hopper or newer",
+        "power              ? permission denied, at most 700 W",
+        "held down by       ? permission denied",
+        "instance 3       2.0G of 10.0G, SM active 44 %",
+        "4211 2.0G, 99 (not this job) ?",
+        "4211 (visible)",
+        "driver             ? no NVIDIA driver",
+    ):
+        assert words in text
 
 
 # Events and logs
@@ -271,44 +267,49 @@ def test_events_in_full_hold_notes_logs_and_all_events():
 # Overlays
 
 
-def test_details_of_a_rank_have_its_row_its_card_and_reasons():
-    frame = make_frame(
-        processes=(make_process(pss_bytes=Missing("larger than 1 GiB"), asked_read_bytes_s=DENIED),),
-        ranks=(make_rank(gpu=3),),
-        gpus=(make_gpu(3),),
-    )
-    text = "\n".join(texts_of(paint_details(make_view(frame, cursor_pid=4211), 100)))
-    assert "PSS                ? larger than 1 GiB" in text
-    assert "read(2)            ? permission denied" in text
-    assert "step               ? no hook in the training process" in text
-    assert " GPU 3  NVIDIA H100" in text
-    assert "tensor cores       47 %" in text
+ENVIRONMENT = (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("NCCL_DEBUG", ""))
 
 
-def test_an_overlay_says_when_its_process_is_gone_or_not_chosen():
-    assert "process 9 is gone" in texts_of(paint_details(make_view(cursor_pid=9), 80))[0]
-    assert "process 9 is gone" in texts_of(paint_environment(make_view(cursor_pid=9), 80))[0]
-    assert "no row chosen" in texts_of(paint_details(make_view(), 80))[0]
+def of_rank(**fields):
+    return make_frame(processes=(make_process(**fields),), ranks=(make_rank(gpu=3),), gpus=(make_gpu(3),))
 
 
-def test_the_environment_is_shown_or_its_reason():
-    settings = (EnvironmentSetting("OMP_NUM_THREADS", "16"), EnvironmentSetting("NCCL_DEBUG", ""))
-    frame = make_frame(processes=(make_process(environment=settings),))
-    lines = texts_of(paint_environment(make_view(frame, cursor_pid=4211), 80))
-    assert lines[2:] == [" OMP_NUM_THREADS  16", ' NCCL_DEBUG       ""']
-    denied = make_frame(processes=(make_process(environment=DENIED),))
-    assert texts_of(paint_environment(make_view(denied, cursor_pid=4211), 80))[2] == " ? permission denied"
-    nothing = make_frame(processes=(make_process(environment=()),))
-    assert "no variable" in texts_of(paint_environment(make_view(nothing, cursor_pid=4211), 80))[2]
+@pytest.mark.parametrize(
+    ("paint", "frame", "pid", "words"),
+    [
+        (
+            paint_details,
+            of_rank(pss_bytes=Missing("larger than 1 GiB"), asked_read_bytes_s=DENIED),
+            4211,
+            [
+                "PSS                ? larger than 1 GiB",
+                "read(2)            ? permission denied",
+                "step               ? no hook in the training process",
+                " GPU 3  NVIDIA H100",
+                "tensor cores       47 %",
+            ],
+        ),
+        (paint_details, make_frame(), 9, ["process 9 is gone"]),
+        (paint_environment, make_frame(), 9, ["process 9 is gone"]),
+        (paint_details, make_frame(), NOT_APPLICABLE, ["no row chosen"]),
+        (paint_environment, of_rank(environment=ENVIRONMENT), 4211, ['\n OMP_NUM_THREADS  16\n NCCL_DEBUG       ""']),
+        (paint_environment, of_rank(environment=DENIED), 4211, ["\n ? permission denied"]),
+        (paint_environment, of_rank(environment=()), 4211, ["\n no variable"]),
+    ],
+    ids=["a rank", "gone", "its environment gone", "none chosen", "environment", "environment denied", "no variable"],
+)
+def test_an_overlay_says_all_of_a_process_or_why_not(paint, frame, pid, words):
+    text = join(paint(make_view(frame, cursor_pid=pid), 100))
+    assert [word for word in words if word not in text] == []
 
 
 def test_help_shows_every_key_in_any_number_of_columns():
     keys = [KeyHelp((chr(97 + n), f"F{n}"), f"does thing {n} to it", f"Part {n % 3}", "", 0) for n in range(12)]
     for width in (30, 80, 200):
-        text = " ".join("\n".join(texts_of(paint_help(keys, Size(width, 50), HELP_WORDS))).split())
+        text = " ".join(join(paint_help(keys, Size(width, 50), HELP_WORDS)).split())
         for n in range(12):
             assert f"{chr(97 + n)} F{n}" in text
-    narrow = " ".join("\n".join(texts_of(paint_help(keys, Size(30, 50), HELP_WORDS))).split())
+    narrow = " ".join(join(paint_help(keys, Size(30, 50), HELP_WORDS)).split())
     assert "run threads that wanted a CPU, on average" in narrow
 
 
@@ -326,13 +327,12 @@ def test_long_texts_scroll_and_say_where_they_are():
 
 def test_a_small_screen_still_shows_what_a_key_asked_for():
     keys = [KeyHelp(("q",), "quit", "tpmon", "quit", 1)]
-    tiny = Size(20, 5)
-    assert "q" in texts_of(paint_screen(make_view(overlay=Overlay.HELP), tiny, keys))[2]
-    assert texts_of(paint_screen(make_view(overlay=Overlay.FILTER, filter_text="w1"), tiny))[0].startswith(" /w1_")
-    assert texts_of(paint_screen(make_view(message="copied"), tiny))[0].startswith(" copied")
-    assert "used" in texts_of(paint_screen(make_view(zoom=Pane.CPU), tiny))[1]
 
+    def row(number, **fields):
+        return texts_of(paint_screen(make_view(**fields), Size(20, 5), keys))[number]
 
-def test_a_stalled_session_shows_on_the_smallest_screen():
-    late = make_view(now_ns=NOW_NS + 41 * 10**9)
-    assert texts_of(paint_screen(late, Size(20, 5)))[0].startswith(" LATE 41 s")
+    assert "q" in row(2, overlay=Overlay.HELP)
+    assert row(0, overlay=Overlay.FILTER, filter_text="w1").startswith(" /w1_")
+    assert row(0, message="copied").startswith(" copied")
+    assert "used" in row(1, zoom=Pane.CPU)
+    assert row(0, now_ns=NOW_NS + 41 * 10**9).startswith(" LATE 41 s"), "a stalled session"

@@ -8,6 +8,7 @@ import pytest
 from tests.dumps import HOST, IN_LOCK, NFS, make_native, make_rank, make_round, make_thread
 from tests.frames import NOW_NS, make_frame, make_target, make_view
 from tests.goldens import dump_views
+from tests.painted import screen_of as text_of
 from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind, FrameLocals, Local
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -32,11 +33,6 @@ from tpmon.view.stacks import name_failed
 
 def stacks_view(update, **fields):
     return make_view(make_frame(), overlay=Overlay.STACKS, dump=update, **fields)
-
-
-def text_of(view, width=120, height=40):
-    lines = paint_screen(view, Size(width, height), keys_shown(view))
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def error(kind, reason="because", rank=1, role=Role.RANK):

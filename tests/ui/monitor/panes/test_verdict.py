@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.frames import NOW, NOW_NS, make_event, make_evidence, make_finding, make_frame, make_pulses, make_target
 from tests.frames import make_view as make_any_view
+from tests.painted import texts_of
 from tpmon.model.frame import EventKind, TargetState, pulse_of
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.units import count_cells
@@ -39,10 +40,6 @@ HUNG = make_finding(
     try_="dump the stacks",
     ceiling=NOT_APPLICABLE,
 )
-
-
-def texts_of(lines):
-    return ["".join(text for text, _ in line).rstrip() for line in lines]
 
 
 def judged(finding, **fields):

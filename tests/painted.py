@@ -1,0 +1,32 @@
+"""Read what painters paint: texts of lines, their inks, and a whole screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tpmon.ui.monitor.keys import keys_shown
+from tpmon.ui.monitor.layout import paint_screen
+from tpmon.ui.monitor.state import ViewState
+from tpmon.view.layout import Ink, Line, Size, text_of
+
+__all__ = ["inks_of", "join", "screen_of", "text_of", "texts_of"]
+
+
+def texts_of(lines: Iterable[Line]) -> list[str]:
+    """Return the text of each line without blanks at its end."""
+    return [text_of(line).rstrip() for line in lines]
+
+
+def join(lines: Iterable[Line]) -> str:
+    """Return all text, a line below the other."""
+    return "\n".join(texts_of(lines))
+
+
+def inks_of(lines: Iterable[Line], words: str) -> set[Ink]:
+    """Return the inks of the spans that hold some words."""
+    return {ink for line in lines for text, ink in line if words in text}
+
+
+def screen_of(view: ViewState, width: int = 120, height: int = 40) -> str:
+    """Return the text of the whole screen."""
+    return join(paint_screen(view, Size(width, height), keys_shown(view)))
