@@ -11,7 +11,6 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -192,14 +191,18 @@ class Shell(App[None], Generic[View]):
         if sequence and self._driver is not None:
             self._driver.write(sequence)
 
-        def tell(line: str) -> None:
-            self.post_message(SessionTold(line, MESSAGE_SECONDS))
+        clipboard.tell_tmux(what, text, sequence, lambda line: self.defer(lambda: self.say(line)))
 
-        clipboard.tell_tmux(what, text, sequence, tell)
+    def defer(self, deed: Callable[[], None]) -> bool:
+        """Have something done in the thread of the screen, from any thread; false once that has ended."""
+        try:
+            return self.post_message(Deferred(deed))
+        except RuntimeError:  # its loop is closed
+            return False
 
-    def on_session_told(self, message: SessionTold) -> None:
-        """Say what a thread has found."""
-        self.say(message.text, message.seconds)
+    def on_deferred(self, message: Deferred) -> None:
+        """Do it."""
+        message.deed()
 
     def plan_edit(self, plan: Callable[[], Known[editor.EditorCall]]) -> None:
         """Look at the file in a thread: on a dead mount that never ends."""
@@ -214,22 +217,20 @@ class Shell(App[None], Generic[View]):
                 call = plan()
             finally:
                 self._planning = False
-            with suppress(RuntimeError):  # the screen has ended meanwhile
-                self.post_message(Planned(call, late=time.monotonic() - began_s > _PLAN_SECONDS))
+            is_late = time.monotonic() - began_s > _PLAN_SECONDS
+            self.defer(lambda: self._edit(call, is_late=is_late))
 
         threading.Thread(target=run, name="tpmon-editor", daemon=True).start()
 
-    def on_planned(self, message: Planned) -> None:
+    def _edit(self, call: Known[EditorCall], *, is_late: bool) -> None:
         """Give the terminal to the editor until it ends, or say why not."""
-        call = message.call
         if not is_known(call):
             self.say(call.reason)
-            return
-        if message.late:  # who pressed the key may be typing something else by now
+        elif is_late:  # who pressed the key may be typing something else by now
             self.say(f"{call.place} answers now: o opens it")
-            return
-        failure = self.lend(call.command)
-        self.say(failure or f"was at {call.place}")
+        else:
+            failure = self.lend(call.command)
+            self.say(failure or f"was at {call.place}")
 
     def lend(self, command: Sequence[str]) -> str:
         """Give the terminal to another program until it ends; return what went wrong, "" for nothing."""
@@ -298,30 +299,10 @@ def draw(shell: Shell[Any], guard: TerminalGuard) -> ScreenResult:
     return ScreenResult(ExitCode.BUG if code is None else code, shell.text_left, "")
 
 
-class SessionTold(Message):
-    """Say one line that a thread has found: where a copy or a bundle went."""
+class Deferred(Message):
+    """Carry what is to be done in the thread of the screen."""
 
-    def __init__(self, text: str, seconds: float) -> None:
-        """Keep the line, and how long it stands where no key is pressed."""
+    def __init__(self, deed: Callable[[], None]) -> None:
+        """Keep it."""
         super().__init__()
-        self.text = text
-        self.seconds = seconds
-
-
-class Captured(Message):
-    """Say which trace was written."""
-
-    def __init__(self, path: str) -> None:
-        """Keep its path."""
-        super().__init__()
-        self.path = path
-
-
-class Planned(Message):
-    """Say how to open a line in an editor, or why it cannot be opened."""
-
-    def __init__(self, call: Known[EditorCall], *, late: bool = False) -> None:
-        """Keep the command; ``late`` when it took long to find."""
-        super().__init__()
-        self.call = call
-        self.late = late
+        self.deed = deed

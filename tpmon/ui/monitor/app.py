@@ -10,13 +10,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 # before textual: the shell sets what textual reads while it is imported
 from tpmon.ui.kit.shell import LINE_CHARS, MESSAGE_SECONDS, Shell  # isort: skip
 
-from textual.message import Message
 from textual.timer import Timer
 
 from tpmon.model.dump import Asker, DumpRequest
@@ -27,7 +26,6 @@ from tpmon.model.results.doctor import DumpUpdate, SampleUpdate, Update
 from tpmon.model.results.sample import SampleRequest
 from tpmon.model.units import clean_text
 from tpmon.ui.kit.keys import Effect, Move, Overlay
-from tpmon.ui.kit.shell import Captured, SessionTold
 from tpmon.ui.monitor import alerts as paste
 from tpmon.ui.monitor import layout as panes
 from tpmon.ui.monitor import state as actions
@@ -49,11 +47,20 @@ _BEHIND_WRITES = 3
 _MOST_NOTICES = 20
 
 
+_NAMES: dict[type, str] = {
+    DumpUpdate: "dump",
+    SampleUpdate: "sample",
+    CaptureUpdate: "capture",
+    DumpRequest: "dump",
+    SampleRequest: "sample",
+    CaptureRequest: "capture",
+    CaptureChoice: "capture",
+}
+"""Where the view has what is read for an order, and what is forgotten when it is asked for anew."""
+
+
 class MonitorApp(Shell[ViewState]):
     """Show one job until a key, a signal or a crash ends it."""
-
-    class Arrived(Message):
-        """Say that the inbox is no longer empty."""
 
     def __init__(
         self,
@@ -71,9 +78,7 @@ class MonitorApp(Shell[ViewState]):
         self._listening = False
         self._timer: Timer | None = None
         self._newest: Update | None = None
-        self._dump: DumpUpdate | None = None
-        self._sample: SampleUpdate | None = None
-        self._capture: CaptureUpdate | None = None
+        self._readings: dict[str, Any] = {}
         self._events: tuple[Event, ...] = ()
         self._rows: tuple[int, ...] = ()
         self._message_until_ns = 0
@@ -93,48 +98,35 @@ class MonitorApp(Shell[ViewState]):
             text = clean_text(result.text, LINE_CHARS)
             if not result.passing:
                 self.notices.append(text)
-            with suppress(RuntimeError):  # the screen has ended; the line is printed
-                if result.trace:
-                    self.post_message(Captured(result.trace))
-                offer = "  (o opens it)" if result.trace else ""
-                self.post_message(SessionTold(text + offer, RESULT_SECONDS))
-        elif self._inbox.put_reading(result):
+            offer = "  (o opens it)" if result.trace else ""
+            if result.trace:
+                self.defer(lambda: setattr(self, "view", replace(self.view, captured=result.trace)))
+            self.defer(lambda: self.say(text + offer, RESULT_SECONDS))
+        elif self._inbox.put(result):
             self._tell_arrival()
 
     def _tell_arrival(self) -> None:
         if self._listening:
-            try:
-                self.post_message(self.Arrived())
-            except RuntimeError:
-                self._listening = False  # the loop is closed: the screen has ended
+            self._listening = self.defer(self._take_updates)
 
     def on_mount(self) -> None:
         """Start to listen and paint what has come so far."""
         self._listening = True
         self._take_updates()
 
-    def on_monitor_app_arrived(self, _message: Arrived) -> None:
-        """Show what the inbox holds."""
-        self._take_updates()
-
     def _take_updates(self) -> None:
-        update, events_since = self._inbox.take()
+        update, readings, events_since = self._inbox.take()
         self._events = keep_newest((*self._events, *events_since))
         if update is not None:
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
         view = self.view
-        for reading in self._inbox.take_readings():
-            if isinstance(reading, DumpUpdate):
-                self._dump = reading
-            elif isinstance(reading, SampleUpdate):
-                self._sample = reading
-            else:
-                self._capture = reading
-                if toast := say_toast(view, reading):
-                    self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
-                    view = replace(view, message=clean_text(toast, LINE_CHARS))
+        for reading in readings:
+            self._readings[_NAMES[type(reading)]] = reading
+            if isinstance(reading, CaptureUpdate) and (toast := say_toast(view, reading)):
+                self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
+                view = replace(view, message=clean_text(toast, LINE_CHARS))
         self.show(view, STALLED_SECONDS)
 
     # Lines out
@@ -149,13 +141,10 @@ class MonitorApp(Shell[ViewState]):
             view = replace(view, frame=newest.frame, pulses=newest.pulses, events=self._events, now_ns=now_ns)
         else:
             view = replace(view, now_ns=now_ns)
-        dump = self._dump
-        if dump is not None and (not is_known(view.paused_ns) or dump.state.request.asker is Asker.KEY):
-            view = replace(view, dump=dump)
-        if self._sample is not None:
-            view = replace(view, sample=self._sample)
-        if self._capture is not None:
-            view = replace(view, capture=self._capture)
+        for name, reading in self._readings.items():
+            by_watch = isinstance(reading, DumpUpdate) and reading.state.request.asker is Asker.WATCH
+            if not (by_watch and is_known(view.paused_ns)):
+                view = replace(view, **{name: reading})
         view = actions.note_seen(view)
         rows = panes.rows_of(view)
         self.view = actions.keep_cursor(view, rows, self._rows)
@@ -191,10 +180,7 @@ class MonitorApp(Shell[ViewState]):
             return deed(view)
         view, order = deed.make(view, self._rows)
         if not isinstance(order, (Missing, NotApplicable)):
-            self._dump = None if isinstance(order, DumpRequest) else self._dump
-            self._sample = None if isinstance(order, SampleRequest) else self._sample
-            anew = isinstance(order, (CaptureRequest, CaptureChoice))
-            self._capture = None if anew else self._capture
+            self._readings.pop(_NAMES.get(type(order), ""), None)
             self._controls.ask(order)
         return view
 
@@ -239,10 +225,6 @@ class MonitorApp(Shell[ViewState]):
             job = self.view.frame
             pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
             self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
-
-    def on_captured(self, message: Captured) -> None:
-        """Offer the trace that was written."""
-        self.view = replace(self.view, captured=message.path)
 
     def _open_trace(self) -> None:
         """Give the terminal to the screen of the trace until it is left; reading goes on meanwhile."""

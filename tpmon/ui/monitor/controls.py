@@ -123,32 +123,20 @@ class Inbox:
         self._readings: dict[type, Reading] = {}
         self._events: tuple[Event, ...] = ()
 
-    def put(self, update: Update) -> bool:
-        """Add an Update and tell whether it is the first since ``take``."""
+    def put(self, one: Update | Reading) -> bool:
+        """Add what came and tell whether it is the first since ``take``."""
         with self._lock:
-            first = self._update is None
-            self._update = update
-            self._events = keep_newest((*self._events, *update.frame.events))
+            first = self._update is None and not self._readings
+            if isinstance(one, Update):
+                self._update = one
+                self._events = keep_newest((*self._events, *one.frame.events))
+            else:
+                self._readings[type(one)] = one
             return first
 
-    def take(self) -> tuple[Update | None, tuple[Event, ...]]:
-        """Return the newest Update and all events since the last call."""
+    def take(self) -> tuple[Update | None, tuple[Reading, ...], tuple[Event, ...]]:
+        """Return the newest update and readings, and all events since the last call."""
         with self._lock:
-            taken = self._update, self._events
-            self._update = None
-            self._events = ()
-            return taken
-
-    def put_reading(self, result: Reading) -> bool:
-        """Keep the newest dump, sample or capture and tell whether it is the first since the last look."""
-        with self._lock:
-            first = not self._readings
-            self._readings[type(result)] = result
-            return first
-
-    def take_readings(self) -> tuple[Reading, ...]:
-        """Return the newest dump, sample and capture since the last call, where there are any."""
-        with self._lock:
-            taken = tuple(self._readings.values())
-            self._readings.clear()
+            taken = self._update, tuple(self._readings.values()), self._events
+            self._update, self._readings, self._events = None, {}, ()
             return taken

@@ -58,7 +58,7 @@ def copied_message(what: str, sent: str, tmux: str) -> str:
     return f"copied {what}: {', '.join((*places, 'printed on exit'))}"
 
 
-def tell_tmux(what: str, text: str, sequence: str, tell: Callable[[str], None]) -> None:
+def tell_tmux(what: str, text: str, sequence: str, tell: Callable[[str], object]) -> None:
     """Give ``text`` to tmux in a thread of its own and ``tell`` in one line where it went."""
 
     def run() -> None:

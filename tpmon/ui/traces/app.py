@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 # before textual: the shell sets what textual reads while it is imported
 from tpmon.ui.kit.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: skip
@@ -18,9 +19,12 @@ from tpmon.ui.terminal_io.terminal import ScreenResult, TerminalGuard, require_t
 from tpmon.ui.traces import tabs as actions
 from tpmon.ui.traces.keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.traces.layout import page_of_trace, paint_trace, room_for_time
-from tpmon.ui.traces.state import WHOLE, ScreenSubject, Tab, TraceControls, TraceView, begin_view
+from tpmon.ui.traces.state import WHOLE, Tab, TraceControls, TraceView, begin_view
 from tpmon.ui.traces.tabs import find_paragraph, find_row, list_blocks
 from tpmon.view.trace import Grouping
+
+if TYPE_CHECKING:
+    from tpmon.ui.traces.state import ScreenSubject
 
 
 class TraceApp(Shell[TraceView]):
