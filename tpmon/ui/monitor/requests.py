@@ -136,7 +136,7 @@ def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Show the stacks of the whole job: those of now, or what the hang watch found while nobody looked."""
     running = is_known(view.dump) and view.dump.state.running
     if view.overlay is not Overlay.STACKS and (running or has_unseen(view)):
-        return open_stacks(view), NOT_APPLICABLE
+        return _open_over(view, Overlay.STACKS), NOT_APPLICABLE
     return _ask(view, DumpRequest(Asker.KEY))
 
 
@@ -151,8 +151,8 @@ def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
 
 def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Look three times at what is shown, to tell what moves from what is frozen."""
-    request = DumpRequest(Asker.KEY, rounds=LOOKS, every_s=LOOKS_EVERY_S, pids=_pids_shown(view))
-    return _ask(view, request)
+    pids = view.dump.state.request.pids if is_known(view.dump) else ()
+    return _ask(view, DumpRequest(Asker.KEY, rounds=LOOKS, every_s=LOOKS_EVERY_S, pids=pids))
 
 
 def ask_priced(view: ViewState, _rows: Sequence[int], price: Price) -> Asked:
@@ -162,7 +162,8 @@ def ask_priced(view: ViewState, _rows: Sequence[int], price: Price) -> Asked:
         return replace(view, stacks=stacks), NOT_APPLICABLE
     stops = price is Price.STOP
     those = tuple(sorted(error.pid for error in list_stoppable(view))) if stops else ()
-    request = DumpRequest(Asker.KEY, pids=_pids_shown(view), block=stops, block_pids=those)
+    pids = view.dump.state.request.pids if is_known(view.dump) else ()
+    request = DumpRequest(Asker.KEY, pids=pids, block=stops, block_pids=those)
     dearer = replace(request, native=price is Price.NATIVE, variables=price is Price.VARIABLES)
     return _ask(view, dearer)
 
@@ -193,11 +194,6 @@ def say_dump_price(view: ViewState) -> str:
     )
 
 
-def open_stacks(view: ViewState) -> ViewState:
-    """Show the stacks over the panes."""
-    return replace(view, overlay=Overlay.STACKS, behind=Overlay.NONE, scroll=0)
-
-
 def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
     """Take each price and offer that stood there ``before`` off the screen: another key was pressed."""
     was, now = before.stacks, view.stacks
@@ -218,12 +214,12 @@ def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
     return tuple(error for error in dump.errors if error.kind is ErrorKind.FAILED)
 
 
-def _pids_shown(view: ViewState) -> tuple[int, ...]:
-    return view.dump.state.request.pids if is_known(view.dump) else ()
+def _open_over(view: ViewState, overlay: Overlay) -> ViewState:
+    return replace(view, overlay=overlay, behind=Overlay.NONE, scroll=0)
 
 
 def _ask(view: ViewState, request: DumpRequest) -> Asked:
-    opened = open_stacks(view)
+    opened = _open_over(view, Overlay.STACKS)
     if is_known(view.frame) and has_ended(view.frame):
         return replace(opened, message="the job has ended: no stack is left to read"), NOT_APPLICABLE
     state = view.dump.state if is_known(view.dump) else NOT_APPLICABLE
@@ -256,28 +252,24 @@ def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
 def open_price(view: ViewState, rows: Sequence[int]) -> Asked:
     """Show what sampling the process under the cursor costs, or how far the sampling is."""
     request = view.to_sample if is_running(view) else choose_request(view, rows)
-    return open_sample(replace(view, to_sample=request)), NOT_APPLICABLE
+    return _open_over(replace(view, to_sample=request), Overlay.SAMPLE), NOT_APPLICABLE
 
 
 def price_whole_job(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Show what sampling the whole job costs, its processes in turns."""
-    return open_sample(replace(view, to_sample=SampleRequest(everyone=True))), NOT_APPLICABLE
+    whole = replace(view, to_sample=SampleRequest(everyone=True))
+    return _open_over(whole, Overlay.SAMPLE), NOT_APPLICABLE
 
 
 def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Start what the price on the screen is of."""
-    request = request_of(view)
+    request = view.to_sample if is_known(view.to_sample) else choose_request(view, ())
     return replace(view, to_sample=request, sample=NOT_APPLICABLE, scroll=0), request
 
 
 def send_errand(view: ViewState, _rows: Sequence[int], said: str, errand: Errand) -> Asked:
     """Have something done, and say so."""
     return replace(view, message=said), errand
-
-
-def open_sample(view: ViewState) -> ViewState:
-    """Show the hot functions over the panes."""
-    return replace(view, overlay=Overlay.SAMPLE, behind=Overlay.NONE, scroll=0)
 
 
 def is_running(view: ViewState) -> bool:
@@ -296,17 +288,11 @@ def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
     return SampleRequest(pids=(lowest,) if is_known(lowest) else ())
 
 
-def request_of(view: ViewState) -> SampleRequest:
-    """Return what the next press of the key asks for."""
-    chosen: Applicable[SampleRequest] = view.to_sample
-    return chosen if is_known(chosen) else choose_request(view, ())
-
-
 def say_next_price(view: ViewState) -> str:
     """Say whom the next press of the key samples, and what that costs."""
     if not is_known(view.frame) or has_ended(view.frame):
         return ""
-    request = request_of(view)
+    request = view.to_sample if is_known(view.to_sample) else choose_request(view, ())
     sampled = [
         one
         for one in view.frame.processes

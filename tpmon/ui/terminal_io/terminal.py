@@ -184,7 +184,9 @@ class TerminalGuard:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         code = SIGNAL_CODES[signal.Signals(number)]
-        if has_hung_up(0):
+        poll = select.poll()
+        poll.register(0, 0)  # POLLHUP and POLLERR are always reported
+        if any(seen & select.POLLHUP for _, seen in poll.poll(0)):
             self.end_now(code)
         self.leave_within(LEAVE_SECONDS, code)
         self._leave(code)
@@ -262,30 +264,18 @@ def lend_terminal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def has_hung_up(descriptor: int) -> bool:
-    """Tell whether the terminal at the other end of ``descriptor`` is gone."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(seen & select.POLLHUP for _, seen in poll.poll(0))
-
-
-def report_folder() -> str:
-    """Name the folder of crash reports: XDG_STATE_HOME/tpmon, by default ~/.local/state/tpmon."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):
-        state = os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "tpmon")
-
-
 def write_report(error: BaseException) -> str:
-    """Write the traceback and the version to a new file of mode 0600 and return its path.
+    """Write the traceback and the version to a new file of mode 0600 in XDG_STATE_HOME and return its path.
 
     No locals, no environment, nothing of the target: the file may be attached to an issue.
 
     Raises:
         OSError: when the folder cannot be written, or there is no home that it could lie in.
     """
-    folder = report_folder()
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+    folder = os.path.join(state, "tpmon")
     if not os.path.isabs(folder):  # "~" stays as it is for a user without HOME and without an entry in passwd
         raise OSError(errno.ENOENT, "no home folder is known")
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tpmon.model.frame import PULSE_SPAN_S, EventKind, Pulse
+from tpmon.model.frame import PULSE_SPAN_S, EventKind
 from tpmon.model.hook import LoopPhase, StepPace, list_shares
 from tpmon.model.known import is_known, known_or
 from tpmon.model.text.job_words import (
@@ -52,18 +50,13 @@ _SHORT = {
 }
 
 
-def find_stalls(pulses: Sequence[Pulse], pace: StepPace) -> list[Pulse]:
-    """Return the seconds whose longest step took far longer than the median, oldest first."""
-    if not is_known(pace.p50_ms):
-        return []
-    least = STALL_RATIO * pace.p50_ms
-    return [pulse for pulse in pulses if is_known(pulse.step_ms) and pulse.step_ms >= least]
-
-
 def _say_stall(view: ViewState, pace: StepPace) -> str:
     """Say when the last stall was: "stall 4.1 s, 12 s ago"; "" for none, and while one goes on."""
-    stalls = find_stalls(view.pulses, pace)
-    if not stalls or is_stalled(pace) or not is_known(view.frame):
+    if not is_known(pace.p50_ms) or is_stalled(pace) or not is_known(view.frame):
+        return ""
+    least = STALL_RATIO * pace.p50_ms
+    stalls = [one for one in view.pulses if is_known(one.step_ms) and one.step_ms >= least]
+    if not stalls:
         return ""
     last = stalls[-1]
     ago_s = max(0.0, (view.frame.taken_ns - last.taken_ns) / 1e9)
