@@ -23,10 +23,10 @@ from tpmon.view.layout import (
     cut,
     fit_line,
     justify,
+    lay_text,
     pad,
     pad_line,
     paint_rule,
-    wrap_all,
     wrap_words,
 )
 
@@ -34,12 +34,12 @@ FILTER_LIMIT = 40
 
 
 class Move(Enum):
-    """Name a step through rows or lines; how far a page is, the size of the screen says."""
+    """Name a step through rows or lines by the id of its key; the size of the screen says what a page is."""
 
     UP = "up"
     DOWN = "down"
-    PAGE_UP = "page up"
-    PAGE_DOWN = "page down"
+    PAGE_UP = "page-up"
+    PAGE_DOWN = "page-down"
     FIRST = "first"
     LAST = "last"
 
@@ -153,6 +153,15 @@ def action_reverse(view: View) -> View:
     return replace(view, sort_reversed=not view.sort_reversed)
 
 
+def change(**fields: Any) -> Callable[[Any], Any]:
+    """Return what gives fields of a view other values."""
+    return lambda view: replace(view, **fields)
+
+
+KEEP_FILTER = change(overlay=Overlay.NONE)
+CLEAR_FILTER = change(filter_text="")
+
+
 def action_filter_type(view: View, text: str) -> View:
     """Add typed or pasted text to the filter, its first line only."""
     line = text.splitlines()[0] if text.splitlines() else ""
@@ -162,16 +171,6 @@ def action_filter_type(view: View, text: str) -> View:
 def action_filter_erase(view: View) -> View:
     """Take the last character of the filter away."""
     return replace(view, filter_text=view.filter_text[:-1])
-
-
-def action_filter_keep(view: View) -> View:
-    """Close the filter line and keep its text."""
-    return replace(view, overlay=Overlay.NONE)
-
-
-def action_filter_clear(view: View) -> View:
-    """Show all rows again."""
-    return replace(view, filter_text="")
 
 
 _SENT = {
@@ -255,14 +254,6 @@ TYPING: Situation[ScreenState] = Situation(
 TYPED: Situation[ScreenState] = Situation(
     lambda view: TYPING.holds(view) and view.filter_text != "", "while the filter is typed"
 )
-MOVES = {
-    "down": Move.DOWN,
-    "up": Move.UP,
-    "page-down": Move.PAGE_DOWN,
-    "page-up": Move.PAGE_UP,
-    "first": Move.FIRST,
-    "last": Move.LAST,
-}
 STOPS: Mapping[str, tuple[Effect, Situation[ScreenState]]] = {
     "quit": (Effect.QUIT, NOT_TYPING),
     "interrupt": (Effect.QUIT, EVER),
@@ -327,7 +318,7 @@ def paint_footer(view: ScreenState, keys: Sequence[KeyHelp], width: int) -> list
     """
     message, head = view.message, [Item(0, view.typed, Ink.STRONG)] if view.typed else []
     if not head and count_cells(message) > width - 2:
-        return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
+        return lay_text(message, width, Ink.STRONG)
     text = cut(message, width - 2)
     answer = [Item(0, text, Ink.STRONG)] if text else []
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)

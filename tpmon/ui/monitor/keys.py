@@ -17,7 +17,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results.capture import Change, fewer_steps, more_steps, next_kind, other_ranks
 from tpmon.ui.kit.keys import (
-    MOVES,
+    CLEAR_FILTER,
+    KEEP_FILTER,
     NOT_TYPING,
     STOPS,
     TYPED,
@@ -30,11 +31,10 @@ from tpmon.ui.kit.keys import (
     Overlay,
     Situation,
     action_close,
-    action_filter_clear,
     action_filter_erase,
-    action_filter_keep,
     action_overlay,
     action_reverse,
+    change,
     find_in,
     list_help,
     read_keys,
@@ -249,7 +249,7 @@ def _sort(sort: SortBy) -> Callable[[ViewState], ViewState]:
 
 USES: dict[str, tuple[Deed, When]] = {
     **STOPS,
-    **{name: (move, MOVABLE) for name, move in MOVES.items()},
+    **{move.value: (move, MOVABLE) for move in Move},
     "help": (_open(Overlay.HELP), NOT_TYPING),
     "verdict": (_open(Overlay.VERDICT), READ),
     "pause": (actions.action_pause, ALIVE),
@@ -260,7 +260,7 @@ USES: dict[str, tuple[Deed, When]] = {
     "focus-previous": (partial(actions.action_focus, step=-1), PANES),
     "open-pane": (lambda view: actions.action_zoom(view, view.focus), NO_ROWS),
     "close": (action_close, OVER),
-    "zoom-close": (actions.action_unzoom, ZOOMED),
+    "zoom-close": (change(zoom=NOT_APPLICABLE, scroll=0), ZOOMED),
     "details": (_open_row(Overlay.DETAILS), ROWS),
     "environment": (_open_row(Overlay.ENVIRONMENT), ROWS),
     "dump": (Demand(asks.ask_job), ALIVE),
@@ -290,9 +290,9 @@ USES: dict[str, tuple[Deed, When]] = {
     "sort-memory": (_sort(SortBy.MEMORY), WORKERS),
     "sort-time": (_sort(SortBy.TIME), WORKERS),
     "filter": (actions.action_filter, WORKERS),
-    "filter-keep": (action_filter_keep, TYPING),
+    "filter-keep": (KEEP_FILTER, TYPING),
     "filter-erase": (action_filter_erase, TYPED),
-    "filter-clear": (action_filter_clear, FILTERED),
+    "filter-clear": (CLEAR_FILTER, FILTERED),
     "copy-try": (Effect.COPY_TRY, TRIABLE),
     "copy-facts": (Effect.COPY_FACTS, NOT_TRIABLE),
     "bundle": (Demand(asks.ask_bundle), ALIVE),

@@ -143,11 +143,6 @@ def action_zoom(view: ViewState, pane: Pane) -> ViewState:
     return replace(_focused(view, pane), zoom=pane)
 
 
-def action_unzoom(view: ViewState) -> ViewState:
-    """Give all panes their place again."""
-    return replace(view, zoom=NOT_APPLICABLE, scroll=0)
-
-
 def action_focus(view: ViewState, step: int) -> ViewState:
     """Focus the next or the previous pane; a zoomed pane gives its place to it."""
     pane = next_of(tuple(Pane), view.focus, step)

@@ -13,7 +13,8 @@ from typing import Union
 
 from tpmon.model.known import Missing, is_known
 from tpmon.ui.kit.keys import (
-    MOVES,
+    CLEAR_FILTER,
+    KEEP_FILTER,
     NOT_TYPING,
     STOPS,
     TYPED,
@@ -26,9 +27,7 @@ from tpmon.ui.kit.keys import (
     Overlay,
     Situation,
     action_close,
-    action_filter_clear,
     action_filter_erase,
-    action_filter_keep,
     action_overlay,
     action_reverse,
     find_in,
@@ -100,7 +99,7 @@ _OPEN: ByDigit[TraceView] = ByDigit(
 )
 USES: dict[str, tuple[Deed, When]] = {
     **STOPS,
-    **{name: (move, NOT_TYPING) for name, move in MOVES.items()},
+    **{move.value: (move, NOT_TYPING) for move in Move},
     "help": (partial(action_overlay, overlay=Overlay.HELP), NOT_TYPING),
     "tab": (_OPEN, OF_TRACE),
     "against": (_OPEN, COMPARED),
@@ -125,9 +124,9 @@ USES: dict[str, tuple[Deed, When]] = {
     "next-table": (partial(actions.action_next_table, step=1), SEVERAL),
     "previous-table": (partial(actions.action_next_table, step=-1), SEVERAL),
     "filter": (partial(action_overlay, overlay=Overlay.FILTER), TABLES),
-    "filter-keep": (action_filter_keep, TYPING),
+    "filter-keep": (KEEP_FILTER, TYPING),
     "filter-erase": (actions.then_top(action_filter_erase), TYPED),
-    "filter-clear": (actions.then_top(action_filter_clear), FILTERED),
+    "filter-clear": (actions.then_top(CLEAR_FILTER), FILTERED),
 }
 TRACE_KEYS: tuple[TraceKey, ...] = read_keys(os.path.join(os.path.dirname(__file__), "keys.txt"), USES)
 _ZOOM = next(key.brief for key in TRACE_KEYS if key.id == "closer")
