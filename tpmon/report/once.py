@@ -9,18 +9,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import Role
-from tpmon.model.text.job_words import (
-    list_also,
-    list_try,
-    name_cause,
-    name_verdict,
-    say_ceiling,
-    say_confidence,
-    say_share,
-    say_since_in_full,
-    say_value,
-    shorten,
-)
+from tpmon.model.text import job_words
 from tpmon.model.units import count_of, format_bytes, format_clock, format_seconds, say_pct
 from tpmon.model.verdict import Evidence, Finding
 from tpmon.report.blocks import write_rows, write_unread
@@ -190,9 +179,9 @@ def write_check(frame: Frame) -> str:
     finding = frame.verdict
     if isinstance(finding, Missing):
         return f"no verdict: {finding.reason}"
-    sure = [say_confidence(finding), say_since_in_full(finding, frame.taken)]
-    words = ", ".join(word for word in (name_verdict(finding), *sure) if word)
-    tried = list_try(finding)
+    sure = [job_words.say_confidence(finding), job_words.say_since_in_full(finding, frame.taken)]
+    words = ", ".join(word for word in (job_words.name_verdict(finding), *sure) if word)
+    tried = job_words.list_try(finding)
     advice = f". Try: {tried[0]}" if tried else ""
     notes = "".join(f". Note: {note}" for note in frame.notes)
     return f"{words}: {finding.summary}{advice}{notes}"
@@ -206,8 +195,8 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
     finding = frame.verdict
     if isinstance(finding, Missing):
         return lay_paragraph("verdict", f"none: {finding.reason}")
-    words = [finding.kind.value.upper(), name_cause(finding), say_confidence(finding)]
-    words += [say_since_in_full(finding, frame.taken), say_share(finding)]
+    words = [finding.kind.value.upper(), job_words.name_cause(finding), job_words.say_confidence(finding)]
+    words += [job_words.say_since_in_full(finding, frame.taken), job_words.say_share(finding)]
     lines = lay_phrases("verdict", [word for word in words if word])
     lines += lay_paragraph("", finding.summary)
     lines += _write_try(finding, full=full)
@@ -224,17 +213,17 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
         if told and full:
             lines += lay_phrases(label, told)
         elif told:
-            lines += lay_paragraph(label, shorten(told, WIDTH - LABEL_WIDTH))
+            lines += lay_paragraph(label, job_words.shorten(told, WIDTH - LABEL_WIDTH))
     for note in frame.notes if full else ():
         lines += lay_paragraph("note", note)
     return lines
 
 
 def _write_try(finding: Finding, *, full: bool) -> list[str]:
-    tried = enumerate(list_try(finding))
+    tried = enumerate(job_words.list_try(finding))
     lines = [f"{'' if number else 'try':<{LABEL_WIDTH}}{text}" for number, text in tried]
     if is_known(finding.ceiling) or full:
-        ceiling = say_ceiling(finding)
+        ceiling = job_words.say_ceiling(finding)
         lines += lay_paragraph("", ceiling) if ceiling else []
     return lines
 
@@ -242,7 +231,7 @@ def _write_try(finding: Finding, *, full: bool) -> list[str]:
 def _write_also(finding: Finding) -> list[str]:
     """Write what else may help; what is pasted keeps its lines, set in below what it is for."""
     lines: list[str] = []
-    for first, *pasted in list_also(finding):
+    for first, *pasted in job_words.list_also(finding):
         lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
         lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
     return lines
@@ -250,4 +239,4 @@ def _write_also(finding: Finding) -> list[str]:
 
 def _write_evidence(row: Evidence) -> str:
     age = f"{format_seconds(row.age_s)} old" if is_known(row.age_s) else f"age ? {row.age_s.reason}"
-    return f"{row.name}: {say_value(row)} ({row.source}, {age})"
+    return f"{row.name}: {job_words.say_value(row)} ({row.source}, {age})"

@@ -18,41 +18,21 @@ from tpmon.model.text.job_words import join_cause, say_confidence
 from tpmon.model.units import clean_text, count_of, format_clock, format_seconds
 from tpmon.report.blocks import write_rows
 from tpmon.report.text import complain
+from tpmon.view import stacks
 from tpmon.view.layout import LABEL_WIDTH, WIDTH, cut, lay_paragraph, list_columns, to_ascii
-from tpmon.view.stacks import (
-    FUNCTIONS,
-    MOST_FUNCTIONS,
-    Means,
-    count_without_turn,
-    describe_frames,
-    describe_group,
-    describe_tree,
-    group_errors,
-    name_failed,
-    name_group,
-    pick_shown,
-    say_cost,
-    say_ended,
-    say_group,
-    say_lost,
-    say_phases,
-    say_waiting,
-    say_what,
-    suggest,
-)
 
 MOST_REASONS = 12
 
 
-def write_errors(errors: Sequence[DumpError], means: Means) -> list[str]:
+def write_errors(errors: Sequence[DumpError], means: stacks.Means) -> list[str]:
     """Write a paragraph for each reason with what to try after it; reasons beyond the most are counted."""
-    groups = group_errors(errors)
+    groups = stacks.group_errors(errors)
     hosts = {error.host for error in errors}
     lines: list[str] = []
     for those in groups[:MOST_REASONS]:
         where = f" on {', '.join(sorted({one.host for one in those}))}" if len(hosts) > 1 else ""
         lines += lay_paragraph("not read", f"{_name(those)}{where}: {those[0].reason}")
-        if tip := suggest(those, means):
+        if tip := stacks.suggest(those, means):
             lines += lay_paragraph("try", tip)
     left = sum(map(len, groups[MOST_REASONS:]))
     if left:
@@ -64,7 +44,7 @@ def _name(errors: Sequence[DumpError]) -> str:
     """Name one process with its PID, several together."""
     first, *more = errors
     if more:
-        return name_failed(errors)
+        return stacks.name_failed(errors)
     rank = f" (rank {first.rank})" if is_known(first.rank) else ""
     return f"{first.role.value} {first.pid}{rank}"
 
@@ -165,7 +145,7 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
         if group.threads[0].kind is ThreadKind.MAIN:
             lines += ["", *(cut(line, WIDTH) for line in _write_group(group, shorten, with_host))]
         else:
-            other.append(cut(f"  {': '.join(describe_group(group, with_host=with_host))}", WIDTH))
+            other.append(cut(f"  {': '.join(stacks.describe_group(group, with_host=with_host))}", WIDTH))
     lines += ["", "other threads", *other] if other else []
     return _clean([*_write_top(dump), *lines, "", *_write_end(dump)])
 
@@ -177,7 +157,7 @@ MOST_DEEP = 30
 def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
     """Write the summary, the stacks of all threads merged into a tree, and what was not read."""
     merged = []
-    for branch in describe_tree(tree, with_host=_is_of_several(dump)):
+    for branch in stacks.describe_tree(tree, with_host=_is_of_several(dump)):
         start = "  " * min(branch.line.depth, MOST_DEEP)
         merged.append(cut(f"{start}{branch.count}{branch.text}", WIDTH))
         merged += [cut(f"{start}  {end}", WIDTH) for end in branch.ends]
@@ -215,11 +195,11 @@ def _is_of_several(dump: Dump) -> bool:
 
 def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
-    head, state = describe_group(group, with_host=with_host)
+    head, state = stacks.describe_group(group, with_host=with_host)
     lines = [head, f"  {state}"]
     if isinstance(group.frames, Missing):
         return [*lines, f"  ? {group.frames.reason}"]
-    frames = describe_frames(group, shorten(group))
+    frames = stacks.describe_frames(group, shorten(group))
     if len(frames) > MOST_FRAMES:
         lines.append(f"    ... {len(frames) - MOST_FRAMES} more")
     for frame in frames[-MOST_FRAMES:]:
@@ -229,7 +209,7 @@ def _write_group(group: StackGroup, shorten: Shorten, with_host: bool) -> list[s
 
 def _write_end(dump: Dump) -> list[str]:
     """Write what is not in the picture, and what making it cost."""
-    lines = write_errors(dump.errors, Means(_AGAIN, "" if dump.paused_ms else _STOP))
+    lines = write_errors(dump.errors, stacks.Means(_AGAIN, "" if dump.paused_ms else _STOP))
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)
     if dump.idle_threads:
@@ -245,32 +225,32 @@ def _write_end(dump: Dump) -> list[str]:
     return [*lines, *lay_paragraph("cost", cost)]
 
 
-SAMPLE_AGAIN = Means("again: tpmon sample {pid}")
+SAMPLE_AGAIN = stacks.Means("again: tpmon sample {pid}")
 
 
-def write_sample(hot: HotSample, most: int = MOST_FUNCTIONS) -> list[str]:
+def write_sample(hot: HotSample, most: int = stacks.MOST_FUNCTIONS) -> list[str]:
     """Write every part of the job with its ``most`` functions, main threads first, then what was lost."""
-    lines = lay_paragraph("sample", say_what(hot))
+    lines = lay_paragraph("sample", stacks.say_what(hot))
     for group in hot.groups:
         lines += ["", *_write_hot(group, most)]
     lines += ["", *write_errors(hot.errors, SAMPLE_AGAIN)]
-    if waiting := count_without_turn(hot):
+    if waiting := stacks.count_without_turn(hot):
         said = f"{waiting} more: the time was over before; more --seconds reach them"
         lines += lay_paragraph("no turn", said)
     if hot.ended_processes:
-        lines += lay_paragraph("ended", say_ended(hot))
-    lines += [*lay_paragraph("lost", say_lost(hot)), *lay_paragraph("cost", say_cost(hot))]
+        lines += lay_paragraph("ended", stacks.say_ended(hot))
+    lines += [*lay_paragraph("lost", stacks.say_lost(hot)), *lay_paragraph("cost", stacks.say_cost(hot))]
     return _clean(lines)
 
 
 def _write_hot(group: HotGroup, most: int) -> list[str]:
-    if waiting := say_waiting(group):
+    if waiting := stacks.say_waiting(group):
         return [cut(waiting, WIDTH)]
-    lines = [cut(say_group(group), WIDTH)]
-    if phases := say_phases(group):
+    lines = [cut(stacks.say_group(group), WIDTH)]
+    if phases := stacks.say_phases(group):
         lines.append(cut(f"  {phases}", WIDTH))
-    shown, hidden = pick_shown(group, most)
-    lines += write_rows(list_columns(FUNCTIONS), shown)
+    shown, hidden = stacks.pick_shown(group, most)
+    lines += write_rows(list_columns(stacks.FUNCTIONS), shown)
     return [*lines, f"         {count_of(hidden, 'more function')}"] if hidden else lines
 
 
@@ -281,7 +261,7 @@ def write_progress(hot: HotSample) -> str:
         if group.main and group.functions:
             first = group.functions[0]
             where = f"{first.function} {first.file.rpartition('/')[2]}:{first.line}"
-            parts.append(f"{name_group(group)}: {where} {first.self_pct:.0f} %")
+            parts.append(f"{stacks.name_group(group)}: {where} {first.self_pct:.0f} %")
     what = "; ".join(parts) or "nothing yet"
     return clean_text(f"{hot.seconds:.0f} of {hot.asked_seconds:g} s: {what}", _LINE_CHARS)
 

@@ -23,6 +23,7 @@ from tpmon.model.results.trace import (
 )
 from tpmon.model.results.trace_tables import FrameRow, MemoryCurve, OperatorGroupRow, PatternRow, ProductRow
 from tpmon.model.units import clean_text, format_bytes
+from tpmon.view import trace
 from tpmon.view.blocks import Block, Paragraph, Sheet, bar, lay_sheet, list_orders
 from tpmon.view.layout import (
     NA,
@@ -41,51 +42,13 @@ from tpmon.view.layout import (
     size,
     thousands,
 )
-from tpmon.view.trace import (
-    ALLOCATIONS,
-    CARDS,
-    COLLECTIVES,
-    COPIES,
-    DEVICE_TIMES,
-    FRAMES,
-    GAPS,
-    HOST_CAUSES,
-    HOST_TIMES,
-    KERNELS,
-    KINDS,
-    LEGEND,
-    OPERATORS,
-    PEAKS,
-    PRODUCTS,
-    RANGES,
-    RATES,
-    RESERVED,
-    STEPS,
-    ChartSpan,
-    Grouping,
-    WordPart,
-    describe_curve,
-    draw_steps,
-    label_curve,
-    list_causes,
-    list_module_figures,
-    list_parts,
-    list_rank_figures,
-    name_cause,
-    name_change,
-    name_place,
-    name_rank,
-    name_verdict,
-    say_file,
-    say_gap,
-    shorten_kernel,
-    span_curves,
-)
 
 _BAR = 20
 
 
-def parts_sheet(title: str, parts: Sequence[WordPart], *more: Column[WordPart]) -> Sheet[WordPart]:
+def parts_sheet(
+    title: str, parts: Sequence[trace.WordPart], *more: Column[trace.WordPart]
+) -> Sheet[trace.WordPart]:
     """Make a table of parts with a bar for each."""
     return Sheet(
         title,
@@ -106,7 +69,7 @@ def list_overview(file: TraceFile) -> list[Block]:
     overview = file.overview
     blocks: list[Block] = [
         *_say_verdict(file.verdict),
-        Paragraph("trace", say_file(file)),
+        Paragraph("trace", trace.say_file(file)),
         *_say_lost(file.lost),
     ]
     steps = f"none marked; the whole trace is {overview.step_ms:,.3f} ms"
@@ -118,15 +81,15 @@ def list_overview(file: TraceFile) -> list[Block]:
     blocks.append(Paragraph("steps", steps))
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
     blocks += [block for pattern in file.patterns for block in list_pattern(pattern)]
-    parts = list_parts(KINDS, overview.breakdown_us, overview.overlapping_us)
-    overlapping: Column[WordPart] = Column(
+    parts = trace.list_parts(trace.KINDS, overview.breakdown_us, overview.overlapping_us)
+    overlapping: Column[trace.WordPart] = Column(
         "ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us)
     )
     blocks.append(parts_sheet("of a step, exclusive", parts, overlapping))
     if overview.gpus:
         cards = lay_sheet(
             "devices",
-            CARDS,
+            trace.CARDS,
             overview.gpus,
             lambda card: (
                 f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
@@ -141,7 +104,7 @@ def list_overview(file: TraceFile) -> list[Block]:
 
 
 def _say_verdict(verdict: TraceVerdict) -> list[Block]:
-    said_of = [Paragraph("verdict", f"{name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
+    said_of = [Paragraph("verdict", f"{trace.name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
     said_of += [Paragraph("try", advice) for advice in verdict.advice]
     shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
     return [*said_of, *([Paragraph("shares", shares)] if shares else [])]
@@ -172,7 +135,7 @@ def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
     return Sheet(
         "steps",
         (
-            *list_columns(STEPS, steps),
+            *list_columns(trace.STEPS, steps),
             Column("", _BAR, 4, lambda step: bar(100 * step.ms / longest, _BAR), right=False),
         ),
         steps,
@@ -193,17 +156,18 @@ def list_gaps(file: TraceFile) -> list[Block]:
     said_why = "no device work in the trace, so no device was idle; this is what the host did with the window"
     return [
         Paragraph(NA, said_why),
-        parts_sheet("host, window of the steps", list_parts(HOST_CAUSES, file.host_us)),
+        parts_sheet("host, window of the steps", trace.list_parts(trace.HOST_CAUSES, file.host_us)),
     ]
 
 
 def _device_gaps(gaps: DeviceGaps) -> list[Block]:
     largest: Sheet[LargeGap] = Sheet(
         f"largest gaps of GPU {gaps.device}",
-        list_columns(GAPS, gaps.largest),
+        list_columns(trace.GAPS, gaps.largest),
         gaps.largest,
         lambda gap: (
-            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {name_cause(gap.cause)}, {say_gap(gap)}"
+            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: "
+            f"{trace.name_cause(gap.cause)}, {trace.say_gap(gap)}"
         ),
         (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
         source=lambda gap: known_or(gap.source, "") or known_or(gap.operator, ""),
@@ -211,26 +175,29 @@ def _device_gaps(gaps: DeviceGaps) -> list[Block]:
         table="idle",
         findable=True,
     )
-    by_cause = parts_sheet("idle by cause, share of the window", list_causes(gaps))
+    by_cause = parts_sheet("idle by cause, share of the window", trace.list_causes(gaps))
     share = pct(100 * gaps.idle / (gaps.window or 1.0))
     idle = f"idle {ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {share}"
     return [Paragraph(f"GPU {gaps.device}", idle), by_cause, largest]
 
 
 _GROUPED = {
-    Grouping.SHAPES: ("input shapes and types", "no shapes in the trace: record_shapes=True records them"),
-    Grouping.LINES: ("line", "no stacks in the trace: with_stack=True records them"),
+    trace.Grouping.SHAPES: (
+        "input shapes and types",
+        "no shapes in the trace: record_shapes=True records them",
+    ),
+    trace.Grouping.LINES: ("line", "no stacks in the trace: with_stack=True records them"),
 }
 """The head of the column, and why there may be none."""
 
 
-def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> list[Block]:
+def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: trace.Grouping) -> list[Block]:
     """List the operators by what their calls have in common."""
     head, without = _GROUPED[by]
     if not is_known(rows) or not rows:
         return [Paragraph(NA, rows.reason if isinstance(rows, Missing) else without)]
     own = tuple(rows)
-    times = (*DEVICE_TIMES, *HOST_TIMES) if is_known(own[0].device_self_us) else HOST_TIMES
+    times = (*trace.DEVICE_TIMES, *trace.HOST_TIMES) if is_known(own[0].device_self_us) else trace.HOST_TIMES
     fitted = [replace(one, keep=keep, width=0) for one, keep in zip(times, (0, 4, 3, 5), strict=False)]
     calls: TableFigure[OperatorGroupRow] = TableFigure(
         "calls", lambda row: row.calls, thousands, 6, sorts=True
@@ -238,10 +205,10 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> l
     figures = (*fitted, calls)
 
     def name_source(row: OperatorGroupRow) -> str:
-        return said(row.group) if by is Grouping.LINES and is_known(row.group) else row.name
+        return said(row.group) if by is trace.Grouping.LINES and is_known(row.group) else row.name
 
     sheet: Sheet[OperatorGroupRow] = Sheet(
-        f"operators by {head}" if by is Grouping.SHAPES else "operators by line of the program",
+        f"operators by {head}" if by is trace.Grouping.SHAPES else "operators by line of the program",
         (
             *list_columns(figures, own, "-"),
             fit_column("operator", 2, lambda row: row.name, own, right=False, most=28),
@@ -262,11 +229,11 @@ def list_operator_tables(file: TraceFile) -> list[Block]:
     blocks: list[Block] = []
     if file.ranges:
         title = "ranges of the program (record_function)"
-        blocks.append(lay_sheet(title, RANGES, file.ranges, unknown="-", table="ranges"))
+        blocks.append(lay_sheet(title, trace.RANGES, file.ranges, unknown="-", table="ranges"))
     if file.products:
         products: Sheet[ProductRow] = lay_sheet(
             "matrix products, convolutions, attention by number type",
-            PRODUCTS,
+            trace.PRODUCTS,
             file.products,
             lambda row: f"{row.kind} in {said(row.dtype)}: {ms_of_us(row.total_us)} ms",
             findable=False,
@@ -274,13 +241,13 @@ def list_operator_tables(file: TraceFile) -> list[Block]:
         )
         blocks.append(products)
     if is_known(file.modules) and file.modules:
-        figures = list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
+        figures = trace.list_module_figures(on_device=is_known(file.modules[0].forward_total_us))
         modules = lay_sheet("modules", figures, file.modules, unknown="-", findable=False, table="modules")
         blocks.append(modules)
     if is_known(file.frames) and file.frames:
         frames: Sheet[FrameRow] = lay_sheet(
             "Python functions",
-            FRAMES,
+            trace.FRAMES,
             file.frames,
             source=lambda row: known_or(row.called_by, row.name),
             table="frames",
@@ -300,7 +267,7 @@ def list_kernel_tables(file: TraceFile) -> list[Block]:
     rated = tuple(row for row in file.kernels if is_known(row.gb_s) or is_known(row.tflop_s))
     if rated:
         title = "rates of the kernels, by the shapes of their operators"
-        blocks.append(lay_sheet(title, RATES, rated, table="rates"))
+        blocks.append(lay_sheet(title, trace.RATES, rated, table="rates"))
     elif file.kernels:
         blocks.append(Paragraph(NA, "no rates of kernels: their shapes are not known (record_shapes=True)"))
     return blocks
@@ -315,8 +282,12 @@ def list_operators(file: TraceFile) -> list[Block]:
     operators = file.operators
     if not operators:
         return [Paragraph(NA, "the trace has no operators of the host"), *list_operator_tables(file)]
-    times = (*DEVICE_TIMES, *HOST_TIMES) if is_known(operators[0].device_self_us) else HOST_TIMES
-    sheet = lay_sheet("operators", (*times, *OPERATORS), operators, table="operators")
+    times = (
+        (*trace.DEVICE_TIMES, *trace.HOST_TIMES)
+        if is_known(operators[0].device_self_us)
+        else trace.HOST_TIMES
+    )
+    sheet = lay_sheet("operators", (*times, *trace.OPERATORS), operators, table="operators")
     return [sheet, *list_operator_tables(file)]
 
 
@@ -324,14 +295,14 @@ def list_kernels(file: TraceFile) -> list[Block]:
     """List kernels and copies, the longest first."""
     blocks: list[Block] = []
     if file.kernels:
-        blocks.append(lay_sheet("kernels", KERNELS, file.kernels, table="kernels"))
+        blocks.append(lay_sheet("kernels", trace.KERNELS, file.kernels, table="kernels"))
     else:
         blocks.append(Paragraph(NA, "the trace has no kernels: it was recorded on the CPU alone"))
     if file.launched_before:
         before = f"{file.launched_before:,} kernels and copies were launched before the trace begins"
         blocks.append(Paragraph("note", f"{before}: no operator"))
     if file.copies:
-        blocks.append(lay_sheet("copies", COPIES, file.copies, table="copies"))
+        blocks.append(lay_sheet("copies", trace.COPIES, file.copies, table="copies"))
     return [*blocks, *list_kernel_tables(file)]
 
 
@@ -349,10 +320,10 @@ def list_ranks(table: Applicable[RankTable]) -> list[Block]:
 def list_communication(file: TraceFile) -> list[Block]:
     """List the communication of one trace."""
     comms = file.communication
-    whose = name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
+    whose = trace.name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
     if not is_known(comms):
         return [Paragraph(NA, f"no communication in the trace of {whose}")]
-    sheet = lay_sheet("collectives", COLLECTIVES, comms.collectives, table="collectives")
+    sheet = lay_sheet("collectives", trace.COLLECTIVES, comms.collectives, table="collectives")
     hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
     told = f"{whose}: {ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation"
     return [Paragraph("comms", f"{told}, {ms_of_us(comms.exposed_us)} ms exposed"), sheet]
@@ -362,7 +333,7 @@ def _ranks_sheet(ranks: tuple[TraceRankRow, ...]) -> Sheet[TraceRankRow]:
     longest = max((row.step_ms for row in ranks), default=0.0)
     return lay_sheet(
         "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
-        list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1),
+        trace.list_rank_figures(ranks, 3 if longest < _LONG_STEP_MS else 1),
         ranks,
         lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
         findable=False,
@@ -384,9 +355,9 @@ def list_memory(file: TraceFile) -> list[Block]:
         return [Paragraph(NA, text)]
     peaks = lay_sheet(
         "memory",
-        PEAKS,
+        trace.PEAKS,
         memory.peaks,
-        lambda row: f"{name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}",
+        lambda row: f"{trace.name_place(row.kind, row.device)}: peak {size(row.allocated_bytes)}",
         findable=False,
         table="memory",
     )
@@ -394,7 +365,9 @@ def list_memory(file: TraceFile) -> list[Block]:
     if memory.by_operator:
         title = "allocated by operator"
         blocks.append(
-            lay_sheet(title, ALLOCATIONS, memory.by_operator, lambda row: row.operator, table="allocations")
+            lay_sheet(
+                title, trace.ALLOCATIONS, memory.by_operator, lambda row: row.operator, table="allocations"
+            )
         )
     return blocks
 
@@ -405,26 +378,26 @@ def list_curves(file: TraceFile) -> list[Block]:
     if not curves:
         return [Paragraph(NA, "the trace has no totals of memory: there is no curve over time")]
     steps = file.overview.step_table if file.overview.steps else ()
-    span = span_curves(curves, steps)
+    span = trace.span_curves(curves, steps)
     times = f"{span.begin_ms:,.3f} to {span.end_ms:,.3f} ms"
-    blocks: list[Block] = [Paragraph("curves", f"{times}: {LEGEND}")]
+    blocks: list[Block] = [Paragraph("curves", f"{times}: {trace.LEGEND}")]
     for curve in curves[:_MOST_CURVES]:
         draw = partial(_paint_curve, curve, span, steps)
-        name = name_place(curve.kind, curve.device)
-        blocks.append(Paragraph(name, describe_curve(curve), draw=draw))
+        name = trace.name_place(curve.kind, curve.device)
+        blocks.append(Paragraph(name, trace.describe_curve(curve), draw=draw))
     if len(curves) > _MOST_CURVES:
         blocks.append(Paragraph("more", f"{len(curves) - _MOST_CURVES} more devices: --csv curve has them"))
     return blocks
 
 
 def _paint_curve(
-    curve: MemoryCurve, span: ChartSpan, steps: tuple[StepRow, ...], width: int
+    curve: MemoryCurve, span: trace.ChartSpan, steps: tuple[StepRow, ...], width: int
 ) -> tuple[Line, ...]:
     columns = max(1, width - _LABEL_WIDTH - 1)
-    ruler = draw_steps(steps, span, columns)
+    ruler = trace.draw_steps(steps, span, columns)
     lines: list[Line] = [((f" {pad('step', _LABEL_WIDTH - 1)}{ruler}", Ink.DIM),)] if ruler else []
-    for label, row in label_curve(curve, span, columns):
-        parts = (("".join(cells), dim) for dim, cells in groupby(row, lambda cell: cell == RESERVED))
+    for label, row in trace.label_curve(curve, span, columns):
+        parts = (("".join(cells), dim) for dim, cells in groupby(row, lambda cell: cell == trace.RESERVED))
         spans = [(text, Ink.DIM if dim else Ink.GOOD) for text, dim in parts]
         lines.append(fit_line(((f" {pad(label, _LABEL_WIDTH - 1)}", Ink.DIM), *spans), width))
     return tuple(lines)
@@ -478,7 +451,7 @@ def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Cha
     findable = part in ("operator", "kernel")
 
     def shorten(row: Change) -> str:
-        return shorten_kernel(row.name)
+        return trace.shorten_kernel(row.name)
 
     return Sheet(
         title,
@@ -486,7 +459,7 @@ def _changes_sheet(part: str, title: str, rows: tuple[Change, ...]) -> Sheet[Cha
             Column("before ms", 11, 3, lambda row: ms_of_us(row.before_us)),
             Column("after ms", 11, 2, lambda row: ms_of_us(row.after_us)),
             Column("change ms", 11, 1, _paint_change),
-            Column(part, 16, 0, shorten if part == "kernel" else name_change, right=False, grows=True),
+            Column(part, 16, 0, shorten if part == "kernel" else trace.name_change, right=False, grows=True),
         ),
         rows,
         _say_change,
@@ -513,7 +486,7 @@ def _paint_change(row: Change) -> Cell:
 def _say_change(row: Change) -> str:
     change_us = row.after_us - row.before_us
     return (
-        f"{name_change(row)}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
+        f"{trace.name_change(row)}: {ms_of_us(row.before_us)} ms before, {ms_of_us(row.after_us)} ms after, "
         f"{change_us / 1000:+,.3f} ms"
     )
 
@@ -543,7 +516,7 @@ def list_table(file: TraceFile, table: str) -> list[Block]:
         blocks = list_curves(file) if file.memory.curves else []
     elif table in ("shapes", "lines"):
         rows = file.shapes if table == "shapes" else file.lines
-        blocks = list_groups(rows, Grouping(table)) if is_known(rows) and rows else []
+        blocks = list_groups(rows, trace.Grouping(table)) if is_known(rows) and rows else []
     else:
         found = [*list_operator_tables(file), *list_kernel_tables(file), *list_memory(file)]
         blocks = [block for block in found if isinstance(block, Sheet) and block.table == table]
@@ -553,5 +526,5 @@ def list_table(file: TraceFile, table: str) -> list[Block]:
 def list_trace(file: TraceFile) -> list[Block]:
     """Return all that a text report says of one trace, its file first."""
     listed = (list_overview, list_gaps, list_operators, list_kernels, list_memory, list_communication)
-    first = Paragraph("trace", say_file(file))
+    first = Paragraph("trace", trace.say_file(file))
     return [first, *(block for blocks in listed for block in blocks(file) if block != first)]

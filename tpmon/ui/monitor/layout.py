@@ -25,36 +25,7 @@ from tpmon.ui.kit.keys import (
     scroll,
 )
 from tpmon.ui.monitor.alerts import tell_most
-from tpmon.ui.monitor.panes.cpu import paint_cpu, paint_cpu_in_full
-from tpmon.ui.monitor.panes.events import count_events, join_columns, paint_events, paint_events_in_full
-from tpmon.ui.monitor.panes.header import name_state, paint_facts, paint_header, paint_notes
-from tpmon.ui.monitor.panes.overlays import (
-    HELP_WORDS,
-    paint_capture,
-    paint_details,
-    paint_environment,
-    paint_sample,
-)
-from tpmon.ui.monitor.panes.stacks import paint_hint, paint_stacks, paint_stacks_tiny
-from tpmon.ui.monitor.panes.steps import paint_steps
-from tpmon.ui.monitor.panes.tables import (
-    count_cards,
-    count_ranks,
-    count_workers,
-    paint_gpus,
-    paint_gpus_in_full,
-    paint_ranks,
-    paint_workers,
-    select_workers,
-)
-from tpmon.ui.monitor.panes.verdict import (
-    kind_ink,
-    paint_headline,
-    paint_last_verdict,
-    paint_verdict,
-    paint_verdict_briefly,
-    paint_verdict_in_full,
-)
+from tpmon.ui.monitor.panes import cpu, events, header, overlays, stacks, steps, tables, verdict
 from tpmon.ui.monitor.requests import has_ended
 from tpmon.ui.monitor.state import Pane, ViewState
 from tpmon.view.layout import Ink, Item, Line, Size, cut, justify, set_in, wrap, wrap_words
@@ -69,21 +40,21 @@ WIDE_WIDTH = 150
 """From this width on the CPU and the GPU pane stand beside each other."""
 
 _PAINTERS = {
-    Pane.RANKS: paint_ranks,
-    Pane.CPU: paint_cpu,
-    Pane.WORKERS: paint_workers,
-    Pane.GPUS: paint_gpus,
-    Pane.EVENTS: paint_events,
+    Pane.RANKS: tables.paint_ranks,
+    Pane.CPU: cpu.paint_cpu,
+    Pane.WORKERS: tables.paint_workers,
+    Pane.GPUS: tables.paint_gpus,
+    Pane.EVENTS: events.paint_events,
 }
 _IN_FULL: dict[Pane | Overlay, tuple[str, Callable[[ViewState, int], list[Line]]]] = {
-    Pane.CPU: ("2 CPU and memory in full", paint_cpu_in_full),
-    Pane.GPUS: ("4 GPUs in full", paint_gpus_in_full),
-    Pane.EVENTS: ("5 events and logs in full", paint_events_in_full),
-    Overlay.VERDICT: ("verdict in full", paint_verdict_in_full),
-    Overlay.DETAILS: ("details", paint_details),
-    Overlay.SAMPLE: ("7 hot functions", paint_sample),
-    Overlay.CAPTURE: ("8 capture", paint_capture),
-    Overlay.ENVIRONMENT: ("environment", paint_environment),
+    Pane.CPU: ("2 CPU and memory in full", cpu.paint_cpu_in_full),
+    Pane.GPUS: ("4 GPUs in full", tables.paint_gpus_in_full),
+    Pane.EVENTS: ("5 events and logs in full", events.paint_events_in_full),
+    Overlay.VERDICT: ("verdict in full", verdict.paint_verdict_in_full),
+    Overlay.DETAILS: ("details", overlays.paint_details),
+    Overlay.SAMPLE: ("7 hot functions", overlays.paint_sample),
+    Overlay.CAPTURE: ("8 capture", overlays.paint_capture),
+    Overlay.ENVIRONMENT: ("environment", overlays.paint_environment),
 }
 """Title and painter of what is a text that scrolls; the help is too, of the keys that work."""
 
@@ -112,7 +83,7 @@ def rows_of(view: ViewState) -> tuple[int, ...]:
     if pane is Pane.RANKS:
         return tuple(rank.row.pid for rank in order_ranks(view.frame))
     if pane is Pane.WORKERS:
-        return tuple(process.pid for process in select_workers(view))
+        return tuple(process.pid for process in tables.select_workers(view))
     return ()
 
 
@@ -128,17 +99,17 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
 
 def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     frame = view.frame
-    state = name_state(view)
+    state = header.name_state(view)
     answer = view.message or view.typed
     if answer:
         state = Item(0, answer, Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
     if not answer and is_known(frame) and is_known(frame.verdict) and not has_ended(frame):
-        word = Item(0, frame.verdict.kind.value.upper(), kind_ink(frame.verdict))
+        word = Item(0, frame.verdict.kind.value.upper(), verdict.kind_ink(frame.verdict))
         says_word = view.overlay is Overlay.VERDICT  # in its first line
         first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:
-        return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
+        return [first, *stacks.paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)
     if text is not None:
         return [first, *scroll(text[1], view.scroll, size.height - 1)[1]]
@@ -149,7 +120,7 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
     if is_known(frame.verdict) and not has_ended(frame):
-        lines += paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
+        lines += verdict.paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
     else:
         fact, ink = tell_most(frame)
         sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
@@ -160,17 +131,17 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
 
 
 def _paint_top(view: ViewState, size: Size) -> list[Line]:
-    top = [paint_header(view, size.width)]
+    top = [header.paint_header(view, size.width)]
     if view.overlay in (Overlay.HELP, Overlay.VERDICT):
         return top
     frame = view.frame
     shows_steps = size.height >= LOW_HEIGHT and view.overlay is Overlay.NONE and not is_known(view.zoom)
     top += _paint_judged(_without_steps(view) if shows_steps else view, size)
     if shows_steps:
-        top += paint_steps(view, size.width, _STEP_LINES)
+        top += steps.paint_steps(view, size.width, _STEP_LINES)
     if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
-        top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
-    return top if view.overlay is Overlay.STACKS else [*top, *paint_hint(view, size.width)]
+        top += header.paint_notes(frame, size.width, 1 if size.height < 30 else 4)
+    return top if view.overlay is Overlay.STACKS else [*top, *stacks.paint_hint(view, size.width)]
 
 
 def _without_steps(view: ViewState) -> ViewState:
@@ -188,15 +159,18 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
     frame = view.frame
     room = min(2 if size.width >= 120 else 3 if size.width >= 60 else 6, size.height // 5)
     if not is_known(frame) or not is_known(frame.verdict):
-        return paint_facts(view, size.width, room)
+        return header.paint_facts(view, size.width, room)
     finding = frame.verdict
     if has_ended(frame):
-        return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
+        return [
+            *header.paint_facts(view, size.width, room),
+            verdict.paint_last_verdict(frame, finding, size.width),
+        ]
     if is_known(view.zoom) or view.overlay in _IN_FULL or view.overlay is Overlay.STACKS:
-        return paint_headline(frame, finding, size.width)[:2]
+        return verdict.paint_headline(frame, finding, size.width)[:2]
     share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
     share = 0.6 if size.height < LOW_HEIGHT else share  # more lines where they are short
-    return paint_verdict(view, frame, finding, size.width, max(3, int(size.height * share)))
+    return verdict.paint_verdict(view, frame, finding, size.width, max(3, int(size.height * share)))
 
 
 _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
@@ -215,7 +189,7 @@ def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
 def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple[str, list[Line]] | None:
     """Return title and lines of what scrolls, None where something else is shown."""
     if view.overlay is Overlay.HELP:
-        return "help", paint_help(keys, size, HELP_WORDS)
+        return "help", paint_help(keys, size, overlays.HELP_WORDS)
     shown = view.overlay if view.overlay in _IN_FULL else view.zoom
     if not is_known(shown) or shown not in _IN_FULL:
         return None
@@ -226,7 +200,7 @@ def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> tuple
 def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     frame = view.frame
     if view.overlay is Overlay.STACKS:
-        return paint_stacks(view, body)
+        return stacks.paint_stacks(view, body)
     text = _text_in_full(view, size, keys)
     if text is not None:
         return paint_scrolled(*text, view.scroll, body)
@@ -249,13 +223,13 @@ def _paint_pane(view: ViewState, pane: Pane, size: Size) -> list[Line]:
 def list_wishes(view: ViewState, body: Size) -> list[Wish]:
     """Return the wishes of the panes, the most needed first."""
     third = max(3, body.height // 3)
-    ranks, workers, cards = count_ranks(view), count_workers(view), count_cards(view)
-    events = 1 + count_events(view)
+    ranks, workers, cards = tables.count_ranks(view), tables.count_workers(view), tables.count_cards(view)
+    happened = 1 + events.count_events(view)
     wishes = [
         Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),
         Wish(Pane.CPU, 2, 7, 10),
         Wish(Pane.WORKERS, min(3, 2 + workers), min(6, 2 + workers), 2 + workers),
-        Wish(Pane.EVENTS, 2, min(4, events), max(2, events)),
+        Wish(Pane.EVENTS, 2, min(4, happened), max(2, happened)),
         Wish(Pane.GPUS, 1, 1, 2 + cards if cards else 1),
     ]
     frame = view.frame
@@ -298,7 +272,7 @@ def _grow(heights: dict[Pane, int], wanted: dict[Pane, int], left: int) -> int:
 
 
 def _paint_wide(view: ViewState, body: Size) -> list[Line]:
-    cards = count_cards(view)
+    cards = tables.count_cards(view)
     wishes = [wish for wish in list_wishes(view, body) if wish.pane is not Pane.GPUS]
     if not cards:
         wishes.append(Wish(Pane.GPUS, 1, 1, 1))
@@ -311,9 +285,9 @@ def _paint_wide(view: ViewState, body: Size) -> list[Line]:
         height = heights.get(pane, 0)
         if pane is Pane.CPU and cards and height:
             left = body.width // 2 - 1
-            cpu = _paint_pane(view, Pane.CPU, Size(left, height))
+            first = _paint_pane(view, Pane.CPU, Size(left, height))
             gpus = _paint_pane(view, Pane.GPUS, Size(body.width - left - 2, height))
-            lines += [join_columns(a, b, left) for a, b in zip(cpu, gpus, strict=True)]
+            lines += [events.join_columns(a, b, left) for a, b in zip(first, gpus, strict=True)]
         elif height:
             lines += _paint_pane(view, pane, Size(body.width, height))
     return lines

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.results.snapshot import DeviceSnapshot, SnapshotFile, SnapshotReport
 from tpmon.model.units import format_bytes
+from tpmon.ui.kit.keys import Words
 from tpmon.ui.traces.state import AnyTab, Head, SnapshotTab, TabAnswer
 from tpmon.view.blocks import Block
 from tpmon.view.layout import Ink, Item
@@ -42,26 +45,14 @@ class SnapshotSubject:
     """Hold the analysis of memory snapshots."""
 
     report: SnapshotReport
+    tabs: ClassVar[tuple[AnyTab, ...]] = tuple(SnapshotTab)
+    first_tab: ClassVar[AnyTab] = SnapshotTab.OVERVIEW
+    words: ClassVar[Words] = _WORDS
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Return the files."""
         return tuple(file.path for file in self.report.files)
-
-    @property
-    def tabs(self) -> tuple[AnyTab, ...]:
-        """Return the tabs."""
-        return tuple(SnapshotTab)
-
-    @property
-    def first_tab(self) -> AnyTab:
-        """Return the overview."""
-        return SnapshotTab.OVERVIEW
-
-    @property
-    def words(self) -> tuple[tuple[str, str, str], ...]:
-        """Return what the short words of this screen mean."""
-        return _WORDS
 
     def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
         """Return what a tab holds of a snapshot."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.results.trace import TraceComparison, TraceFile, TraceReport
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import EXIT_CODES
+from tpmon.ui.kit.keys import Words
 from tpmon.ui.traces.state import AnyTab, Head, Tab, TabAnswer
 from tpmon.ui.traces.tabs import has_data, list_tab
 from tpmon.view.blocks import Block
@@ -31,6 +33,7 @@ class TraceSubject:
 
     report: TraceReport
     comparison: Applicable[TraceComparison] = NOT_APPLICABLE
+    words: ClassVar[Words] = _WORDS
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -48,11 +51,6 @@ class TraceSubject:
         if is_known(self.comparison):
             return Tab.AGAINST
         return Tab.RANKS if is_known(self.report.ranks) else Tab.OVERVIEW
-
-    @property
-    def words(self) -> tuple[tuple[str, str, str], ...]:
-        """Return what the short words of this screen mean."""
-        return _WORDS
 
     def list_blocks(self, file: int, tab: AnyTab) -> list[Block]:
         """Return what a tab holds of a trace."""

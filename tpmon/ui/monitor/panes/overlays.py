@@ -34,6 +34,7 @@ from tpmon.ui.monitor.alerts import age_of
 from tpmon.ui.monitor.panes.stacks import paint_errors
 from tpmon.ui.monitor.requests import has_ended, is_running, say_next_price
 from tpmon.ui.monitor.state import ViewState
+from tpmon.view import stacks
 from tpmon.view.cards import describe_card
 from tpmon.view.job import describe_settings, say_device
 from tpmon.view.layout import (
@@ -52,18 +53,6 @@ from tpmon.view.layout import (
     wrap_words,
 )
 from tpmon.view.ranks import join_ranks, waiting_pct, write_role, write_state
-from tpmon.view.stacks import (
-    FUNCTIONS,
-    count_without_turn,
-    pick_shown,
-    say_cost,
-    say_ended,
-    say_group,
-    say_lost,
-    say_phases,
-    say_waiting,
-    say_what,
-)
 
 HELP_WORDS = (
     ("thr", "threads", "threads"),
@@ -327,20 +316,20 @@ def paint_sample(view: ViewState, width: int) -> list[Line]:
     if is_known(hot):
         for group in hot.groups:
             lines += [(), *_paint_group(group, width)]
-        lines += [(), *_wrapped(say_cost(hot), Ink.DIM, width)]
+        lines += [(), *_wrapped(stacks.say_cost(hot), Ink.DIM, width)]
     return lines
 
 
 def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
     """Paint whom it is of, and what is not in it."""
-    lines = _wrapped(f"{say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
+    lines = _wrapped(f"{stacks.say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
     if hot.lost_samples or hot.behind_s:
-        lines += _wrapped(f"! lost: {say_lost(hot)}", Ink.WARN, width)
+        lines += _wrapped(f"! lost: {stacks.say_lost(hot)}", Ink.WARN, width)
     lines += paint_errors(hot.errors, width, _ERROR_LINES, can_stop=False)
-    waiting = count_without_turn(hot)
+    waiting = stacks.count_without_turn(hot)
     if waiting:
         lines += _wrapped(f"no turn for {waiting} more yet", Ink.WARN, width)
-    return [*lines, *_wrapped(say_ended(hot), Ink.WARN, width)] if hot.ended_processes else lines
+    return [*lines, *_wrapped(stacks.say_ended(hot), Ink.WARN, width)] if hot.ended_processes else lines
 
 
 def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
@@ -363,18 +352,18 @@ def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
 
 def _paint_group(group: HotGroup, width: int) -> list[Line]:
     """Paint who it is and how it did, then its functions, the user's own standing out."""
-    if waiting := say_waiting(group):
+    if waiting := stacks.say_waiting(group):
         return _wrapped(waiting, Ink.DIM, width)
-    lines = _wrapped(say_group(group), Ink.TITLE, width)
-    phases = say_phases(group)
+    lines = _wrapped(stacks.say_group(group), Ink.TITLE, width)
+    phases = stacks.say_phases(group)
     if phases:
         lines += [
             ((f"  {text[0][0].strip()}", Ink.PLAIN),) for text in _wrapped(phases, Ink.PLAIN, width - 2)
         ]
-    shown, hidden = pick_shown(group)
+    shown, hidden = stacks.pick_shown(group)
     if not shown:
         return lines
-    table = Table(list_columns(FUNCTIONS), width)
+    table = Table(list_columns(stacks.FUNCTIONS), width)
     lines.append(table.paint_head())
     lines += [table.paint_row(one, Ink.DIM if one.package else Ink.STRONG) for one in shown]
     return [*lines, ((f"   {hidden} more (tpmon sample --json has them)", Ink.DIM),)] if hidden else lines

@@ -10,19 +10,7 @@ from collections.abc import Iterable, Sequence
 from tpmon.model.frame import HISTORIES, EventKind, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
-from tpmon.model.text.job_words import (
-    list_also,
-    list_try,
-    name_cause,
-    name_kind,
-    say_ceiling,
-    say_confidence,
-    say_share,
-    say_since,
-    say_since_in_full,
-    say_value,
-    shorten,
-)
+from tpmon.model.text import job_words
 from tpmon.model.units import count_cells, format_seconds
 from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, SinceIs, pick_code
 from tpmon.ui.kit.ink import DOT
@@ -67,7 +55,7 @@ class Widths:
 def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
     """Give names and values what they need, up to a third of the row each."""
     names = max((count_cells(row.name) for row in rows), default=0)
-    values = max((count_cells(say_value(row)) for row in rows), default=0)
+    values = max((count_cells(job_words.say_value(row)) for row in rows), default=0)
     if width < NARROW:
         room = width - AGE_WIDTH - 7
         value = max(0, min(values, 16, room - 8))
@@ -99,7 +87,9 @@ def say_age(view: ViewState, row: Evidence) -> str:
 
 def cut_value(row: Evidence, widths: Widths) -> str:
     """Write the value of a reading, cut where it does not fit what its own name leaves."""
-    return cut(say_value(row), max(widths.value, widths.name + widths.value - count_cells(row.name)))
+    return cut(
+        job_words.say_value(row), max(widths.value, widths.name + widths.value - count_cells(row.name))
+    )
 
 
 def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
@@ -152,9 +142,9 @@ def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
 def list_head(finding: Finding, since: str, share: str) -> list[Span]:
     """Return the pieces of the first lines: word, cause, confidence, since when, what it costs."""
     return [
-        (name_kind(finding), kind_ink(finding)),
-        (name_cause(finding), Ink.STRONG),
-        (say_confidence(finding), Ink.PLAIN),
+        (job_words.name_kind(finding), kind_ink(finding)),
+        (job_words.name_cause(finding), Ink.STRONG),
+        (job_words.say_confidence(finding), Ink.PLAIN),
         (since, Ink.PLAIN),
         (share, Ink.PLAIN),
     ]
@@ -166,10 +156,13 @@ def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
     What tells a lower bound is always said, what tells an onset only where there is room.
     """
     gap = 3 if width >= 100 else 2
-    whole, short = say_since_in_full(finding, frame.taken), say_since(finding, frame.taken)
+    whole, short = (
+        job_words.say_since_in_full(finding, frame.taken),
+        job_words.say_since(finding, frame.taken),
+    )
     if finding.since_is is SinceIs.LOWER_BOUND:
         short = whole
-    share = say_share(finding)
+    share = job_words.say_share(finding)
 
     def lay(since: str, share: str) -> list[Line]:
         return flow(list_head(finding, since, share), width, gap)
@@ -181,10 +174,10 @@ def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
 
 def paint_try(finding: Finding, width: int) -> list[Line]:
     """Paint what to try, as it is pasted but wrapped, and its ceiling."""
-    tried = list_try(finding)
+    tried = job_words.list_try(finding)
     if not tried:
         return []
-    ceiling = say_ceiling(finding) if is_known(finding.ceiling) else ""
+    ceiling = job_words.say_ceiling(finding) if is_known(finding.ceiling) else ""
     room = max(8, width - 2 - len(TRY))
     texts = [text for line in tried for text in wrap_indented(line, room)]
     lines: list[list[Span]] = [
@@ -227,7 +220,7 @@ def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> li
     room = max(1, width - len(head))
     told = ", ".join(texts)
     if count_cells(told) > room:
-        told = shorten(tuple(text.partition(" (")[0] for text in texts), room)
+        told = job_words.shorten(tuple(text.partition(" (")[0] for text in texts), room)
     return [fit_line(((head, Ink.DIM), (cut(told, room), Ink.PLAIN)), width)]
 
 
@@ -322,8 +315,13 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
         words = (f"{row.name}: {row.text}" for row in finding.evidence if row.value == IN_WORDS)
         said = next(words, finding.summary)
     else:
-        since = say_since(finding, frame.taken)
-        pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding), since)
+        since = job_words.say_since(finding, frame.taken)
+        pieces = (
+            finding.kind.value.upper(),
+            job_words.name_cause(finding),
+            job_words.say_confidence(finding),
+            since,
+        )
         said = f"last verdict: {'  '.join(filter(None, pieces))}"
     return fit_line(((f" {said}", Ink.PLAIN),), width)
 
@@ -331,18 +329,20 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
 def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
     """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
     width = size.width
-    word = name_kind(finding)
+    word = job_words.name_kind(finding)
     if count_cells(word) > width - 1:
         word = finding.kind.value.upper()
     lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding)),), width)]
-    since = say_since(finding, frame.taken)
+    since = job_words.say_since(finding, frame.taken)
     if count_cells(since) >= width:
         since = since.partition(" (")[0]
-    told: list[Span] = [(name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
+    told: list[Span] = [(job_words.name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
     lines += flow(told, width, 2)
-    tried = [text for line in list_try(finding)[:1] for text in wrap_all(TRY + line, max(1, width - 1))]
+    tried = [
+        text for line in job_words.list_try(finding)[:1] for text in wrap_all(TRY + line, max(1, width - 1))
+    ]
     lines += set_in(tried, Ink.STRONG)
-    lines += flow([(finding.summary, Ink.PLAIN), (say_confidence(finding), Ink.PLAIN)], width, 2)
+    lines += flow([(finding.summary, Ink.PLAIN), (job_words.say_confidence(finding), Ink.PLAIN)], width, 2)
     return _cut_text(lines, size.height, width) if size.height > 1 else lines[:1]
 
 
@@ -357,13 +357,16 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
     if not is_known(finding):
         lines = [((f" no verdict: {finding.reason}", Ink.STRONG),)]
     else:
-        since = say_since_in_full(finding, frame.taken)
-        lines = flow(list_head(finding, since, say_share(finding)), width, 2)
+        since = job_words.say_since_in_full(finding, frame.taken)
+        lines = flow(list_head(finding, since, job_words.say_share(finding)), width, 2)
         lines += [*lay_text(finding.summary, width), *paint_try(finding, width)]
         if not is_known(finding.ceiling):
-            lines += lay_text(say_ceiling(finding), width, Ink.DIM, f" {' ' * len(TRY)}")
+            lines += lay_text(job_words.say_ceiling(finding), width, Ink.DIM, f" {' ' * len(TRY)}")
         lines += _paint_whole_rows(view, finding, width)
-        also = ([piece for text in one for piece in wrap_indented(text, room)] for one in list_also(finding))
+        also = (
+            [piece for text in one for piece in wrap_indented(text, room)]
+            for one in job_words.list_also(finding)
+        )
         lines += _paint_section("also try", also)
         for heading, texts in (("ruled out", finding.ruled_out), ("unknown", finding.unknown)):
             lines += _paint_section(heading, (wrap_all(text, room) for text in texts or ("nothing",)))
@@ -386,7 +389,7 @@ def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Lin
         source = f"{row.source}, {say_age(view, row)}"
         head = write_reading(view, row, sign, widths).rstrip()
         if CUT_MARK in head:
-            texts = wrap_all(f"{row.name}: {say_value(row)}", max(8, width - 4))
+            texts = wrap_all(f"{row.name}: {job_words.say_value(row)}", max(8, width - 4))
             lines += set_in(texts, head=f" {sign} ")
         elif count_cells(head) + count_cells(source) + 2 < width:
             lines.append(((f"{head}  ", Ink.PLAIN), (source, Ink.DIM)))
