@@ -26,16 +26,27 @@ SECOND = 10**9
 Step = Callable[[Any], Any]
 
 
-def walk(value: Any, step: Step) -> Any:
-    """Rebuild a value of ``model`` from the inside out, each part passed through ``step``."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        new = {one.name: walk(getattr(value, one.name), step) for one in dataclasses.fields(value)}
-        changed = {name: part for name, part in new.items() if part is not getattr(value, name)}
-        return step(dataclasses.replace(value, **changed) if changed else value)
-    if isinstance(value, tuple):
-        parts = tuple(walk(one, step) for one in value)
-        return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
-    return step(value)
+def walk(frames: Sequence[Frame], step: Step) -> list[Frame]:
+    """Rebuild Frames from the inside out, each part passed through ``step``, once where Frames share it."""
+    done: dict[int, Any] = {}
+
+    def rebuild(value: Any) -> Any:
+        if id(value) not in done:
+            done[id(value)] = rebuild_anew(value)
+        return done[id(value)]
+
+    def rebuild_anew(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+            new = {name: rebuild(part) for name, part in parts.items()}
+            changed = {name: part for name, part in new.items() if part is not parts[name]}
+            return step(dataclasses.replace(value, **changed) if changed else value)
+        if isinstance(value, tuple):
+            rebuilt = tuple(map(rebuild, value))
+            return value if all(a is b for a, b in zip(rebuilt, value, strict=True)) else rebuilt
+        return step(value)
+
+    return [rebuild(one) for one in frames]
 
 
 def change_fields(frames: Sequence[Frame], names: Collection[str], step: Step) -> list[Frame]:
@@ -47,7 +58,7 @@ def change_fields(frames: Sequence[Frame], names: Collection[str], step: Step) -
         found = [one.name for one in dataclasses.fields(value) if one.name in names]
         return dataclasses.replace(value, **{name: step(getattr(value, name)) for name in found})
 
-    return [walk(one, change) for one in frames]
+    return walk(frames, change)
 
 
 def _is_hint(name: str) -> bool:
@@ -83,7 +94,7 @@ def rename(frames: Sequence[Frame], word: str) -> list[Frame]:
             return dataclasses.replace(value, script=f"{call(value.script)}.py")
         return value
 
-    return [walk(one, step) for one in frames]
+    return walk(frames, step)
 
 
 def pick_number(number: Any) -> Any:
@@ -111,10 +122,7 @@ def permute(frames: Sequence[Frame]) -> list[Frame]:
 
 def shift(frames: Sequence[Frame], seconds: int) -> list[Frame]:
     """Move all clocks by a constant."""
-    dated = [
-        walk(one, lambda value: value + timedelta(seconds=seconds) if isinstance(value, datetime) else value)
-        for one in frames
-    ]
+    dated = walk(frames, lambda value: value + timedelta(seconds=seconds) if isinstance(value, datetime) else value)
     return change_fields(
         dated, ("taken_ns", "ended_ns"), lambda at: at + seconds * SECOND if is_known(at) and at else at
     )
@@ -128,10 +136,7 @@ def reverse(frames: Sequence[Frame]) -> list[Frame]:
 
 def babble(frames: Sequence[Frame]) -> list[Frame]:
     """Put other words in the place of those of waits."""
-    return [
-        walk(one, lambda value: Wait(value.reason, "blah, but sleep") if isinstance(value, Wait) else value)
-        for one in frames
-    ]
+    return walk(frames, lambda value: Wait(value.reason, "blah, but sleep") if isinstance(value, Wait) else value)
 
 
 def decided(finding: Finding) -> tuple[Any, ...]:
