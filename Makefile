@@ -129,7 +129,7 @@ types: setup ## mypy --strict
 	@$(BIN)/mypy
 
 docs-tests: setup
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/test_docs.py tests/test_layers.py
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/test_docs.py tests/test_layers.py tests/test_house.py
 
 docs: goldens ## write docs/keys.md, docs/screens.md, docs/verdicts.md, docs/thresholds.md and the pictures of README.md and docs anew
 	@$(BIN)/python -m tpmon.ui.monitor.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md

@@ -1,6 +1,5 @@
 """The rooms stay apart: the import contracts, and their twins at run time in fresh processes."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -148,37 +147,3 @@ def test_the_doctor_imports_neither_screen_nor_driver():
     output, names = run_fresh(CALL.format(arguments=["doctor", "--json", "--no-stacks"]))
     assert json.loads(output)["schema"] == "tpmon.doctor/1"
     assert not names & NEVER_IN_TEXT
-
-
-def find_selects(source: str) -> list[str]:
-    """List what a module takes of select and selectors that fails on descriptors from 1,024 on."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module in ("select", "selectors"):
-            found += [name.name for name in node.names if name.name in _SMALL]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            small = node.value.id in ("select", "selectors") and node.attr in _SMALL
-            found += [node.attr] if small else []
-    return found
-
-
-_SMALL = ("select", "SelectSelector", "*")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "tpmon").rglob("*.py")), ids=lambda path: path.stem)
-def test_nothing_waits_in_a_way_that_fails_with_many_open_files(path):
-    """tpmon keeps more than 1,024 descriptors open; select(2) reads beyond its set for those."""
-    assert find_selects(path.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import select\nselect.select([0], [], [])", ["select"]),
-        ("from select import select, poll", ["select"]),
-        ("import selectors\nselectors.SelectSelector()", ["SelectSelector"]),
-        ("import select\nselect.poll()\nself.select(1)", []),
-    ],
-)
-def test_a_small_wait_would_be_found(source, found):
-    assert find_selects(source) == found
