@@ -6,10 +6,11 @@ passes ``cards.environment`` to what it starts, and may write other faults while
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,21 @@ SOURCE = Path(__file__).parent / "budget" / "cards.c"
 NVML = "libnvidia-ml.so.1"
 
 
+@cache
+def compile_library() -> bytes:
+    """Return the compiled cards."""
+    with tempfile.NamedTemporaryFile() as file:
+        command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", file.name, str(SOURCE)]
+        subprocess.run(command, check=True)
+        return Path(file.name).read_bytes()
+
+
 def build_library(folder: str) -> dict[str, str]:
-    """Compile the cards and return the environment in which tpmon finds them.
+    """Put the compiled cards into a folder and return the environment in which tpmon finds them.
 
     Raises FileNotFoundError where there is no C compiler.
     """
-    command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", os.path.join(folder, NVML), str(SOURCE)]
-    subprocess.run(command, check=True)
+    Path(folder, NVML).write_bytes(compile_library())
     return {"LD_LIBRARY_PATH": folder}
 
 

@@ -1,20 +1,27 @@
-"""Faults of cards and drivers, one a card, through the real NVML child, the real pynvml and the board.
+"""Faults of cards and drivers: what the board reads, one fault a card, and what tpmon says of a job on such cards.
 
-tests/budget/cards.c stands in for the driver. Each case says what of its card is missing and what is known once
-its fault shows; beside that every value of every card lies within its bound from the first reading on.
+tests/budget/cards.c stands in for the driver, below the real pynvml and the real NVML child. Each case says what of
+its card is missing and what is known once its fault shows; beside that every value of every card lies within its
+bound from the first reading on. All begin at once: most of it is waiting.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cards import Cards
+from tests.children import MAP_TORCH, Child, child
+from tests.command_line import start
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu.child_link import GpuProbe
@@ -257,7 +264,7 @@ class Watched:
     words: set[str]
 
 
-def start(folder: Path, names: Sequence[str], of_driver: str) -> Watched:
+def start_board(folder: Path, names: Sequence[str], of_driver: str) -> Watched:
     folder.mkdir()
     cards = Cards(folder, len(names), [1000 + place for place in range(len(names))])
     lines = [f"{place} {fault}" for place, name in enumerate(names) for fault in CASES[name].faults]
@@ -273,16 +280,11 @@ def start(folder: Path, names: Sequence[str], of_driver: str) -> Watched:
     return Watched(names, cards, probe, {probe.child_pid()}, [], set())
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[float, GpuSample]]]:
+Story = list[tuple[float, GpuSample]]
+
+
+def watch_boards(children: Sequence[Watched]) -> dict[str, Story]:
     """Watch all cases at once, and return what each card was said to be from second to second."""
-    folder = tmp_path_factory.mktemp("cards")
-    names = list(CASES)
-    parts = [names[first : first + CARDS_A_CHILD] for first in range(0, len(names), CARDS_A_CHILD)]
-    children = [
-        start(folder / str(place), part, of_driver)
-        for place, (part, of_driver) in enumerate(zip(parts, OF_DRIVERS, strict=True))
-    ]
     began = time.monotonic()
     while (second := time.monotonic() - began) < WATCHED_S:
         for one in children:
@@ -294,7 +296,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[fl
         time.sleep(0.2)
     for one in children:
         one.probe.stop()
-    stories: dict[str, list[tuple[float, GpuSample]]] = {name: [] for name in names}
+    stories: dict[str, Story] = {name: [] for name in CASES}
     for one in children:
         assert len(one.pids) == 1, f"the child ended: {one.words}"
         assert not [words for words in one.words if "failed" in words or "not understood" in words]
@@ -304,8 +306,114 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[fl
     return stories
 
 
+WAITING = MAP_TORCH + 'say("ready")\nhear()'
+COMPUTING = MAP_TORCH + 'say("ready")\nwhile True: sum(range(1000))'
+ON_ONE_LOOK = {
+    "one silent from the first": "1 * block",
+    "one off the bus": "1 * code 15",
+    "every value unset": f"* * value {UNSET}",
+    "every value 0": "* * value 0",
+    "all silent": "* * block",
+    "all refused": "* * code 4",
+    "no card": "driver nvmlDeviceGetCount_v2 code 999",
+    "init hangs": "driver nvmlInitWithFlags block",
+    "versions hang": "driver nvmlSystemGetDriverVersion block",
+}
+OVER_A_WHILE = ("", "1 * block", "1 * code 15", "1 * block after 4", "* * block after 4", "0 * stall 60000 after 4")
+"""A healthy pair, and cards that are busy until one or all of them fall silent."""
+
+
+@dataclass
+class Begun:
+    """Hold what has begun: a job that waits, the boards, and tpmon beside a job that computes."""
+
+    job: Child
+    boards: Future[dict[str, Story]]
+    diagnoses: dict[str, subprocess.Popen[str]]
+
+
+def ask(folder: Path, job: Child, fault: str, *command: str) -> subprocess.Popen[str]:
+    """Start tpmon beside a job of two cards that fail."""
+    cards = Cards(folder, 2, [job.pid] * 2)
+    cards.fail(fault)
+    return start(*command, env={**os.environ, **cards.environment})
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    folder = tmp_path_factory.mktemp("cards")
+    names = list(CASES)
+    parts = [names[first : first + CARDS_A_CHILD] for first in range(0, len(names), CARDS_A_CHILD)]
+    boards = [
+        start_board(folder / str(place), part, of_driver)
+        for place, (part, of_driver) in enumerate(zip(parts, OF_DRIVERS, strict=True))
+    ]
+    with (
+        child(WAITING, str(folder)) as waiting,
+        child(COMPUTING, str(folder)) as computing,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        watched = pool.submit(watch_boards, boards)
+        look = ("diagnose", str(computing.pid), "--for", "20s", "--json")
+        asked = {fault: ask(tmp_path_factory.mktemp("busy"), computing, fault, *look) for fault in OVER_A_WHILE}
+        yield Begun(waiting, watched, asked)
+
+
+@pytest.fixture(scope="module")
+def looks(begun: Begun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Look once at each kind of faulty cards, all at the same time: exit code, output, errors."""
+    look = ("attach", str(begun.job.pid), "--once", "--json")
+    asked = {name: ask(tmp_path_factory.mktemp("once"), begun.job, fault, *look) for name, fault in ON_ONE_LOOK.items()}
+    said = {name: one.communicate(timeout=120) for name, one in asked.items()}
+    return {name: (one.returncode, *said[name]) for name, one in asked.items()}
+
+
+@pytest.mark.parametrize("name", ON_ONE_LOOK)
+def test_one_look_at_faulty_cards(looks: dict[str, tuple[int, str, str]], name: str) -> None:
+    code, output, errors = looks[name]
+    assert (code, errors) == (0, "")
+    gpus = json.loads(output)["gpus"]
+    if name in ("no card", "init hangs") or isinstance(gpus, dict):
+        assert gpus.keys() == {"missing"}
+        assert name in ("no card", "init hangs", "all silent")
+        return
+    states = [card["state"] for card in gpus]
+    healthy = [card for card in gpus if not isinstance(card["sm_pct"], dict)]
+    if name.startswith("one "):
+        assert states == ["ok", "stale" if "silent" in name else "lost"]
+        assert len(healthy) == 1
+    elif name in ("all refused", "all silent"):
+        assert states == ["refused" if name == "all refused" else "stale"] * 2
+    elif name == "versions hang":
+        assert states == ["ok"] * 2
+        assert len(healthy) == 2
+    else:
+        assert all(isinstance(card["power_limit_w"], dict) for card in gpus)
+
+
+def test_a_card_that_falls_silent_does_so_in_the_stream(begun: Begun, tmp_path: Path) -> None:
+    running = ask(tmp_path, begun.job, "1 * block after 3", "attach", str(begun.job.pid), "--json")
+    assert running.stdout is not None
+    states: list[list[str]] = []
+    for line in running.stdout:
+        gpus = json.loads(line)["gpus"]
+        states.append([card["state"] for card in gpus] if isinstance(gpus, list) else [])
+        if states[-1] == ["ok", "stale"] and ["ok", "ok"] in states:
+            assert gpus[1]["sm_pct"] == {"missing": "the card does not answer"}
+            break
+        assert len(states) < 30, states
+    running.terminate()
+    running.communicate()
+    assert running.returncode == 143
+
+
+@pytest.fixture(scope="module")
+def watched(begun: Begun) -> dict[str, Story]:
+    return begun.boards.result()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_costs_what_it_must_and_no_more(watched: dict[str, list[tuple[float, GpuSample]]], name: str) -> None:
+def test_a_fault_costs_what_it_must_and_no_more(watched: dict[str, Story], name: str) -> None:
     case = CASES[name]
     late = [card for second, card in watched[name] if second >= STEADY_S]
     assert late
@@ -319,7 +427,7 @@ def test_a_fault_costs_what_it_must_and_no_more(watched: dict[str, list[tuple[fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_value_is_beyond_its_bound(watched: dict[str, list[tuple[float, GpuSample]]], name: str) -> None:
+def test_no_value_is_beyond_its_bound(watched: dict[str, Story], name: str) -> None:
     for second, card in watched[name]:
         for reading, (least, most) in RANGES.items():
             value = getattr(card, reading)
@@ -329,3 +437,9 @@ def test_no_value_is_beyond_its_bound(watched: dict[str, list[tuple[float, GpuSa
 
 def test_sixty_faults_are_tried() -> None:
     assert sum(bool(case.faults) for case in CASES.values()) >= 60
+
+
+@pytest.mark.parametrize("fault", OVER_A_WHILE, ids=lambda fault: fault or "no fault")
+def test_no_verdict_is_healthy_over_a_silent_card(begun: Begun, fault: str) -> None:
+    verdict, _ = begun.diagnoses[fault].communicate(timeout=120)
+    assert begun.diagnoses[fault].returncode in ((10, 11, 12) if fault else (0,)), verdict
