@@ -15,11 +15,12 @@ from tests.programs.conftest import READY_S, TORCHRUN, end_tree, start_logged
 from tests.waiting import wait_until
 
 LOAD = 0.25
+LOG = "output.log"
 
 
 @dataclass(frozen=True)
 class Started:
-    """Hold what a job itself says: the PID the shell gave it, its ranks, and its workers by number.
+    """Hold what a job itself says: the PID the shell gave it, its ranks, its workers by number, and its log.
 
     ``workers[rank_pid][number]`` is a PID; told by torch, not by tpmon.
     """
@@ -27,6 +28,7 @@ class Started:
     root: int
     ranks: dict[int, int]
     workers: dict[int, dict[int, int]]
+    log: Path
 
 
 def free_port() -> int:
@@ -70,7 +72,7 @@ def read_truth(folder: Path, root: int) -> Started:
     for path in folder.glob("worker-*"):
         _, rank, number, pid = path.name.split("-")
         workers[ranks[int(rank)]][int(number)] = int(pid)
-    return Started(root, ranks, workers)
+    return Started(root, ranks, workers, folder / LOG)
 
 
 def read_rank(pid: int) -> int:
@@ -81,20 +83,21 @@ def read_rank(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
-    """Start every job in the background of one shell, and wait until all of them train."""
+    """Start every job in the background of one shell, which reaps none, and wait until all of them train."""
     folder = tmp_path_factory.mktemp("shell")
     all_jobs = commands(folder)
     for name in all_jobs:
         (folder / name).mkdir()
     lines = [
-        f"{shlex.join(command)} & echo $! > {shlex.quote(str(folder / name / 'root'))}"
+        f"{shlex.join(command)} > {shlex.quote(str(folder / name / LOG))} 2>&1 &"
+        f" echo $! > {shlex.quote(str(folder / name / 'root'))}"
         for name, (command, _) in all_jobs.items()
     ]
-    shell, log = start_logged(["bash", "-c", "\n".join([*lines, "wait"])], folder)
+    shell, _ = start_logged(["bash", "-c", "\n".join([*lines, "exec sleep infinity"])], folder)
     try:
         train = {name: count for name, (_, count) in all_jobs.items()}
         started = wait_until(lambda: {name: len(trainers(folder / name)) for name in train} == train, READY_S)
-        assert started, log.read_text()[-2000:]
+        assert started, "\n".join((folder / name / LOG).read_text()[-500:] for name in train)
         yield {
             name: read_truth(folder / name, int((folder / name / "root").read_text()))
             for name in all_jobs
@@ -109,4 +112,4 @@ def spawned_ranks(folder: Path) -> Started:
     root = int((folder / "root").read_text())
     children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
     ranks = [pid for pid in map(int, children) if pid in trainers(folder)]
-    return Started(root, dict(enumerate(ranks)), {})
+    return Started(root, dict(enumerate(ranks)), {}, folder / LOG)

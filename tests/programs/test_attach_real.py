@@ -1,25 +1,36 @@
-"""`tpmon attach PID --json --once`, and finding by any member, on jobs of many kinds in one shell."""
+"""`tpmon attach PID --json`, and finding by any member, on jobs of many kinds in one shell, and on jobs that misbehave.
+
+They lose processes, change, hide or end while tpmon watches them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.programs.chaos_watch import Document, ask_once, by_pid, run_tpmon, watch
+from tests.nobody import AS_NOBODY, NOBODY
+from tests.programs.chaos_watch import ROOT, TPMON, Document, Watch, ask_once, by_pid, run_tpmon, watch
+from tests.programs.conftest import TORCHRUN, Program, run_program
 from tests.programs.shell_jobs import LOAD, Started, jobs
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.probe.collect.collector import Collector
 from tpmon.probe.job.job import Job
 from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
@@ -27,6 +38,25 @@ from tpmon.probe.job.resolve import find_job
 __all__ = ["jobs"]  # a fixture of the tests here
 
 pytestmark = [pytest.mark.torch, needs_torch]
+
+
+AS_READING_NOBODY = (
+    *AS_NOBODY,
+    # Files may be read, for an interpreter below /root; other users' processes may not.
+    *("--bounding-set", "-all,+dac_read_search", "--inh-caps", "-all,+dac_read_search"),
+    *("--ambient-caps", "-all,+dac_read_search"),
+)
+CAP_SYS_PTRACE = 19
+KERNEL = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+TELLS_ENDS = KERNEL >= (6, 15)
+"""Whether the kernel keeps the exit status of a process that its parent has reaped (PIDFD_GET_INFO)."""
+SECOND_NS = 1_000_000_000
+DESCRIPTORS_A_MEMBER = 8
+"""About: six files, the children list and a pidfd, besides one for each thread."""
+GRACE_NS = 3 * SECOND_NS
+"""A process that ended may still be in Frames taken up to this much later: one second is promised."""
+DENIED = "not permitted (doctor: io)"
+NO_DESCRIPTORS = "not permitted (doctor: fd)"
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +272,250 @@ def test_ranks_without_an_environment_are_found_by_any_member_and_their_ends_are
     membership.close()
     assert gone.keys() == {member.identity.pid for member in job.members}
     assert gone[victim] == signal.SIGKILL or isinstance(gone[victim], Missing)
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Sequence[str]:
+    """Return the command that runs another one as a user of no rights; skips where that cannot be."""
+    capabilities = re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())
+    if shutil.which("setpriv") is None or not int(capabilities[1], 16) >> CAP_SYS_PTRACE & 1:
+        pytest.skip("needs setpriv (util-linux) and CAP_SYS_PTRACE, as root has outside containers")
+    tried = subprocess.run(
+        [*AS_READING_NOBODY, *TPMON, "--version"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"cannot run as another user: {tried.stderr.strip()}")
+    return AS_READING_NOBODY
+
+
+@pytest.mark.parametrize("form", [("--once",), ("--json", "--once"), ("--plain",), ("--json",)])
+def test_a_job_that_may_not_be_read_is_refused_in_two_lines(
+    jobs: dict[str, Started], nobody: Sequence[str], form: Sequence[str]
+) -> None:
+    pid = jobs["node 0"].root
+    status, output, complaint = run_tpmon("attach", pid, *form, before=nobody)
+    assert (status, output) == (4, "")
+    what, try_this = complaint.splitlines()
+    assert what == f"tpmon: process {pid} belongs to user root; this user may not read it"
+    assert try_this.startswith("Try: ")
+
+
+def test_a_stopped_job_is_said_to_be_stopped(jobs: dict[str, Started]) -> None:
+    pid = jobs["served workers"].root
+    with watch(pid, "-i", "0.5") as tpmon:
+        os.kill(pid, signal.SIGSTOP)
+        stopped = tpmon.wait_for(lambda frame: frame["target"]["state"] == "stopped")
+        assert by_pid(stopped)[pid]["state"] == "T"
+        assert by_pid(stopped)[pid]["waits_for"] == "stopped by a signal"
+        os.kill(pid, signal.SIGCONT)
+        tpmon.wait_for(lambda frame: frame["target"]["state"] == "running", after_ns=stopped["taken_ns"])
+
+
+def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:
+    """Check that no Frame of a running job has a row of a process that was gone a second before."""
+    for frame in frames:
+        if frame["target"]["state"] != "ended":
+            stale = [pid for pid in by_pid(frame) if frame["taken_ns"] > died_ns.get(pid, 1 << 63) + GRACE_NS]
+            assert not stale, f"{stale} in the Frame of {frame['taken']}"
+            listed = {row["pid"] for row in frame["ranks"]} | {one["pid"] for one in frame["loader"]}
+            assert listed <= set(by_pid(frame))
+
+
+def told(texts: Sequence[str], wanted: str) -> bool:
+    """Tell whether an event says this; older kernels tell no exit status of a process that was reaped."""
+    if TELLS_ENDS:
+        return wanted in texts
+    return any(text.startswith(wanted.partition("gone: ")[0]) for text in texts)
+
+
+def kill(tpmon: Watch, pid: int, died_ns: dict[int, int]) -> None:
+    """Kill a member between two Frames and note when."""
+    tpmon.wait_for_next()
+    os.kill(pid, signal.SIGKILL)
+    died_ns[pid] = time.monotonic_ns()
+
+
+def check_end(tpmon: Watch, how: str, *, orphans: str = "") -> Document:
+    """Wait for the end of the job, of tpmon and its last Frame; check what it says.
+
+    ``orphans`` is a pattern of what it may add of children that outlived the job.
+    """
+    end = tpmon.wait_for(lambda frame: frame["target"]["state"] == "ended")
+    assert tpmon.wait_for_end() == (0, "")
+    assert end["target"]["ended"] == how
+    last = end["events"][-1]
+    assert (last["time"], last["kind"]) == (end["taken"], "ended")
+    assert re.fullmatch(f"the job ended: {re.escape(how)}{orphans}", last["text"])
+    assert tpmon.frames[-1] is end
+    return end
+
+
+def test_a_killed_rank_is_gone_and_the_end_names_it(jobs: dict[str, Started]) -> None:
+    """The last of this job."""
+    job, died_ns = jobs["torchrun"], dict[int, int]()
+    with watch(job.root) as tpmon:
+        first = tpmon.wait_for(lambda frame: len(frame["processes"]) == 7)
+        (rank,) = [row["pid"] for row in first["ranks"] if row["rank"] == 1]
+        assert rank == job.ranks[1]
+        kill(tpmon, rank, died_ns)
+        after = tpmon.wait_for(lambda frame: rank not in by_pid(frame))
+        workers = [one for one in after["processes"] if one["role"] == "worker" and one["rank"] == 1]
+        assert {one["rank_pid"] for one in workers} == {rank}, "orphans are still that rank's"
+        # nobody reaps torchrun, so any kernel tells its end
+        end = check_end(tpmon, "exit 1" + (f", after rank 1 ({rank}): SIGKILL" if TELLS_ENDS else ""))
+        assert told(tpmon.events(), f"rank 1 ({rank}) gone: SIGKILL"), tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+    (log,) = end["output"]
+    assert log["path"] == str(job.log)
+    assert f"PID {rank}" in log["lines"][-1], "torchrun's last words, written at the end"
+
+
+def train(*options: str) -> tuple[str, ...]:
+    return ("chaos_train.py", "--ready", "{ready}", *options)
+
+
+def find_worker(folder: Path, rank: int, number: int) -> int:
+    """Return the PID of the loader worker that took this number last."""
+    files = sorted(folder.glob(f"worker-{rank}-{number}-*"), key=lambda path: path.stat().st_mtime_ns)
+    return int(files[-1].name.split("-")[3])
+
+
+@pytest.fixture(scope="module")
+def restless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Start one rank whose workers are replaced often, beside a hundred children a second."""
+    command = (sys.executable, *train("--children", "100", "--epoch", "6", "--load", "0.05"))
+    with run_program(command, tmp_path_factory.mktemp("restless"), 1) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def foreign(nobody: Sequence[str]) -> Iterator[Program]:
+    """Start a job of another user, whose first worker not even that user may read."""
+    with ExitStack() as stack:
+        # not below pytest's folders, which are closed to others
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpmon-test-")))
+        os.chown(folder, NOBODY, NOBODY)
+        command = (*nobody, sys.executable, *train("--hidden-worker", "--load", "0.05"))
+        yield stack.enter_context(run_program(command, folder, 1))
+
+
+def read_children(folder: Path) -> dict[int, int]:
+    """Return PID and CLOCK_MONOTONIC of each short-lived child that was reaped."""
+    lines = (folder / "children.log").read_text().splitlines()
+    return {int(pid): int(ended_ns) for pid, ended_ns in map(str.split, lines[:-1])}
+
+
+@pytest.mark.long
+def test_short_lived_children_leave_no_stale_rows(restless: Program) -> None:
+    with watch(restless.pid, "-i", "0.5") as tpmon:
+        for _ in range(8):
+            tpmon.wait_for_next()
+        assert tpmon.interrupt() == (130, "")
+    children = read_children(restless.folder)
+    begin, end = (tpmon.frames[at]["taken_ns"] for at in (0, -1))
+    assert sum(begin < ended_ns < end for ended_ns in children.values()) > 100
+    check_no_stale_rows(tpmon.frames, children)
+    seen = {pid: one for frame in tpmon.frames for pid, one in by_pid(frame).items()}
+    assert {seen[pid]["role"] for pid in children.keys() & seen.keys()} <= {"helper"}
+    assert any("respawn" in text for text in tpmon.events()), tpmon.events()
+    assert len(tpmon.frames[-1]["ranks"]) == 1
+
+
+@pytest.mark.long
+def test_ten_minutes_of_churn_cost_no_descriptors_and_no_memory(
+    restless: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_ns = time.monotonic_ns
+    shift_ns = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: real_ns() + shift_ns)
+    collector = Collector(find_job(restless.pid))
+    descriptors: list[int] = []
+    rss: list[int] = []
+    known: set[int] = set()
+    workers: set[int] = set()
+    try:
+        for _ in range(600):
+            frame = collector.collect()
+            shift_ns += SECOND_NS
+            time.sleep(0.01)  # for the job: so many births and deaths a simulated second, not a wait
+            members = {process.pid: process.role for process in frame.processes}
+            known |= members.keys()
+            workers |= {pid for pid, role in members.items() if role is Role.WORKER}
+            descriptors.append(len(os.listdir("/proc/self/fd")) - DESCRIPTORS_A_MEMBER * len(members))
+            rss.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    finally:
+        collector.close()
+    assert len(known) > 50, "too little churn to prove anything"
+    assert len(workers) > 10, "too few workers were replaced"
+    early, late = slice(100, 200), slice(-100, None)
+    assert max(descriptors[late]) <= max(descriptors[early]) + 20, descriptors
+    assert max(rss[late]) - max(rss[early]) < 5 << 20, rss
+
+
+def test_a_job_of_another_user_is_read_by_root_and_by_that_user(foreign: Program, nobody: Sequence[str]) -> None:
+    (mine,) = ask_once([foreign.pid])
+    (theirs,) = ask_once([foreign.pid], before=nobody)
+    hidden, open_one = (find_worker(foreign.folder, 0, number) for number in (0, 1))
+    for frame in (mine, theirs):
+        assert frame["target"]["user"] == mine["target"]["user"]
+        assert by_pid(frame).keys() == {foreign.pid, hidden, open_one}
+        assert [by_pid(frame)[pid]["worker"] for pid in (hidden, open_one)] == [0, 1]
+        assert by_pid(frame)[hidden]["cpu_pct"] >= 0
+    assert by_pid(mine)[hidden]["asked_read_bytes_s"] >= 0
+    assert by_pid(theirs)[open_one]["asked_read_bytes_s"] >= 0
+    refused = by_pid(theirs)[hidden]
+    assert refused["asked_read_bytes_s"] == {"missing": DENIED}
+    # The state is readable by all: a worker that runs waits for nothing, only a wait has no name.
+    assert refused["waits_for"] == "running" if refused["state"] == "R" else "missing" in refused["waits_for"]
+    (loader,) = theirs["loader"]
+    pending = {queue["pid"]: queue["pending_bytes"] for queue in loader["queues"]}
+    assert pending[hidden] == {"missing": NO_DESCRIPTORS}
+    assert pending[open_one] >= 0
+
+
+def test_a_killed_worker_is_gone_and_the_end_names_it(foreign: Program) -> None:
+    """The last of this job."""
+    died_ns: dict[int, int] = {}
+    worker = find_worker(foreign.folder, rank=0, number=1)
+    with watch(foreign.pid) as tpmon:
+        kill(tpmon, worker, died_ns)
+        check_end(tpmon, "exit 1" + (f", after worker 1 ({worker}) of rank 0: SIGKILL" if TELLS_ENDS else ""))
+        assert told(tpmon.events(), f"worker 1 ({worker}) of rank 0 gone: SIGKILL"), tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+
+
+@pytest.mark.long
+def test_a_killed_job_that_nobody_reaped_has_ended_and_is_refused(restless: Program) -> None:
+    """The last of this job."""
+    died_ns: dict[int, int] = {}
+    with watch(restless.pid) as tpmon:
+        kill(tpmon, restless.pid, died_ns)
+        # Of a hundred children a second one may live a moment longer than who started it.
+        check_end(tpmon, "SIGKILL", orphans=r"(; still there: [\w ]+ \(\d+\))?")
+        assert f"rank 0 ({restless.pid}) gone: SIGKILL" in tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+    status, output, complaint = run_tpmon("attach", restless.pid, "--once")
+    assert (status, output) == (3, "")
+    assert complaint.startswith(f"tpmon: process {restless.pid} (python) has ended; its parent {os.getpid()}")
+
+
+@pytest.mark.long
+def test_a_job_that_survives_a_failure_and_ends_by_itself_ended_with_exit_0(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "1", "--max-restarts", "1")
+    died_ns: dict[int, int] = {}
+    with (
+        run_program((*command, *train()), tmp_path / "elastic", 1) as program,
+        watch(program.pid, "-i", "0.5") as tpmon,
+    ):
+        (first,) = program.trainers
+        kill(tpmon, first, died_ns)
+        after = tpmon.wait_for(lambda frame: [row["pid"] for row in frame["ranks"]] not in ([], [first]))
+        (second,) = after["ranks"]
+        assert (second["rank"], second["local_rank"]) == (0, 0)
+        (program.folder / "enough").touch()
+        end = check_end(tpmon, "exit 0")
+        texts = tpmon.events()
+    assert told(texts, f"rank 0 ({first}) gone: SIGKILL"), texts
+    assert told(texts, f"rank 0 ({second['pid']}) gone: exit 0"), texts
+    check_no_stale_rows(tpmon.frames, died_ns)
+    assert end["ages_s"]["cpu"] > 0.1, "the last readings are older than the end"
