@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,38 +95,45 @@ def read_asked(pid: int) -> int:
         bus.close()
 
 
+@pytest.fixture(scope="module")
+def hooked() -> Iterator[int]:
+    """Give the PID of a hooked training that every test leaves as it is."""
+    with training() as pid:
+        yield pid
+
+
 def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hooked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with training() as pid:
-        held = Screen(pid, {})
-        assert wait_until(lambda: PLANNED in held.stages(), READY_S)
-        assert held.told[-1].plan[0] == f"5 steps of process {pid}, by torch.profiler from its step hook"
-        assert read_asked(pid) == 0, "the price that is known costs nothing"
-        held.talk.answer(CaptureAnswer(PLANNED, goes=False))
-        assert held.wait().line == ""
-        assert (read_asked(pid), os.listdir(tmp_path)) == (0, [])
+    before = read_asked(hooked)
+    held = Screen(hooked, {})
+    assert wait_until(lambda: PLANNED in held.stages(), READY_S)
+    assert held.told[-1].plan[0] == f"5 steps of process {hooked}, by torch.profiler from its step hook"
+    assert read_asked(hooked) == before, "the price that is known costs nothing"
+    held.talk.answer(CaptureAnswer(PLANNED, goes=False))
+    assert held.wait().line == ""
+    assert (read_asked(hooked), os.listdir(tmp_path)) == (before, [])
 
-        priced = Screen(pid, {PLANNED: YES[PLANNED]})
-        assert wait_until(lambda: PRICED in priced.stages(), READY_S)
-        assert priced.told[-1].price[0].startswith("5 steps: the loop pauses for about")
-        priced.talk.answer(CaptureAnswer(PRICED, goes=False))
-        assert priced.wait().line == ""
-        assert os.listdir(tmp_path) == [], "one step was profiled and thrown away"
+    priced = Screen(hooked, {PLANNED: YES[PLANNED]})
+    assert wait_until(lambda: PRICED in priced.stages(), READY_S)
+    assert priced.told[-1].price[0].startswith("5 steps: the loop pauses for about")
+    priced.talk.answer(CaptureAnswer(PRICED, goes=False))
+    assert priced.wait().line == ""
+    assert os.listdir(tmp_path) == [], "one step was profiled and thrown away"
 
-        screen = Screen(pid, YES)
-        end = screen.wait()
-        assert screen.stages() == [one for one in CaptureStage if one is not CaptureStage.DEAR]
-        assert end.line.startswith("capture done: 5 steps of")
-        assert len(read_told(end.trace).marks) == 5
-        report = "\n".join(end.report)
-        assert "done: torch.profiler from the step hook" in report
-        assert "; step before " in report
-        assert " ms, during " in report
-        assert " ms, after " in report
-        assert f":{end.trace} ." in report
-        assert "fetch: scp " in report
+    screen = Screen(hooked, YES)
+    end = screen.wait()
+    assert screen.stages() == [one for one in CaptureStage if one is not CaptureStage.DEAR]
+    assert end.line.startswith("capture done: 5 steps of")
+    assert len(read_told(end.trace).marks) == 5
+    report = "\n".join(end.report)
+    assert "done: torch.profiler from the step hook" in report
+    assert "; step before " in report
+    assert " ms, during " in report
+    assert " ms, after " in report
+    assert f":{end.trace} ." in report
+    assert "fetch: scp " in report
 
 
 def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
@@ -162,25 +170,26 @@ def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
         assert (len(own[0]), own[0]) == (2, own[1]), "the program's own numbers: the same steps"
 
 
-def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(
+    hooked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with training() as pid:
-        screen = Screen(pid, {})
-        offers = screen.planned(CaptureChoice()).offers
-        reasons = dict(offers.refused)
-        assert reasons[CaptureKind.SNAPSHOT] == "this process does not use CUDA"
-        assert reasons[CaptureKind.NSYS_RANGE].startswith("nsys is not in front of this run")
-        assert (offers.ranks, offers.every) == (1, "it is the only rank on this machine")
-        snapshot = CaptureChoice(CaptureKind.SNAPSHOT, 2)
-        screen.talk.choose(snapshot)  # as with a key on a run whose CUDA only seemed to be there
-        plan = screen.planned(snapshot).plan
-        assert plan[0] == f"the CUDA allocator's history over 2 steps of process {pid}"
-        assert read_asked(pid) == 0
-        screen.press("t")
-        end = screen.wait()
-        assert screen.told[-2].stage is RECORDING
-        assert end.line == "capture refused: this process does not use CUDA"
-        assert (read_asked(pid) != 0, os.listdir(tmp_path)) == (True, [])
+    before, screen = read_asked(hooked), Screen(hooked, {})
+    offers = screen.planned(CaptureChoice()).offers
+    reasons = dict(offers.refused)
+    assert reasons[CaptureKind.SNAPSHOT] == "this process does not use CUDA"
+    assert reasons[CaptureKind.NSYS_RANGE].startswith("nsys is not in front of this run")
+    assert (offers.ranks, offers.every) == (1, "it is the only rank on this machine")
+    snapshot = CaptureChoice(CaptureKind.SNAPSHOT, 2)
+    screen.talk.choose(snapshot)  # as with a key on a run whose CUDA only seemed to be there
+    plan = screen.planned(snapshot).plan
+    assert plan[0] == f"the CUDA allocator's history over 2 steps of process {hooked}"
+    assert read_asked(hooked) == before
+    screen.press("t")
+    end = screen.wait()
+    assert screen.told[-2].stage is RECORDING
+    assert end.line == "capture refused: this process does not use CUDA"
+    assert (read_asked(hooked) != before, os.listdir(tmp_path)) == (True, [])
 
 
 @pytest.mark.long
@@ -211,15 +220,16 @@ def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) ->
                 os.kill(one, signal.SIGKILL)
 
 
-def test_t_cancels_what_is_under_way_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t_cancels_what_is_under_way_and_no_file_is_left(
+    hooked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with training() as pid:
-        screen = Screen(pid, YES | {RECORDING: CaptureAnswer(RECORDING, goes=False)})
-        end = screen.wait()
-        assert end.line.startswith("capture cancelled: ")
-        assert (end.trace, end.report[0]) == ("", "cancelled: torch.profiler from the step hook")
-        assert os.listdir(tmp_path) == []
-        assert Path(f"/proc/{pid}").exists()
+    screen = Screen(hooked, YES | {RECORDING: CaptureAnswer(RECORDING, goes=False)})
+    end = screen.wait()
+    assert end.line.startswith("capture cancelled: ")
+    assert (end.trace, end.report[0]) == ("", "cancelled: torch.profiler from the step hook")
+    assert os.listdir(tmp_path) == []
+    assert Path(f"/proc/{hooked}").exists()
 
 
 def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> None:
@@ -233,38 +243,36 @@ def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_capture_begins_with_the_step_that_was_named(tmp_path: Path) -> None:
-    with training() as pid:
-        first = capture(pid, "--steps", "1", "--out", str(tmp_path / "first"))[1]["ranks"][0]["first_step"]
-        at = first + 200
-        code, told, said = capture(pid, "--at", str(at), "--steps", "2", "--out", str(tmp_path / "out"))
-        assert (code, told["state"]) == (0, "done"), said
-        assert f"begins with step {at}" in said
-        (rank,), (file,) = told["ranks"], told["files"]
-        assert (rank["first_step"], rank["steps"], file["first_step"]) == (at, 2, at)
-        assert f"-step{at}.pt.trace.json" in file["path"]
-        assert len(read_told(file["path"]).marks) == 2
-        for name in ("step_before_ms", "step_during_ms", "step_after_ms"):
-            assert rank[name] > 1.0, "a step reads a batch of some milliseconds"
+def test_a_capture_begins_with_the_step_that_was_named(hooked: int, tmp_path: Path) -> None:
+    first = capture(hooked, "--steps", "1", "--out", str(tmp_path / "first"))[1]["ranks"][0]["first_step"]
+    at = first + 200
+    code, told, said = capture(hooked, "--at", str(at), "--steps", "2", "--out", str(tmp_path / "out"))
+    assert (code, told["state"]) == (0, "done"), said
+    assert f"begins with step {at}" in said
+    (rank,), (file,) = told["ranks"], told["files"]
+    assert (rank["first_step"], rank["steps"], file["first_step"]) == (at, 2, at)
+    assert f"-step{at}.pt.trace.json" in file["path"]
+    assert len(read_told(file["path"]).marks) == 2
+    for name in ("step_before_ms", "step_during_ms", "step_after_ms"):
+        assert rank[name] > 1.0, "a step reads a batch of some milliseconds"
 
 
 @pytest.mark.parametrize("after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"])
-def test_ctrl_c_takes_a_capture_back(tmp_path: Path, after: str) -> None:
+def test_ctrl_c_takes_a_capture_back(hooked: int, tmp_path: Path, after: str) -> None:
     out = tmp_path / "out"
-    with training() as pid:
-        with subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--json", "--steps", "200", "--yes", "--out", str(out)],
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as tool:
-            assert any(after in line for line in tool.stderr)
-            tool.send_signal(signal.SIGINT)
-            said = tool.communicate(timeout=READY_S)
-        assert (tool.returncode, said[0]) == (130, "")
-        assert "Traceback" not in said[1]
-        assert wait_until(lambda: not out.exists() or os.listdir(out) == [], READY_S)
-        again = capture(pid, "--steps", "1", "--out", str(tmp_path / "again"))
-        assert again[1]["state"] == "done", json.dumps(again[1])
-        assert not out.exists() or os.listdir(out) == []
+    with subprocess.Popen(
+        [*TPMON, "capture", str(hooked), "--json", "--steps", "200", "--yes", "--out", str(out)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as tool:
+        assert any(after in line for line in tool.stderr)
+        tool.send_signal(signal.SIGINT)
+        said = tool.communicate(timeout=READY_S)
+    assert (tool.returncode, said[0]) == (130, "")
+    assert "Traceback" not in said[1]
+    assert wait_until(lambda: not out.exists() or os.listdir(out) == [], READY_S)
+    again = capture(hooked, "--steps", "1", "--out", str(tmp_path / "again"))
+    assert again[1]["state"] == "done", json.dumps(again[1])
+    assert not out.exists() or os.listdir(out) == []

@@ -139,10 +139,13 @@ def run_alone(name: str, directory: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Run the bottlenecks that are tested, two at a time: much of a run is its start, and waiting."""
-    names = [one.callspec.params["name"] for one in request.session.items if "runs" in one.fixturenames]
+    """Run the bottlenecks that are tested beside the other tests, two at a time: much of a run is waiting."""
+    tests = [
+        one for one in request.session.items if one.originalname == "test_each_bottleneck_trains_and_ends_by_itself"
+    ]
+    names = [one.callspec.params["name"] for one in tests]
     with tempfile.TemporaryDirectory(prefix="demo-") as short, ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(run_alone, name, short) for name in names}
 
