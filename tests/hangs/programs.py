@@ -93,20 +93,19 @@ class Trees:
 def start_trees(row: Row | AliveRow, seed: int, seconds: float) -> Iterator[Trees]:
     """Start a run of a program without waiting for it, and end it with all that it started."""
     ranks = row.draw_ranks(seed)
-    folder = row.folder if isinstance(row, AliveRow) else HANGS
-    program = str(PROGRAMS / folder / f"{row.name}.py")
+    program = (str(PROGRAMS / row.script), *row.options)
     with ExitStack() as stack:
         if isinstance(row, AliveRow) or row.trees == 1:
             start = (*TORCHRUN, str(ranks)) if ranks > 1 else (sys.executable,)
-            make = Hanging if folder == HANGS else Running
-            seen = start_program((*start, program), seed, seconds=seconds, make=make)
+            make = Hanging if row.folder == HANGS else Running
+            seen = start_program((*start, *program), seed, seconds=seconds, make=make)
             yield Trees(stack.enter_context(seen))
             return
         hidden_node = random.Random(seed).randrange(2)
         start = (*NODE_OF_RUN, "--master-port", find_port(), "--nproc-per-node", str(ranks))
         nodes = [
             start_program(
-                (*start, "--node-rank", str(node), program),
+                (*start, "--node-rank", str(node), *program),
                 seed,
                 "--culprit-node",
                 str(hidden_node),

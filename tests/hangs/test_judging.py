@@ -128,8 +128,7 @@ def test_a_slow_program_that_is_called_hung_once_is_a_false_alarm():
 
 
 def test_every_row_has_its_program_and_every_program_a_row():
-    rows = [(HANGS, one.name) for one in ROWS] + [(one.folder, one.name) for one in ALIVE_ROWS]
-    assert [name for folder, name in rows if not (PROGRAMS / folder / f"{name}.py").is_file()] == []
-    shared = {"__init__", "hang", "table"}
-    programs = {path.stem for path in (PROGRAMS / HANGS).glob("*.py")} - shared
-    assert programs == {name for folder, name in rows if folder == HANGS}
+    scripts = {one.script for one in (*ROWS, *ALIVE_ROWS)}
+    assert [name for name in scripts if not (PROGRAMS / name).is_file()] == []
+    shared = {f"{HANGS}/{name}.py" for name in ("__init__", "hang", "table")}
+    assert {f"{HANGS}/{path.name}" for path in (PROGRAMS / HANGS).glob("*.py")} - shared <= scripts

@@ -11,11 +11,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "causes"))
 
-from loop import Images, Program
+from loop import Images, Network, Program, make_loader
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -48,15 +49,44 @@ class Hang(Program):
         else:
             print(json.dumps(record), flush=True)
 
+    def train_until(self, hang: Callable[[], object]) -> None:
+        """Train with two workers or fewer; from some step on call ``hang`` after each."""
+        last = self.draw.randint(10, 40)
+        batch = self.draw.choice((8, 16))
+        loader = make_loader(Images(), batch, self.draw.choice((0, 1, 2)))
+        network = Network(self.draw.uniform(10, 40), batch)
+        self.train(loader, network, lambda _images, _loss: self.truth.steps >= last and hang())
+
+    def train_and_end(self) -> None:
+        """Train for some steps, with one worker or none."""
+        batch = self.draw.choice((8, 16))
+        loader = make_loader(Images(), batch, self.draw.choice((0, 1)))
+        self.train(loader, Network(self.draw.uniform(10, 40), batch), steps=self.draw.randint(10, 40))
+
+    def train_sticky(self, kind: type[Sticky]) -> None:
+        """Train with one to three workers, of which one hangs."""
+        workers = self.draw.randint(1, 3)
+        batch = self.draw.choice((8, 16))
+        loader = make_loader(kind(self, workers), batch, workers)
+        self.train(loader, Network(self.draw.uniform(10, 40), batch))
+
 
 class Sticky(Images):
-    """Serve images until one worker has made ``healthy`` of them; what ``stick`` does then hangs."""
+    """Serve images until one worker has made ``healthy`` of them; what ``stick`` does then hangs.
+
+    ``coin`` chooses between two ways to hang.
+    """
 
     def __init__(self, program: Hang, workers: int) -> None:
         super().__init__()
         self.healthy = program.draw.randint(40, 160)
         self.sticky = program.draw.randrange(workers)
+        self.coin = program.draw.random() < 0.5
         self.made = 0
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make in the rank what its worker hangs at."""
 
     def read(self, index: int) -> Tensor:
         """Make image ``index``, or hang."""

@@ -5,7 +5,6 @@ import pty
 import sys
 
 from hang import Hang
-from loop import Images, Network, make_loader
 
 
 def ask() -> None:
@@ -22,11 +21,5 @@ prompt, answers = pty.openpty() if program.draw.random() < 0.7 else os.pipe()[::
 debugged = program.draw.random() < 0.3
 os.dup2(answers, 0)
 sys.stdin = open(0)  # noqa: SIM115  # for the life of the program
-batch = program.draw.choice((8, 16))
-workers = program.draw.choice((0, 1))
-program.train(
-    make_loader(Images(), batch, workers),
-    Network(program.draw.uniform(10, 40), batch),
-    steps=program.draw.randint(10, 40),
-)
+program.train_and_end()
 ask()

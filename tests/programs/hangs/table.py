@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 
 from tests.programs.causes.table import Label
@@ -29,31 +29,54 @@ class Must(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Hold a program: its true label, what else is right to say, and what must be named.
+class Started:
+    """Say how a program is started: its file, by its name where no other is given, and the way in which it hangs.
 
-    ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it.
-    ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
-    is not looked at: the fold of them must name its process and line, and the verdict nobody. A program that ``burns`` a CPU has one to itself; it looks like one that computes,
-    so that what is said within ``fresh_s`` of its hang may only be that it is slow.
+    ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it. A program that
+    ``burns`` a CPU has one to itself.
     """
 
     name: str
+    _: KW_ONLY
+    ranks: tuple[int, int] = (1, 1)
+    burns: bool = False
+    folder: str = "hangs"
+    file: str = ""
+    way: str = ""
+
+    @property
+    def script(self) -> str:
+        """Return where its file is, from the folder of programs."""
+        return f"{self.folder}/{self.file or self.name}.py"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return what its command line says."""
+        return ("--way", self.way) if self.way else ()
+
+    def draw_ranks(self, seed: int) -> int:
+        """Return how many ranks a run has."""
+        return random.Random(f"{self.name} {seed}").randint(*self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Started):
+    """Hold a program that hangs: its true label, what else is right to say, and what must be named.
+
+    ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
+    is not looked at: the fold of them must name its process and line, and the verdict nobody. One that burns looks
+    like one that computes, so that what is said within ``fresh_s`` of its hang may only be that it is slow.
+    """
+
     label: Label
     also: tuple[Label, ...] = ()
     must: tuple[Must, ...] = (Must.PROCESS, Must.LINE)
-    ranks: tuple[int, int] = (1, 1)
     trees: int = 1
-    burns: bool = False
     fresh_s: float = FRESH_S
 
     def accepts(self, kind: str, cause: str) -> bool:
         """Tell whether a verdict's kind and cause are right."""
         return any(label.fits(kind, cause) for label in (self.label, *self.also))
-
-    def draw_ranks(self, seed: int) -> int:
-        """Return how many ranks a run has."""
-        return random.Random(f"{self.name} {seed}").randint(*self.ranks)
 
 
 def _hung(cause: str) -> Label:
@@ -66,24 +89,29 @@ ONLY_WAITER = (Must.WAITER,)
 """Of a batch that is lost nothing tells which worker lost it."""
 SOME_RANKS = (2, 4)
 
+THREAD, RANK, WORKER, LOOP = "thread_hangs", "rank_hangs", "worker_hangs", "loop_hangs"
+MISSING, STOPPED = _hung("missing-rank"), _hung("stopped")
+
 ROWS = (
-    Row("lock_order", _hung("lock"), must=WITH_THREAD),
-    Row("lock_held", _hung("lock"), must=WITH_THREAD),
-    Row("missing_rank", _hung("missing-rank"), ranks=SOME_RANKS),
-    Row("missing_rank_ddp", _hung("missing-rank"), ranks=SOME_RANKS),
-    Row("polling_rank", _hung("missing-rank"), ranks=SOME_RANKS, fresh_s=POLL_S),
-    Row("remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2, fresh_s=CALL_S),
+    Row("lock_order", _hung("lock"), must=WITH_THREAD, file=THREAD, way="lock order"),
+    Row("lock_held", _hung("lock"), must=WITH_THREAD, file=THREAD, way="lock held"),
+    Row("missing_rank", MISSING, ranks=SOME_RANKS, file=RANK, way="alone"),
+    Row("missing_rank_ddp", MISSING, ranks=SOME_RANKS, file=RANK, way="loading"),
+    Row("polling_rank", MISSING, ranks=SOME_RANKS, fresh_s=POLL_S, file=RANK, way="polling"),
+    Row(
+        "remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2, fresh_s=CALL_S, file=RANK, way="in a lock"
+    ),
     Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS),
     Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER),
-    Row("blocked_fifo", _hung("blocked-io")),
-    Row("blocked_socket", _hung("blocked-io")),
-    Row("blocked_fuse", _hung("blocked-io")),
+    Row("blocked_fifo", _hung("blocked-io"), file=WORKER, way="fifo"),
+    Row("blocked_socket", _hung("blocked-io"), file=WORKER, way="socket"),
+    Row("blocked_fuse", _hung("blocked-io"), file=WORKER, way="fuse"),
     Row("lost_batch", _hung("lost-batch"), must=ONLY_WAITER),
-    Row("spin", _hung("spin"), burns=True, fresh_s=SPIN_S),
+    Row("spin", _hung("spin"), burns=True, fresh_s=SPIN_S, file=LOOP, way="spin"),
     Row("regex", _hung("spin"), burns=True, fresh_s=CALL_S),
-    Row("stopped_rank", _hung("stopped"), must=ONLY_PROCESS, ranks=SOME_RANKS),
-    Row("stopped_worker", _hung("stopped"), must=ONLY_PROCESS),
-    Row("gil_held", _hung("lock"), must=WITH_THREAD),
+    Row("stopped_rank", STOPPED, must=ONLY_PROCESS, ranks=SOME_RANKS, file=RANK, way="stopped"),
+    Row("stopped_worker", STOPPED, must=ONLY_PROCESS, file=WORKER, way="stopped"),
+    Row("gil_held", _hung("lock"), must=WITH_THREAD, file=THREAD, way="interpreter held"),
     Row("thread_left", _hung("lock"), must=WITH_THREAD),
     Row("stdin", Label(Kind.IDLE, "waiting-for-input")),
 )
@@ -91,31 +119,21 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class AliveRow:
+class AliveRow(Started):
     """Hold a program that is slow but alive; tpmon must not call it hung at any second.
 
-    One that ``burns`` computes all the time.
+    One that burns computes all the time.
     """
 
-    name: str
-    ranks: tuple[int, int] = (1, 1)
-    folder: str = "hangs"
-    burns: bool = True
-
-    def draw_ranks(self, seed: int) -> int:
-        """Return how many ranks a run has."""
-        return random.Random(f"{self.name} {seed}").randint(*self.ranks)
+    burns: bool = field(default=True, kw_only=True)
 
 
 ALIVE_ROWS = (
-    AliveRow("slow_step"),
-    AliveRow("slow_python"),
-    AliveRow("slow_worker"),
+    AliveRow("slow_step", file=LOOP, way="library"),
+    AliveRow("slow_python", file=LOOP, way="python"),
+    AliveRow("slow_worker", file=WORKER, way="slow"),
     AliveRow("slow_checkpoint", burns=False),
     AliveRow("slow_compile"),
     AliveRow("slow_validation", ranks=SOME_RANKS),
-    AliveRow("validation", folder="causes"),
-    AliveRow("checkpoint", folder="causes"),
-    AliveRow("starting_import", folder="causes"),
-    AliveRow("starting_load", folder="causes"),
+    *(AliveRow(name, folder="causes") for name in ("validation", "checkpoint", "starting_import", "starting_load")),
 )

@@ -5,7 +5,6 @@ import socket
 import threading
 
 from hang import Hang
-from loop import Images, Network, make_loader
 
 
 def write_back() -> None:
@@ -28,11 +27,6 @@ work: "queue.Queue[int]" = queue.Queue()
 pair = socket.socketpair()
 is_over = threading.Event()
 target = program.draw.choice((write_back, listen))
-batch = program.draw.choice((8, 16))
 threading.Thread(target=target, name="result-writer").start()
-program.train(
-    make_loader(Images(), batch, program.draw.choice((0, 1))),
-    Network(program.draw.uniform(10, 40), batch),
-    steps=program.draw.randint(10, 40),
-)
+program.train_and_end()
 is_over.set()
