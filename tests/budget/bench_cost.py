@@ -56,7 +56,6 @@ def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[by
 
 
 def print_cost(name: str, cost: Cost) -> None:
-    """Print one row."""
     print(
         f"{name:<34} {cost.cpu_pct:6.2f} {cost.children_cpu_pct:6.2f} {cost.rss_mb:7.1f} "
         f"{cost.children_rss_mb:7.1f} {cost.descriptors:6d} {cost.bytes_s / 1000:7.1f}"
@@ -64,7 +63,6 @@ def print_cost(name: str, cost: Cost) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--processes", type=int, default=137)

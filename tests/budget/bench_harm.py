@@ -112,7 +112,6 @@ def training(path: Path, is_hooked: bool) -> Iterator[int]:
 
 @contextmanager
 def placebo() -> Iterator[int]:
-    """Start what does nothing."""
     with subprocess.Popen(["sleep", "infinity"]) as process:
         try:
             yield process.pid
@@ -156,8 +155,6 @@ def count_frames(path: Path, is_hooked: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measure windows of one training."""
-
     steps: Steps
     watcher: Watcher
     placebo: int
@@ -201,7 +198,6 @@ def judge(pairs: list[Pair], seed: int) -> tuple[Interval, Interval]:
 
 
 def print_mode(mode: str, options: argparse.Namespace) -> None:
-    """Measure one mode and print its row."""
     print(f"{mode}: seed {options.seed}", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -228,7 +224,6 @@ def print_mode(mode: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Print a table for each mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, help="one of them; all three without it")
     parser.add_argument("--pairs", type=int, default=220, help="at most; 220 take 12 minutes")

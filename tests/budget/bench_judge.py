@@ -41,7 +41,6 @@ def measure(workers: int) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print the table."""
     print(f"Python {platform.python_version()}, importing textual takes {measure_import():.2f} s of CPU")
     print(say_neighbours())
     print("| processes | a judgement, least | median | a second |")

@@ -224,7 +224,6 @@ def rows_with_stacks(runs: int, beside: str) -> Iterator[str]:
 
 
 def describe(beside: str) -> Iterator[str]:
-    """Say what is measured, and on what."""
     asked = ["git", "describe", "--always", "--dirty=, with changes"]
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())

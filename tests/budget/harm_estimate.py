@@ -51,7 +51,6 @@ class Interval:
 
     @property
     def half(self) -> float:
-        """Return half the width of the interval."""
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:

@@ -19,7 +19,6 @@ BATCH, WIDTH, HIDDEN = 64, 256, 512
 
 
 def main() -> None:
-    """Train until killed or until the lifetime is over."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with open(sys.argv[1], "r+b") as file:

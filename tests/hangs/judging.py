@@ -62,7 +62,6 @@ def _names_rank(document: dict[str, object], culprit: Culprit) -> bool:
 
 
 def names_line(document: dict[str, object], culprit: Culprit) -> bool:
-    """Tell whether a Finding names the line."""
     text = read_accusation(document)
     return any(re.search(rf"\b{re.escape(place)}\b", text) for place in culprit.places)
 

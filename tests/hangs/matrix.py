@@ -64,7 +64,6 @@ def tell(path: Path, result: Result) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of programs, separated by commas; hung and alive are groups")
     parser.add_argument("--runs", type=int, default=10, help="runs of each program, each with its own seed")

@@ -58,7 +58,6 @@ class Busy:
 
 @contextmanager
 def start_none(_row: Row | AliveRow, _seed: int, _seconds: float) -> Iterator[Trees]:
-    """Start nothing."""
     yield NoTrees()
 
 

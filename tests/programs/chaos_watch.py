@@ -97,7 +97,6 @@ class Watch:
         return self.wait_for(lambda _: True, after_ns=self.frames[-1]["taken_ns"])
 
     def events(self, kind: str = "process") -> list[str]:
-        """Return the texts of all events of one kind."""
         return [event["text"] for frame in self.frames for event in frame["events"] if event["kind"] == kind]
 
     def wait_for_end(self) -> tuple[int, str]:
@@ -134,5 +133,4 @@ def watch(pid: int, *arguments: object, before: Sequence[str] = ()) -> Iterator[
 
 
 def by_pid(frame: Document) -> dict[int, Document]:
-    """Return the processes of a Frame by PID."""
     return {process["pid"]: process for process in frame["processes"]}

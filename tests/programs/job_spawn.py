@@ -10,7 +10,6 @@ from job_train import parse, train
 
 
 def rank_main(rank: int, options: argparse.Namespace) -> None:
-    """Be one rank."""
     train(options, rank, options.ranks)
 
 

@@ -40,7 +40,6 @@ def open_pipe(blocking: bool, on_exec: bool) -> None:
 
 
 def main() -> None:
-    """Build, tell, obey."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--context", default="fork")
     parser.add_argument("--workers", type=int, default=2)

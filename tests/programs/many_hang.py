@@ -30,7 +30,6 @@ class Rows(Dataset):
 
 
 def hold() -> None:
-    """Take the lock twice."""
     lock.acquire()
     lock.acquire()
 

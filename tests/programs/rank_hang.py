@@ -18,7 +18,6 @@ lock = threading.Lock()
 
 
 def hold() -> None:
-    """Take the lock twice."""
     lock.acquire()
     lock.acquire()
 

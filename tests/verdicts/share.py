@@ -150,7 +150,6 @@ def print_share(share: float, windows: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Print a block for each share."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shares", default="5,30,60,90", help="percent, separated by commas")
     parser.add_argument("--windows", type=int, default=20)

@@ -58,7 +58,6 @@ class Worked(Images):
         self.work, self.times = work, times
 
     def transform(self, image: Tensor) -> Tensor:
-        """Augment an image."""
         self.work(self.times)
         return image
 

@@ -88,7 +88,6 @@ class Program:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the time is up."""
         return time.monotonic() >= self.deadline
 
     def cannot(self, reason: str) -> None:
@@ -143,11 +142,9 @@ class Images(Dataset):
         return self.transform(self.read(index)), index % CLASSES
 
     def read(self, index: int) -> Tensor:
-        """Make image ``index``."""
         return torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(index))
 
     def transform(self, image: Tensor) -> Tensor:
-        """Augment an image."""
         return blur(image, self.rounds)
 
 

@@ -18,7 +18,6 @@ class Distant(Images):
         self.connection: socket.socket | None = None
 
     def read(self, index: int) -> torch.Tensor:
-        """Fetch image ``index``."""
         if self.connection is None:
             self.connection = socket.create_connection(("127.0.0.1", self.port))
         return torch.frombuffer(fetch(self.connection, PIXELS), dtype=torch.uint8).view(3, SIDE, SIDE) / 255

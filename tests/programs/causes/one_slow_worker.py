@@ -15,7 +15,6 @@ class Uneven(Images):
         self.slow, self.slow_rounds, self.slow_s = slow, slow_rounds, slow_s
 
     def transform(self, image: Tensor) -> Tensor:
-        """Augment an image."""
         if get_worker_info().id == self.slow:
             self.rounds = self.slow_rounds
             time.sleep(self.slow_s)

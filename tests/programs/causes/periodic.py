@@ -14,7 +14,6 @@ class Shards(Images):
         self.shard, self.open_s = shard, open_s
 
     def read(self, index: int) -> Tensor:
-        """Make image ``index``."""
         if index % self.shard == 0:
             time.sleep(self.open_s)
         return super().read(index)

@@ -20,7 +20,6 @@ class Indexed(Images):
 
 
 def main() -> None:
-    """Train short epochs."""
     program = Program(__doc__)
     batch = program.draw.choice((8, 16))
     step_ms = program.draw.uniform(20, 50)

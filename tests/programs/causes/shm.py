@@ -16,7 +16,6 @@ class Large(Images):
         self.side = side
 
     def transform(self, image: Tensor) -> Tensor:
-        """Enlarge an image."""
         return image.repeat(1, self.side // 32, self.side // 32)
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 
 def stop(_images: Tensor, _loss: Tensor) -> None:
-    """Stop this process."""
     if program.truth.steps >= last:
         program.truth.ready()
         os.kill(os.getpid(), signal.SIGSTOP)

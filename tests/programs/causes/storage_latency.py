@@ -18,7 +18,6 @@ class SmallFiles(Images):
         self.place = place
 
     def read(self, index: int) -> torch.Tensor:
-        """Read image ``index``."""
         with open(os.path.join(self.place, str(index)), "rb", buffering=0) as file:
             pixels = bytearray(file.read(PIXELS))
         return torch.frombuffer(pixels, dtype=torch.uint8).view(3, SIDE, SIDE) / 255

@@ -29,7 +29,6 @@ class Switched(Images):
         self.cost = multiprocessing.get_context("fork").Value("i", light)
 
     def transform(self, image: Tensor) -> Tensor:
-        """Augment an image."""
         return blur(image, self.cost.value)
 
 
@@ -37,7 +36,6 @@ data = Switched()
 
 
 def next_cause(_number: int, _frame: object) -> None:
-    """Change to the next cause."""
     global now  # noqa: PLW0603
     now = (now + 1) % len(causes)
     apply(causes[now])

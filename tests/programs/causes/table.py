@@ -27,7 +27,6 @@ class Label:
     cause: str = ""
 
     def fits(self, kind: str, cause: str) -> bool:
-        """Tell whether a verdict is this one."""
         return kind == self.kind.value and self.cause in ("", cause)
 
     def __str__(self) -> str:

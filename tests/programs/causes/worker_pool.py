@@ -23,7 +23,6 @@ class Projected(Images):
         self.times = times
 
     def transform(self, image: Tensor) -> Tensor:
-        """Augment an image."""
         return image + project(self.times)[:32, :32]
 
 

@@ -89,7 +89,6 @@ class Sticky(Images):
         """Make in the rank what its worker hangs at."""
 
     def read(self, index: int) -> Tensor:
-        """Make image ``index``, or hang."""
         worker = get_worker_info()
         if worker is not None and worker.id == self.sticky:
             self.made += 1
@@ -98,5 +97,4 @@ class Sticky(Images):
         return super().read(index)
 
     def stick(self) -> None:
-        """Hang."""
         raise NotImplementedError

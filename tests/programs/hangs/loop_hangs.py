@@ -19,14 +19,12 @@ ready = False
 
 
 def wait_for_flag() -> None:
-    """Look at a variable."""
     program.tell(2)
     while not ready:
         pass
 
 
 def wait_for_queue() -> None:
-    """Look into a queue."""
     results: queue.Queue[int] = queue.Queue()
     program.tell(3)
     while True:
@@ -35,7 +33,6 @@ def wait_for_queue() -> None:
 
 
 def wait_for_socket() -> None:
-    """Look at a socket."""
     one, _other = pair
     program.tell(2)
     while not select.select([one], [], [], 0)[0]:

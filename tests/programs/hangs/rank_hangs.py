@@ -40,7 +40,6 @@ def wait_for_work() -> None:
 
 
 def lock_twice() -> None:
-    """Take a lock twice."""
     with lock:
         program.tell()
         lock.acquire()
@@ -55,7 +54,6 @@ def wait_for_file() -> None:
 
 
 def stop() -> None:
-    """Stop this rank."""
     program.tell()
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -64,7 +62,6 @@ class Piped(Images):
     """Serve images of which one comes through a FIFO into which nobody writes."""
 
     def read(self, index: int) -> Tensor:
-        """Make image ``index``, or hang."""
         if is_late():
             fifo = Path(tempfile.mkdtemp(), "images")
             os.mkfifo(fifo)

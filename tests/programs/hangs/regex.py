@@ -12,7 +12,6 @@ class Captions(Sticky):
     """Clean the caption of one image in a worker."""
 
     def stick(self) -> None:
-        """Match for ever."""
         program.tell()
         PATTERN.match(TEXT)
 

@@ -67,7 +67,6 @@ def ask() -> None:
 
 
 def start(target: object, name: str) -> None:
-    """Start the thread."""
     threading.Thread(target=target, name=name, daemon=True).start()
 
 

@@ -38,7 +38,6 @@ class Mounted(Sticky):
     """Open or read one image of a network file system that does not answer any more."""
 
     def prepare(self) -> None:
-        """Mount it."""
         try:
             self.place = mount_slow_fs(3072, NEVER_MS if self.coin else 0.0, 500.0 if self.coin else NEVER_MB_S)
         except (RefusedError, OSError) as error:
@@ -55,7 +54,6 @@ class Distant(Sticky):
     """Fetch one image over TCP from a store that took the request and never answers."""
 
     def prepare(self) -> None:
-        """Start the store."""
         self.server = socket.create_server(("127.0.0.1", 0))
 
     def stick(self) -> None:
@@ -70,7 +68,6 @@ class Stopped(Sticky):
     """Be stopped by SIGSTOP in the middle of an image."""
 
     def stick(self) -> None:
-        """Stop this worker."""
         program.tell()
         os.kill(os.getpid(), signal.SIGSTOP)
 
