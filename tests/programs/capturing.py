@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,16 +23,24 @@ TPMON = (sys.executable, "-m", "tpmon")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def run(command: Sequence[str], seconds: float = READY_S, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds tpmon and the tests, to its end."""
+    return subprocess.run(
+        command, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def start(command: Sequence[str], **options: object) -> subprocess.Popen[str]:
+    """Start a command that finds tpmon and the tests."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": ENVIRONMENT}
+    return subprocess.Popen(command, text=True, **(pipes | options))
+
+
 @contextmanager
-def training() -> Iterator[int]:
+def training(**environment: str) -> Iterator[int]:
     """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
-    with subprocess.Popen(
-        [PYTHON, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as job:
+    command = [PYTHON, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"]
+    with start(command, stderr=subprocess.DEVNULL, env={**ENVIRONMENT, **environment}) as job:
         try:
             assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
@@ -46,25 +54,11 @@ def training() -> Iterator[int]:
 
 def run_json(python: str, program: str, folder: Path, **environment: str) -> dict[str, object]:
     """Run a program of this folder that captures itself, and return what it prints."""
-    done = subprocess.run(
-        [python, "-W", "ignore", str(HERE / program), str(folder)],
-        env={**ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        timeout=4 * READY_S,
-        check=False,
-    )
+    done = run([python, "-W", "ignore", str(HERE / program), str(folder)], 4 * READY_S, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def capture(pid: int, *flags: str) -> tuple[int, dict[str, object], str]:
-    done = subprocess.run(
-        [*TPMON, "capture", str(pid), "--json", *flags],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
-    )
+    done = run([*TPMON, "capture", str(pid), "--json", *flags])
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr

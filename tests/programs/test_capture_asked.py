@@ -15,7 +15,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.frames import make_view
-from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, training
+from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -260,13 +260,7 @@ def test_a_capture_begins_with_the_step_that_was_named(hooked: int, tmp_path: Pa
 @pytest.mark.parametrize("after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"])
 def test_ctrl_c_takes_a_capture_back(hooked: int, tmp_path: Path, after: str) -> None:
     out = tmp_path / "out"
-    with subprocess.Popen(
-        [*TPMON, "capture", str(hooked), "--json", "--steps", "200", "--yes", "--out", str(out)],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as tool:
+    with start([*TPMON, "capture", str(hooked), "--json", "--steps", "200", "--yes", "--out", str(out)]) as tool:
         assert any(after in line for line in tool.stderr)
         tool.send_signal(signal.SIGINT)
         said = tool.communicate(timeout=READY_S)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.hooks import list_pages
-from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, training
+from tests.programs.capturing import HERE, ROOT, TPMON, capture, run, start, training
 from tests.programs.conftest import READY_S, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -60,23 +60,10 @@ def test_a_program_that_ends_within_a_capture_ends_as_it_would(tmp_path: Path, w
     state, reason, code, ends_with = WAYS[way]
     ready, out = tmp_path / "ready", tmp_path / "out"
     ready.mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(HERE / "capture_ends.py"), str(ready), way],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
+    with start([sys.executable, str(HERE / "capture_ends.py"), str(ready), way]) as job:
         try:
             assert wait_until(lambda: bool(os.listdir(ready)), READY_S)
-            done = subprocess.run(
-                [*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--yes", "--out", str(out)],
-                env=ENVIRONMENT,
-                capture_output=True,
-                text=True,
-                timeout=READY_S,
-                check=False,
-            )
+            done = run([*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--yes", "--out", str(out)])
             told = json.loads(done.stdout)
             assert (done.returncode, told["state"]) == (code, state), done.stderr
             assert told["notes"] == [reason]
@@ -94,21 +81,8 @@ def test_a_program_that_ends_within_a_capture_ends_as_it_would(tmp_path: Path, w
 
 @needs_mounts
 def test_a_place_that_fails_within_a_capture_costs_the_file_alone(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            sys.executable,
-            "-W",
-            "ignore",
-            str(HERE / "capture_places.py"),
-            str(tmp_path / "small"),
-        ],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
+    done = run(
+        ["unshare", "--mount", sys.executable, "-W", "ignore", str(HERE / "capture_places.py"), str(tmp_path / "small")]
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -138,14 +112,7 @@ def test_files_of_another_mount_namespace_are_reached_and_both_paths_told(
     script = f'mount -t tmpfs none {own} && exec {sys.executable} capture_validating.py "$0"'
     command = ("unshare", "--mount", "sh", "-c", script, "{ready}")
     with run_program(command, tmp_path / "ready", 1) as program:
-        done = subprocess.run(
-            [*TPMON, "capture", str(program.pid), "--steps", "3", "--out", str(own / "out")],
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=READY_S,
-            check=False,
-        )
+        done = run([*TPMON, "capture", str(program.pid), "--steps", "3", "--out", str(own / "out")])
         assert done.returncode == 0, done.stderr
         assert os.listdir(own) == []  # here it is another folder
         (name,) = os.listdir(f"/proc/{program.pid}/root{own}/out")

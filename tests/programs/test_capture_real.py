@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, HERE, PYTHON, ROOT, TPMON, capture, training
+from tests.programs.capturing import HERE, PYTHON, ROOT, TPMON, capture, run, start, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -44,14 +43,7 @@ def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
     """One process goes through every situation; it ends within a capture, by SystemExit."""
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", str(HERE / "capture_loops.py"), str(tmp_path / "out"), "--leave"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=2 * READY_S,
-        check=False,
-    )
+    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_loops.py"), str(tmp_path / "out"), "--leave"], 2 * READY_S)
     assert (done.returncode, done.stderr) == (7, "")
     report = json.loads(done.stdout)
     state = {name: {key: one["state"] for key, one in told.items() if isinstance(one, dict) and "state" in one}
@@ -115,14 +107,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_twenty_captures_in_a_row_take_no_more_memory_than_the_first(tmp_path: Path) -> None:
     """Where nobody gives back what torch keeps, the process is a quarter larger from the first on."""
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", str(HERE / "capture_many.py"), str(tmp_path / "out"), "20"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=2 * READY_S,
-        check=False,
-    )
+    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_many.py"), str(tmp_path / "out"), "20"], 2 * READY_S)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["states"] == [w.STATE_VERIFIED] * 21
@@ -138,14 +123,7 @@ ONCE = "gpuGetDeviceCount failed"
 def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", str(HERE / "capture_quiet.py"), str(tmp_path / "out")],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
-    )
+    done = run([PYTHON, "-W", "ignore", str(HERE / "capture_quiet.py"), str(tmp_path / "out")])
     assert done.returncode == 0, done.stderr
     nothing, before, captured, after = done.stderr.split("== ")
     assert (nothing, captured) == ("", "captured\n")
@@ -158,12 +136,7 @@ def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_wh
 def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with training() as pid:
-        with subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "1000", "--stacks", "--yes", "--out", str(out)],
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as tool:
+        with start([*TPMON, "capture", str(pid), "--steps", "1000", "--stacks", "--yes", "--out", str(out)]) as tool:
             assert any("recording step" in line for line in tool.stderr)
             tool.kill()
         bus = open_bus(Identity(pid, read_stat(pid).start_ticks))
@@ -181,15 +154,7 @@ def test_tpmon_killed_in_the_middle_takes_its_request_with_it(tmp_path: Path) ->
 @pytest.mark.long
 def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with (
-        training() as pid,
-        subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "1000", "--yes", "--out", str(out)],
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as tool,
-    ):
+    with training() as pid, start([*TPMON, "capture", str(pid), "--steps", "1000", "--yes", "--out", str(out)]) as tool:
         assert any("recording step" in line for line in tool.stderr)
         code, told, _ = capture(pid, "--out", str(tmp_path / "second"))
         assert (code, told["state"]) == (2, "busy")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.hooks import find_page, open_page
-from tests.programs.capturing import ENVIRONMENT, PYTHON, ROOT
+from tests.programs.capturing import ENVIRONMENT, HERE, PYTHON, ROOT, run
+from tests.programs.conftest import READY_S
 from tests.torch_build import needs_torch
 from tpmon.hook.bus import wire_capture as w
 from tpmon.model.hook import HookState
@@ -158,3 +160,11 @@ def test_no_other_callback_is_handed_out(tmp_path: Path) -> None:
     entered = set((tmp_path / "entries").read_text().split())
     of_the_layout = {one for one in entered if one.startswith("wire")}  # read by the program, as tpmon reads it
     assert entered - of_the_layout == CALLBACKS.keys() | CANNOT_FAIL
+
+
+def test_an_error_at_each_ninth_line_of_the_hook_leaves_the_training_alone(tmp_path: Path) -> None:
+    done = run([sys.executable, "-W", "ignore", str(HERE / "hook_faults.py"), str(tmp_path / "out"), "9"], 6 * READY_S)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["wrong"] == []
+    assert report["lines"]["captured"] > 100

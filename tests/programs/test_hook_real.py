@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.hooks import list_pages
+from tests.programs.capturing import PYTHON, run, training
 from tests.programs.conftest import READY_S
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -21,14 +18,10 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.base.procread import read_stat, read_table
 from tpmon.probe.hooked.page import NO_HOOK, StepReader
-from tpmon.probe.job.job import find_descendants
 
 pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("hook_loops.py")
-ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
-"""The Python that the loops run in; make test-pythons tries others."""
 
 BY_DATA, BY_UPDATE, BY_BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
 
@@ -56,14 +49,7 @@ EXPECTED = {
 
 def run_loops(*flags: str) -> dict[str, object]:
     """Run the loops; the program writes its report and nothing else."""
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", str(PROGRAM), *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=2 * READY_S,
-        check=False,
-    )
+    done = run([PYTHON, "-W", "ignore", str(PROGRAM), *flags], 2 * READY_S)
     assert done.returncode == 0, done.stderr
     assert "--compile" in flags or done.stderr == ""
     return json.loads(done.stdout)
@@ -128,33 +114,22 @@ def test_a_compiled_optimizer_is_not_compiled_again_for_the_hook() -> None:
 
 @pytest.mark.long
 def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
-    with subprocess.Popen(
-        [PYTHON, "-W", "ignore", str(PROGRAM), "--forever"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "5"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as job:
-        try:
-            assert job.stdout.readline() == "ready\n"
-            reader = StepReader()
-            rank = Identity(job.pid, read_stat(job.pid).start_ticks)
-            reading = read(reader, rank)
-            assert wait_until(lambda: read(reader, rank).counts.steps > reading.counts.steps + 20, 240)
-            reading = read(reader, rank)
-            assert (reading.rank, reading.rule) == (5, StepRule.BATCH_AFTER_UPDATE)
-            assert reading.batch_size == 2
-            train = reading.ended.train
-            assert train.data_ns > 0.5 * train.total_ns  # 10 ms a batch of 1 ms of work
-            workers = [stat.pid for stat in read_table().values() if stat.parent == job.pid]
-            assert len(workers) == 1
-            worker = Identity(workers[0], read_stat(workers[0]).start_ticks)
-            assert reader.read_steps([worker])[worker] == Missing(NO_HOOK)
-            assert list_pages(worker.pid) == []
-            reader.close()
-        finally:
-            for pid in (job.pid, *find_descendants(job.pid, read_table())):
-                os.kill(pid, signal.SIGKILL)
+    with training(RANK="5") as pid:
+        reader = StepReader()
+        rank = Identity(pid, read_stat(pid).start_ticks)
+        reading = read(reader, rank)
+        assert wait_until(lambda: read(reader, rank).counts.steps > reading.counts.steps + 20, 240)
+        reading = read(reader, rank)
+        assert (reading.rank, reading.rule) == (5, StepRule.BATCH_AFTER_UPDATE)
+        assert reading.batch_size == 2
+        train = reading.ended.train
+        assert train.data_ns > 0.5 * train.total_ns  # 10 ms a batch of 1 ms of work
+        workers = [stat.pid for stat in read_table().values() if stat.parent == pid]
+        assert len(workers) == 1
+        worker = Identity(workers[0], read_stat(workers[0]).start_ticks)
+        assert reader.read_steps([worker])[worker] == Missing(NO_HOOK)
+        assert list_pages(worker.pid) == []
+        reader.close()
 
 
 def read(reader: StepReader, rank: Identity) -> StepReading:

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.captures import read_told
+from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch, read_torch_version
 from tests.waiting import wait_until
@@ -26,9 +26,6 @@ from tpmon.capture.files import name_part
 pytestmark = [pytest.mark.torch, needs_torch]
 
 PROGRAM = Path(__file__).with_name("kineto_train.py")
-ROOT = Path(__file__).parents[2]
-TPMON = (sys.executable, "-m", "tpmon")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 FROM_KINETO = "kineto on demand, from a thread of its own"
 FROM_HOOK = "torch.profiler from the step hook"
 RANKS = 4
@@ -38,7 +35,7 @@ RANKS = 4
 def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """Start a training by ``tpmon run --kineto``; what it prints on standard error is kept."""
     command = [*TPMON, "run", "--kineto", "--", sys.executable, "-W", "ignore", str(PROGRAM), *flags]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with start(command) as job:
         folder = ""
         try:
             assert job.stdout.readline() == "ready\n"
@@ -55,18 +52,6 @@ def training_pid() -> Iterator[int]:
     """The same, by its process alone."""
     with training() as job:
         yield job.pid
-
-
-def capture(pid: int, *flags: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run(
-        [*TPMON, "capture", str(pid), "--json", *flags],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
 def torch_version() -> str:
@@ -281,12 +266,7 @@ def test_what_a_killed_tpmon_left_goes_with_the_next_capture(tmp_path: Path) -> 
     out = tmp_path / "out"
     with training() as job:
         part = out / name_part(job.pid)
-        with subprocess.Popen(
-            [*TPMON, "capture", str(job.pid), "--steps", "300", "--out", str(out)],
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as tool:
+        with start([*TPMON, "capture", str(job.pid), "--steps", "300", "--out", str(out)]) as tool:
             assert any("recording 300 updates" in line for line in tool.stderr)
             tool.kill()
         assert part.is_dir()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import READY_S
+from tests.programs.capturing import ROOT, TPMON, capture, run, start
+from tests.programs.conftest import READY_S, TORCHRUN
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.hook import HookState, StepReading
@@ -22,7 +23,6 @@ from tpmon.probe.job.job import find_descendants
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, needs_torch]
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import time, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,14 +42,9 @@ if __name__ == "__main__":
 def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tpmon", "run", "--", *launcher, str(script)],
-        cwd=ROOT,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as job:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    command = [*TPMON, "run", "--", *TORCHRUN, "--standalone", "--nproc-per-node", "2", str(script)]
+    with start(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as job:
         reader = StepReader()
 
         def read() -> list[StepReading]:
@@ -76,22 +71,15 @@ def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_p
             reader.close()
             for pid in (*find_descendants(job.pid, read_table()), job.pid):
                 os.kill(pid, signal.SIGKILL)
-        assert job.stdout.read() == b""
+        assert job.stdout.read() == ""
 
 
 def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "hook.zip"
     script.write_text(PROGRAM)
-    subprocess.run(
-        [sys.executable, "-m", "tpmon", "hook", "export", str(file)], cwd=ROOT, capture_output=True, check=True
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(file), "PYTHONWARNINGS": "ignore"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as job:
+    assert run([*TPMON, "hook", "export", str(file)]).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": str(file), "PYTHONWARNINGS": "ignore"}
+    with start([sys.executable, str(script)], cwd=tmp_path, env=environment, stderr=subprocess.STDOUT) as job:
         reader = StepReader()
         process = Identity(job.pid, read_table()[job.pid].start_ticks)
 
@@ -101,28 +89,11 @@ def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_pa
 
         try:
             assert wait_until(trains, READY_S)
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "tpmon",
-                    "capture",
-                    str(job.pid),
-                    "--steps",
-                    "2",
-                    "--out",
-                    str(tmp_path / "out"),
-                ],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=READY_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
+            code, _, said = capture(job.pid, "--steps", "2", "--out", str(tmp_path / "out"))
+            assert code == 0, said
             assert len(os.listdir(tmp_path / "out")) == 1
         finally:
             reader.close()
             for pid in (*find_descendants(job.pid, read_table()), job.pid):
                 os.kill(pid, signal.SIGKILL)
-        assert job.stdout.read() == b""
+        assert job.stdout.read() == ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs.capturing import ENVIRONMENT, HERE
+from tests.programs import capturing
+from tests.programs.capturing import HERE
 from tests.programs.conftest import READY_S
 from tests.torch_build import needs_torch
 from tpmon.hook.bus import wire_capture, wire_settings
@@ -54,13 +54,8 @@ TURNED = {
 
 
 def run(folder: Path, *flags: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "settings_train.py"), str(folder), *flags],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=2 * READY_S,
-        check=False,
+    done = capturing.run(
+        [sys.executable, "-W", "ignore", str(HERE / "settings_train.py"), str(folder), *flags], 2 * READY_S
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

@@ -6,17 +6,21 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.members import describe_changes
-from tests.programs.conftest import run_program
+from tests.programs.conftest import TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
 from tpmon.model.process import Role
+from tpmon.model.results.doctor import JobState
+from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.members import Membership
 from tpmon.probe.job.resolve import find_job
+from tpmon.probe.job.tree import LAUNCHER_GONE
 
 pytestmark = [pytest.mark.torch, needs_torch]
 
@@ -63,3 +67,32 @@ def test_a_hundred_short_lived_children_a_second_leave_nothing_behind(tmp_path: 
         assert wait_until(lambda: bool(membership.refresh(time.monotonic_ns() + now_ns)) and not membership.members)
         assert len(os.listdir("/proc/self/fd")) < before
         membership.close()
+
+
+@pytest.mark.long
+def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN, "--workers", "1")
+    with run_program(command, tmp_path / "ready", 2) as program:
+        membership = Membership(find_job(program.pid))
+        try:
+            os.kill(program.pid, signal.SIGKILL)
+            assert wait_until(lambda: find_job(program.trainers[0]).root.pid != program.pid)
+            jobs = [find_job(pid) for pid in program.trainers]
+            assert {job.root for job in jobs} == {jobs[0].root}
+            ranks = {one.rank: one.identity.pid for one in jobs[0].members if one.role is Role.RANK}
+            assert sorted(ranks) == [0, 1]
+            assert sorted(ranks.values()) == sorted(program.trainers)
+            assert (jobs[0].world_size, jobs[0].rank_source) == (2, LAUNCHER_GONE)
+            listed = {one.pid: one for one in list_jobs().jobs}
+            mine = listed[jobs[0].root.pid]
+            assert (mine.ranks, mine.state) == (2, JobState.LAUNCHER_GONE)
+            assert set(program.trainers) & set(listed) == {mine.pid}
+            # who was attached before keeps all of them, and says it too
+            membership.refresh(time.monotonic_ns())
+            assert membership.job.rank_source == LAUNCHER_GONE
+            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(program.trainers)
+        finally:
+            membership.close()
+            for pid in program.trainers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -5,9 +5,11 @@ Five runs of each, idle and beside a busy core: ``make verdicts``.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from tests.programs.causes.running import CannotBeMadeError, diagnose, run_program
+from tests.programs.causes.running import HERE, CannotBeMadeError, Verdict, diagnose, run_program, start_program, watch
 from tests.programs.causes.table import ATTACH_S, ROWS, Row, find_row
 from tests.verdicts.matrix import find_advice
 from tpmon.judge.advice.choose import EXPLANATIONS
@@ -82,3 +84,19 @@ def test_every_cause_that_a_cpu_can_make_has_a_program() -> None:
         causes = {cause for cause in kind.causes if (kind.kind, cause) not in made}
         if kind.kind is not Kind.HUNG:  # tests/programs/hangs
             assert causes == WITHOUT_A_PROGRAM.get(kind.kind, set()), kind.kind
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("sampling_works")
+@pytest.mark.parametrize("name", ["no_workers", "too_few_workers", "one_slow_worker", "compute"])
+def test_a_training_in_a_thread_has_the_verdict_of_any_other(name: str) -> None:
+    row = find_row(name)
+
+    def is_right(verdict: Verdict) -> bool:
+        return row.accepts(verdict.kind, verdict.cause)
+
+    with start_program((sys.executable, str(HERE / "in_thread.py"), name), 0) as running:
+        running.wait_until_ready()
+        verdicts, notes = watch(running.pid, 3 * ATTACH_S, is_right)
+    assert is_right(verdicts[-1]), [str(one) for one in verdicts]
+    assert [note for note in notes if note.startswith("rank 0 trains in its thread trainer (")]
