@@ -4,7 +4,7 @@ Fixed: in one tensor.
 """
 
 import torch
-from limits import RefusedError, enter_memory_limit
+from limits import enter_memory_limit
 from loop import CLASSES, Images, Network, Program, make_loader
 from torch import Tensor
 
@@ -27,10 +27,7 @@ class Listed(Images):
 
 
 program = Program(__doc__)
-try:
-    enter_memory_limit(program.draw.choice((3, 4)) * 1024 * MB)
-except RefusedError as error:
-    program.cannot(str(error))
+program.make(enter_memory_limit, program.draw.choice((3, 4)) * 1024 * MB)
 batch = program.draw.choice((8, 16))
 step_ms = program.draw.uniform(30, 60)
 workers = program.draw.choice((2, 3))

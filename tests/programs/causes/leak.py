@@ -3,7 +3,7 @@
 import time
 
 import torch
-from limits import RefusedError, enter_memory_limit
+from limits import enter_memory_limit
 from loop import Images, Network, Program, make_loader
 from torch import Tensor
 
@@ -25,9 +25,6 @@ program = Program(__doc__)
 rate_mb_s = program.draw.uniform(8, 20)
 limit_mb = program.draw.choice((3072, 4096))
 sum_mb = [0]
-try:
-    enter_memory_limit(limit_mb * MB)
-except RefusedError as error:
-    program.cannot(str(error))
+program.make(enter_memory_limit, limit_mb * MB)
 batch = program.draw.choice((8, 16))
 program.train(make_loader(Images(), batch, 1), Network(program.draw.uniform(30, 80), batch), keep)

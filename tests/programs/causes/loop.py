@@ -17,12 +17,15 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
+from limits import RefusedError
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+Made = TypeVar("Made")
 CPUS = 2
 CLASSES = 10
 SIDE = 32
@@ -95,6 +98,14 @@ class Program:
         print(f"skip: {reason}", file=sys.stderr, flush=True)
         sys.exit(CANNOT)
 
+    def make(self, what: Callable[..., Made], *arguments: object) -> Made:
+        """Call what puts limits around this process or makes it a file system; end where that is not to be had."""
+        try:
+            return what(*arguments)
+        except (RefusedError, OSError) as error:
+            self.cannot(str(error))
+            raise
+
     def train(
         self,
         loader: Iterable[tuple[Tensor, Tensor]],
@@ -129,11 +140,17 @@ class Program:
 
 
 class Images(Dataset):
-    """Serve made-up images of 3 x 32 x 32 floats with a class; ``rounds`` blurs are their transform."""
+    """Serve made-up images of 3 x 32 x 32 floats with a class; ``rounds`` blurs are their transform.
 
-    def __init__(self, rounds: int = 1, length: int = 1_000_000) -> None:
+    ``before`` is called with the index of each before it is made.
+    """
+
+    def __init__(
+        self, rounds: int = 1, length: int = 1_000_000, before: Callable[[int], object] = lambda _index: None
+    ) -> None:
         self.rounds = rounds
         self.length = length
+        self.before = before
 
     def __len__(self) -> int:
         return self.length
@@ -142,6 +159,7 @@ class Images(Dataset):
         return self.transform(self.read(index)), index % CLASSES
 
     def read(self, index: int) -> Tensor:
+        self.before(index)
         return torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(index))
 
     def transform(self, image: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import os
 import tempfile
 
 import torch
-from limits import RefusedError, enter_memory_limit
+from limits import enter_memory_limit
 from loop import SIDE, Images, Network, Program, make_loader
 
 MB = 1 << 20
@@ -32,10 +32,7 @@ class Mapped(Images):
 
 program = Program(__doc__)
 file_mb = program.draw.choice((1024, 1280))
-try:
-    enter_memory_limit((3 * file_mb if program.fix else file_mb * 5 // 8) * MB)
-except (RefusedError, OSError) as error:
-    program.cannot(str(error))
+program.make(enter_memory_limit, (3 * file_mb if program.fix else file_mb * 5 // 8) * MB)
 batch = program.draw.choice((8, 16))
 with tempfile.NamedTemporaryFile(prefix="tpmon-cause-") as table:
     for _ in range(file_mb):

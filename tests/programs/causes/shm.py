@@ -1,6 +1,6 @@
 """Fill a small /dev/shm with batches that wait in the queue. Fixed: a large one."""
 
-from limits import RefusedError, enter_own_mounts, mount
+from limits import enter_own_mounts, mount
 from loop import Images, Network, Program, make_loader
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -31,9 +31,6 @@ batch = program.draw.choice((8, 16))
 side = 256
 batch_bytes = batch * 3 * side * side * 4
 room = round(batch_bytes * program.draw.uniform(7.5, 8.5))  # four wait, one is trained, one is made
-try:
-    enter_own_mounts()
-    mount("tmpfs", "/dev/shm", f"size={4 * room if program.fix else room}")
-except RefusedError as error:
-    program.cannot(str(error))
+program.make(enter_own_mounts)
+program.make(mount, "tmpfs", "/dev/shm", f"size={4 * room if program.fix else room}")
 program.train(make_loader(Large(side), batch, 2), Pooled(program.draw.uniform(60, 100), batch))

@@ -5,7 +5,6 @@ import tempfile
 from mmap import mmap
 
 import torch
-from limits import RefusedError
 from loop import SIDE, Images, Network, Program, make_loader
 from slow_fs import mount_slow_fs
 
@@ -38,10 +37,8 @@ kind = program.draw.choice(("disk", "line"))
 if program.fix:
     data: Images = Images()
 elif kind == "line":
-    try:
-        data = Large(mount_slow_fs(sample_bytes, 1.0, program.draw.uniform(60, 120)), sample_bytes, 0)
-    except (RefusedError, OSError) as error:
-        program.cannot(str(error))
+    place = program.make(mount_slow_fs, sample_bytes, 1.0, program.draw.uniform(60, 120))
+    data = Large(place, sample_bytes, 0)
 else:
     # A disk of today fills 16 MB in 16 ms: the larger the sample, the longer it is what is waited for.
     sample_bytes *= 8

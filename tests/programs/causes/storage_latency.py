@@ -3,7 +3,6 @@
 import os
 
 import torch
-from limits import RefusedError
 from loop import SIDE, Images, Network, Program, make_loader
 from slow_fs import mount_slow_fs
 
@@ -28,8 +27,5 @@ batch = program.draw.choice((8, 16))
 workers = program.draw.choice((1, 2))
 step_ms = program.draw.uniform(15, 40)
 late_ms = step_ms * program.draw.uniform(3, 5) * workers / batch / 2  # the open and the read
-try:
-    data = SmallFiles(mount_slow_fs(PIXELS, late_ms, 500.0))
-except (RefusedError, OSError) as error:
-    program.cannot(str(error))
+data = SmallFiles(program.make(mount_slow_fs, PIXELS, late_ms, 500.0))
 program.train(make_loader(data, batch, 4 * workers if program.fix else workers), Network(step_ms, batch))

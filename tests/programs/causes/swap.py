@@ -4,7 +4,7 @@ It needs a swap disk or file with room for the table.
 """
 
 import torch
-from limits import RefusedError, enter_memory_limit
+from limits import enter_memory_limit
 from loop import Images, Network, Program, make_loader
 from torch import Tensor
 
@@ -35,10 +35,7 @@ table_mb = program.draw.choice((768, 1024))
 if read_free_swap_mb() < 2 * table_mb:
     program.cannot(f"no swap with room for {2 * table_mb} MiB")
 if not program.fix:
-    try:
-        enter_memory_limit((table_mb // 2 + 256) * MB)  # half of the table, and torch
-    except RefusedError as error:
-        program.cannot(str(error))
+    program.make(enter_memory_limit, (table_mb // 2 + 256) * MB)  # half of the table, and torch
 table = torch.ones(table_mb * MB // 4096, 1024)
 batch = program.draw.choice((8, 16))
 data = Looked(table, program.draw.choice((32, 64)))

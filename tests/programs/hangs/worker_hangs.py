@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from hang import Hang, Sticky
-from limits import RefusedError
 from loop import Images, blur
 from slow_fs import mount_slow_fs
 
@@ -38,10 +37,8 @@ class Mounted(Sticky):
     """Open or read one image of a network file system that does not answer any more."""
 
     def prepare(self) -> None:
-        try:
-            self.place = mount_slow_fs(3072, NEVER_MS if self.coin else 0.0, 500.0 if self.coin else NEVER_MB_S)
-        except (RefusedError, OSError) as error:
-            program.cannot(str(error))
+        late_ms, mb_s = (NEVER_MS, 500.0) if self.coin else (0.0, NEVER_MB_S)
+        self.place = program.make(mount_slow_fs, 3072, late_ms, mb_s)
 
     def stick(self) -> None:
         """Open and read the image."""
