@@ -93,6 +93,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 ALONE = ("budget", "gpu", "programs", "pty")
 """Folders whose tests want the machine for themselves."""
+WAITS = {
+    "pty": ("hanging_mount", "silent_card"),
+    "commands": ("bundle", "dump_cli", "sample_cli"),
+    "probe/gpu": ("child",),
+    "probe/spy": ("broken_spy", "denied", "dump_stops", "sample_probe", "sample_refusals"),
+    "": ("supervisor",),
+}
+"""Tests that compute little and mostly wait, for deadlines and samples: make test runs them beside the others."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what only waits."""
+    folder, _, name = str(item.path.relative_to(ROOT)).rpartition("/")
+    if name.removeprefix("test_").removesuffix(".py") in WAITS.get(folder, ()):
+        item.add_marker("waits")
 
 
 @pytest.hookimpl(trylast=True)  # when those that nobody asked for are gone

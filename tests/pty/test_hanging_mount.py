@@ -18,7 +18,7 @@ from tests.hanging_mount import HangingMount, job_on, mounts_can_hang
 from tests.pty.conftest import SECONDS, environment
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.pty, pytest.mark.waits, pytest.mark.skipif(bool(mounts_can_hang()), reason=mounts_can_hang())]
+pytestmark = [pytest.mark.pty, pytest.mark.skipif(bool(mounts_can_hang()), reason=mounts_can_hang())]
 
 TPMON = [sys.executable, "-P", "-m", "tpmon"]
 """Not from the working directory, which Python itself would look into before it runs a line of tpmon's."""

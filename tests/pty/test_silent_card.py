@@ -7,7 +7,7 @@ import pytest
 from tests.cards import Cards
 from tests.children import MAP_TORCH, child
 
-pytestmark = [pytest.mark.pty, pytest.mark.waits]
+pytestmark = pytest.mark.pty
 
 
 @pytest.mark.parametrize("fault", ["1 * block", "* * block after 2", "driver nvmlInitWithFlags block"])
