@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tpmon.model.verdict import EXIT_CODES, Kind
 
@@ -77,89 +78,42 @@ COMPUTE = Label(Kind.COMPUTE_BOUND, "cpu")
 BALANCED = Label(Kind.BALANCED)
 HEALTHY = (COMPUTE, BALANCED)
 
+
+def _row(name: str, kind: Kind, cause: str = "", **more: Any) -> Row:
+    """Build the row of a program of one cause, which most of them are named by."""
+    return Row(name, Label(kind, cause or name.replace("_", "-")), **more)
+
+
 ROWS = (
-    Row("no_workers", Label(Kind.DATA_BOUND, "no-workers"), remedy="num_workers=2", advice="start-workers"),
-    Row(
-        "cpu_transform",
-        Label(Kind.DATA_BOUND, "cpu-transform"),
-        remedy="transformed beforehand",
-        advice="transform-once",
+    _row("no_workers", Kind.DATA_BOUND, remedy="num_workers=2", advice="start-workers"),
+    _row("cpu_transform", Kind.DATA_BOUND, remedy="transformed beforehand", advice="transform-once"),
+    _row("too_few_workers", Kind.DATA_BOUND, remedy="one worker more", advice="more-workers"),
+    _row("storage_bandwidth", Kind.DATA_BOUND, remedy="kept in memory", advice="cache-in-ram"),
+    _row("storage_latency", Kind.DATA_BOUND, remedy="four times the readers", advice="more-readers"),
+    _row("network_store", Kind.DATA_BOUND, remedy="four times the readers", advice="more-readers"),
+    _row("page_cache_thrash", Kind.DATA_BOUND, remedy="a higher memory limit", advice="more-memory"),
+    _row("one_slow_worker", Kind.DATA_BOUND, remedy="equal work", advice="balance-samples"),
+    _row("uneven_workers", Kind.DATA_BOUND, remedy="as many shards as workers", advice="more-shards"),
+    _row("worker_lock", Kind.DATA_BOUND, remedy="no lock", advice="free-the-lock"),
+    _row("own_loader", Kind.DATA_BOUND, remedy="four that fill the queue", advice="feed-own-queue"),
+    _row("worker_affinity", Kind.DATA_BOUND, remedy="all CPUs", advice="unbind-workers"),
+    _row(
+        "respawn", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="persistent_workers=True", advice="persistent-workers"
     ),
-    Row("too_few_workers", Label(Kind.DATA_BOUND, "too-few-workers"), remedy="one worker more", advice="more-workers"),
-    Row(
-        "storage_bandwidth", Label(Kind.DATA_BOUND, "storage-bandwidth"), remedy="kept in memory", advice="cache-in-ram"
+    _row(
+        "killed_workers", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="no deadly sample", advice="find-dead-worker"
     ),
-    Row(
-        "storage_latency",
-        Label(Kind.DATA_BOUND, "storage-latency"),
-        remedy="four times the readers",
-        advice="more-readers",
-    ),
-    Row(
-        "network_store", Label(Kind.DATA_BOUND, "network-store"), remedy="four times the readers", advice="more-readers"
-    ),
-    Row(
-        "page_cache_thrash",
-        Label(Kind.DATA_BOUND, "page-cache-thrash"),
-        remedy="a higher memory limit",
-        advice="more-memory",
-    ),
-    Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work", advice="balance-samples"),
-    Row(
-        "uneven_workers",
-        Label(Kind.DATA_BOUND, "uneven-workers"),
-        remedy="as many shards as workers",
-        advice="more-shards",
-    ),
-    Row("worker_lock", Label(Kind.DATA_BOUND, "worker-lock"), remedy="no lock", advice="free-the-lock"),
-    Row("own_loader", Label(Kind.DATA_BOUND, "own-loader"), remedy="four that fill the queue", advice="feed-own-queue"),
-    Row("worker_affinity", Label(Kind.DATA_BOUND, "worker-affinity"), remedy="all CPUs", advice="unbind-workers"),
-    Row(
-        "respawn",
-        Label(Kind.DATA_BOUND, "respawn"),
-        watch_s=GENERATIONS_S,
-        remedy="persistent_workers=True",
-        advice="persistent-workers",
-    ),
-    Row(
-        "killed_workers",
-        Label(Kind.DATA_BOUND, "killed-workers"),
-        watch_s=GENERATIONS_S,
-        remedy="no deadly sample",
-        advice="find-dead-worker",
-    ),
-    Row(
-        "periodic",
-        Label(Kind.DATA_BOUND, "periodic"),
-        watch_s=GENERATIONS_S,
-        remedy="a longer queue",
-        advice="prefetch-factor",
-    ),
-    Row("collate", Label(Kind.DATA_BOUND, "collate"), remedy="tensors instead of lists", advice="collate-arrays"),
-    Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch", advice="fewer-tensors"),
-    Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads", advice="processes-not-threads"),
-    Row(
-        "single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation", advice="profile-python"
-    ),
-    Row(
-        "blocking_call", Label(Kind.PYTHON_BOUND, "blocking-call"), remedy="in each fiftieth step", advice="call-aside"
-    ),
-    Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work", advice="even-work"),
-    Row(
-        "transfer",
-        Label(Kind.COMMS_BOUND, "transfer"),
-        ranks=2,
-        remedy="an exchange every eighth step",
-        advice="exchange-less-often",
-    ),
-    Row("late_in_turn", Label(Kind.COMMS_BOUND, "unknown"), ranks=4),
-    Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads", advice="cap-rank-threads"),
-    Row(
-        "worker_pool",
-        Label(Kind.OVERSUBSCRIBED, "worker-pool"),
-        remedy="one thread a worker",
-        advice="cap-worker-threads",
-    ),
+    _row("periodic", Kind.DATA_BOUND, watch_s=GENERATIONS_S, remedy="a longer queue", advice="prefetch-factor"),
+    _row("collate", Kind.DATA_BOUND, remedy="tensors instead of lists", advice="collate-arrays"),
+    _row("drain", Kind.DATA_BOUND, remedy="one tensor a batch", advice="fewer-tensors"),
+    _row("gil", Kind.PYTHON_BOUND, remedy="processes instead of threads", advice="processes-not-threads"),
+    _row("single_thread", Kind.PYTHON_BOUND, remedy="a tensor operation", advice="profile-python"),
+    _row("blocking_call", Kind.PYTHON_BOUND, remedy="in each fiftieth step", advice="call-aside"),
+    _row("straggler", Kind.COMMS_BOUND, ranks=2, remedy="equal work", advice="even-work"),
+    _row("transfer", Kind.COMMS_BOUND, ranks=2, remedy="an exchange every eighth step", advice="exchange-less-often"),
+    _row("late_in_turn", Kind.COMMS_BOUND, "unknown", ranks=4),
+    _row("rank_pool", Kind.OVERSUBSCRIBED, remedy="two threads", advice="cap-rank-threads"),
+    _row("worker_pool", Kind.OVERSUBSCRIBED, remedy="one thread a worker", advice="cap-worker-threads"),
     *(
         Row(
             f"{library}_{where}_pool",
@@ -176,29 +130,23 @@ ROWS = (
             ("numexpr", "rank", "numexpr"),
         )
     ),
-    Row(
-        "too_many_ranks",
-        Label(Kind.OVERSUBSCRIBED, "too-many-ranks"),
-        ranks=4,
-        remedy="one thread a rank",
-        advice="cap-rank-threads",
-    ),
-    Row("cpu_quota", Label(Kind.CPU_THROTTLED, "quota"), remedy="no quota", advice="raise-quota"),
-    Row("leak", Label(Kind.MEMORY_PRESSURE, "leak"), watch_s=GROWTH_S),
-    Row("copy_on_write", Label(Kind.MEMORY_PRESSURE, "copy-on-write"), watch_s=GROWTH_S),
-    Row("swap", Label(Kind.MEMORY_PRESSURE, "swap"), remedy="no limit", advice="more-memory"),
-    Row("shm", Label(Kind.MEMORY_PRESSURE, "shm")),
-    Row("starting_import", Label(Kind.STARTING, "import")),
-    Row("starting_load", Label(Kind.STARTING, "load")),
-    Row("starting_compile", Label(Kind.STARTING, "compile")),
-    Row("first_steps", Label(Kind.STARTING, "first-steps"), watch_s=YOUNG_S, flags=("--no-stacks",)),
-    Row("checkpoint", Label(Kind.PAUSED, "checkpoint")),
-    Row("validation", Label(Kind.PAUSED, "validation")),
-    Row("waiting_input", Label(Kind.IDLE, "waiting-for-input")),
-    Row("finished", Label(Kind.IDLE, "finished")),
-    Row("failed", Label(Kind.IDLE, "failed")),
-    Row("lock_hang", Label(Kind.HUNG, "lock"), also=(Label(Kind.HUNG, "no-progress"),), watch_s=HUNG_S),
-    Row("stopped", Label(Kind.HUNG, "stopped"), watch_s=HUNG_S),
+    _row("too_many_ranks", Kind.OVERSUBSCRIBED, ranks=4, remedy="one thread a rank", advice="cap-rank-threads"),
+    _row("cpu_quota", Kind.CPU_THROTTLED, "quota", remedy="no quota", advice="raise-quota"),
+    _row("leak", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),
+    _row("copy_on_write", Kind.MEMORY_PRESSURE, watch_s=GROWTH_S),
+    _row("swap", Kind.MEMORY_PRESSURE, remedy="no limit", advice="more-memory"),
+    _row("shm", Kind.MEMORY_PRESSURE),
+    _row("starting_import", Kind.STARTING, "import"),
+    _row("starting_load", Kind.STARTING, "load"),
+    _row("starting_compile", Kind.STARTING, "compile"),
+    _row("first_steps", Kind.STARTING, watch_s=YOUNG_S, flags=("--no-stacks",)),
+    _row("checkpoint", Kind.PAUSED),
+    _row("validation", Kind.PAUSED),
+    _row("waiting_input", Kind.IDLE, "waiting-for-input"),
+    _row("finished", Kind.IDLE),
+    _row("failed", Kind.IDLE),
+    _row("lock_hang", Kind.HUNG, "lock", also=(Label(Kind.HUNG, "no-progress"),), watch_s=HUNG_S),
+    _row("stopped", Kind.HUNG, watch_s=HUNG_S),
     Row("compute", COMPUTE),
     Row("light_workers", COMPUTE, also=(BALANCED,)),
     Row("idle_workers", COMPUTE, also=(BALANCED,)),
