@@ -52,10 +52,10 @@ def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedP
     )
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start tpmon and leave it running."""
+def start(*arguments: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+    """Start tpmon and leave it running; ``before`` is a command that runs it in another way, as another user."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
+    return subprocess.Popen([*before, sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
 
 
 def start_training() -> subprocess.Popen[bytes]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.programs.causes.running import end_tree
 from tests.programs.conftest import READY_S
-from tpmon.probe.base.procread import read_table
-from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -46,10 +44,7 @@ def training(**environment: str) -> Iterator[int]:
             assert job.stdout.readline() == "ready\n"
             yield job.pid
         finally:
-            for pid in (job.pid, *find_descendants(job.pid, read_table())):
-                with_pid = Path(f"/proc/{pid}")
-                if with_pid.exists():
-                    os.kill(pid, signal.SIGKILL)
+            end_tree(job)
 
 
 def run_json(python: str, program: str, folder: Path, **environment: str) -> dict[str, object]:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.command_line import start
+
 Document = dict[str, Any]
 
 TPMON = (sys.executable, "-m", "tpmon")
@@ -25,16 +27,8 @@ _ENVIRONMENT = {
 
 
 def start_tpmon(*arguments: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start tpmon; ``before`` is a command that runs it in another way, as another user."""
-    return subprocess.Popen(
-        [*before, *TPMON, *map(str, arguments)],
-        cwd=ROOT,
-        env=_ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Start tpmon without the settings of whoever runs the tests."""
+    return start(*map(str, arguments), before=before, cwd=ROOT, env=_ENVIRONMENT)
 
 
 def run_tpmon(*arguments: object, before: Sequence[str] = ()) -> tuple[int, str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.causes.running import end_tree
 from tests.waiting import wait_until
-from tpmon.probe.base.procread import read_table
-from tpmon.probe.job.job import find_descendants
 
 HERE = Path(__file__).parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -69,12 +66,3 @@ def run_program(command: Sequence[str], folder: Path, trainers: int) -> Iterator
         yield Program(process.pid, started, folder)
     finally:
         end_tree(process)
-
-
-def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and all that descends from it; torchrun's ranks have sessions of their own."""
-    members = find_descendants(process.pid, read_table())
-    for pid in members or [process.pid]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import READY_S, TORCHRUN, end_tree, start_logged
+from tests.programs.causes.running import end_tree
+from tests.programs.conftest import READY_S, TORCHRUN, start_logged
 from tests.waiting import wait_until
 
 LOAD = 0.25

@@ -16,6 +16,7 @@ import pytest
 from tests.captures import read_told
 from tests.frames import make_view
 from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, start, training
+from tests.programs.causes.running import end_tree
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -25,7 +26,6 @@ from tpmon.commands.screen import start_capture
 from tpmon.model.process import Identity
 from tpmon.model.results.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
 from tpmon.probe.base.procread import read_stat, read_table
-from tpmon.probe.job.job import find_descendants
 from tpmon.probe.job.resolve import find_job
 from tpmon.ui.kit.keys import Overlay
 from tpmon.ui.monitor.keys import Demand, find_key
@@ -216,8 +216,7 @@ def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) ->
             screen.talk.answer(CaptureAnswer(PLANNED, goes=False))
             assert screen.wait().line == ""
         finally:
-            for one in (*find_descendants(job.pid, read_table()), job.pid):
-                os.kill(one, signal.SIGKILL)
+            end_tree(job)
 
 
 def test_t_cancels_what_is_under_way_and_no_file_is_left(

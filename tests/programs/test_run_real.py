@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs.capturing import ROOT, TPMON, capture, run, start
+from tests.programs.causes.running import end_tree
 from tests.programs.conftest import READY_S, TORCHRUN
 from tests.torch_build import needs_torch
 from tests.waiting import wait_until
@@ -69,8 +69,7 @@ def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_p
             assert len(find_descendants(job.pid, table)) >= 4  # two ranks, a worker each
         finally:
             reader.close()
-            for pid in (*find_descendants(job.pid, read_table()), job.pid):
-                os.kill(pid, signal.SIGKILL)
+            end_tree(job)
         assert job.stdout.read() == ""
 
 
@@ -94,6 +93,5 @@ def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_pa
             assert len(os.listdir(tmp_path / "out")) == 1
         finally:
             reader.close()
-            for pid in (*find_descendants(job.pid, read_table()), job.pid):
-                os.kill(pid, signal.SIGKILL)
+            end_tree(job)
         assert job.stdout.read() == ""

@@ -12,12 +12,11 @@ import argparse
 import json
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
-from tests.programs.causes.running import ROOT, TPMON, Running, TruthNow, run_program
+from tests.programs.causes.running import Running, TruthNow, attach, run_program
 from tests.programs.causes.table import Label, Row
 from tests.verdicts.tracing import count_tracers
 from tpmon.judge.features.snapshot import see
@@ -97,15 +96,11 @@ def read_shown(frame: Frame) -> tuple[float, float] | None:
 
 def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], list[Reading], int]:
     """Attach once and compare window by window; also return every reading and how often a tracer was seen."""
-    process = subprocess.Popen(
-        [*TPMON, "attach", str(running.pid), "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
     results: list[WindowResult | None] = []
     every: list[Reading] = []
     traced = start = 0
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
+    with attach(running.pid) as lines:
+        for line in lines:
             every.append(Reading(decode(Frame, line), running.read_truth()))
             traced += count_tracers(running.pid)
             span_s = (every[-1].frame.taken_ns - every[start].frame.taken_ns) / 1e9
@@ -114,10 +109,6 @@ def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], l
                 start = len(every) - 1
             if len(results) == windows:
                 break
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
     return results, every, traced
 
 

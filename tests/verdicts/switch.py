@@ -12,13 +12,14 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from tests.programs.causes.running import ROOT, TPMON, Running, read_verdict, run_program
+from tests.programs.causes.running import Running, attach, read_verdict, run_program
 from tests.programs.causes.table import HEALTHY, Label, Row
 from tpmon.judge.hysteresis import SETTLED_S
 from tpmon.model.verdict import Kind
@@ -43,54 +44,49 @@ LABELS = {
 class Stream:
     """Follow ``tpmon attach --json`` in a thread: verdicts and verdict events with their times."""
 
-    process: subprocess.Popen[str]
+    lines: Iterable[str]
     verdicts: list[tuple[float, str, str]] = field(default_factory=list)
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def read(self) -> None:
         """Read until tpmon ends."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            now, frame = time.monotonic(), json.loads(line)
-            verdict = read_verdict(frame["verdict"], 0.0)
-            self.verdicts.append((now, verdict.kind, verdict.cause))
-            self.events += [(now, event["text"]) for event in frame["events"] if event["kind"] == "verdict"]
+        with suppress(ValueError):  # it was closed
+            for line in self.lines:
+                now, frame = time.monotonic(), json.loads(line)
+                verdict = read_verdict(frame["verdict"], 0.0)
+                self.verdicts.append((now, verdict.kind, verdict.cause))
+                self.events += [(now, event["text"]) for event in frame["events"] if event["kind"] == "verdict"]
 
 
-def start_stream(running: Running) -> Stream:
-    """Attach to the program."""
-    process = subprocess.Popen(
-        [*TPMON, "attach", str(running.pid), "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    stream = Stream(process)
-    threading.Thread(target=stream.read, daemon=True).start()
-    return stream
+@contextmanager
+def streaming(running: Running) -> Iterator[Stream]:
+    """Attach to the program while the block runs."""
+    with attach(running.pid) as lines:
+        stream = Stream(lines)
+        threading.Thread(target=stream.read, daemon=True).start()
+        yield stream
 
 
 def print_switches(causes: list[str], seed: int) -> bool:
     """Change from cause to cause and print a line for each; tell whether all was as it must be."""
     fine = True
     seconds = (len(causes) + 1) * (FOLLOW_S + REST_S) + 120
-    with run_program(SWITCHING, seed, "--causes", ",".join(causes), seconds=seconds) as running:
-        stream = start_stream(running)
-        try:
-            for place, cause in enumerate(causes):
-                changed = time.monotonic()
-                if place:
-                    os.kill(running.pid, signal.SIGUSR1)
-                time.sleep(FOLLOW_S + REST_S)
-                labels = LABELS[cause]
-                mine = [one for one in stream.verdicts if one[0] > changed]
-                first = next((at for at, *said in mine if any(label.fits(*said) for label in labels)), None)
-                events = [text for at, text in stream.events if at > changed]
-                last = " ".join(mine[-1][1:]) if mine else "nothing"
-                after = "never" if first is None else f"{first - changed:.1f} s"
-                fine = fine and first is not None and first - changed <= FOLLOW_S
-                fine = fine and (place == 0 or len(events) == 1)
-                print(f"{cause}: followed after {after}, {len(events)} events, then {last}: {events}", flush=True)
-        finally:
-            stream.process.kill()
-            stream.process.wait()
+    program = run_program(SWITCHING, seed, "--causes", ",".join(causes), seconds=seconds)
+    with program as running, streaming(running) as stream:
+        for place, cause in enumerate(causes):
+            changed = time.monotonic()
+            if place:
+                os.kill(running.pid, signal.SIGUSR1)
+            time.sleep(FOLLOW_S + REST_S)
+            labels = LABELS[cause]
+            mine = [one for one in stream.verdicts if one[0] > changed]
+            first = next((at for at, *said in mine if any(label.fits(*said) for label in labels)), None)
+            events = [text for at, text in stream.events if at > changed]
+            last = " ".join(mine[-1][1:]) if mine else "nothing"
+            after = "never" if first is None else f"{first - changed:.1f} s"
+            fine = fine and first is not None and first - changed <= FOLLOW_S
+            fine = fine and (place == 0 or len(events) == 1)
+            print(f"{cause}: followed after {after}, {len(events)} events, then {last}: {events}", flush=True)
     return fine
 
 
@@ -102,11 +98,9 @@ def count_returns(said: list[str]) -> int:
 
 def print_borderline(share: float, seed: int) -> bool:
     """Watch a program near the threshold and print how often the verdict changed; tell whether it was steady."""
-    with run_program(BORDERLINE, seed, "--share", str(share), seconds=BORDERLINE_S + 120) as running:
-        stream = start_stream(running)
+    program = run_program(BORDERLINE, seed, "--share", str(share), seconds=BORDERLINE_S + 120)
+    with program as running, streaming(running) as stream:
         time.sleep(BORDERLINE_S)
-        stream.process.kill()
-        stream.process.wait()
     said = [" ".join(one[1:]) for one in stream.verdicts]
     changes, returns = sum(a != b for a, b in itertools.pairwise(said)), count_returns(said)
     print(

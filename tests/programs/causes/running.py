@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.programs.causes import limits
 from tests.programs.causes.table import FAULT, Row
@@ -135,8 +136,8 @@ def start_program(
             limits.sweep()
 
 
-def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and all that descends from it, and wait until it is gone."""
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill a program and all that descends from it, and wait until it is gone; ranks have sessions of their own."""
     members = find_descendants(process.pid, read_table())
     for pid in members or [process.pid]:
         with contextlib.suppress(ProcessLookupError):
@@ -212,6 +213,21 @@ def diagnose(pid: int, seconds: float) -> Verdict:
     return verdict
 
 
+@contextmanager
+def attach(pid: int, *flags: str) -> Iterator[Iterable[str]]:
+    """Give the lines of ``tpmon attach --json`` while the block runs."""
+    process = subprocess.Popen(
+        [*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
 def watch(
     pid: int, seconds: float, is_enough: Callable[[Verdict], bool] = lambda _verdict: False, flags: Sequence[str] = ()
 ) -> tuple[list[Verdict], set[str]]:
@@ -220,13 +236,11 @@ def watch(
     Raises:
         RuntimeError: when tpmon printed no reading at all.
     """
-    process = subprocess.Popen([*TPMON, "attach", str(pid), "--json", *flags], stdout=subprocess.PIPE, cwd=ROOT)
     begun = 0.0  # the first reading is the moment of attaching
     verdicts: list[Verdict] = []
     notes: set[str] = set()
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
+    with attach(pid, *flags) as lines:
+        for line in lines:
             begun = begun or time.monotonic()
             after_s = time.monotonic() - begun
             frame = json.loads(line)
@@ -234,10 +248,6 @@ def watch(
             notes.update(str(note).split(":")[0] for note in frame["notes"])
             if after_s >= seconds or is_enough(verdicts[-1]):
                 break
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
     if not verdicts:
-        raise RuntimeError(f"tpmon attach {pid} --json printed nothing ({process.returncode})")
+        raise RuntimeError(f"tpmon attach {pid} --json printed nothing")
     return verdicts, notes
