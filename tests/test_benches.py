@@ -1,11 +1,14 @@
-"""The estimate of ``make bench-harm`` finds what was put into made-up windows, and nothing where nothing was."""
+"""The benches: the estimate of ``make bench-harm`` on made-up windows, and what is said of processes beside one."""
 
+import subprocess
+import sys
 from collections import Counter
 from itertools import islice
 from random import Random
 
 import pytest
 
+from tests.budget import measure
 from tests.budget.harm_estimate import (
     Measured,
     Pair,
@@ -69,3 +72,18 @@ def test_a_pair_with_a_window_that_the_hypervisor_took_from_does_not_count():
     assert is_counted((Measured(on, 100.0, 0.02), Measured(off, 90.0, 0.0)))
     assert not is_counted((Measured(on, 100.0, 0.0), Measured(off, 90.0, 0.03)))
     assert not is_counted((Measured(on, 0.0, 0.0), Measured(off, 90.0, 0.0)))
+
+
+def test_a_process_that_burns_a_core_is_named_and_a_sleeping_one_is_not(monkeypatch):
+    monkeypatch.setattr(measure, "BUSY_BESIDE_PCT", 1.0)  # the test shares the machine: a core may be hard to get
+    burning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        said = measure.say_neighbours(2.0)
+    finally:
+        for one in (burning, sleeping):
+            one.kill()
+            one.wait()
+    assert said.startswith("beside: ")
+    assert f"({burning.pid})" in said
+    assert f"({sleeping.pid})" not in said
