@@ -265,46 +265,9 @@ def alarms() -> None:
 
 def known_phases() -> None:
     """Spend time in each phase, and take it in the loop's own lines."""
+    from tests.programs.hook_split_train import train_slowly
 
-    class Spending(Dataset):
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, at: int) -> torch.Tensor:
-            time.sleep(0.004)
-            return torch.ones(8)
-
-    class Slowly(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            time.sleep(0.006)
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            time.sleep(0.009)
-            return grad
-
-    net, optimizer = model()
-    batches = iter(DataLoader(Spending(), batch_size=1))
-    spent = [0.0] * 5
-    clock = time.perf_counter
-    before = clock()
-    for _ in range(60):
-        x = next(batches)
-        got = clock()
-        loss = Slowly.apply(net(x)).mean()
-        forward = clock()
-        loss.backward()
-        backward = clock()
-        time.sleep(0.003)
-        optimizer.step()
-        stepped = clock()
-        time.sleep(0.005)
-        times = (before, got, forward, backward, stepped, clock())
-        before = times[-1]
-        spent = [total + late - early for total, early, late in zip(spent, times, times[1:], strict=False)]
-    next(batches, None)
+    *_, (_, spent) = train_slowly((0.004, 0.006, 0.009, 0.003, 0.005), 1, 60)
     one = HOOK.steps
     told = (one.data_ns, one.forward_ns, one.backward_ns, one.optimizer_ns, one.other_ns)
     EXTRA["phases"] = [spent, [ns / 1e9 for ns in told]]
