@@ -49,7 +49,7 @@ def _find_own_subjects() -> list[CheckupSubject]:
     from tpmon.probe.doctor.checks import make_subject
     from tpmon.probe.job.resolve import find_own_jobs
 
-    jobs = find_own_jobs()
+    jobs, _ = find_own_jobs()
     if len(jobs) > MOST_JOBS:
         complain(
             f"tpmon: you run {len(jobs)} training jobs here; these are the {MOST_JOBS} oldest:"

@@ -279,6 +279,13 @@ def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
     return tuple(name for name in names.values() if is_known(name))
 
 
+def read_links(pid: int | str, proc: str = PROC, most: int = 4096) -> dict[str, str]:
+    """Read where the descriptors of a process lead; OSError where they may not be listed."""
+    folder = f"{proc}/{pid}/fd"
+    links = each_process(os.listdir(folder)[:most], lambda name: os.readlink(f"{folder}/{name}"))
+    return {name: link for name, link in links.items() if is_known(link)}
+
+
 def parse_name(data: bytes) -> str:
     """Parse a comm: at most 15 bytes, of any kind, and a line feed."""
     name = data.rstrip(b"\n").decode(errors="replace")

@@ -390,7 +390,7 @@ class Collector:
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
-            outcome=self._tracker.ranks_outcome
+            outcome=self._tracker.ends.ranks_outcome
             if self._had_ranks and Role.RANK not in roles
             else NOT_APPLICABLE,
             rank_source=job.rank_source,
@@ -407,8 +407,8 @@ class Collector:
         taken = datetime.now().astimezone()
         now_ns = time.monotonic_ns()
         events = self._tracker.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
-        how = self._tracker.describe_end()
-        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=self._tracker.outcome)
+        how, outcome = self._tracker.ends.describe(), self._tracker.ends.outcome
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=outcome)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"

@@ -23,7 +23,7 @@ from tpmon.model.host import LOOPBACK, NetworkSample, SocketSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import PROC, each_process, read_or, read_text
+from tpmon.probe.base.procread import PROC, read_links, read_or, read_text
 from tpmon.probe.proc.counters import CounterRates
 from tpmon.probe.proc.pipe_peers import BY_FAMILY, HEADER, NETLINK_ERROR, ask_sock_diag, walk_attributes
 
@@ -329,27 +329,20 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
     refused = read = False
     for pid in pids:
         try:
-            names = os.listdir(f"{proc}/{pid}/fd")[:DESCRIPTORS_READ]
-            paths = (f"{proc}/{pid}/fd/{name}" for name in names)
-            each_process(paths, lambda path: _note(os.readlink(path), sys, inodes, devices))
-            read = True
+            links = read_links(pid, proc, DESCRIPTORS_READ).values()
         except PermissionError:
             refused = True
-        except OSError:
-            # The process ended; its connections ended with it.
             continue
+        except OSError:
+            continue  # the process ended; its connections ended with it
+        read = True
+        inodes.update(int(link[8:-1]) for link in links if link.startswith("socket:["))
+        verbs = (os.path.basename(link) for link in links if link.startswith("/dev/infiniband/uverbs"))
+        # Of a device of another container the name is not known here.
+        devices.update(filter(None, (_text(f"{sys}/class/infiniband_verbs/{name}/ibdev") for name in verbs)))
     if read:
         return JobDescriptors(frozenset(inodes), frozenset(devices))
     return Missing(point_to(NOT_PERMITTED, "fd") if refused else "the process is gone")
-
-
-def _note(target: str, sys: str, inodes: set[int], devices: set[str]) -> None:
-    if target.startswith("socket:["):
-        inodes.add(int(target[8:-1]))
-    elif target.startswith("/dev/infiniband/uverbs"):
-        name = os.path.basename(target)
-        # Of a device of another container the name is not known here.
-        devices.update(filter(None, [read_text(f"{sys}/class/infiniband_verbs/{name}/ibdev", 64).strip()]))
 
 
 def sum_up(connections: Sequence[TcpSocket]) -> SocketSample:

@@ -28,6 +28,7 @@ from tpmon.probe.base.procread import (
     has_ended,
     is_python_name,
     read_exe,
+    read_links,
     read_or,
     read_table,
     read_text,
@@ -75,11 +76,11 @@ class FactCache:
             self.load((pid,))
         return self._facts[pid]
 
-    def children(self, pid: int) -> list[Facts]:
-        """Return the facts of the children of a process."""
-        pids = self._children_of(pid)
-        self.load(pids)
-        return [fact for child in pids if (fact := self.get(child))]
+    def starts_ranks(self, fact: Facts) -> bool:
+        """Tell whether a process gave at least two children different places."""
+        children = self._children_of(fact.stat.pid)
+        self.load(children)
+        return starts_ranks(fact, [one for child in children if (one := self.get(child))])
 
     def wraps(self, pid: int) -> bool:
         """Tell whether a Python process with torch only started what trains (``Family.wraps``)."""
@@ -154,7 +155,7 @@ def choose_root(pid: int, cache: FactCache) -> int | None:
             break
         if fact.program.launcher:
             return _outermost(at, cache)
-        if fact.python and (not cache.wraps(at) if fact.torch else starts_ranks(fact, cache.children(at))):
+        if fact.python and (not cache.wraps(at) if fact.torch else cache.starts_ranks(fact)):
             highest = at
     return highest
 
@@ -201,18 +202,16 @@ def list_jobs(proc: str = PROC) -> JobList:
         listed.update(job.facts)
         return summarize(job, proc)
 
-    for tops, answer in each_process(seen.roots, read).items():
-        found.append(answer if is_known(answer) else _list_odd(cache, tops[0], answer))
+    for (root, *_), answer in each_process(seen.roots, read).items():
+        if isinstance(answer, Missing):  # a job that could not be understood has a row with the reason
+            fact, stat = cache.get(root), table[root]
+            script, age_s = fact.program.label if fact else stat.name, _age_s(stat.start_ticks)
+            found.append(JobSummary(root, "?", answer, script, answer, answer, answer, answer, age_s))
+        else:
+            found.append(answer)
     why = {pid: reason for pid, reason in seen.unanswered.items() if pid not in listed}
     reasons = tuple(dict.fromkeys(why.values()))[:_MOST_REASONS]
     return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(why), reasons)
-
-
-def _list_odd(cache: FactCache, root: int, why: Missing) -> JobSummary:
-    """Give a job that could not be understood a row with the reason."""
-    fact = cache.get(root)
-    script = fact.program.label if fact else cache.table[root].name
-    return JobSummary(root, "?", why, script, why, why, why, why, _age_s(cache.table[root].start_ticks))
 
 
 def _age_s(start_ticks: int) -> float:
@@ -280,15 +279,13 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
     """
     cards: set[str] = set()
     for pid in pids:
-        folder = f"{proc}/{pid}/fd"
         try:
-            descriptors = os.listdir(folder)
+            links = read_links(pid, proc).values()
         except PermissionError as error:
             return Missing(say_refusal(error, "fd"))
         except OSError:
             continue  # gone
-        targets = each_process((f"{folder}/{one}" for one in descriptors), os.readlink)
-        cards.update(card[1] for target in targets.values() if (card := _CARD.fullmatch(str(target))))
+        cards.update(card[1] for link in links if (card := _CARD.fullmatch(link)))
     return len(cards)
 
 

@@ -90,7 +90,10 @@ def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Rol
             gone = [departure for departure in gone if departure.failed]  # why they were replaced
         lines += _describe_gone(gone, oom_kills)
         if replaced < len(born) or role not in _REPLACED:
-            lines += _describe_born(born)
+            if len(born) > NAMED or (born and role in _DISPOSABLE):
+                lines.append(f"{_group(born, len(born))} started")
+            else:
+                lines += [f"{name_member(member)} started" for member in born]
         told += [(role, line) for line in lines]
     if changes.root_runs:
         line = f"the root of the job replaced itself (exec) and now runs {changes.root_runs}"
@@ -135,12 +138,6 @@ def _describe_gone(gone: Iterable[Departure], oom_kills: int) -> list[str]:
         else:
             lines += [f"{name_member(member)} gone: {how}" for member in members]
     return lines
-
-
-def _describe_born(born: Sequence[Member]) -> list[str]:
-    if len(born) > NAMED or (born and born[0].role in _DISPOSABLE):
-        return [f"{_group(born, len(born))} started"]
-    return [f"{name_member(member)} started" for member in born]
 
 
 def name_member(member: Member) -> str:
@@ -254,7 +251,9 @@ class MemberEnds:
                 self._first, self._first_how, self._first_ns = each.member, end.how, now_ns
                 self._newest_ticks = max(_started(living), default=0)
             self._last_how, self._last_outcome = end.how, end.outcome
-        self._note_ranks(ends, changes)
+        if any(one.role is Role.RANK for one in changes.born):
+            self._rank_outcomes.clear()  # a rank that was born since begins anew
+        self._rank_outcomes |= {end.outcome for end in ends if end.role is Role.RANK}
         if self._first is not None and self._went_on(self._first, changes, living):
             self._first = None
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
@@ -264,21 +263,16 @@ class MemberEnds:
 
         After an elastic restart over several hosts the ranks of this one may have other numbers.
         """
-        if any(_replaces(one, first) for one in changes.born):
+        if any((one.role, one.rank) == (first.role, first.rank) for one in changes.born):
             return True
         return min(_started(living), default=0) > max(self._newest_ticks, first.identity.start_ticks)
-
-    def _note_ranks(self, ends: Sequence[ProcessEnd], changes: Changes) -> None:
-        """Note how the ranks ended; a rank that was born since begins anew."""
-        outcomes = {end.outcome for end in ends if end.role is Role.RANK}
-        if any(one.role is Role.RANK for one in changes.born):
-            self._rank_outcomes.clear()
-        self._rank_outcomes |= outcomes
 
     @property
     def ranks_outcome(self) -> Outcome:
         """Say how the ranks that are gone ended: badly if one of them did."""
-        return _worst(self._rank_outcomes)
+        if Outcome.FAILED in self._rank_outcomes:
+            return Outcome.FAILED
+        return Outcome.WELL if self._rank_outcomes == {Outcome.WELL} else Outcome.UNKNOWN
 
     @property
     def outcome(self) -> Outcome:
@@ -301,16 +295,6 @@ def _started(living: Sequence[ProcessSample]) -> list[int]:
     return [one.start_ticks for one in living if one.role is Role.RANK]
 
 
-def _replaces(born: Member, gone: Member) -> bool:
-    return (born.role, born.rank) == (gone.role, gone.rank)
-
-
-def _worst(outcomes: set[Outcome]) -> Outcome:
-    if Outcome.FAILED in outcomes:
-        return Outcome.FAILED
-    return Outcome.WELL if outcomes == {Outcome.WELL} else Outcome.UNKNOWN
-
-
 _WEIGHT = {
     EventKind.ATTACH: 0,
     EventKind.PROBE: 1,
@@ -323,7 +307,9 @@ _WEIGHT = {
 }
 _WORKER_WEIGHT = 2
 _RANK_WEIGHT = 5
-_STOPS_MATTER = (Role.RANK, Role.WORKER)
+_HEADS = (Role.RANK, Role.LAUNCHER)
+_SHEDS = "tpmon is over its CPU budget: threads are read every other second"
+_SHEDS_NO_MORE = "tpmon is within its CPU budget again"
 
 
 def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Event:
@@ -337,7 +323,7 @@ class EventTracker:
 
     def __init__(self, root: Identity) -> None:
         self._oom_kills = OomKills()
-        self._ends = MemberEnds(root)
+        self.ends = MemberEnds(root)
         self._last_ends: tuple[ProcessEnd, ...] = ()
         self._told_shedding = self._attached = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()
@@ -358,9 +344,12 @@ class EventTracker:
         host_wide = group.memory_source == HOST
         # others' may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
-        self._last_ends = self._ends.add(changes, now_ns, living=processes, oom_kills=own_kills)
+        self._last_ends = self.ends.add(changes, now_ns, living=processes, oom_kills=own_kills)
         told = [*describe_by_role(changes, oom_kills=own_kills), *self._list_stops(processes)]
-        weighed = [(_weigh(role), Event(taken, EventKind.PROCESS, text)) for role, text in told]
+        weighed = [
+            (_RANK_WEIGHT if role in _HEADS else _WORKER_WEIGHT, Event(taken, EventKind.PROCESS, text))
+            for role, text in told
+        ]
         if kills:
             where = "on this machine" if host_wide else "in the job's control group"
             victims = "1 process" if kills == 1 else f"{kills} processes"
@@ -373,48 +362,25 @@ class EventTracker:
         self, taken: datetime, target: Target, gpu_events: Sequence[str], *, shedding: bool
     ) -> list[Event]:
         """Return what tpmon says of itself and of the cards: what it reads less of, that it attached."""
-        events = self._list_shedding(taken, shedding=shedding)
-        events += [Event(taken, EventKind.GPU, text) for text in gpu_events]
+        events = [Event(taken, EventKind.GPU, text) for text in gpu_events]
+        if self._told_shedding != shedding:
+            self._told_shedding = shedding
+            events.insert(0, Event(taken, EventKind.PROBE, _SHEDS if shedding else _SHEDS_NO_MORE))
         if not self._attached:
             self._attached = True
             events.append(describe_attach(target.pid, target.local_ranks, target.local_workers, taken))
         return events
-
-    def _list_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
-        if self._told_shedding == shedding:
-            return []
-        self._told_shedding = shedding
-        text = (
-            "tpmon is over its CPU budget: threads are read every other second"
-            if shedding
-            else "tpmon is within its CPU budget again"
-        )
-        return [Event(taken, EventKind.PROBE, text)]
 
     @property
     def last_ends(self) -> Applicable[tuple[ProcessEnd, ...]]:
         """Return who ended in the second that was told last; not applicable where nobody did."""
         return self._last_ends or NOT_APPLICABLE
 
-    @property
-    def outcome(self) -> Outcome:
-        """Say whether the job, which has ended, ended well."""
-        return self._ends.outcome
-
-    @property
-    def ranks_outcome(self) -> Outcome:
-        """Say whether the ranks that are gone ended well."""
-        return self._ends.ranks_outcome
-
-    def describe_end(self) -> str:
-        """Say how the job ended, and who failed first."""
-        return self._ends.describe()
-
     def _list_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
         before = self._stopped
         if not before and not any(map(_is_stopped, processes)):
             return ()
-        followed = {(one.pid, one.start_ticks): one for one in processes if one.role in _STOPS_MATTER}
+        followed = {(one.pid, one.start_ticks): one for one in processes if one.role in _FATAL}
         now = frozenset(who for who, one in followed.items() if _is_stopped(one))
         self._stopped = now
         return describe_stops(
@@ -426,7 +392,3 @@ class EventTracker:
 def _is_stopped(process: ProcessSample) -> bool:
     """Tell whether a signal or a freezer stopped a process; a debugger may only look, for a moment."""
     return process.state == "T" or is_known(process.frozen)
-
-
-def _weigh(role: Role) -> int:
-    return _RANK_WEIGHT if role in (Role.RANK, Role.LAUNCHER) else _WORKER_WEIGHT

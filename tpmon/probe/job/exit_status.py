@@ -16,7 +16,6 @@ from tpmon.model.process import Identity
 from tpmon.probe.base.procread import (
     PROC,
     TICKS_PER_S,
-    StatLine,
     has_ended,
     in_first_pid_namespace,
     read_or,
@@ -163,16 +162,8 @@ def find_dead(parents: Container[int], proc: str = PROC, kmsg: str = KMSG) -> tu
         if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
     ]
     killed = [stat for stat in dead if stat.wait_status & 0x7F == signal.SIGKILL]
-    victims = read_oom_victims(kmsg, recent_s=_age_of_oldest_s(killed)) if killed else frozenset[int]()
-    return tuple(
-        DeadChild(
-            stat.pid, stat.parent, stat.name, describe_end(stat.wait_status, oom_victim=stat.pid in victims)
-        )
-        for stat in dead
-    )
-
-
-def _age_of_oldest_s(killed: list[StatLine]) -> float:
-    """Return how far back the kernel log tells of them: before they began, their numbers were others'."""
-    begun_ticks = min(stat.start_ticks for stat in killed)
-    return max(RECENT_S, (now_ticks() - begun_ticks) / TICKS_PER_S)
+    # The kernel log tells of them since the oldest began: before, their numbers were others'.
+    age_s = (now_ticks() - min((one.start_ticks for one in killed), default=0)) / TICKS_PER_S
+    victims = read_oom_victims(kmsg, recent_s=max(RECENT_S, age_s)) if killed else frozenset[int]()
+    ends = {one.pid: describe_end(one.wait_status, oom_victim=one.pid in victims) for one in dead}
+    return tuple(DeadChild(one.pid, one.parent, one.name, ends[one.pid]) for one in dead)

@@ -34,6 +34,7 @@ from tpmon.probe.base.procread import (
     parse_stat,
     read_exe,
     read_file,
+    read_links,
     read_maps,
     read_or,
     read_stat,
@@ -47,6 +48,14 @@ BY_ENVIRONMENT = "environment"
 BY_MPI = "MPI environment"
 BY_SLURM = "Slurm environment"
 
+_PLACES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT),
+    ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "Horovod environment"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", BY_MPI),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", BY_MPI),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", BY_SLURM),
+)
+"""Which variables tell the number of a rank, the one on its machine and how many there are."""
 _MOST_DIGITS = 6
 """No job has a million ranks; what counts up to a number that others wrote must end."""
 _NO_STEP = 1 << 31
@@ -74,24 +83,14 @@ def parse_place(environ: Mapping[str, str]) -> RankPlace | None:
     Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
     """
     number = {name: count for name, value in environ.items() if (count := parse_count(value)) is not None}
-
-    def place(rank: str, local_rank: str, world_size: str, source: str) -> RankPlace:
-        return RankPlace(number.get(rank), number.get(local_rank), number.get(world_size), source)
-
-    if "RANK" in number:
-        return place("RANK", "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
-    if "LOCAL_RANK" in number:  # Lightning starts its other ranks with LOCAL_RANK and NODE_RANK alone
-        known = "LOCAL_RANK" if number.get("NODE_RANK", 0) == 0 else "RANK"
-        return place(known, "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
-    if "HOROVOD_RANK" in number:
-        return place("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", source="Horovod environment")
-    if "OMPI_COMM_WORLD_RANK" in number:
-        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
-        return place(*names, source=BY_MPI)
-    if "PMI_RANK" in number:
-        return place("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", source=BY_MPI)
-    if "SLURM_PROCID" in number and number.get("SLURM_STEP_ID", _NO_STEP) < _NO_STEP:
-        return place("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", source=BY_SLURM)
+    if number.get("SLURM_STEP_ID", _NO_STEP) >= _NO_STEP:
+        number.pop("SLURM_PROCID", None)
+    if "LOCAL_RANK" in number and not number.get("NODE_RANK"):
+        # Lightning starts its other ranks with LOCAL_RANK and NODE_RANK alone.
+        number.setdefault("RANK", number["LOCAL_RANK"])
+    for rank, local_rank, world_size, source in _PLACES:
+        if rank in number or (rank == "RANK" and local_rank in number):
+            return RankPlace(number.get(rank), number.get(local_rank), number.get(world_size), source)
     return None
 
 
@@ -328,7 +327,6 @@ def _permitted(read: Callable[[], T]) -> Known[T]:
 
 
 _MOST_THREADS = 512
-_MOST_FILES = 4096
 _PF_EXITING = 0x4  # include/linux/sched.h
 _CARD = "/dev/nvidia"
 _MAY_END = "killed or ended"
@@ -434,15 +432,7 @@ def _make_wait(how: str, tid: int, wchan: Known[bytes], folder: str) -> Wait:
         verb, reason = "still", WaitReason.ENDING_IN_DRIVER if driver else WaitReason.ENDING
     elif driver:
         reason = WaitReason.KILLED_IN_DRIVER
-    cards = " and holds its cards" if _holds_cards(folder) else ""
+    # {}: not ours to read, or its files are closed already
+    links = read_or({}, lambda: read_links(tid, os.path.dirname(folder)))
+    cards = " and holds its cards" if any(link.startswith(_CARD) for link in links.values()) else ""
     return Wait(reason, f"{how}, but thread {tid} is {verb} in {named or 'the kernel'} (D){cards}")
-
-
-def _holds_cards(folder: str) -> bool:
-    try:
-        for name in os.listdir(f"{folder}/fd")[:_MOST_FILES]:
-            if os.readlink(f"{folder}/fd/{name}").startswith(_CARD):
-                return True
-    except OSError:
-        return False  # not ours to read, or its files are closed already
-    return False

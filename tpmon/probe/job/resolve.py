@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -34,7 +34,6 @@ from tpmon.probe.base.procread import (
     has_ended,
     in_first_pid_namespace,
     list_pids,
-    read_or,
     read_stat,
     read_status,
     read_table,
@@ -92,9 +91,10 @@ def find_only_job(proc: str = PROC) -> Job:
         UsageError: when there are several, or tpmon may not open enough files.
     """
     require_descriptors()
-    jobs, unanswered = _find_own_jobs(proc)
-    slurm_job = os.environ.get(_SLURM_JOB, "")
-    jobs = [job for job in jobs if slurm_job and _is_in(slurm_job, job)] or jobs
+    jobs, unanswered = find_own_jobs(proc)
+    if slurm_job := os.environ.get(_SLURM_JOB, ""):
+        meant = [job for job in jobs if any(_is_in(slurm_job, fact) for fact in job.facts.values())]
+        jobs = meant or jobs
     if len(jobs) > 1:
         names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
@@ -113,18 +113,15 @@ def find_only_job(proc: str = PROC) -> Job:
     return jobs[0]
 
 
-def _is_in(slurm_job: str, job: Job) -> bool:
-    """Tell whether a training job runs in a Slurm job, by the start environment of its processes."""
-    return any(known_or(one.environ, {}).get(_SLURM_JOB) == slurm_job for one in job.facts.values())
+def _is_in(slurm_job: str, fact: Facts) -> bool:
+    return known_or(fact.environ, {}).get(_SLURM_JOB) == slurm_job
 
 
-def find_own_jobs(proc: str = PROC) -> list[Job]:
-    """Find the jobs that this user runs on this machine, oldest first; under sudo, also who called it."""
-    return _find_own_jobs(proc)[0]
+def find_own_jobs(proc: str = PROC) -> tuple[list[Job], list[int]]:
+    """Find the jobs that this user runs here, oldest first; under sudo, also who called it.
 
-
-def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
-    """Find this user's jobs, and the processes of this user that did not answer and are in none of them."""
+    Beside them the processes of this user that did not answer and are in none of these jobs.
+    """
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     found = survey(FactCache(table, proc))
@@ -134,11 +131,8 @@ def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
     jobs = [job for job in read.values() if is_known(job) and job.uid in users]
     odd = [tops[0] for tops, job in read.items() if isinstance(job, Missing)]
     unanswered = {*found.unanswered, *odd}.difference(*(job.facts for job in jobs))
-    return jobs, [pid for pid in sorted(unanswered) if _is_of(pid, users, proc)]
-
-
-def _is_of(pid: int, users: Container[int], proc: str) -> bool:
-    return read_or(False, lambda: read_status(pid, proc).uid in users)  # it ended meanwhile
+    owners = each_process(sorted(unanswered), lambda pid: read_status(pid, proc).uid)
+    return jobs, [pid for pid, uid in owners.items() if uid in users]
 
 
 def _find_job(pid: int, proc: str, remark: str) -> Job:
