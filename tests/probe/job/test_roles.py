@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,199 @@ def cast(
     return assign_parts(facts, root, now_ticks=NOW, named_workers=named, previous=previous, departed=departed)
 
 
-def told(parts: Mapping[int, RolePart]) -> dict[int, tuple[object, ...]]:
-    return {pid: (part.role, part.rank, part.worker) for pid, part in parts.items()}
+def told(parts: Mapping[int, RolePart]) -> dict[int, str]:
+    """Say who everybody is: "rank 0 of 2", "worker 1 of 20" (the PID of its rank), "helper ffmpeg", "compile"."""
+
+    def say(part: RolePart) -> str:
+        rank, size, worker, owner = (
+            "?" if isinstance(one, Missing) else one for one in (part.rank, part.world_size, part.worker, part.rank_pid)
+        )
+        words = {
+            Role.RANK: f"rank {rank} of {size}",
+            Role.WORKER: f"worker {worker} of {owner}",
+            Role.COMPILE: "compile",
+        }
+        return words.get(part.role) or f"{part.role.value} {part.label}"
+
+    return {pid: say(part) for pid, part in parts.items()}
+
+
+def worker(pid: int, parent: int, argv: Sequence[str] = TRAIN, **fields: Any) -> Facts:
+    return process(pid, parent, argv, "pt_data_worker", **fields)
+
+
+def place(rank: int, local: int | None = None, size: int = 2, **more: str) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank if local is None else local), "WORLD_SIZE": str(size), **more}
+
+
+SWEEP = (PYTHON, "sweep.py")
+SEEDED = (PYTHON, "train.py", "--seed", "1")
+BOARD = (PYTHON, "/v/bin/tensorboard")
+AUTOGRAD = ("pt_autograd_0",)
+IN_STEP = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+OTHERS_PLACE = IN_STEP | {"SLURM_PROCID": "1"}
+LAUNCHED = (PYTHON, "/v/bin/torchrun", "train.py")
+POOL = (PYTHON, "/v/torch/_inductor/compile_worker/__main__.py", "--pickler=x", "--parent=10")
+POD = {"RANK": "1", "WORLD_SIZE": "2"}
+STEP = process(10, 1, ("slurmstepd: [7.0]",), "slurmstepd", torch=False)
+SCRIPT = process(11, 10, ("bash", "run.sh"), "bash", environ=IN_STEP, torch=False)
+LAUNCHER = process(10, 1, LAUNCHED, "pt_elastic")
+EVALUATION = process(20, 10, (PYTHON, "eval.py"), environ=place(0, size=1))
+
+CASES: dict[str, tuple[list[Facts], dict[int, str]]] = {
+    "one that trains and starts ranks is the first of them": (
+        [process(10, 1, threads=GLOO), process(20, 10, SPAWNED, threads=GLOO)],
+        {10: "rank 0 of ?", 20: "rank 1 of ?"},
+    ),
+    "a rank that starts another training stays a rank": (
+        [process(10, 1), worker(11, 10), process(20, 10, SPAWNED), worker(21, 20, SPAWNED)],
+        {10: "rank 0 of 1", 11: "worker 0 of 10", 20: "helper multiprocessing child", 21: "worker 1 of 10"},
+    ),
+    "one that started only one that trains is no rank": (
+        [process(10, 1, SWEEP), process(20, 10, SEEDED), worker(21, 20, SEEDED)],
+        {10: "helper sweep.py", 20: "rank 0 of 1", 21: "worker 0 of 20"},
+    ),
+    "nor by its threads": (
+        [process(10, 1, SWEEP), process(20, 10, SEEDED, threads=AUTOGRAD)],
+        {10: "helper sweep.py", 20: "rank 0 of 1"},
+    ),
+    "nor by its group": (
+        [process(10, 1, SWEEP), process(20, 10, SEEDED, threads=GLOO)],
+        {10: "helper sweep.py", 20: "rank ? of ?"},
+    ),
+    "nor above ranks that another one started": (
+        [process(10, 1, SWEEP), process(20, 10, SEEDED), *(process(30 + n, 20, SPAWNED, threads=GLOO) for n in (0, 1))],
+        {10: "helper sweep.py", 20: "launcher train.py", 30: "rank 0 of ?", 31: "rank 1 of ?"},
+    ),
+    "programs beside one that trains are no ranks": (
+        [
+            process(10, 1, SWEEP),
+            process(20, 10, threads=AUTOGRAD),
+            worker(21, 20),
+            process(30, 10, BOARD, torch=False, start=NEW),
+        ],
+        {10: "helper sweep.py", 20: "rank 0 of 1", 21: "worker 0 of 20", 30: "helper tensorboard"},
+    ),
+    "spawned ranks in an interactive step of Slurm": (
+        [process(10, 1, environ=IN_STEP, threads=GLOO), process(20, 10, SPAWNED, environ=IN_STEP, threads=GLOO)],
+        {10: "rank 0 of ?", 20: "rank 1 of ?"},
+    ),
+    "Lightning in an interactive step of Slurm has all its ranks": (
+        [
+            process(10, 1, (PYTHON, "fit.py"), environ=IN_STEP, threads=GLOO),
+            *(
+                process(20 + local, 10, (PYTHON, "/abs/fit.py"), environ=IN_STEP | lightning)
+                for local in (1, 2, 3)
+                for lightning in [{"LOCAL_RANK": str(local), "NODE_RANK": "0", "WORLD_SIZE": "4"}]
+            ),
+            worker(31, 21, environ=IN_STEP),
+        ],
+        {10: "rank 0 of 4", 21: "rank 1 of 4", 22: "rank 2 of 4", 23: "rank 3 of 4", 31: "worker 0 of 21"},
+    ),
+    "the Python of a pod that starts the ranks is their launcher": (
+        [
+            process(10, 1, (PYTHON, "start.py"), environ=POD),
+            *(process(20 + n, 10, environ=place(2 + n, n, 4)) for n in (0, 1)),
+        ],
+        {10: "launcher start.py", 20: "rank 2 of 4", 21: "rank 3 of 4"},
+    ),
+    "an evaluation that a rank starts in a world of its own is no rank": (
+        [process(10, 1, environ=place(0, size=4)), EVALUATION],
+        {10: "rank 0 of 4", 20: "helper eval.py"},
+    ),
+    "Python without torch beside the ranks is no rank": (
+        [
+            STEP,
+            SCRIPT,
+            process(12, 11, BOARD, environ=IN_STEP, torch=False, start=NEW),
+            process(13, 11, environ=IN_STEP),
+        ],
+        {10: "launcher srun step", 12: "helper tensorboard", 13: "rank 0 of 1"},
+    ),
+    "unless it imports and no other has its number": (
+        [
+            *(STEP, SCRIPT, process(13, 11, environ=IN_STEP)),
+            process(14, 11, environ=OTHERS_PLACE, torch=False, start=NEW),
+            process(15, 11, (PYTHON, "watch.py"), environ=OTHERS_PLACE, torch=False),
+        ],
+        {10: "launcher srun step", 13: "rank 0 of 1", 14: "rank 1 of 1", 15: "helper watch.py"},
+    ),
+    "a rank that says nothing has no number": ([process(10, 1, threads=GLOO)], {10: "rank ? of ?"}),
+    "one alone has the number 0": ([process(10, 1)], {10: "rank 0 of 1"}),
+    "a launcher in a pod that carries RANK is no rank": (
+        [
+            process(10, 1, LAUNCHED, "pt_elastic", environ=POD),
+            process(11, 10, environ=place(3, 1, 8)),
+            process(12, 10, environ=POD | {"RANK": "0"}),
+        ],
+        {10: "launcher torchrun", 11: "rank 3 of 8", 12: "rank 0 of 2"},
+    ),
+    "workers of each start method belong to their rank": (
+        [
+            process(10, 1, environ={"RANK": "2"}),
+            process(11, 10, TRACKER, torch=False),
+            process(12, 10, FORKSERVER, torch=False),
+            *(worker(13, 10), worker(14, 10, SPAWNED), worker(15, 12, FORKSERVER)),
+            *(process(16, 10, SPAWNED, start=NEW), process(17, 12, FORKSERVER, start=NEW)),
+            *(process(18, 10, SPAWNED), process(19, 10, TRAIN)),
+        ],
+        {10: "rank 2 of ?", 11: "helper resource tracker", 12: "helper forkserver"}
+        | {13 + number: f"worker {number} of 10" for number in range(5)}
+        | dict.fromkeys((18, 19), "helper multiprocessing child"),
+    ),
+    "what a worker starts is a helper": (
+        [
+            *(process(10, 1), worker(11, 10), worker(12, 11)),
+            process(13, 11, ("torch_shm_manager",), "torch_shm_manag"),
+            process(14, 11, ("ffmpeg", "-i", "x.mp4"), "ffmpeg"),
+        ],
+        {10: "rank 0 of 1", 11: "worker 0 of 10", 12: "helper started by a loader worker"}
+        | {13: "helper torch_shm_manager", 14: "helper ffmpeg"},
+    ),
+    "compile workers and their children are no loader workers": (
+        [process(10, 1), process(11, 10, POOL), process(12, 11, POOL)],
+        {10: "rank 0 of 1", 11: "compile", 12: "compile"},
+    ),
+    "a worker that its rank left behind is no rank": (
+        [LAUNCHER, worker(13, 10, environ={"RANK": "1"})],
+        {10: "launcher torchrun", 13: "worker ? of ?"},
+    ),
+    "an interactive shell below a job is cut off": (
+        [process(10, 1), process(11, 10, ("bash",), "bash"), process(12, 11, ("top",), "top")],
+        {10: "rank 0 of 1"},
+    ),
+}
+BEFORE_2_5: dict[str, tuple[list[Facts], dict[int, str]]] = {
+    "a forked worker is the sign of training": (
+        [process(10, 1), process(11, 10), process(20, 10, LAUNCHED, "pt_elastic")],
+        {10: "rank 0 of 1", 11: "worker 0 of 10", 20: "helper torchrun"},
+    ),
+    "also below what started it": (
+        [process(10, 1, SWEEP), process(20, 10), process(21, 20)],
+        {10: "helper sweep.py", 20: "rank 0 of 1", 21: "worker 0 of 20"},
+    ),
+    "forked children of a rank are its workers": (
+        [process(10, 1), process(11, 10), process(12, 10), process(13, 10, TRACKER, torch=False)],
+        {10: "rank 0 of 1", 11: "worker 0 of 10", 12: "worker 1 of 10", 13: "helper resource tracker"},
+    ),
+    "spawned ranks are told by having workers": (
+        [process(10, 1), *(process(pid, pid // 10 * 10 if pid % 10 else 10, SPAWNED) for pid in (20, 21, 30, 31))],
+        {10: "launcher train.py", 20: "rank 0 of ?", 21: "worker 0 of 20", 30: "rank 1 of ?", 31: "worker 0 of 30"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_process_has_its_part(case):
+    tree, parts = CASES[case]
+    assert told(cast(tree)) == parts
+
+
+@pytest.mark.parametrize("case", BEFORE_2_5)
+def test_before_torch_2_5_loader_workers_do_not_name_themselves(case):
+    tree, parts = BEFORE_2_5[case]
+    assert told(cast(tree, named=False)) == parts
+    assert told(cast(tree)) != parts
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -74,48 +266,37 @@ def test_ranks_without_an_environment_are_told_by_their_threads(method):
         tree.append(process(12, 10, FORKSERVER, torch=False))
         above = 12
     for pid in (20, 30):
-        tree += [process(pid, above, argv, threads=GLOO), process(pid + 1, pid, argv, "pt_data_worker")]
+        tree += [process(pid, above, argv, threads=GLOO), worker(pid + 1, pid, argv)]
     parts = cast(tree)
-    assert parts[10].role is Role.LAUNCHER
-    assert parts[11].label == "resource tracker"
-    assert told(parts)[20] == (Role.RANK, 0, NOT_APPLICABLE)
-    assert told(parts)[31] == (Role.WORKER, 1, 0)
-    assert parts[30].source == "parentage and threads"
-    assert parts[30].label == "train.py"
-    assert isinstance(parts[30].world_size, Missing)
+    assert told(parts) | {12: "helper forkserver"} == {
+        10: "launcher train.py",
+        11: "helper resource tracker",
+        12: "helper forkserver",
+        20: "rank 0 of ?",
+        21: "worker 0 of 20",
+        30: "rank 1 of ?",
+        31: "worker 0 of 30",
+    }
+    assert (parts[30].source, parts[30].label) == ("parentage and threads", "train.py")
 
 
 def test_ranks_are_numbered_by_birth_although_threads_come_in_another_order():
-    first = cast([process(10, 1), process(20, 10, SPAWNED), process(30, 10, SPAWNED, threads=GLOO)])
-    assert first[30].rank == 0
-    assert first[20].role is Role.HELPER
-    later = cast(
-        [process(10, 1), process(20, 10, SPAWNED, threads=GLOO), process(30, 10, SPAWNED, threads=GLOO)], previous=first
-    )
+    late, early = process(30, 10, SPAWNED, threads=GLOO), process(20, 10, SPAWNED)
+    first = cast([process(10, 1), early, late])
+    assert (first[20].role, first[30].rank) == (Role.HELPER, 0)
+    later = cast([process(10, 1), replace(early, thread_names=GLOO), late], previous=first)
     assert (later[20].rank, later[30].rank) == (0, 1)
 
 
-def test_the_number_of_a_rank_survives_its_dead_sibling():
-    tree = [process(10, 1), process(30, 10, SPAWNED, threads=GLOO)]
-    assert cast(tree, departed=[Departed(10, Identity(20, OLD + 20))])[30].rank == 1
-    assert cast(tree)[30].rank == 0
-
-
-def test_a_dead_rank_keeps_its_place_in_the_middle():
-    tree = [process(10, 1), *(process(pid, 10, SPAWNED, threads=GLOO) for pid in (20, 40))]
-    parts = cast(tree, departed=[Departed(10, Identity(30, OLD + 30)), Departed(99, Identity(1, 0))])
-    assert (parts[20].rank, parts[40].rank) == (0, 2)
-
-
-def test_a_process_that_trains_and_starts_ranks_is_the_first_of_them():
-    parts = cast([process(10, 1, threads=GLOO), process(20, 10, SPAWNED, threads=GLOO)])
-    assert [(part.role, part.rank) for part in parts.values()] == [(Role.RANK, 0), (Role.RANK, 1)]
-
-
-def test_a_rank_that_starts_another_training_stays_a_rank():
-    tree = [process(10, 1), process(11, 10, TRAIN, "pt_data_worker"), process(20, 10, SPAWNED)]
-    parts = cast([*tree, process(21, 20, SPAWNED, "pt_data_worker")])
-    assert (parts[10].role, parts[11].role, parts[20].role) == (Role.RANK, Role.WORKER, Role.HELPER)
+@pytest.mark.parametrize(
+    ("living", "departed", "numbers"),
+    [((30,), (), (0,)), ((30,), (20,), (1,)), ((20, 40), (30, 99), (0, 2)), ((30,), (99,), (0,))],
+)
+def test_the_number_of_a_rank_survives_its_dead_siblings(living, departed, numbers):
+    tree = [process(10, 1), *(process(pid, 10, SPAWNED, threads=GLOO) for pid in living)]
+    gone = [Departed(10 if pid < 99 else 99, Identity(pid, OLD + pid)) for pid in departed]
+    parts = cast(tree, departed=gone)
+    assert tuple(parts[pid].rank for pid in living) == numbers
 
 
 @pytest.mark.parametrize(
@@ -126,59 +307,26 @@ def test_workers_name_themselves_since_torch_2_5(version, named):
     assert names_workers(version) is named
 
 
-SWEEP = (PYTHON, "sweep.py")
-AUTOGRAD = ("pt_autograd_0",)
-SHELL_OF_A_STEP = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-LAUNCHED = (PYTHON, "/v/bin/torchrun", "train.py")
-
-
-@pytest.mark.parametrize("environ", [{}, SHELL_OF_A_STEP])
+@pytest.mark.parametrize("environ", [{}, IN_STEP])
 def test_what_has_torch_and_started_a_launcher_is_no_rank(environ):
     tree = [process(10, 1, (PYTHON, "/v/bin/yolo", "train"), environ=environ)]
     tree += [process(11, 10, ("sh", "-c", "torchrun"), "sh"), process(12, 11, LAUNCHED, "pt_elastic")]
-    for local in (0, 1):
-        place = {"RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
-        tree.append(process(20 + local, 12, environ=environ | place))
-    parts = cast([*tree, process(30, 21, name="pt_data_worker")])
-    assert {pid: part.role for pid, part in parts.items()} == {
-        10: Role.HELPER,
-        12: Role.LAUNCHER,
-        20: Role.RANK,
-        21: Role.RANK,
-        30: Role.WORKER,
+    tree += [process(20 + local, 12, environ=environ | place(local)) for local in (0, 1)]
+    assert told(cast([*tree, worker(30, 21)])) == {
+        10: "helper yolo",
+        12: "launcher torchrun",
+        20: "rank 0 of 2",
+        21: "rank 1 of 2",
+        30: "worker 0 of 21",
     }
-    assert (parts[21].rank, parts[21].world_size, parts[30].rank_pid) == (1, 2, 21)
 
 
-@pytest.mark.parametrize("sign", ["workers", "threads", "group", "ranks"])
-def test_what_has_torch_and_started_one_that_trains_is_no_rank(sign):
-    threads = {"threads": AUTOGRAD, "group": GLOO}.get(sign, ())
-    tree = [process(10, 1, SWEEP), process(20, 10, (PYTHON, "train.py", "--seed", "1"), threads=threads)]
-    if sign == "workers":
-        tree.append(process(21, 20, (PYTHON, "train.py", "--seed", "1"), "pt_data_worker"))
-    if sign == "ranks":
-        tree += [process(30 + rank, 20, SPAWNED, threads=GLOO) for rank in (0, 1)]
-    parts = cast(tree)
-    assert (parts[10].role, parts[10].label) == (Role.HELPER, "sweep.py")
-    assert [pid for pid, part in parts.items() if part.role is Role.RANK] == ([30, 31] if sign == "ranks" else [20])
-    if sign == "workers":
-        assert (parts[20].rank, parts[20].world_size, parts[20].source) == (0, 1, "single process")
-        assert (parts[21].role, parts[21].rank_pid) == (Role.WORKER, 20)
-
-
-@pytest.mark.parametrize("method", ["argv", "title", "spawn", "image", "compile"])
-def test_what_multiprocessing_started_and_what_trains_itself_makes_no_helper_of_a_rank(method):
-    argv = {
-        "argv": SWEEP,
-        "title": ("VLLM::Engine",),
-        "spawn": SPAWNED,
-        "image": (PYTHON, "x.py"),
-        "compile": (PYTHON, "/v/torch/_inductor/compile_worker/__main__.py"),
-    }[method]
-    parent, child = process(10, 1, SWEEP), process(20, 10, argv, threads=AUTOGRAD)
-    if method == "image":
-        parent, child = (replace(each, stat=replace(each.stat, image=7)) for each in (parent, child))
-    assert cast([parent, child])[10].role is Role.RANK
+@pytest.mark.parametrize(
+    ("argv", "image"), [(SWEEP, 0), (("VLLM::Engine",), 0), (SPAWNED, 0), ((PYTHON, "x.py"), 7), (POOL, 0)]
+)
+def test_what_multiprocessing_started_and_what_trains_itself_makes_no_helper_of_a_rank(argv, image):
+    pair = process(10, 1, SWEEP), process(20, 10, argv, threads=AUTOGRAD)
+    assert cast(replace(one, stat=replace(one.stat, image=image)) for one in pair)[10].role is Role.RANK
 
 
 @pytest.mark.parametrize(
@@ -194,156 +342,9 @@ def test_what_trains_itself_stays_a_rank_whatever_it_started(tree):
     assert {pid: parts[pid].role for pid in (10, 20, 30)} == {10: Role.RANK, 20: Role.HELPER, 30: Role.HELPER}
 
 
-def test_before_torch_2_5_forked_workers_are_the_sign_of_training():
-    tree = [process(10, 1), process(11, 10), process(20, 10, LAUNCHED, "pt_elastic")]
-    assert [part.role for part in cast(tree, named=False).values()] == [Role.RANK, Role.WORKER, Role.HELPER]
-    below = [process(10, 1, SWEEP), process(20, 10), process(21, 20)]
-    assert [part.role for part in cast(below, named=False).values()] == [Role.HELPER, Role.RANK, Role.WORKER]
-
-
-def test_programs_beside_one_that_trains_are_no_ranks():
-    tree = [process(10, 1, SWEEP), process(20, 10, threads=AUTOGRAD), process(21, 20, name="pt_data_worker")]
-    board = process(30, 10, (PYTHON, "/v/bin/tensorboard"), torch=False, start=NEW)
-    assert cast([*tree, board])[30].role is Role.HELPER
-
-
-def test_lightning_in_an_interactive_step_of_slurm_has_all_its_ranks():
-    tree = [process(10, 1, (PYTHON, "fit.py"), environ=SHELL_OF_A_STEP, threads=GLOO)]
-    for local in (1, 2, 3):
-        place = SHELL_OF_A_STEP | {"LOCAL_RANK": str(local), "NODE_RANK": "0", "WORLD_SIZE": "4"}
-        tree.append(process(20 + local, 10, (PYTHON, "/abs/fit.py"), environ=place))
-    parts = cast([*tree, process(31, 21, name="pt_data_worker", environ=SHELL_OF_A_STEP)])
-    ranks = {pid: (part.rank, part.world_size) for pid, part in parts.items() if part.role is Role.RANK}
-    assert ranks == {10: (0, 4), 21: (1, 4), 22: (2, 4), 23: (3, 4)}
-    assert parts[31].rank_pid == 21
-
-
-def test_spawned_ranks_in_an_interactive_step_of_slurm_are_ranks():
-    tree = [process(10, 1, environ=SHELL_OF_A_STEP, threads=GLOO)]
-    parts = cast([*tree, process(20, 10, SPAWNED, environ=SHELL_OF_A_STEP, threads=GLOO)])
-    assert [(part.role, part.rank) for part in parts.values()] == [(Role.RANK, 0), (Role.RANK, 1)]
-
-
-def test_a_pod_whose_python_starts_the_ranks_is_their_launcher():
-    pod = {"RANK": "1", "WORLD_SIZE": "2"}
-    tree = [process(10, 1, (PYTHON, "start.py"), environ=pod)]
-    for local in (0, 1):
-        place = {"RANK": str(2 + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "4"}
-        tree.append(process(20 + local, 10, environ=pod | place))
-    parts = cast(tree)
-    assert [(part.role, part.rank) for part in parts.values()] == [
-        (Role.LAUNCHER, NOT_APPLICABLE),
-        (Role.RANK, 2),
-        (Role.RANK, 3),
-    ]
-
-
-def test_an_evaluation_that_a_rank_starts_in_a_world_of_its_own_is_no_rank():
-    rank = process(10, 1, environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
-    alone = process(20, 10, (PYTHON, "eval.py"), environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
-    assert [part.role for part in cast([rank, alone]).values()] == [Role.RANK, Role.HELPER]
-
-
-STEP = process(10, 1, ("slurmstepd: [7.0]",), "slurmstepd", torch=False)
-OTHERS_PLACE = SHELL_OF_A_STEP | {"SLURM_PROCID": "1"}
-
-
-def test_python_without_torch_beside_the_ranks_is_no_rank():
-    tree = [STEP, process(11, 10, ("bash", "run.sh"), "bash", environ=SHELL_OF_A_STEP, torch=False)]
-    board = process(12, 11, (PYTHON, "/v/bin/tensorboard"), environ=SHELL_OF_A_STEP, torch=False, start=NEW)
-    parts = cast([*tree, board, process(13, 11, environ=SHELL_OF_A_STEP)])
-    assert {pid: part.role for pid, part in parts.items()} == {10: Role.LAUNCHER, 12: Role.HELPER, 13: Role.RANK}
-    importing = process(14, 11, environ=OTHERS_PLACE, torch=False, start=NEW)
-    watcher = process(15, 11, (PYTHON, "watch.py"), environ=OTHERS_PLACE, torch=False)
-    parts = cast([*tree, process(13, 11, environ=SHELL_OF_A_STEP), importing, watcher])
-    assert [parts[pid].role for pid in (13, 14, 15)] == [Role.RANK, Role.RANK, Role.HELPER]
-
-
-def test_a_rank_that_says_nothing_has_no_number():
-    alone = cast([process(10, 1, threads=GLOO)])[10]
-    assert alone.role is Role.RANK
-    assert isinstance(alone.rank, Missing)
-    assert isinstance(alone.world_size, Missing)
-    assert cast([process(10, 1)])[10].rank == 0
-
-
-def test_a_launcher_in_a_pod_that_carries_rank_is_no_rank():
-    pod = {"RANK": "0", "WORLD_SIZE": "2"}
-    launcher = process(10, 1, (PYTHON, "/v/bin/torchrun", "train.py"), "pt_elastic", environ=pod)
-    place = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-    parts = cast([launcher, process(11, 10, environ=place), process(12, 10, environ=pod)])
-    assert told(parts) == {
-        10: (Role.LAUNCHER, NOT_APPLICABLE, NOT_APPLICABLE),
-        11: (Role.RANK, 3, NOT_APPLICABLE),
-        12: (Role.RANK, 0, NOT_APPLICABLE),
-    }
-    assert isinstance(parts[12].local_rank, Missing)
-
-
-def test_workers_of_each_start_method_belong_to_their_rank():
-    tree = [
-        process(10, 1, environ={"RANK": "2"}),
-        process(11, 10, TRACKER, torch=False),
-        process(12, 10, FORKSERVER, torch=False),
-        process(13, 10, TRAIN, "pt_data_worker"),
-        process(14, 10, SPAWNED, "pt_data_worker"),
-        process(15, 12, FORKSERVER, "pt_data_worker"),
-        process(16, 10, SPAWNED, start=NEW),
-        process(17, 12, FORKSERVER, start=NEW),
-        process(18, 10, SPAWNED),
-        process(19, 10, TRAIN),
-    ]
-    parts = cast(tree)
-    workers = {pid: part.worker for pid, part in parts.items() if part.role is Role.WORKER}
-    assert workers == {13: 0, 14: 1, 15: 2, 16: 3, 17: 4}
-    assert {part.rank for part in parts.values()} == {2}
-    assert {part.rank_pid for part in parts.values()} == {10}
-    assert parts[18].label == parts[19].label == "multiprocessing child"
-
-
-def test_before_torch_2_5_forked_children_of_a_rank_are_its_workers():
-    tree = [process(10, 1), process(11, 10), process(12, 10), process(13, 10, TRACKER, torch=False)]
-    assert [part.role for part in cast(tree, named=False).values()].count(Role.WORKER) == 2
-    assert [part.role for part in cast(tree).values()].count(Role.WORKER) == 0
-
-
-def test_before_torch_2_5_spawned_ranks_are_told_by_having_workers():
-    tree = [process(10, 1)]
-    for pid in (20, 30):
-        tree += [process(pid, 10, SPAWNED), process(pid + 1, pid, SPAWNED)]
-    assert told(cast(tree, named=False)) == {
-        10: (Role.LAUNCHER, NOT_APPLICABLE, NOT_APPLICABLE),
-        20: (Role.RANK, 0, NOT_APPLICABLE),
-        21: (Role.WORKER, 0, 0),
-        30: (Role.RANK, 1, NOT_APPLICABLE),
-        31: (Role.WORKER, 1, 0),
-    }
-
-
-def test_what_a_worker_starts_is_a_helper():
-    tree = [
-        process(10, 1),
-        process(11, 10, TRAIN, "pt_data_worker"),
-        process(12, 11, TRAIN, "pt_data_worker"),
-        process(13, 11, ("torch_shm_manager",), "torch_shm_manag"),
-        process(14, 11, ("ffmpeg", "-i", "x.mp4"), "ffmpeg"),
-    ]
-    parts = cast(tree)
-    assert [part.role for part in parts.values()] == [Role.RANK, Role.WORKER, Role.HELPER, Role.HELPER, Role.HELPER]
-    assert [parts[pid].label for pid in (12, 13, 14)] == ["started by a loader worker", "torch_shm_manager", "ffmpeg"]
-    assert parts[14].rank == 0
-
-
-def test_compile_workers_and_their_children_are_told_from_loader_workers():
-    pool = (PYTHON, "/v/torch/_inductor/compile_worker/__main__.py", "--pickler=x", "--parent=10")
-    parts = cast([process(10, 1), process(11, 10, pool), process(12, 11, pool)])
-    assert [part.role for part in parts.values()] == [Role.RANK, Role.COMPILE, Role.COMPILE]
-
-
 def test_a_worker_keeps_its_number_and_a_new_one_takes_the_lowest_free():
-    tree = [process(10, 1), *(process(pid, 10, TRAIN, "pt_data_worker") for pid in (11, 12, 13))]
-    first = cast(tree)
-    later = cast([tree[0], tree[1], tree[3], process(14, 10, TRAIN, "pt_data_worker")], previous=first)
+    tree = [process(10, 1), *(worker(pid, 10) for pid in (11, 12, 13))]
+    later = cast([tree[0], tree[1], tree[3], worker(14, 10)], previous=cast(tree))
     assert {pid: part.worker for pid, part in later.items()} == {10: NOT_APPLICABLE, 11: 0, 13: 2, 14: 1}
 
 
@@ -351,40 +352,19 @@ def test_members_keep_their_parts_when_root_shell_or_rank_die():
     launcher = process(10, 1, ("mpirun",), "mpirun", torch=False)
     shell = process(11, 10, ("bash", "run.sh"), "bash", torch=False)
     rank = process(12, 11, environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
-    worker = process(13, 12, TRAIN, "pt_data_worker")
-    child = process(14, 13, ("ffmpeg",), "ffmpeg", torch=False)
-    whole = cast([launcher, shell, rank, worker, child])
-    assert {pid: part.role for pid, part in whole.items()} == {
-        10: Role.LAUNCHER,
-        12: Role.RANK,
-        13: Role.WORKER,
-        14: Role.HELPER,
-    }
-    without_root = cast([shell, rank, worker, child], previous=whole)
+    below = [worker(13, 12), process(14, 13, ("ffmpeg",), "ffmpeg", torch=False)]
+    whole = cast([launcher, shell, rank, *below])
+    assert told(whole) == {10: "launcher mpirun", 12: "rank 1 of 2", 13: "worker 0 of 12", 14: "helper ffmpeg"}
+    without_root = cast([shell, rank, *below], previous=whole)
     assert without_root == {pid: whole[pid] for pid in (12, 13, 14)}
-    without_rank = cast([worker, child], previous=without_root)
-    assert without_rank[13] == whole[13]
-    assert without_rank[14].rank == 1
+    without_rank = cast(below, previous=without_root)
+    assert (without_rank[13], without_rank[14].rank) == (whole[13], 1)
 
 
 def test_an_elastic_restart_below_a_launcher_whose_parent_died_is_still_seen():
-    step = process(10, 1, ("slurmstepd: [1.0]",), "slurmstepd", torch=False)
-    launcher = process(11, 10, (PYTHON, "/v/bin/torchrun"), "pt_elastic")
-    before = cast([step, launcher, process(12, 11, environ={"RANK": "0"})])
-    after = cast([launcher, process(13, 11, environ={"RANK": "0"})], previous=before)
-    assert told(after)[13] == (Role.RANK, 0, NOT_APPLICABLE)
-
-
-def test_a_worker_that_its_rank_left_behind_is_no_rank():
-    launcher = process(10, 1, (PYTHON, "/v/bin/torchrun"), "pt_elastic")
-    parts = cast([launcher, process(13, 10, TRAIN, "pt_data_worker", environ={"RANK": "1"})])
-    assert (parts[13].role, parts[13].rank) == (Role.WORKER, 1)
-    assert parts[13].rank_pid == Missing("its rank has ended")
-
-
-def test_an_interactive_shell_below_a_job_is_cut_off():
-    parts = cast([process(10, 1), process(11, 10, ("bash",), "bash"), process(12, 11, ("top",), "top")])
-    assert set(parts) == {10}
+    launcher = process(11, 10, LAUNCHED, "pt_elastic")
+    before = cast([STEP, launcher, process(12, 11, environ={"RANK": "0"})])
+    assert cast([launcher, process(13, 11, environ={"RANK": "0"})], previous=before)[13].rank == 0
 
 
 @pytest.mark.parametrize(
