@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,28 +28,51 @@ TRAIN = ("python", "-u", "train.py")
 
 
 class Watch:
-    """Hold a fake job of 100 (torchrun), 101 and 102 (ranks), 110 and 120 (workers) and its members."""
+    """Hold a fake job and its members: torchrun (100) with ranks (101, 102) and a worker of each (110, 120)."""
 
-    def __init__(self, fake: FakeProc) -> None:
+    def __init__(self, fake: FakeProc, root: int = 0) -> None:
         self.fake = fake
-        fake.add_torchrun(100, workers=1)
-        self.membership = Membership(find_job(100, fake.proc), fake.proc)
+        if not root:
+            fake.add_torchrun(100, workers=1)
+        self.membership = Membership(find_job(root or 100, fake.proc), fake.proc)
         self.now_ns = SECOND
-        assert self.refresh() == Changes()
+        assert root or self.refresh() == Changes()
 
     def refresh(self, seconds: float = 1.0) -> Changes:
         self.now_ns += int(seconds * SECOND)
         return self.membership.refresh(self.now_ns)
 
-    def pids(self) -> set[int]:
-        return {member.identity.pid for member in self.membership.members}
+    def look(self, seconds: float = 1.0) -> tuple[list[int], list[int]]:
+        """Look again; return who was born and who is gone."""
+        changes = self.refresh(seconds)
+        return pids(changes.born), pids(each.member for each in changes.gone)
+
+    def add_worker(self, pid: int, rank: int = 101, **fields) -> None:
+        self.fake.add(pid, rank, TRAIN, name="pt_data_worker", environ=PLACE, **fields)
+
+    def children(self, pid: int) -> Path:
+        return self.fake.path / f"{pid}/task/{pid}/children"
+
+    def roles(self) -> dict[int, Role]:
+        return {member.identity.pid: member.role for member in self.membership.members}
+
+
+def pids(members) -> list[int]:
+    return [member.identity.pid for member in members]
 
 
 @pytest.fixture
-def watch(tmp_path):
-    one = Watch(FakeProc(tmp_path / "proc"))
-    yield one
-    one.membership.close()
+def watching():
+    """Give what follows a job, and end that."""
+    made = []
+    yield lambda fake, root=0: made.append(Watch(fake, root)) or made[-1]
+    for one in made:
+        one.membership.close()
+
+
+@pytest.fixture
+def watch(fake, watching):
+    return watching(fake)
 
 
 def test_nothing_new_is_no_change(watch):
@@ -59,31 +83,28 @@ def test_nothing_new_is_no_change(watch):
 
 def test_a_respawn_at_the_end_of_an_epoch(watch):
     watch.fake.remove(110)
-    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
+    watch.add_worker(130)
     changes = watch.refresh()
-    assert [member.identity.pid for member in changes.born] == [130]
-    assert [departure.member.identity.pid for departure in changes.gone] == [110]
+    assert (pids(changes.born), pids(each.member for each in changes.gone)) == ([130], [110])
     assert (changes.born[0].role, changes.born[0].rank, changes.born[0].worker) == (Role.WORKER, 0, 0)
-    assert watch.pids() == {100, 101, 102, 120, 130}
+    assert watch.roles().keys() == {100, 101, 102, 120, 130}
     assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
 
 
 def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch):
     """The kernel lists a child under the thread that made it; a scan of all is due every 5 s alone."""
     me = next(one.identity for one in watch.membership.members if one.identity.pid == 101)
-    main = watch.fake.path / "101/task/101/children"
-    before = main.read_text()
-    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
-    main.write_text(before)
+    before = watch.children(101).read_text()
+    watch.add_worker(130)
+    watch.children(101).write_text(before)
     (watch.fake.path / "101/task/777").mkdir()
     (watch.fake.path / "101/task/777/children").write_text("130 ")
     assert watch.refresh() == Changes()
-    changes = watch.membership.refresh(watch.now_ns, {me: 777})
-    assert [member.identity.pid for member in changes.born] == [130]
+    assert pids(watch.membership.refresh(watch.now_ns, {me: 777}).born) == [130]
     # A thread that ended is no kernel without these files.
     assert watch.membership.refresh(watch.now_ns, {me: 778}) == Changes()
-    watch.fake.add(140, 102, TRAIN, name="pt_data_worker", environ=PLACE)
-    assert [member.identity.pid for member in watch.refresh().born] == [140]
+    watch.add_worker(140, 102)
+    assert watch.look() == ([140], [])
 
 
 def test_grandchildren_born_within_a_second_are_met_at_once(watch):
@@ -92,123 +113,106 @@ def test_grandchildren_born_within_a_second_are_met_at_once(watch):
     watch.fake.add(142, 141, ("tool", "child"))
     assert {member.identity.pid: member.role for member in watch.refresh().born} == {141: Role.HELPER, 142: Role.HELPER}
     watch.fake.add(143, 140, ("tool", "second"))
-    assert [member.identity.pid for member in watch.refresh().born] == [143]
+    assert watch.look() == ([143], [])
 
 
 def test_a_fork_by_another_thread_is_met_within_five_seconds(watch):
-    children = watch.fake.path / "101" / "task" / "101" / "children"
-    before = children.read_text()
+    before = watch.children(101).read_text()
     watch.fake.add(140, 101, ("ffmpeg",))
-    children.write_text(before)  # the kernel lists it under the thread that forked
+    watch.children(101).write_text(before)  # the kernel lists it under the thread that forked
     assert watch.refresh() == Changes()
     assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
 
 
-def test_without_children_files_every_refresh_looks_at_all_processes(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_without_children_files_every_refresh_looks_at_all_processes(fake, watching):
+    def unlink():
+        for path in fake.path.glob("*/task/*/children"):
+            path.unlink()
+
     fake.add_torchrun(100, workers=1)
-    for path in fake.path.glob("*/task/*/children"):
-        path.unlink()
-    membership = Membership(find_job(100, fake.proc), fake.proc)
-    assert membership.refresh(SECOND) == Changes()
-    fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
-    for path in fake.path.glob("*/task/*/children"):
-        path.unlink()
-    assert [member.identity.pid for member in membership.refresh(2 * SECOND).born] == [130]
+    unlink()
+    watch = watching(fake, 100)
+    assert watch.refresh() == Changes()
+    watch.add_worker(130)
+    unlink()
+    assert watch.look() == ([130], [])
     fake.remove(130)
-    assert len(membership.refresh(3 * SECOND).gone) == 1
+    assert watch.look() == ([], [130])
 
 
 def test_a_reused_pid_is_another_member(watch):
     watch.fake.remove(110)
-    watch.fake.add(110, 101, TRAIN, name="pt_data_worker", start=watch.fake.now - 5)
+    watch.add_worker(110, start=watch.fake.now - 5)
     changes = watch.refresh()
-    assert [departure.member.identity.pid for departure in changes.gone] == [110]
+    assert pids(departure.member for departure in changes.gone) == [110]
     assert [member.identity for member in changes.born] == [Identity(110, watch.fake.now - 5)]
 
 
 def test_a_pid_reused_outside_the_job_is_only_gone(watch):
     watch.fake.remove(110)
     watch.fake.add(110, 1, ("cron",), start=watch.fake.now - 5)
-    changes = watch.refresh(6.0)
-    assert ([d.member.identity.pid for d in changes.gone], changes.born) == ([110], ())
-    assert 110 not in watch.pids()
+    assert watch.look(6.0) == ([], [110])
+    assert 110 not in watch.roles()
 
 
 def test_a_number_is_reused_by_a_fork_of_another_thread(watch):
     watch.refresh(6.0)
     watch.fake.remove(110)
-    assert len(watch.refresh().gone) == 1
-    children = watch.fake.path / "101" / "task" / "101" / "children"
-    before = children.read_text()
+    assert watch.look() == ([], [110])
+    before = watch.children(101).read_text()
     watch.fake.add(110, 101, ("ffmpeg",), start=watch.fake.now - 5)
-    children.write_text(before)
+    watch.children(101).write_text(before)
     assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
 
 
-def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(fake, watching):
     place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
     fake.add(50, 1, ("mpirun", "x"))
     fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place, start=fake.now - 200)
     fake.add(60, 50, ("python", "train.py"), environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, torch=True)
     fake.add(52, 51, ("python", "train.py"), environ=place, start=fake.now - 100)
-    membership = Membership(find_job(50, fake.proc), fake.proc)
-    assert {m.identity.pid: m.role for m in membership.members if m.rank == 0} == {51: Role.RANK, 52: Role.HELPER}
-    maps = fake.path / "52" / "maps"
-    maps.write_text(maps.read_text() + "7f00-7f01 r-xp 0 08:01 2    /v/torch/lib/libtorch_cpu.so\n")
-    changes = membership.refresh(SECOND)
-    assert {member.identity.pid: member.role for member in changes.changed} == {51: Role.HELPER, 52: Role.RANK}
-    membership.close()
+    watch = watching(fake, 50)
+    assert {m.identity.pid: m.role for m in watch.membership.members if m.rank == 0} == {51: Role.RANK, 52: Role.HELPER}
+    with (fake.path / "52" / "maps").open("a") as maps:
+        maps.write("7f00-7f01 r-xp 0 08:01 2    /v/torch/lib/libtorch_cpu.so\n")
+    changed = {member.identity.pid: member.role for member in watch.refresh().changed}
+    assert changed == {51: Role.HELPER, 52: Role.RANK}
 
 
-def test_the_job_is_found_below_what_started_it_once_that_is_seen(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_the_job_is_found_below_what_started_it_once_that_is_seen(fake, watching):
     fake.add(60, 1, ("python", "/venv/bin/yolo", "train"), torch=True)
-    membership = Membership(find_job(60, fake.proc), fake.proc)
-    assert [(member.role, member.rank) for member in membership.members] == [(Role.RANK, 0)]
+    watch = watching(fake, 60)
+    assert watch.roles() == {60: Role.RANK}
     fake.add_torchrun(100, 60, workers=1)
-    membership.refresh(SECOND)
-    roles = {member.identity.pid: member.role for member in membership.members}
-    assert roles == {
-        60: Role.HELPER,
-        100: Role.LAUNCHER,
-        101: Role.RANK,
-        102: Role.RANK,
-        110: Role.WORKER,
-        120: Role.WORKER,
-    }
-    membership.close()
+    watch.refresh()
+    below = dict.fromkeys((101, 102), Role.RANK) | dict.fromkeys((110, 120), Role.WORKER)
+    assert watch.roles() == {60: Role.HELPER, 100: Role.LAUNCHER} | below
 
 
 def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch):
     watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
     watch.fake.add(140, 101, (), name="python", state="Z")
-    changes = watch.refresh()
-    assert ([d.member.identity.pid for d in changes.gone], changes.born) == ([110], ())
+    assert watch.look() == ([], [110])
     assert watch.refresh(6.0) == Changes()
 
 
 def test_members_stay_when_their_parent_dies(watch):
-    before = {member.identity.pid: member for member in watch.membership.members}
+    before = next(member for member in watch.membership.members if member.identity.pid == 110)
     watch.fake.remove(101)
     watch.fake.write_stat(110, 1, "pt_data_worker", start=watch.fake.now - 1_000_000 + 110)
-    changes = watch.refresh()
-    assert [d.member.identity.pid for d in changes.gone] == [101]
-    after = {member.identity.pid: member for member in watch.membership.members}
-    assert after[110] == replace(before[110], parent=1)
+    assert watch.look() == ([], [101])
+    assert replace(before, parent=1) in watch.membership.members
     assert watch.membership.job.world_size == 4
 
 
 def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch):
     watch.fake.remove(100)
     assert describe_changes(watch.refresh()) == (f"launcher torchrun (100) gone: {UNSEEN}",)
-    assert watch.pids() == {101, 102, 110, 120}
+    assert watch.roles().keys() == {101, 102, 110, 120}
     for pid in (101, 102, 110, 120):
         watch.fake.remove(pid)
     assert len(watch.refresh().gone) == 4
-    assert watch.membership.members == ()
-    assert watch.membership.job.script == "train.py"
+    assert (watch.membership.members, watch.membership.job.script) == ((), "train.py")
 
 
 def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch):
@@ -223,30 +227,19 @@ def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch):
 
 
 def test_a_process_that_runs_another_program_is_read_again(watch):
-    start = watch.fake.now - 50
-    watch.fake.add(140, 101, TRAIN, name="python", start=start)
-    assert [member.label for member in watch.refresh().born] == ["multiprocessing child"]
-    watch.fake.remove(140)
-    watch.fake.add(140, 101, ("ffmpeg", "-i", "x"), start=start)
-    changes = watch.refresh()
-    assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
-    assert (changes.born, changes.gone) == ((), ())
-
-
-def test_the_stacks_of_a_helper_born_later_are_read_while_it_runs_python(watch):
-    def read():
-        members = dumpable(watch.membership.job)
-        return [member.identity.pid for member in members if member.role is Role.HELPER]
+    def read_stacks():
+        return [one.identity.pid for one in dumpable(watch.membership.job) if one.role is Role.HELPER]
 
     start = watch.fake.now - 50
     watch.fake.add(140, 101, TRAIN, name="python", start=start)
     watch.fake.add(141, 101, ("ffmpeg", "-i", "x"))
-    watch.refresh()
-    assert read() == [140]
+    assert sorted(member.label for member in watch.refresh().born) == ["ffmpeg", "multiprocessing child"]
+    assert read_stacks() == [140], "the stacks of a helper are read while it runs Python"
     watch.fake.remove(140)
     watch.fake.add(140, 101, ("ffmpeg", "-i", "x"), start=start)
-    watch.refresh()
-    assert read() == []
+    changes = watch.refresh()
+    assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
+    assert (changes.born, changes.gone, read_stacks()) == ((), (), [])
 
 
 def test_a_spawned_worker_is_one_before_it_names_itself(watch):
@@ -269,33 +262,31 @@ def threads_that_read() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name == "tpmon-read"}
 
 
-def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(fake, watching):
     fake.add_torchrun(100, workers=0)
     path = fake.path / "102" / "cmdline"
     said = path.read_bytes()
     path.unlink()
     os.mkfifo(path)
     others = threads_that_read()
-    membership = Membership(find_job(100, fake.proc), fake.proc)
-    membership.refresh(SECOND)
-    assert [type(member.environment) for member in membership.members] == [tuple, tuple, Missing]
+    watch = watching(fake, 100)
+    watch.refresh()
+    assert [type(member.environment) for member in watch.membership.members] == [tuple, tuple, Missing]
     left_behind = threads_that_read() - others
     assert len(left_behind) == 1
-    for minute in range(1, 4):
-        membership.refresh((2 + 60 * minute) * SECOND)
+    for _ in range(3):
+        watch.refresh(60)
     assert threads_that_read() - others == left_behind
     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # whoever was left behind goes on
     path.unlink()
     path.write_bytes(said)
-    while threads_that_read() & left_behind:
-        time.sleep(0.01)
-    membership.refresh(190 * SECOND)
-    assert isinstance(membership.members[2].environment, Missing)
-    membership.refresh(250 * SECOND)
-    assert membership.members[2].rank == 1
-    assert not isinstance(membership.members[2].environment, Missing)
-    membership.close()
+    for thread in left_behind:
+        thread.join(30)
+    watch.refresh(8)
+    assert isinstance(watch.membership.members[2].environment, Missing)
+    watch.refresh(60)
+    assert watch.membership.members[2].rank == 1
+    assert not isinstance(watch.membership.members[2].environment, Missing)
 
 
 @pytest.mark.parametrize("step_s", [-1800.0, 7200.0])
@@ -303,7 +294,7 @@ def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(watch, monkeyp
     before = watch.membership.job
     monkeypatch.setattr(procread, "boot_time_s", lambda: boot_time_s() + step_s)
     assert watch.refresh() == Changes()
-    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE, start=watch.fake.now)
+    watch.add_worker(130, start=watch.fake.now)
     (born,) = watch.refresh().born
     after = watch.membership.job
     started = zip(before.members, after.members, strict=False)
@@ -323,44 +314,44 @@ def test_an_interactive_shell_and_what_is_below_it_never_join(watch):
     assert watch.refresh(6.0) == Changes()
 
 
-def test_descriptors_are_capped_and_given_back(tmp_path):
-    fake = FakeProc(tmp_path / "proc")
+def test_descriptors_are_capped_and_given_back(fake):
+    def count_open():
+        return len(os.listdir("/proc/self/fd")) - before
+
     fake.add_torchrun(100, workers=0)
     for pid in range(1000, 1060):
         fake.add(pid, 101, ("tool",))
     before = len(os.listdir("/proc/self/fd"))
     membership = Membership(find_job(100, fake.proc), fake.proc, Shares(40, 40, 100, limit=1024))
-    assert len(membership.members) == 63
-    assert len(os.listdir("/proc/self/fd")) - before == 40
+    assert (len(membership.members), count_open()) == (63, 40)
     fake.add(5000, 1050, ("child",))
     assert [member.label for member in membership.refresh(SECOND).born] == ["child"]
     for pid in range(1000, 1030):
         fake.remove(pid)
     assert len(membership.refresh(2 * SECOND).gone) == 30
-    freed = len(os.listdir("/proc/self/fd")) - before
+    freed = count_open()
     assert freed < 40
     fake.add(5001, 1050, ("child",))
     assert len(membership.refresh(3 * SECOND).born) == 1
-    assert len(os.listdir("/proc/self/fd")) - before == freed + 1, "room that was given back is used"
+    assert count_open() == freed + 1, "room that was given back is used"
     membership.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count_open() == 0
 
 
-def test_many_fates_are_counted_and_few_are_named(watch):
-    by_role = {member.identity.pid: member for member in watch.membership.members}
-    worker, rank = by_role[110], by_role[101]
-    other = replace(worker, rank=1)
-
-    def gone(member, count, status):
-        return tuple(Departure(member, status) for _ in range(count))
-
-    assert describe_changes(Changes(gone=gone(worker, 2, 0))) == ("2 workers of rank 0 ended",)
-    assert describe_changes(Changes(gone=gone(worker, 3, 15) + gone(other, 3, 15))) == (
-        "6 workers of 2 ranks gone: SIGTERM",
-    )
-    assert describe_changes(Changes(gone=gone(rank, 1, 256))) == ("rank 0 (101) gone: exit 1",)
-    assert describe_changes(Changes(born=(worker, worker, other))) == ("3 workers of 2 ranks started",)
-    assert describe_changes(Changes(born=(replace(rank, role=Role.HELPER),))) == ()
+@pytest.mark.parametrize(
+    ("fates", "born", "lines"),
+    [
+        ([(110, 0, 0)] * 2, [], ("2 workers of rank 0 ended",)),
+        ([(110, 0, 15)] * 3 + [(110, 1, 15)] * 3, [], ("6 workers of 2 ranks gone: SIGTERM",)),
+        ([(101, 0, 256)], [], ("rank 0 (101) gone: exit 1",)),
+        ([], [(110, 0), (110, 0), (110, 1)], ("3 workers of 2 ranks started",)),
+    ],
+)
+def test_many_fates_are_counted_and_few_are_named(watch, fates, born, lines):
+    by_pid = {member.identity.pid: member for member in watch.membership.members}
+    gone = tuple(Departure(replace(by_pid[pid], rank=rank), status) for pid, rank, status in fates)
+    assert describe_changes(Changes(tuple(replace(by_pid[pid], rank=rank) for pid, rank in born), gone)) == lines
+    assert describe_changes(Changes(born=(replace(by_pid[101], role=Role.HELPER),))) == ()
 
 
 def test_a_scan_is_made_every_five_seconds_and_no_more(watch, monkeypatch):
