@@ -1,7 +1,9 @@
-"""Which jobs there are: the only one of this user, and the list of all."""
+"""Which jobs there are: the only one of this user, the list of all, and whose they are."""
 
+import errno
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -9,15 +11,19 @@ import pytest
 from tests.children import child
 from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
-from tpmon.errors import NoTargetError, UsageError
-from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import Freezer
+from tpmon.errors import NoTargetError, NotPermittedError, UsageError
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing
+from tpmon.model.process import Freezer, Role
 from tpmon.model.results.doctor import JobState
+from tpmon.probe.base import procread
+from tpmon.probe.doctor.checks import make_subject
 from tpmon.probe.job import discovery as jobs_module
+from tpmon.probe.job import discovery as survey
 from tpmon.probe.job import process_facts as facts
 from tpmon.probe.job import process_facts as left_threads
 from tpmon.probe.job.discovery import list_jobs
-from tpmon.probe.job.resolve import find_only_job
+from tpmon.probe.job.job import read_owner, user_name
+from tpmon.probe.job.resolve import find_job, find_only_job
 
 
 @pytest.fixture
@@ -151,3 +157,66 @@ def test_jobs_of_other_users_are_counted_or_listed_without_false_counts(tmp_path
         known = {job.pid: job for job in list_jobs().jobs}
         assert (known[told.pid].ranks, known[hidden.pid].ranks) == (1, 1)
         assert list_jobs().unread == 0
+
+
+@pytest.mark.parametrize("asked", [50, 60])
+def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(fake, monkeypatch, asked):
+    deny(monkeypatch, 50)
+    add_step(fake, user=os.geteuid())
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.uid) == (50, os.geteuid())
+    assert [member.role for member in job.members] == [Role.LAUNCHER, Role.RANK, Role.RANK]
+    assert find_only_job(fake.proc).root.pid == 50
+    assert [one.user for one in list_jobs(fake.proc).jobs] == [user_name(os.geteuid())]
+    patient = make_subject(job)
+    assert (patient.user, patient.pids) == (user_name(os.geteuid()), (60, 61))
+
+
+@pytest.mark.parametrize("asked", [50, 60])
+def test_a_job_of_another_user_below_a_launcher_of_root_is_refused(fake, monkeypatch, asked):
+    deny(monkeypatch, 50, 60, 61)
+    add_step(fake, user=os.geteuid() + 2)
+    with pytest.raises(NotPermittedError, match=f"process {asked} belongs to user"):
+        find_job(asked, fake.proc)
+    with pytest.raises(NoTargetError):
+        find_only_job(fake.proc)
+
+
+def test_a_job_is_its_root_s_once_its_first_rank_has_ended(fake):
+    add_step(fake, user=os.geteuid())
+    job = find_job(60, fake.proc)
+    for pid in (60, 61):
+        fake.remove(pid)
+    assert read_owner(50, job.parts, job.facts, fake.proc) == os.geteuid() + 1
+
+
+def add_step(fake: FakeProc, user: int) -> None:
+    """Add a Slurm step with two ranks; its slurmstepd belongs to somebody else."""
+    title = ("slurmstepd: [77.0]",)
+    fake.add(50, 1, title, name="slurmstepd", exe="/usr/sbin/slurmstepd", uid=os.geteuid() + 1)
+    for rank in range(2):
+        place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": "2"}
+        environ = {**place, "SLURM_STEP_ID": "0"}
+        threads = ("pt_autograd_0",)
+        fake.add(60 + rank, 50, ("python", "t.py"), environ=environ, torch=True, uid=user, threads=threads)
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
+    """Refuse what the kernel refuses of another user's processes: environ, maps and program file."""
+
+    def refuse(read: Callable[..., object], path_of: Callable[..., str]) -> Callable[..., object]:
+        def reader(*args: object, **options: object) -> object:
+            path = path_of(*args)
+            if any(f"/{pid}/{name}" in path for pid in pids for name in ("environ", "maps")):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return read(*args, **options)
+
+        return reader
+
+    def read_exe(pid: int, proc: str) -> Known[str]:
+        return Missing(os.strerror(errno.EACCES)) if pid in pids else procread.read_exe(pid, proc)
+
+    monkeypatch.setattr(facts, "read_file", refuse(procread.read_file, lambda path, *_: str(path)))
+    monkeypatch.setattr(facts, "read_maps", refuse(procread.read_maps, lambda pid, *_: f"/{pid}/maps"))
+    monkeypatch.setattr(facts, "read_exe", read_exe)
+    monkeypatch.setattr(survey, "read_exe", read_exe)
