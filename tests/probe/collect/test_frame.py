@@ -13,6 +13,7 @@ from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import EnvironmentSetting, Identity, Role, ThreadGroup, ThreadKind
 from tpmon.model.waits import Wait, WaitReason
+from tpmon.probe.base.procread import StatLine
 from tpmon.probe.collect.frame import (
     add_known,
     age_output,
@@ -30,7 +31,6 @@ from tpmon.probe.collect.processes import ProcessRates, ProcessReading, Reading
 from tpmon.probe.host.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host.machine import HostReading
 from tpmon.probe.job.job import Member
-from tpmon.probe.proc.counters import Stat
 from tpmon.probe.proc.memory import AnonMemory, Pss
 from tpmon.probe.proc.threads import ThreadReading
 
@@ -77,7 +77,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
         environment=(EnvironmentSetting("OMP_NUM_THREADS", "1"),),
     )
     now = ProcessReading(
-        stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
+        stat=StatLine(42, "python", "S", 40, False, 9, 77, 0, cpu_s=1.5, rss_bytes=1000),
         rates=ProcessRates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
         threads=ThreadReading(1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND),
         wchan="futex_do_wait",

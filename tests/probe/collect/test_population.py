@@ -13,17 +13,17 @@ from tests.children import Child, child
 from tests.frames import NOW
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.probe.base.procread import parse_stat, read_stat
 from tpmon.probe.collect import processes as population_module
 from tpmon.probe.collect.processes import Population, describe_shortage
 from tpmon.probe.job.job import Member
-from tpmon.probe.proc.counters import KEPT_PROCESSES, KEPT_THREADS, Shares, parse_stat, share_descriptors
+from tpmon.probe.proc.counters import KEPT_PROCESSES, KEPT_THREADS, Shares, share_descriptors
 from tpmon.probe.proc.threads import QUIET_TICKS
 
 
 def member_of(pid: int, start_ticks: int | None = None) -> Member:
     if start_ticks is None:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            start_ticks = parse_stat(file.read()).start_ticks
+        start_ticks = read_stat(pid).start_ticks
     return Member(
         identity=Identity(pid, start_ticks),
         parent=os.getpid(),

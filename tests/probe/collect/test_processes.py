@@ -15,24 +15,14 @@ from tests.children import Child, child
 from tests.waits import wait_of
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
+from tpmon.probe.base.procread import StatLine
 from tpmon.probe.collect.processes import ProcessProbe, measure_rates, parse_allowed_cpus
-from tpmon.probe.proc.counters import Io, Stat
+from tpmon.probe.proc.counters import Io
 from tpmon.probe.proc.threads import Allowance
 from tpmon.probe.proc.wchan import RUNNING
 
 SECOND = 1_000_000_000
-STAT = Stat(
-    name="python",
-    state="S",
-    parent=1,
-    minor_faults=100,
-    children_faults=7,
-    major_faults=1,
-    cpu_s=1.0,
-    threads=1,
-    start_ticks=5,
-    rss_bytes=1 << 20,
-)
+STAT = StatLine(9, "python", "S", 1, False, 1, 5, 0, cpu_s=1.0, minor_faults=100, children_faults=7, major_faults=1)
 IO = Io(1000, 2000, 3000, 4000, 500)
 NOBODY = 65534
 

@@ -219,11 +219,11 @@ def test_figures_of_ours_that_cannot_be_read_are_missing(monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    monkeypatch.setattr(own_cost, "open", refuse, raising=False)
+    monkeypatch.setattr(own_cost, "read_stat", refuse)
     monkeypatch.setattr(own_cost.os, "stat", refuse)
     told = OwnCostMeter().read([], 1.0, 0.0)
     monkeypatch.undo()
-    assert isinstance(told.rss_bytes, Missing)
+    assert told.rss_bytes == Missing("/proc/self/stat: No such file or directory")
     assert told.descriptors == Missing("/proc/self/fd: No such file or directory")
 
 

@@ -1,45 +1,16 @@
 """Read and parse the hot /proc files, of real processes and of lines that the kernel can write."""
 
-import contextlib
 import os
 import resource
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.children import Child, child
-from tpmon.probe.proc import counters as procfs
-from tpmon.probe.proc.counters import (
-    Io,
-    ProcFile,
-    SchedStat,
-    parse_io,
-    parse_schedstat,
-    parse_stat,
-    raise_descriptor_limit,
-)
+from tpmon.probe.base.procread import TICKS_PER_S, parse_stat
+from tpmon.probe.proc.counters import Io, ProcFile, SchedStat, parse_io, parse_schedstat, raise_descriptor_limit
 
 IDLE = "say('up'); hear()"
-STAT = (
-    b"4211 (%s) S 4200 4211 4200 0 -1 4194304 500 9000 7 1 250 150 90 10 20 0 9 0 123456 1000 300 18446744073709551615"
-)
-
-
-@pytest.mark.parametrize("name", [b"python", b"a b", b"x) R 1 (", b")", b"((", b"\xff\xfe"])
-def test_a_name_never_shifts_the_fields_of_stat(name):
-    stat = parse_stat(STAT % name)
-    assert (stat.state, stat.parent, stat.threads, stat.start_ticks) == ("S", 4200, 9, 123456)
-    assert (stat.minor_faults, stat.children_faults, stat.major_faults) == (500, 9000, 7)
-    assert stat.cpu_s == 400 / procfs.CLOCK_TICKS
-    assert stat.name == name.decode("utf-8", "replace")
-
-
-@given(st.binary(max_size=200))
-def test_stat_of_any_bytes_parses_or_is_refused(raw):
-    with contextlib.suppress(ValueError):
-        assert parse_stat(raw).threads is not None
 
 
 @pytest.mark.parametrize("parse", [parse_stat, parse_schedstat, parse_io], ids=lambda parse: parse.__name__)
@@ -56,7 +27,7 @@ def test_the_files_of_a_live_process_say_what_the_system_says():
         assert (stat.parent, stat.threads) == (os.getpid(), 1)
         assert stat.state in "RS"
         boot_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert abs(boot_s + stat.start_ticks / procfs.CLOCK_TICKS - time.time()) < 30
+        assert abs(boot_s + stat.start_ticks / TICKS_PER_S - time.time()) < 30
         with open(f"{base}/status") as file:
             status = dict(line.split(":", 1) for line in file)
         assert abs(stat.rss_bytes - int(status["VmRSS"].split()[0]) * 1024) <= 2 << 20

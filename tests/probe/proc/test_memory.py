@@ -12,9 +12,8 @@ from tests.children import child
 from tests.frames import make_process
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
-from tpmon.probe.base.procread import read_file, read_stat
+from tpmon.probe.base.procread import PAGE_BYTES, read_stat
 from tpmon.probe.base.worker import Pace
-from tpmon.probe.proc.counters import PAGE_BYTES, parse_stat
 from tpmon.probe.proc.memory import (
     PSS_EVERY_S,
     PSS_MAX_RSS_BYTES,
@@ -98,7 +97,7 @@ def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
     with child(MAPS_A_FILE, str(tmp_path)) as real:
 
         def measure():
-            rss = parse_stat(read_file(f"/proc/{real.pid}/stat")).rss_bytes
+            rss = read_stat(real.pid).rss_bytes
             return rss, AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
 
         before = measure()

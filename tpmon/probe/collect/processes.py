@@ -15,7 +15,7 @@ from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.model.results.doctor import CheckName, say_refusal
 from tpmon.model.text.redaction import admit_text, name_failure
 from tpmon.model.waits import RUNNING, Wait
-from tpmon.probe.base.procread import has_ended, read_apart, read_stat
+from tpmon.probe.base.procread import StatLine, has_ended, parse_stat, read_apart, read_stat
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.job.roles import thread_kind
@@ -26,10 +26,8 @@ from tpmon.probe.proc.counters import (
     OnceFile,
     ProcFile,
     Shares,
-    Stat,
     open_file,
     parse_io,
-    parse_stat,
     read_shares,
 )
 from tpmon.probe.proc.threads import NAMES_PER_TICK, Allowance, ThreadReading, ThreadSet, leave_unread
@@ -71,7 +69,7 @@ class ProcessRates:
 class ProcessReading:
     """Hold what one tick told of one process."""
 
-    stat: Stat
+    stat: StatLine
     rates: ProcessRates
     threads: ThreadReading
     wchan: Known[str]
@@ -92,7 +90,9 @@ def rate(new: float, old: float, elapsed_s: float) -> float:
     return max(0.0, new - old) / elapsed_s
 
 
-def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> ProcessRates:
+def measure_rates(
+    old: tuple[StatLine, Known[Io], int] | None, new: tuple[StatLine, Known[Io], int]
+) -> ProcessRates:
     """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
     if old is None or new[2] <= old[2]:
         return ProcessRates(*[_FIRST] * 8)
@@ -246,7 +246,7 @@ class ProcessProbe:
         self._waits: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._parsed_wait: tuple[Known[str], Known[str], Known[Wait]] = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._looks = pid
-        self._old: tuple[Stat, Known[Io], int] | None = None
+        self._old: tuple[StatLine, Known[Io], int] | None = None
         self._proc = proc
         self._loop_tid = pid
         self._loop_stat: _Optional | None = None
@@ -348,7 +348,7 @@ class ProcessProbe:
         except OSError as error:
             return Missing(say_refusal(error, "stat"))
 
-    def _read_state(self, stat: Stat) -> str:
+    def _read_state(self, stat: StatLine) -> str:
         """Return the state of the thread of the loop; that of the process where the thread is gone."""
         raw = self._loop_stat.read() if self._loop_stat is not None and stat.state not in "ZX" else b""
         if not is_known(raw) or b")" not in raw:

@@ -19,8 +19,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
-from tpmon.probe.base.procread import read_or
-from tpmon.probe.proc.counters import PAGE_BYTES, CounterRates, ProcFile
+from tpmon.probe.base.procread import PAGE_BYTES, read_or
+from tpmon.probe.proc.counters import CounterRates, ProcFile
 
 THREADS_READ = 256
 """Threads of one process whose mask is read: bounds the cost of a pinned job."""

@@ -20,9 +20,9 @@ from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.results.doctor import say_refusal
 from tpmon.model.text.redaction import admit_text
-from tpmon.probe.base.procread import parse_field
+from tpmon.probe.base.procread import each_process, parse_field, read_apart, read_stat
 from tpmon.probe.host.cgroup import CgroupReader
-from tpmon.probe.proc.counters import NEEDS_SECOND, ProcFile, parse_stat
+from tpmon.probe.proc.counters import NEEDS_SECOND, ProcFile
 
 T = TypeVar("T")
 
@@ -258,21 +258,6 @@ SMOOTHING = 0.2
 COUNT_EVERY_NS = 30_000_000_000
 
 
-def _read_own_rss() -> Known[int]:
-    """Read our memory. In a /proc of another PID namespace our number is somebody else's: by /proc/self."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return parse_stat(file.read()).rss_bytes
-    except (OSError, ValueError) as error:
-        return Missing(f"/proc/self/stat: {error}")
-
-
-def _read_cpu_and_rss(pid: int) -> tuple[float, int]:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        stat = parse_stat(file.read())
-    return stat.cpu_s, stat.rss_bytes
-
-
 class OwnCostMeter:
     """Sum the CPU and memory of this process and its children; watch the cost of collecting."""
 
@@ -307,16 +292,14 @@ class OwnCostMeter:
         ``stacks`` are the CPU seconds of every py-spy so far, and the RSS of the present one.
         """
         now_ns = time.monotonic_ns()
-        cpu_s, rss = time.process_time(), _read_own_rss()
-        children_s: dict[int, float] = {}
+        cpu_s = time.process_time()
+        # In a /proc of another PID namespace our number is somebody else's.
+        own = read_apart(lambda: read_stat("self"))
         stacks_s, children_rss = stacks
-        for pid in children:
-            try:
-                children_s[pid], child_rss = _read_cpu_and_rss(pid)
-            except (OSError, ValueError):
-                # The child is being restarted.
-                continue
-            children_rss += child_rss
+        # One that is being restarted is left out.
+        told = {pid: one for pid, one in each_process(children, read_stat).items() if is_known(one)}
+        children_s = {pid: one.cpu_s for pid, one in told.items()}
+        children_rss += sum(one.rss_bytes for one in told.values())
         cpu_pct: Known[float] = Missing("needs two readings")
         if self._last is not None and now_ns > self._last[0]:
             last_ns, last_s, last_children_s = self._last
@@ -329,7 +312,9 @@ class OwnCostMeter:
         self._stacks_s = stacks_s
         return OwnCost(
             cpu_pct=cpu_pct,
-            rss_bytes=rss,
+            rss_bytes=Missing(f"/proc/self/stat: {own.reason}")
+            if isinstance(own, Missing)
+            else own.rss_bytes,
             children_rss_bytes=children_rss,
             target_paused_ms=paused_ms,
             descriptors=self._count_descriptors(now_ns),

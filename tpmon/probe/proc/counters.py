@@ -16,8 +16,6 @@ from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
 LEAST_DESCRIPTORS = 96
 """What tpmon needs beside the processes is 52 with the screen (measured), and some more for a moment."""
@@ -81,45 +79,6 @@ def open_file(path: str, size: int, *, keep: bool) -> ProcFile | OnceFile:
             if error.errno not in NO_DESCRIPTOR:
                 raise
     return OnceFile(path, size)
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """Hold the fields of /proc/PID/stat that tpmon uses; times in seconds of CPU.
-
-    ``children_faults`` (cminflt) grows whenever a child is reaped, and at no other time.
-    """
-
-    name: str
-    state: str
-    parent: int
-    minor_faults: int
-    children_faults: int
-    major_faults: int
-    cpu_s: float
-    threads: int
-    start_ticks: int
-    rss_bytes: int
-
-
-def parse_stat(raw: bytes) -> Stat:
-    """Parse /proc/PID/stat (proc(5)), ValueError where it is cut; a name may hold spaces and parentheses."""
-    close = raw.rindex(b")")
-    fields = raw[close + 2 :].split()
-    if len(fields) < 22:
-        raise ValueError("stat line is cut")
-    return Stat(
-        name=raw[raw.index(b"(") + 1 : close].decode("utf-8", "replace"),
-        state=fields[0].decode("ascii", "replace"),
-        parent=int(fields[1]),
-        minor_faults=int(fields[7]),
-        children_faults=int(fields[8]),
-        major_faults=int(fields[9]),
-        cpu_s=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
-        threads=int(fields[17]),
-        start_ticks=int(fields[19]),
-        rss_bytes=int(fields[21]) * PAGE_BYTES,
-    )
 
 
 @dataclass(frozen=True, slots=True)

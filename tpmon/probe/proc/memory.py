@@ -18,9 +18,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
 from tpmon.model.results.doctor import say_refusal
-from tpmon.probe.base.procread import parse_field, read_file, read_stat
+from tpmon.probe.base.procread import PAGE_BYTES, parse_field, read_file, read_stat
 from tpmon.probe.base.worker import Background, Pace
-from tpmon.probe.proc.counters import PAGE_BYTES
 
 PSS_EVERY_S = 10.0
 PSS_SETTLED_S = 25.0

@@ -17,7 +17,6 @@ from tpmon.probe.base.procread import PROC, TICKS_PER_S, StatLine, parse_stat, r
 from tpmon.probe.job.loop_thread import find_loop, read_loop
 from tpmon.probe.job.roles import thread_kind
 from tpmon.probe.proc.counters import parse_io, parse_schedstat
-from tpmon.probe.proc.counters import parse_stat as parse_counters
 from tpmon.probe.proc.pipe_peers import OtherEnds
 from tpmon.probe.proc.threads import number_stacks
 from tpmon.probe.proc.wait_object import Waiter, read_target
@@ -94,7 +93,7 @@ def read_threads(
 def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
     """Read what a process used since it began."""
     try:
-        stat = parse_counters(read_file(f"{proc}/{pid}/stat", 4096))
+        stat = parse_stat(read_file(f"{proc}/{pid}/stat", 4096))
         moved = parse_io(read_file(f"{proc}/{pid}/io", 1024))
     except (OSError, ValueError) as error:
         return Missing(f"what the process used: {error}")

@@ -38,7 +38,6 @@ from tpmon.probe.base.procread import (
 from tpmon.probe.job.job import Member, now_ticks
 from tpmon.probe.job.process_facts import find_left
 from tpmon.probe.proc.access import explain_refusal, name_tracer, parse_tracer, read_refusal
-from tpmon.probe.proc.counters import parse_stat
 from tpmon.probe.spy.text import Refusal, Sampled, parse_complaint
 
 CPU_LIMIT_S = 2
@@ -283,9 +282,7 @@ def find_sleeper(pid: int, proc: str = PROC) -> Failure | None:
 
 def _list_asleep(pid: int, proc: str) -> set[int]:
     path = f"{proc}/{pid}/task"
-    stats = each_process(
-        os.listdir(path), lambda name: parse_stat(read_file(f"{path}/{name}/stat", 4096)).state
-    )
+    stats = each_process(os.listdir(path), lambda name: read_stat(name, path).state)
     return {int(name) for name, state in stats.items() if state == "D"}
 
 

@@ -28,8 +28,7 @@ from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.results.doctor import point_to
 from tpmon.model.text.redaction import name_failure
-from tpmon.probe.base.procread import PROC, read_file, read_or
-from tpmon.probe.proc.counters import parse_stat
+from tpmon.probe.base.procread import PROC, read_or, read_stat
 from tpmon.probe.spy.failure import CPU_LIMIT_S, Failure, SpyOutcome, explain_empty, explain_outcome
 from tpmon.probe.spy.text import Sampled
 
@@ -165,7 +164,7 @@ class SpyChild:
         with self._lock:
             if not self._pid:
                 return self._ended_cpu_s, 0
-            stat = read_or(None, lambda: parse_stat(read_file(f"/proc/{self._pid}/stat", 4096)))
+            stat = read_or(None, lambda: read_stat(self._pid))
             return (self._ended_cpu_s + stat.cpu_s, stat.rss_bytes) if stat else (self._ended_cpu_s, 0)
 
     def _read(self, process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool, bool]:
