@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.cgroups import SECOND, Tree, two_reads
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.base.cgroup_tree import JobGroups, Mount, find_group, parse_groups, parse_mounts
+from tpmon.probe.base.procread import PAGE_BYTES
 from tpmon.probe.host.cgroup import (
     CgroupReader,
     combine_budget,
@@ -21,7 +22,7 @@ from tpmon.probe.host.cgroup import (
     read_affinity,
 )
 from tpmon.probe.host.machine import read_memory_left
-from tpmon.probe.proc.counters import PAGE_BYTES, ProcFile
+from tpmon.probe.proc.counters import ProcFile
 
 DATA = Path(__file__).parents[2] / "data" / "cgroup"
 

@@ -20,7 +20,7 @@ from tpmon.probe.proc import suspended as freezer
 from tpmon.probe.proc.access import name_tracer, read_tracer
 from tpmon.probe.proc.suspended import (
     REFRESH_EVERY_NS,
-    FreezerReader,
+    SuspendedReader,
     are_all_suspended,
     leave_out_frozen,
     mark_held,
@@ -122,7 +122,7 @@ def test_others_are_asked_while_a_rank_is_frozen_alone(tree, monkeypatch):
     asked: list[int] = []
     find = freezer.find_groups
     monkeypatch.setattr(freezer, "find_groups", lambda pid, *rest: asked.append(pid) or find(pid, *rest))
-    reader = FreezerReader(tree.proc)
+    reader = SuspendedReader(tree.proc)
     assert reader.read([7], [7, 8], 1) == {}
     assert asked == [7]
     freeze_v1(tree, f"{V1}/job", own=True)

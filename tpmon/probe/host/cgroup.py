@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.results.doctor import NOT_PERMITTED, point_to
 from tpmon.probe.base.cgroup_tree import NOT_USED, V2, Group, JobGroups
-from tpmon.probe.base.procread import PAGE_BYTES, read_or
+from tpmon.probe.base.procread import PAGE_BYTES, each_process, read_or, read_text
 from tpmon.probe.proc.counters import CounterRates, ProcFile
 
 THREADS_READ = 256
@@ -102,28 +103,19 @@ def read_affinity(
     Where the main threads cannot reach every CPU the others are asked too: OMP_PROC_BIND and KMP_AFFINITY
     pin the main thread to one core and the rest of its pool to others.
     """
-    reachable: set[int] = set()
-    for pid in pids:
-        reachable |= _mask(pid, mask_of)
+
+    def join(tids: Iterable[int]) -> set[int]:
+        masks = each_process(tids, mask_of).values()  # one that ended since it was listed can run nowhere
+        return set[int]().union(*(mask for mask in masks if is_known(mask)))
+
+    reachable = join(pids)
     if not reachable:
         return Missing("no affinity mask of the job could be read")
     if len(reachable) < (online or os.cpu_count() or 1):
         for pid in pids:
-            for tid in _threads(pid, proc)[:THREADS_READ]:
-                reachable |= _mask(tid, mask_of)
+            names = read_or([], partial(os.listdir, f"{proc}/{pid}/task"))
+            reachable |= join(map(int, names[:THREADS_READ]))
     return len(reachable)
-
-
-def _mask(tid: int, mask_of: Callable[[int], set[int]]) -> set[int]:
-    try:
-        return mask_of(tid)
-    except OSError:
-        # Ended since it was listed: it can run nowhere.
-        return set()
-
-
-def _threads(pid: int, proc: str) -> list[int]:
-    return read_or([], lambda: [int(name) for name in os.listdir(f"{proc}/{pid}/task")])
 
 
 def combine_budget(affinity: Known[int], quota: Applicable[Quota]) -> CpuBudget:
@@ -152,6 +144,7 @@ def read_cpu_budget(
 NO_LIMIT = 1 << 60
 """cgroup v1 writes "no limit" as the largest page count, 2^63 rounded down to a page."""
 
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 NO_GROUP = Missing("no control group of its own")
 HOST = "host"
 PRESSURES = ("cpu", "memory", "io")
@@ -186,9 +179,8 @@ def memory_group(group: Known[Group]) -> Known[Group]:
     """Find the group whose memory is counted: the nearest that has the controller, never the root."""
     if isinstance(group, Missing):
         return group
-    name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
     for one in group.lineage():
-        if os.path.exists(f"{one.directory}/{name}"):
+        if os.path.exists(f"{one.directory}/{_USAGE[one.version]}"):
             return NO_GROUP if one.is_root() else one
     return NO_GROUP
 
@@ -199,15 +191,11 @@ def read_limit(group: Known[Group]) -> Applicable[Limit]:
         return NOT_APPLICABLE if group in (NO_GROUP, NOT_USED) else group
     found: Limit | None = None
     for one in group.lineage():
-        try:
-            name = "memory.limit_in_bytes" if one.version == 1 else "memory.max"
-            with open(f"{one.directory}/{name}", encoding="ascii") as file:
-                text = file.read().strip()
-        except OSError:
-            # The root, or a group without the controller, sets no limit.
-            continue
-        if text != "max" and int(text) < NO_LIMIT and (found is None or int(text) <= found.limit_bytes):
-            found = Limit(int(text), one)
+        # The root, or a group without the controller, sets no limit.
+        text = read_text(f"{one.directory}/{'memory.limit_in_bytes' if one.version == 1 else 'memory.max'}")
+        limit = int(text) if text.strip() not in ("", "max") else NO_LIMIT
+        if limit < NO_LIMIT and (found is None or limit <= found.limit_bytes):
+            found = Limit(limit, one)
     if found is not None:
         return found
     # v1 tells of limits above the view in memory.stat (hierarchical_memory_limit).
@@ -446,10 +434,6 @@ class CgroupReader:
         total = self._parsed(parse_pressure_us, path)
         return map_known(lambda us_s: min(100.0, us_s / 1e4), self._rates.rate(path, total, now_ns))
 
-    def _usage(self, group: Group) -> Known[int]:
-        name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
-        return self._parsed(int, f"{group.directory}/{name}")
-
     def _used(self, stat: Known[dict[bytes, int]]) -> Known[int]:
         memory, limit = self._layout.memory, self._layout.limit
         if isinstance(memory, Missing):
@@ -457,7 +441,7 @@ class CgroupReader:
         group = limit.group if is_known(limit) else memory
         if group != memory:
             stat = self._counters(f"{group.directory}/memory.stat")
-        usage = self._usage(group)
+        usage = self._parsed(int, f"{group.directory}/{_USAGE[group.version]}")
         # A data set that is read again is in active_file. /dev/shm is in neither: it is swapped or stays.
         idle = _pick(stat, b"total_inactive_file", b"inactive_file")
         warm = _pick(stat, b"total_active_file", b"active_file")

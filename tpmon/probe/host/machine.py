@@ -226,21 +226,19 @@ def _call(action: int, buffer: int | None, size: int) -> int:
 
 def try_log() -> Known[int]:
     """Ask for the size of the log, in bytes, which the same permission guards as its text."""
-    try:
-        return _call(_SIZE, None, 0)
-    except (OSError, AttributeError) as error:
-        return Missing(str(getattr(error, "strerror", "") or error))
+    return read_apart(lambda: _call(_SIZE, None, 0))
 
 
 def read_log() -> Known[str]:
     """Read the newest part of the log; nothing of it is taken away (syslog(2), SYSLOG_ACTION_READ_ALL)."""
-    try:
+
+    def read() -> str:
         size = min(_call(_SIZE, None, 0), _MOST_BYTES)
         buffer = ctypes.create_string_buffer(size)
         length = _call(_READ_ALL, ctypes.addressof(buffer), size)
-    except (OSError, AttributeError) as error:
-        return Missing(str(getattr(error, "strerror", "") or error))
-    return buffer.raw[:length].decode("utf-8", "replace")
+        return buffer.raw[:length].decode("utf-8", "replace")
+
+    return read_apart(read)
 
 
 def pick_lines(log: str) -> tuple[str, ...]:

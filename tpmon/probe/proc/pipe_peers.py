@@ -34,6 +34,7 @@ _NAME_CHARS = 64
 _LISTENS = b"0A"
 _INODE = re.compile(r"socket:\[(\d+)\]")
 _READS, _WRITES = 0o400, 0o200
+_NO_FIFOS = ("/dev/", "/usr/", "/proc/", "/sys/")
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 _SOCK_DIAG, BY_FAMILY, _REQUEST_FLAG, NETLINK_ERROR = 4, 20, 1, 2
@@ -66,15 +67,8 @@ class Connection:
     others: Applicable[tuple[OtherEnd, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenEnd:
-    """Hold one open descriptor of a process."""
-
-    pid: int
-    mode: int
-
-
-_Table = Mapping[str, tuple[_OpenEnd, ...]]
+_Table = Mapping[str, list[tuple[int, int]]]
+"""Who has which link open, by PID, each in a mode."""
 
 
 def parse_tcp(table: bytes) -> tuple[TcpRow, ...]:
@@ -221,7 +215,7 @@ class OtherEnds:
     @staticmethod
     def _pick(table: _Table, links: Iterable[str], mode: int, but: int) -> list[int]:
         found = (one for link in links for one in table.get(link, ()))
-        return list(dict.fromkeys(one.pid for one in found if one.pid != but and one.mode & mode == mode))
+        return list(dict.fromkeys(pid for pid, own in found if pid != but and own & mode == mode))
 
     def name(self, pid: int) -> str:
         """Say what a process is: its part in the job, else the kernel's name."""
@@ -235,12 +229,12 @@ class OtherEnds:
 
     def _read_open(self, pids: Iterable[int], limit_s: float) -> tuple[_Table, bool]:
         """Read who has which pipe, FIFO and socket open; also whether somebody was left out."""
-        found: dict[str, list[_OpenEnd]] = {}
+        found: dict[str, list[tuple[int, int]]] = {}
         incomplete = False
         end_s = time.monotonic() + limit_s
         for pid in pids:
             if time.monotonic() > end_s:
-                return {link: tuple(those) for link, those in found.items()}, True
+                return found, True
             folder = f"{self._proc}/{pid}/fd"
             try:
                 names = os.listdir(folder)
@@ -252,33 +246,26 @@ class OtherEnds:
             for name in names:
                 with contextlib.suppress(OSError):  # closed since it was listed
                     link = os.readlink(f"{folder}/{name}")
-                    if link.startswith(("pipe:", "socket:")) or self._is_fifo(link):
+                    # Whether it is a FIFO is told by opening it alone, which may block on a dead mount.
+                    if link.startswith(("pipe:", "socket:", "/")) and not link.startswith(_NO_FIFOS):
                         mode = os.lstat(f"{folder}/{name}").st_mode
-                        found.setdefault(link, []).append(_OpenEnd(pid, mode))
-        return {link: tuple(those) for link, those in found.items()}, incomplete
-
-    @staticmethod
-    def _is_fifo(link: str) -> bool:
-        # Whether a path is a FIFO could be told by opening it alone, which may block on a dead mount.
-        return link.startswith("/") and not link.startswith(("/dev/", "/usr/", "/proc/", "/sys/"))
+                        found.setdefault(link, []).append((pid, mode))
+        return found, incomplete
 
     def _read_tcp(self, pid: int) -> Known[tuple[TcpRow, ...]]:
         """Read all TCP connections of the network namespace of ``pid``, once for each namespace."""
         space = read_or(f"pid {pid}", lambda: os.readlink(f"{self._proc}/{pid}/ns/net"))
         with self._lock:
             if space not in self._tcp:
-                self._tcp[space] = self._read_tables(pid)
+                rows: tuple[TcpRow, ...] = ()
+                try:
+                    for name in ("tcp", "tcp6"):
+                        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+                            rows += parse_tcp(read_file(f"{self._proc}/{pid}/net/{name}", _MOST_NET_BYTES))
+                    self._tcp[space] = rows
+                except OSError as error:
+                    self._tcp[space] = Missing(f"connections: {error.strerror}")
             return self._tcp[space]
-
-    def _read_tables(self, pid: int) -> Known[tuple[TcpRow, ...]]:
-        rows: tuple[TcpRow, ...] = ()
-        try:
-            for name in ("tcp", "tcp6"):
-                with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-                    rows += parse_tcp(read_file(f"{self._proc}/{pid}/net/{name}", _MOST_NET_BYTES))
-        except OSError as error:
-            return Missing(f"connections: {error.strerror}")
-        return rows
 
 
 def read_unix(inode: int) -> tuple[str, int]:

@@ -24,7 +24,7 @@ from tpmon.probe.base.cgroup_tree import (
     parse_groups,
     parse_mounts,
 )
-from tpmon.probe.base.procread import PROC, read_file, read_or
+from tpmon.probe.base.procread import PROC, read_file, read_or, read_text
 from tpmon.probe.proc.access import read_tracer
 
 REFRESH_EVERY_NS = 10_000_000_000
@@ -44,23 +44,19 @@ def parse_frozen(version: int, raw: bytes) -> bool:
     return raw.strip() == b"FROZEN" if version == 1 else b"frozen 1" in raw.splitlines()
 
 
-def _read(path: str) -> bytes:
-    # None where the group is gone, or the kernel has no freezer: nothing is frozen by it.
-    return read_or(b"", lambda: read_file(path, _FILE_BYTES))
-
-
 def read_group(group: Group) -> Applicable[Freezer]:
     """Read whether a group is frozen, and which one up the tree was told to be; else not applicable."""
-    state, knob = (
-        ("freezer.state", "freezer.self_freezing")
-        if group.version == 1
-        else ("cgroup.events", "cgroup.freeze")
-    )
-    if not parse_frozen(group.version, _read(f"{group.directory}/{state}")):
+
+    def read(one: Group, v1: str, v2: str) -> bytes:
+        # b"" where the group is gone, or the kernel has no freezer: nothing is frozen by it.
+        path = f"{one.directory}/{v1 if group.version == 1 else v2}"
+        return read_or(b"", lambda: read_file(path, _FILE_BYTES))
+
+    if not parse_frozen(group.version, read(group, "freezer.state", "cgroup.events")):
         return NOT_APPLICABLE
     last = group
     for one in group.lineage():
-        if _read(f"{one.directory}/{knob}").strip() == b"1":
+        if read(one, "freezer.self_freezing", "cgroup.freeze").strip() == b"1":
             return Freezer(group.version, one.label(), admit_text(one.directory, _DIRECTORY_CHARS))
         last = one
     return Freezer(group.version, last.label(), _ABOVE)
@@ -87,16 +83,18 @@ def find_groups(pid: int, mounts: Sequence[Mount], proc: str = PROC) -> Applicab
     return tuple(groups)
 
 
+Processes = tuple[ProcessSample, ...]
 Found = dict[int, Applicable[Freezer]]
 """What freezes processes, by PID."""
 
 
-class FreezerReader:
-    """Tell of the processes of a job which are frozen; opens a file or two of each group of a rank."""
+class SuspendedReader:
+    """Tell what holds the processes of a job; opens a file or two of each group of a rank."""
 
     def __init__(self, proc: str = PROC) -> None:
         self._proc = proc
         self._groups: dict[int, Applicable[tuple[Group, ...]]] = {}
+        self._mounts: tuple[Mount, ...] = ()
         self._refresh_ns = 0
 
     def read(self, ranks: Iterable[int], others: Iterable[int], now_ns: int) -> Found:
@@ -107,23 +105,30 @@ class FreezerReader:
         if now_ns >= self._refresh_ns:
             self._refresh_ns = now_ns + REFRESH_EVERY_NS
             self._groups.clear()
-        mounts: list[tuple[Mount, ...]] = []
+            self._mounts = parse_mounts(read_text(f"{self._proc}/self/mountinfo", errors="surrogateescape"))
         states: dict[Group, Applicable[Freezer]] = {}
-        found = self._tell(ranks, mounts, states)
+        found = self._tell(ranks, states)
         if any(map(is_known, found.values())):
-            found |= {pid: one for pid, one in self._tell(others, mounts, states).items() if is_known(one)}
+            found |= {pid: one for pid, one in self._tell(others, states).items() if is_known(one)}
         return found
 
-    def _tell(
-        self, pids: Iterable[int], mounts: list[tuple[Mount, ...]], states: dict[Group, Applicable[Freezer]]
-    ) -> Found:
+    def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
+        """Return ``processes`` with what holds them.
+
+        ``loops`` names threads of training loops that are no main threads: whose tracer is the process's.
+        """
+        ranks = [one.pid for one in processes if one.role is Role.RANK]
+        frozen = self.read(ranks, (one.pid for one in processes), now_ns)
+        traced = [Identity(one.pid, one.start_ticks) for one in processes if one.state == "t"]
+        tracers = {one.pid: read_tracer(one.pid, loops.get(one, one.pid), self._proc) for one in traced}
+        return mark_held(processes, frozen, tracers)
+
+    def _tell(self, pids: Iterable[int], states: dict[Group, Applicable[Freezer]]) -> Found:
         told: Found = {}
         for pid in pids:
             groups = self._groups.get(pid)
             if groups is None:
-                if not mounts:
-                    mounts.append(read_mounts(self._proc))
-                groups = self._groups[pid] = find_groups(pid, mounts[0], self._proc)
+                groups = self._groups[pid] = find_groups(pid, self._mounts, self._proc)
             if isinstance(groups, Missing):
                 told[pid] = groups
             elif not isinstance(groups, NotApplicable):
@@ -133,23 +138,6 @@ class FreezerReader:
                     if is_known(states[group]):
                         told[pid] = states[group]
         return told
-
-
-def read_mounts(proc: str = PROC) -> tuple[Mount, ...]:
-    """Read where control groups are mounted for tpmon; none where that cannot be told."""
-    try:
-        with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            return parse_mounts(file.read())
-    except OSError:
-        return ()
-
-
-def read_freezer(pid: int, proc: str = PROC) -> Applicable[Freezer]:
-    """Read once what freezes a process; not applicable where nothing does."""
-    return FreezerReader(proc).read((pid,), (), 0).get(pid, NOT_APPLICABLE)
-
-
-Processes = tuple[ProcessSample, ...]
 
 
 def mark_held(
@@ -170,25 +158,6 @@ def mark_held(
     return tuple(marked)
 
 
-class SuspendedReader:
-    """Read what holds the processes of a job."""
-
-    def __init__(self, proc: str = PROC) -> None:
-        self._proc = proc
-        self._freezer = FreezerReader(proc)
-
-    def mark(self, processes: Processes, loops: Mapping[Identity, int], now_ns: int) -> Processes:
-        """Return ``processes`` with what holds them.
-
-        ``loops`` names threads of training loops that are no main threads: whose tracer is the process's.
-        """
-        ranks = [one.pid for one in processes if one.role is Role.RANK]
-        frozen = self._freezer.read(ranks, (one.pid for one in processes), now_ns)
-        traced = [Identity(one.pid, one.start_ticks) for one in processes if one.state == "t"]
-        tracers = {one.pid: read_tracer(one.pid, loops.get(one, one.pid), self._proc) for one in traced}
-        return mark_held(processes, frozen, tracers)
-
-
 def leave_out_frozen(
     looks: Known[tuple[MainThreadSample, ...]], processes: Processes
 ) -> Known[tuple[MainThreadSample, ...]]:
@@ -203,3 +172,8 @@ def are_all_suspended(processes: Processes) -> bool:
     """Tell whether no rank of the job may run: a signal, a debugger or a freezer holds each."""
     ranks = [one for one in processes if one.role is Role.RANK]
     return bool(ranks) and all(one.state in "Tt" or is_known(one.frozen) for one in ranks)
+
+
+def read_freezer(pid: int, proc: str = PROC) -> Applicable[Freezer]:
+    """Read once what freezes a process; not applicable where nothing does."""
+    return SuspendedReader(proc).read((pid,), (), 0).get(pid, NOT_APPLICABLE)

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from types import MappingProxyType
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
@@ -76,15 +77,12 @@ _NOT_FILLED = Missing("this kernel does not fill schedstat")
 NO_SCHEDSTAT = Missing("this kernel has no schedstat")
 
 
-def _leave_unread(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> ThreadReading:
-    """Return a reading that knows how many threads there are, and not what they do."""
+def leave_unread(
+    taken_ns: int, why: Missing = _UNREAD, counts: Mapping[ThreadKind, int] = MappingProxyType({})
+) -> ThreadReading:
+    """Return the reading of a process whose threads are read later, or are counted alone."""
     groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
     return ThreadReading(*(why,) * 6, groups, taken_ns)
-
-
-def leave_unread(taken_ns: int) -> ThreadReading:
-    """Return the reading of a process whose threads are read later."""
-    return _leave_unread(_UNREAD, {}, taken_ns)
 
 
 @dataclass(slots=True)
@@ -122,7 +120,7 @@ class _Sums:
         """Return the reading; ``counts`` are all threads of the process, read or not."""
         if first or not self.filled:
             # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
-            return _leave_unread(_UNREAD if self.filled else _NOT_FILLED, counts, taken_ns)
+            return leave_unread(taken_ns, _UNREAD if self.filled else _NOT_FILLED, counts)
         kinds = [kind for kind in ThreadKind if kind in counts]
         return ThreadReading(
             runnable=self.run + self.wait,
@@ -354,7 +352,7 @@ class ThreadSet:
     def _lack_schedstat(self, taken_ns: int) -> ThreadReading:
         self._read_ns = taken_ns
         counts = Counter(thread.kind for thread in self._threads.values())
-        return _leave_unread(NO_SCHEDSTAT, counts, taken_ns)
+        return leave_unread(taken_ns, NO_SCHEDSTAT, counts)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; tells whether any was gone."""

@@ -177,21 +177,14 @@ def _make_target(
     kind: WaitKind,
     name: str,
     *,
+    place: tuple[Applicable[str], Applicable[str]] = (NOT_APPLICABLE, NOT_APPLICABLE),
     peer: Applicable[str] = NOT_APPLICABLE,
     fds: Applicable[tuple[int, ...]] = NOT_APPLICABLE,
     others: Applicable[tuple[OtherEnd, ...]] = NOT_APPLICABLE,
 ) -> WaitTarget:
-    return WaitTarget(
-        call=waiter.name,
-        fd=fd,
-        kind=kind,
-        name=admit_text(name, PATH_CHARS),
-        mount=NOT_APPLICABLE,
-        file_system=NOT_APPLICABLE,
-        peer=peer,
-        fds=fds,
-        others=others,
-    )
+    """Name what is waited on; ``place`` is its mount and file system."""
+    name = admit_text(name, PATH_CHARS)
+    return WaitTarget(waiter.name, fd, kind, name, *place, peer=peer, fds=fds, others=others)
 
 
 def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitTarget]:
@@ -201,10 +194,8 @@ def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitT
         return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
     kind = _kind_of(link)
     if kind is WaitKind.FILE:
-        mount, system = read_mount(waiter.pid, fd, waiter.proc)
-        others = _find_others_of_file(waiter, ends, fd, link)
-        name = admit_text(link, PATH_CHARS)
-        return WaitTarget(waiter.name, fd, kind, name, mount, system, NOT_APPLICABLE, others=others)
+        place, others = read_mount(waiter.pid, fd, waiter.proc), _find_others_of_file(waiter, ends, fd, link)
+        return _make_target(waiter, fd, kind, link, place=place, others=others)
     kind, peer, others = _follow(waiter, ends, fd, link)
     return _make_target(waiter, fd, kind, link, peer=peer, others=others)
 
@@ -218,12 +209,9 @@ def _find_others_of_file(
         if isinstance(holders, Missing):
             return holders
         return tuple(OtherEnd(pid, NOT_APPLICABLE, ends.name(pid)) for pid in holders[:MOST_ENDS])
-    return ends.find_pipe(waiter.pid, fd, link) if _is_fifo_wait(waiter) else NOT_APPLICABLE
-
-
-def _is_fifo_wait(waiter: Waiter) -> bool:
-    """Tell whether a file is a FIFO, by the kernel function that waits on it: no file is touched for it."""
-    return is_known(waiter.waits_for) and waiter.waits_for.reason in _FIFO_WAITS
+    # It is a FIFO where the kernel function that waits on it says so: no file is touched for it.
+    is_fifo = is_known(waiter.waits_for) and waiter.waits_for.reason in _FIFO_WAITS
+    return ends.find_pipe(waiter.pid, fd, link) if is_fifo else NOT_APPLICABLE
 
 
 def _follow(
@@ -271,17 +259,14 @@ def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) ->
 
 
 def _target_of_path(waiter: Waiter, path: str) -> WaitTarget:
-    mount: Applicable[str]
-    system: Applicable[str]
-    mount = system = Missing("a relative path has no known mount")
+    found, why = None, Missing("a relative path has no known mount")
     if path.startswith("/"):
         try:
             found = parse_mount_of(read_file(f"{waiter.proc}/{waiter.pid}/mountinfo"), path)
+            why = Missing("no mount has it")
         except (OSError, ValueError) as error:
-            mount = system = Missing(f"mounts: {error}")
-        else:
-            mount, system = found or (Missing("no mount has it"), Missing("no mount has it"))
-    return WaitTarget(waiter.name, NOT_APPLICABLE, WaitKind.FILE, path, mount, system, NOT_APPLICABLE)
+            why = Missing(f"mounts: {error}")
+    return _make_target(waiter, NOT_APPLICABLE, WaitKind.FILE, path, place=found or (why, why))
 
 
 def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
