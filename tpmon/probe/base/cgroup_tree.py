@@ -137,23 +137,19 @@ class JobGroups:
     """Hold the control group paths of the processes of a job, by controller."""
 
     def __init__(self, pids: Sequence[int], proc: str = "/proc") -> None:
-        self._of: list[Mapping[str, str]] = []
+        self.paths: list[Mapping[str, str]] = []
+        """Of each process that was still there."""
         for pid in pids:
             text = read_text(f"{proc}/{pid}/cgroup", errors="surrogateescape")
             state = read_text(f"{proc}/{pid}/stat", errors="surrogateescape").rpartition(") ")[2][:1]
             if text and state not in ("Z", "X"):
-                self._of.append(parse_groups(text))
+                self.paths.append(parse_groups(text))
         self._mounts = parse_mounts(read_text(f"{proc}/self/mountinfo", errors="surrogateescape"))
         self._outermost = in_first_namespace(proc)
 
-    def found(self) -> bool:
-        """Tell whether any process of the job was still there."""
-        return bool(self._of)
-
     def _paths(self, controller: str) -> tuple[str, list[str]]:
-        if any(controller in paths for paths in self._of):
-            return controller, [paths[controller] for paths in self._of if controller in paths]
-        return V2, [paths[V2] for paths in self._of if V2 in paths]
+        name = controller if any(controller in paths for paths in self.paths) else V2
+        return name, [paths[name] for paths in self.paths if name in paths]
 
     def common(self, controller: str) -> Known[Group]:
         """Find the lowest group that holds all processes; ``V2`` asks for the unified hierarchy."""

@@ -364,9 +364,8 @@ class CgroupReader:
 
     def _refresh(self) -> None:
         groups = JobGroups(self._pids, self._proc)
-        if not groups.found():
-            # The job ended: its last groups still tell of an OOM kill.
-            return
+        if not groups.paths:
+            return  # the job ended: its last groups still tell of an OOM kill
         layout = find_layout(groups, self._proc)
         if layout != self._layout:
             self._layout = layout

@@ -112,10 +112,6 @@ def _measure_stat(path: str) -> int:
         return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
 
 
-def _parse_memory(raw: bytes) -> tuple[Known[int], Known[int]]:
-    return parse_meminfo(raw, b"MemAvailable"), parse_meminfo(raw, b"MemTotal")
-
-
 class HostReader:
     """Read the machine on descriptors that stay open; a file that cannot be read costs its figures alone."""
 
@@ -136,7 +132,9 @@ class HostReader:
         else:
             used, steal = _shares(self._last, ticks)
             self._last = ticks
-        memory = self._meminfo.read(_parse_memory)
+        memory = self._meminfo.read(
+            lambda raw: (parse_meminfo(raw, b"MemAvailable"), parse_meminfo(raw, b"MemTotal"))
+        )
         available, total = (memory, memory) if isinstance(memory, Missing) else memory
         return HostReading(
             cores=os.cpu_count() or 1 if isinstance(ticks, Missing) else ticks.cores,

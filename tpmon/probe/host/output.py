@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tpmon.foreign_file import Owner, open_foreign, read_owner
 from tpmon.model.frozen import dataclass
@@ -108,12 +109,6 @@ def _stamp(modified_s: float, size: int, before: _Stamp | None, now_s: float) ->
     return _Stamp(modified_s, ahead_s, before.written_s if before.ahead_s else None, size)
 
 
-def _age_s(stamp: _Stamp, now_s: float) -> Known[float]:
-    if stamp.written_s is None:
-        return Missing(f"the file's clock is {stamp.ahead_s:.0f} s ahead of ours")
-    return max(0.0, now_s - stamp.written_s)
-
-
 def _open(path: str, owner: Owner) -> int:
     """Open a log: who holds a descriptor may not always read what it leads to (O_PATH of open(2))."""
     try:
@@ -186,14 +181,18 @@ def _read_output(
         size = Missing(f"not understood: {name_failure(error)}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
     stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
-    dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
+    age_s: Known[float]
+    if stamp.written_s is None:
+        dated_s, age_s = found.st_mtime, Missing(f"the file's clock is {stamp.ahead_s:.0f} s ahead of ours")
+    else:
+        dated_s, age_s = stamp.written_s, max(0.0, now_s - stamp.written_s)
     sample = OutputSample(
         pid=pid,
         fd=fd,
         path=admit_text(path, PATH_LENGTH),
         size_bytes=size,
         last_write=date_file(dated_s),
-        last_write_age_s=_age_s(stamp, now_s),
+        last_write_age_s=age_s,
         lines=lines,
     )
     return _File(path, identity, stamp, sample, owner)
@@ -320,12 +319,9 @@ def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileW
             _, system = read_mount(pid, fd, proc)
             if not is_known(system) or system not in LOCAL:
                 continue
-            try:
-                found = os.stat(f"{proc}/{pid}/fd/{fd}")
-                written = datetime.fromtimestamp(found.st_mtime).astimezone()
-            except (OSError, OverflowError, ValueError):
-                continue
-            if not stat.S_ISREG(found.st_mode):
+            found = read_or(None, partial(os.stat, f"{proc}/{pid}/fd/{fd}"))
+            written = date_file(found.st_mtime) if found and stat.S_ISREG(found.st_mode) else None
+            if not found or not isinstance(written, datetime):
                 continue
             # An empty one may be meant for errors that never came.
             journal = journal or (found.st_size > 0 and is_journal(pid, fd, path, proc))

@@ -90,7 +90,7 @@ class Membership:
         """
         self._proc = proc
         self._room = (shares or read_shares()).members
-        self._job = job
+        self.job = job
         self._boot_s = boot_time_s()
         self._watched: dict[int, _Watched] = {}
         self._parts: dict[int, RolePart] = dict(job.parts)
@@ -111,12 +111,7 @@ class Membership:
     @property
     def members(self) -> tuple[Member, ...]:
         """Return the living members, oldest first."""
-        return self._job.members
-
-    @property
-    def job(self) -> Job:
-        """Return the job as it is now: its members and all that is told from them."""
-        return self._job
+        return self.job.members
 
     def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
         """Look who was born, ended or changed since the last call.
@@ -130,7 +125,7 @@ class Membership:
         before_s, self._boot_s = self._boot_s, follow_boot_time_s(self._boot_s)
         if before_s != self._boot_s:
             moved = True  # somebody set the wall clock, which tells when each of them started
-            self._job = replace(self._job, start=started_at(self._job.root.start_ticks, self._boot_s))
+            self.job = replace(self.job, start=started_at(self.job.root.start_ticks, self._boot_s))
         gone = [self._bury(watched) for watched in ended]
         born = self._find_born(now_ns, loops, slow=slow)
         if not (gone or born or moved or (slow and self._undecided)):
@@ -204,7 +199,7 @@ class Membership:
         for pid, facts in self._read_facts(again).items():
             watched = self._watched[pid]
             replaced = watched.facts.is_replaced(facts.stat)
-            self._root_replaced |= replaced and pid == self._job.root.pid
+            self._root_replaced |= replaced and pid == self.job.root.pid
             moved = moved or replaced or not facts.says_the_same(watched.facts)
             watched.facts = facts
         return moved
@@ -291,14 +286,14 @@ class Membership:
     def _recast(self, gone: list[Departure]) -> Changes:
         """Tell all parts anew and compare with the last ones."""
         facts = {pid: watched.facts for pid, watched in self._watched.items()}
-        torch = self._job.torch_version
+        torch = self.job.torch_version
         if not is_known(torch):
             torch = read_torch_version(facts.values(), self._proc)
         starters = {part.starter for part in self._parts.values()}
         self._departed = [each for each in self._departed if each.starter in starters]
         self._parts = assign_parts(
             facts,
-            self._job.root.pid,
+            self.job.root.pid,
             now_ticks=now_ticks(),
             named_workers=names_workers(torch),
             previous=self._parts,
@@ -307,7 +302,7 @@ class Membership:
         before = self._members
         self._members = {
             pid: self._make_member(self._watched[pid], before.get(pid))
-            for pid in sorted(self._parts, key=lambda pid: _birth(facts[pid].stat))
+            for pid in sorted(self._parts, key=lambda pid: (facts[pid].stat.start_ticks, pid))
         }
         self._undecided = not is_known(torch) or any(
             part.label == STARTING
@@ -315,7 +310,7 @@ class Membership:
             for pid, part in self._parts.items()
         )
         self._update_job(facts, torch)
-        root = self._watched.get(self._job.root.pid)
+        root = self._watched.get(self.job.root.pid)
         runs = root.facts.program.label if root is not None and self._root_replaced else ""
         self._root_replaced = False
         return Changes(
@@ -340,7 +335,7 @@ class Membership:
     def _update_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
         """Bring what is told from the members up to date; what no member tells any more stays."""
         members = tuple(self._members.values())
-        job = replace(self._job, members=members, torch_version=torch, facts=facts)
+        job = replace(self.job, members=members, torch_version=torch, facts=facts)
         if any(part.role is Role.RANK for part in self._parts.values()):
             job = replace(
                 job,
@@ -350,7 +345,7 @@ class Membership:
             )
         if not is_known(job.python_version):
             job = replace(job, python_version=find_python_version(facts.values()))
-        self._job = job
+        self.job = job
 
     def _read_facts(self, stats: Iterable[StatLine]) -> dict[int, Facts]:
         return read_all_facts(stats, self._proc, each_s=_FACTS_S, all_s=2 * _FACTS_S)
@@ -386,7 +381,3 @@ def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
         return gone
     victims = read_oom_victims()
     return [replace(each, oom_victim=each.member.identity.pid in victims) for each in gone]
-
-
-def _birth(stat: StatLine) -> tuple[int, int]:
-    return stat.start_ticks, stat.pid

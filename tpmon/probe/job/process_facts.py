@@ -298,23 +298,20 @@ class _Course(Generic[T]):
         self.running = False
 
     def run(self) -> bool:
-        """Read until the end or until nobody waits any more; True at the end."""
+        """Read until the end or until nobody waits any more; True."""
         self.running = True
         try:
-            return self._walk()
+            for pid in self._pids:
+                if self.abandoned:
+                    break
+                try:
+                    self.outcomes.append(self._read(pid))
+                except OSError as error:
+                    self.outcomes.append(error)
+                except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
+                    self.outcomes.append(Missing(name_failure(error)))
         finally:
             self.running = False
-
-    def _walk(self) -> bool:
-        for pid in self._pids:
-            if self.abandoned:
-                return False
-            try:
-                self.outcomes.append(self._read(pid))
-            except OSError as error:
-                self.outcomes.append(error)
-            except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-                self.outcomes.append(Missing(name_failure(error)))
         return True
 
 

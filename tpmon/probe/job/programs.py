@@ -172,11 +172,10 @@ def _find_launcher(name: str, argv: Sequence[str], command: Command) -> str:
 def _find_service(name: str, command: Command) -> str:
     if name.startswith("torch_shm_manag"):
         return "torch_shm_manager"
-    if command.how == "code" and command.name.startswith("from multiprocessing.resource_tracker"):
+    code = command.name if command.how == "code" else ""
+    if code.startswith("from multiprocessing.resource_tracker"):
         return "resource tracker"
-    if command.how == "code" and command.name.startswith("from multiprocessing.forkserver"):
-        return FORKSERVER
-    return ""
+    return FORKSERVER if code.startswith("from multiprocessing.forkserver") else ""
 
 
 def _label(name: str, command: Command) -> str:

@@ -167,9 +167,8 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
 def _describe_launcher_gone(tops: Sequence[int]) -> str:
     """Say that ranks live on without their launcher, and which processes they are."""
     named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
-    if len(tops) == 1:
-        return f"the launcher of this job is gone; one rank lives on here: {named}"
-    return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
+    live = "one rank lives" if len(tops) == 1 else f"{len(tops)} ranks live"
+    return f"the launcher of this job is gone; {live} on here: {named}"
 
 
 def _find_only_below(pid: int, cache: FactCache) -> int | None:
@@ -229,10 +228,8 @@ def _is_hidden(pid: int) -> bool:
     """Tell whether a process exists that /proc does not show; signal 0 is sent to nobody (kill(2))."""
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
     return False
 
 

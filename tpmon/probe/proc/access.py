@@ -105,21 +105,16 @@ def parse_pythons(maps: bytes) -> tuple[str, ...]:
 
 def find_unreadable(pid: int, proc: str = PROC) -> str:
     """Return the path of a process's Python that tpmon may not open, "" where there is none."""
-    try:
-        found = parse_pythons(read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
-    except OSError:
-        return ""
-    refused = (path for path in found if _is_refused(f"{proc}/{pid}/root{path}"))
+    maps = read_or(b"", lambda: read_file(f"{proc}/{pid}/maps", _MOST_MAPS_BYTES))
+    refused = (path for path in parse_pythons(maps) if _is_refused(f"{proc}/{pid}/root{path}"))
     return admit_text(next(refused, ""), _PATH_CHARS)
 
 
 def _is_refused(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except PermissionError:
-        return True
-    except OSError:
-        return False  # deleted, or gone with its process
+    except OSError as error:  # else it was deleted, or is gone with its process
+        return isinstance(error, PermissionError)
     return False
 
 

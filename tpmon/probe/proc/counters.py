@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import suppress
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
@@ -169,12 +170,9 @@ def raise_descriptor_limit() -> int:
     """Raise the soft limit of open files to the hard one and return what it is now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        try:
+        with suppress(OSError, ValueError):  # a container may forbid it; the soft limit then bounds the cache
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (OSError, ValueError):
-            # A container may forbid it; the soft limit then bounds the cache.
-            pass
     return soft
 
 

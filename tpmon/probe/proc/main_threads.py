@@ -7,7 +7,6 @@ come more often, and they see what a stack does not: whether it runs, and what l
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -124,15 +123,12 @@ class _MainThread:
 
 def _meet(pid: int, tid: int, proc: str) -> _MainThread:
     thread = _MainThread()
-    opened: list[ProcFile] = []
     try:
-        opened.extend(ProcFile(f"{proc}/{pid}/task/{tid}/{name}", 512) for name in _FILES)
+        for name in _FILES:
+            thread.files += (ProcFile(f"{proc}/{pid}/task/{tid}/{name}", 512),)
     except OSError as error:
-        for file in opened:
-            file.close()
-        thread.refused = error.errno in (errno.EACCES, errno.EPERM)
-        return thread
-    thread.files = tuple(opened)
+        thread.close()
+        thread.refused = isinstance(error, PermissionError)
     return thread
 
 
