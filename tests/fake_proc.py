@@ -55,16 +55,8 @@ class FakeProc:
         (folder / "ns").mkdir()
         (folder / "ns" / "net").symlink_to(network)
         start = self.now - 1_000_000 + pid if start is None else start
-        self.write_stat(
-            pid,
-            parent,
-            name,
-            state=state,
-            threads=len(threads) + 1,
-            start=start,
-            kernel=kernel,
-            wait_status=wait_status,
-        )
+        told = {"state": state, "threads": len(threads) + 1, "kernel": kernel, "wait_status": wait_status}
+        self.write_stat(pid, parent, name, start=start, **told)
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
         (folder / "environ").write_bytes(
             b"".join(f"{key}={value}\0".encode() for key, value in (environ or {}).items())

@@ -3,7 +3,6 @@
 import errno
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -24,11 +23,6 @@ from tpmon.probe.job import process_facts as left_threads
 from tpmon.probe.job.discovery import list_jobs
 from tpmon.probe.job.job import read_owner, user_name
 from tpmon.probe.job.resolve import find_job, find_only_job
-
-
-@pytest.fixture
-def fake(tmp_path):
-    return FakeProc(tmp_path / "proc")
 
 
 def test_the_only_job_of_this_user(fake):
@@ -204,19 +198,14 @@ def add_step(fake: FakeProc, user: int) -> None:
 def deny(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     """Refuse what the kernel refuses of another user's processes: environ, maps and program file."""
 
-    def refuse(read: Callable[..., object], path_of: Callable[..., str]) -> Callable[..., object]:
-        def reader(*args: object, **options: object) -> object:
-            path = path_of(*args)
-            if any(f"/{pid}/{name}" in path for pid in pids for name in ("environ", "maps")):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            return read(*args, **options)
-
-        return reader
+    def refuse(path: str, *limit: int) -> bytes:
+        if any(f"/{pid}/{name}" in path for pid in pids for name in ("environ", "maps")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return procread.read_file(path, *limit)
 
     def read_exe(pid: int, proc: str) -> Known[str]:
         return Missing(os.strerror(errno.EACCES)) if pid in pids else procread.read_exe(pid, proc)
 
-    monkeypatch.setattr(facts, "read_file", refuse(procread.read_file, lambda path, *_: str(path)))
-    monkeypatch.setattr(facts, "read_maps", refuse(procread.read_maps, lambda pid, *_: f"/{pid}/maps"))
+    monkeypatch.setattr(facts, "read_file", refuse)
     monkeypatch.setattr(facts, "read_exe", read_exe)
     monkeypatch.setattr(survey, "read_exe", read_exe)

@@ -73,7 +73,6 @@ PROC = "/proc"
 _ARGUMENTS = 4096
 _VARIABLES = 512
 _VALUE_BYTES = 4096
-_MAPS_LIMIT = 8 << 20
 _THREADS_LIMIT = 1024
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 CLOCK_STEP_S = 1.0
@@ -276,11 +275,6 @@ def parse_maps(data: bytes) -> Mapped:
         replaced=bool(torch) and torch.group().endswith(b" (deleted)\n") if torch else False,
         python=python.group(1).decode() if python else "",
     )
-
-
-def read_maps(pid: int, proc: str = PROC) -> Mapped:
-    """Read /proc/PID/maps, at most 8 MiB of it; OSError where it may not be read or the process is gone."""
-    return parse_maps(read_file(f"{proc}/{pid}/maps", _MAPS_LIMIT))
 
 
 def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:

@@ -31,11 +31,11 @@ from tpmon.probe.base.procread import (
     parse_cmdline,
     parse_environ,
     parse_field,
+    parse_maps,
     parse_stat,
     read_exe,
     read_file,
     read_links,
-    read_maps,
     read_or,
     read_stat,
     read_thread_names,
@@ -99,6 +99,7 @@ T = TypeVar("T")
 WORKER_UNREAD = Missing("not read of a loader worker")
 STILL_BLOCKED = Missing("an earlier reading of it has not ended")
 _DENIED = point_to(NOT_PERMITTED, "environ")
+_MAPS_LIMIT = 8 << 20
 IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
@@ -196,7 +197,7 @@ def read_facts(stat: StatLine, proc: str = PROC, *, deep: bool = False) -> Facts
     if stat.name.startswith(WORKER_NAME):
         mapped = WORKER_UNREAD
     elif deep or is_python_name(exe if isinstance(exe, str) else argv[0] if argv else ""):
-        mapped = _permitted(lambda: read_maps(pid, proc))
+        mapped = _permitted(lambda: parse_maps(read_file(f"{proc}/{pid}/maps", _MAPS_LIMIT)))
         if not isinstance(environ, dict) or "RANK" not in environ:
             names = read_thread_names(pid, proc)
     facts = Facts(stat, argv, environ, exe, mapped, names)

@@ -195,7 +195,7 @@ class _Casting:
             return False
         if self._family.wraps(pid) or self._family.starts_ranks(pid):
             return False
-        place = self._family.place(pid)
+        place = self._facts[pid].place
         expected = place is not None or bool(self._programs[starter].launcher)
         age_s = (self._now_ticks - fact.stat.start_ticks) / TICKS_PER_S
         return not expected or age_s >= IMPORT_S or place in self._torch_places
@@ -203,7 +203,7 @@ class _Casting:
     def _cast_orphan_worker(self, pid: int) -> None:
         """Cast a loader worker that was handed to the root after its rank had ended."""
         ended = Missing("its rank has ended")
-        place = self._family.place(pid)
+        place = self._facts[pid].place
         number = ended if place is None or place.rank is None else place.rank
         self._parts[pid] = RolePart(Role.WORKER, WORKER_LABEL, rank=number, worker=ended, rank_pid=ended)
 
@@ -211,7 +211,7 @@ class _Casting:
         """Cast the highest Python process: a rank, or the process that started the ranks."""
         label = self._programs[pid].label
         family = self._family
-        place = family.place(pid)
+        place = self._facts[pid].place
         placed, active = family.placed(pid), family.active(pid)
         if place is not None and place.world_size == 1 and any(family.in_group(kid) for kid in active):
             place = None  # of the shell that it was started in (srun --pty bash): its group is larger
@@ -219,7 +219,7 @@ class _Casting:
         ranks: list[int] = []
         if placed:
             ranks = placed
-            places = [known for kid in placed if (known := family.place(kid))]
+            places = [known for kid in placed if (known := self._facts[kid].place)]
             taken = {known.local_rank for known in places}
             if trains or 0 not in taken:  # Lightning: the first rank starts the others
                 local = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -235,7 +235,7 @@ class _Casting:
                 ranks = [kid for kid in active if family.in_group(kid)]
             self._cast_rank(pid, label, place, pid if ranks else starter)
         for kid in ranks:
-            self._cast_rank(kid, label, None if kid not in placed else family.place(kid), pid)
+            self._cast_rank(kid, label, None if kid not in placed else self._facts[kid].place, pid)
         self._cast_children(pid, pid if self._parts[pid].role is Role.RANK else None)
         for kid in ranks:
             self._cast_children(kid, kid)
@@ -288,7 +288,7 @@ class _Casting:
         if not young or fact.argv == self._facts[rank].argv:
             return Role.HELPER, "multiprocessing child"
         family = self._family
-        trains = family.place(rank) is not None or family.in_group(rank) or family.has_workers(rank)
+        trains = self._facts[rank].place is not None or family.in_group(rank) or family.has_workers(rank)
         return (Role.WORKER, WORKER_LABEL) if trains else (Role.HELPER, STARTING)
 
     def _number_by_birth(self) -> None:

@@ -57,14 +57,10 @@ class Family:
         """List the children of a process, the oldest first."""
         return self._children.get(pid, [])
 
-    def place(self, pid: int) -> RankPlace | None:
-        """Return the place that the start environment of a process tells."""
-        return self.facts[pid].place
-
     def placed(self, pid: int) -> list[int]:
         """List the Python children to which a process gave a place."""
-        own = self.place(pid)
-        return [kid for kid in self.pythons(pid) if is_given_place(self.place(kid), own)]
+        own = self.facts[pid].place
+        return [kid for kid in self.pythons(pid) if is_given_place(self.facts[kid].place, own)]
 
     def starts_ranks(self, pid: int) -> bool:
         """Tell whether a process gave at least two Python children different places."""
