@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,11 +80,9 @@ def test_v1_reading(tree):
 
 def test_v1_limit_above_the_container_comes_from_memory_stat(tree):
     v1_job(tree)
-    stat = (DATA / "v1_memory.stat").read_text()
-    tree.write(
-        "cg/memory/a/b/memory.stat",
-        stat.replace("hierarchical_memory_limit 9223372036854771712", "hierarchical_memory_limit 104857600"),
-    )
+    limit = "hierarchical_memory_limit {}".format
+    stat = (DATA / "v1_memory.stat").read_text().replace(limit(9223372036854771712), limit(100 << 20))
+    tree.write("cg/memory/a/b/memory.stat", stat)
     reading = two_reads(tree, [7])
     assert (reading.limit_bytes, reading.limit_source) == (100 << 20, "a group above this container")
 
@@ -169,20 +168,14 @@ def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree):
     assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
 
 
-def test_equal_limits_bind_at_the_outer_group(tree):
+def test_equal_limits_bind_at_the_outer_group_and_memory_counts_in_the_nearest_with_the_controller(tree):
     v2_job(tree)
-    tree.write("cg/pod/memory.max", str(4 << 30))
-    tree.write("cg/pod/c/memory.max", str(4 << 30))
-    assert two_reads(tree, [7]).limit_source == "/pod"
-
-
-def test_memory_counts_in_the_nearest_group_with_the_controller(tree):
-    v2_job(tree)
-    tree.write("cg/pod/c/leaf/cgroup.events", "populated 1\n")
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/memory.max", str(4 << 30))
+    v2_group(tree, "pod/c/leaf")
     tree.process(7, "0::/pod/c/leaf\n")
     reading = two_reads(tree, [7])
-    assert reading.memory_source == "/pod/c"
-    assert reading.anon_bytes == 1416626176
+    assert (reading.limit_source, reading.memory_source, reading.anon_bytes) == ("/pod", "/pod/c", 1416626176)
 
 
 def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree):
@@ -224,35 +217,27 @@ def test_hidden_quota_shows_in_local_throttling(tree):
 
 def test_rates_need_two_readings_and_survive_a_reset(tree):
     v1_job(tree)
-    reader = CgroupReader([7], tree.proc)
-    assert reader.read(SECOND).throttled_ratio == Missing("needs a second reading")
-    tree.write("cg/cpu/a/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
-    assert reader.read(2 * SECOND).throttled_ratio == Missing("counter was reset")
-    tree.write("cg/cpu/a/cpu.stat", "nr_periods 10\nnr_throttled 5\nthrottled_time 0\n")
-    assert reader.read(3 * SECOND).throttled_ratio == 0.5
-    reader.close()
-
-
-def test_quota_that_is_set_later_is_found_within_ten_seconds(tree):
-    v2_job(tree)
-    reader = CgroupReader([7], tree.proc)
-    assert reader.read(SECOND).throttled_source == "no quota"
-    tree.write("cg/pod/cpu.max", "50000 100000\n")
-    assert reader.read(12 * SECOND).throttled_source == "/pod"
-    reader.close()
+    with closing(CgroupReader([7], tree.proc)) as reader:
+        ratios = [reader.read(SECOND).throttled_ratio]
+        for second, counts in ((2, (0, 0)), (3, (10, 5))):
+            tree.write("cg/cpu/a/cpu.stat", "nr_periods {}\nnr_throttled {}\nthrottled_time 0\n".format(*counts))
+            ratios.append(reader.read(second * SECOND).throttled_ratio)
+    assert ratios == [Missing("needs a second reading"), Missing("counter was reset"), 0.5]
 
 
 def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree):
     v2_job(tree)
     tree.process(8, "0::/pod\n")
-    reader = CgroupReader([7], tree.proc)
-    assert reader.read(SECOND).memory_source == "/pod/c"
-    reader.follow([7, 8])
-    assert reader.read(2 * SECOND).memory_source == "/pod"
-    reader.follow([])
-    tree.write("cg/pod/memory.events", "oom 2\noom_kill 9\n")
-    assert reader.read(3 * SECOND).oom_kills == 9
-    reader.close()
+    with closing(CgroupReader([7], tree.proc)) as reader:
+        first = reader.read(SECOND)
+        assert (first.memory_source, first.throttled_source) == ("/pod/c", "no quota")
+        reader.follow([7, 8])
+        assert reader.read(2 * SECOND).memory_source == "/pod"
+        tree.write("cg/pod/cpu.max", "50000 100000\n")
+        assert reader.read(12 * SECOND).throttled_source == "/pod", "a quota that is set later is found within 10 s"
+        reader.follow([])
+        tree.write("cg/pod/memory.events", "oom 2\noom_kill 9\n")
+        assert reader.read(13 * SECOND).oom_kills == 9
 
 
 def test_one_bad_file_costs_one_value(tree):
@@ -325,60 +310,61 @@ def test_without_a_mount_there_is_no_limit_only_at_the_root(tree, groups, namesp
 # -- where the job's groups are ------------------------------------------------------------------
 
 
-def test_v1_nested_takes_the_smallest_quota_above(tree):
+def v2_group(tree: Tree, group: str, limit: str | None = None) -> None:
+    """Write a group of v2 that is not the machine's root, with its cpu.max."""
+    tree.write(f"cg/{group}/cgroup.events".replace("//", "/"), "populated 1\n")
+    if limit:
+        tree.write(f"cg/{group}/cpu.max".replace("//", "/"), f"{limit} 100000\n")
+
+
+def nested_v1(tree):
     tree.mount("cg/cpu", "cpu,cpuacct")
     tree.write("cg/cpu/release_agent", "")
-    tree.v1_quota("cg/cpu", -1)
-    tree.v1_quota("cg/cpu/a", 150_000)
-    tree.v1_quota("cg/cpu/a/b", 400_000)
-    tree.process(7, "4:memory:/\n3:cpu,cpuacct:/a/b\n")
-    budget = tree.budget(7)
-    assert budget.cores == 1.5
-    assert budget.reason == "1.5 CPUs by quota of /a (affinity 64)"
+    for group, quota in (("", -1), ("/a", 150_000), ("/a/b", 400_000)):
+        tree.v1_quota(f"cg/cpu{group}", quota)
+    return "4:memory:/\n3:cpu,cpuacct:/a/b\n"
 
 
-def test_v2_pod_limit_on_parent(tree):
+def pod_above(tree):
     tree.mount("cg", "", version=2)
-    for group in ("cg/kubepods", "cg/kubepods/pod1", "cg/kubepods/pod1/c"):
-        tree.write(f"{group}/cgroup.events", "populated 1\n")
-        tree.write(f"{group}/cpu.max", "max 100000\n")
-    tree.write("cg/kubepods/pod1/cpu.max", "400000 100000\n")
-    tree.process(7, "0::/kubepods/pod1/c\n")
-    assert tree.budget(7).reason == "4 CPUs by quota of /kubepods/pod1 (affinity 64)"
+    for group, limit in (("kubepods", "max"), ("kubepods/pod1", "400000"), ("kubepods/pod1/c", "max")):
+        v2_group(tree, group, limit)
+    return "0::/kubepods/pod1/c\n"
 
 
-def test_quota_larger_than_affinity_does_not_bind(tree):
-    tree.mount("cg", "", version=2)
-    tree.write("cg/a/cgroup.events", "")
-    tree.write("cg/a/cpu.max", "400000 100000\n")
-    tree.process(7, "0::/a\n")
-    budget = tree.budget(7, cpus=2)
-    assert (budget.cores, budget.reason) == (2.0, "2 CPUs by affinity")
+def one_group(group, limit):
+    def build(tree):
+        tree.mount("cg", "", version=2)
+        v2_group(tree, group, limit)
+        return f"0::/{group}\n"
+
+    return build
 
 
-def test_cgroup_namespace_shows_the_container_as_root(tree):
-    tree.mount("cg", "", version=2)
-    tree.write("cg/cgroup.events", "populated 1\n")
-    tree.write("cg/cpu.max", "200000 100000\n")
-    tree.process(7, "0::/\n")
-    assert tree.budget(7).reason == "2 CPUs by quota of this container (affinity 64)"
-
-
-def test_container_without_quota_says_that_more_may_be_hidden(tree):
-    tree.mount("cg", "", version=2)
-    tree.write("cg/cgroup.events", "populated 1\n")
-    tree.write("cg/cpu.max", "max 100000\n")
-    tree.process(7, "0::/\n")
-    budget = tree.budget(7)
-    assert budget.reason == "64 CPUs by affinity (limits above this container are not visible)"
-
-
-def test_container_without_namespace_subtracts_the_mount_root(tree):
+def below_a_mount(tree):
     tree.mount("cg/cpu", "cpu", root="/docker/0a1b")
     tree.v1_quota("cg/cpu", 300_000)
     tree.v1_quota("cg/cpu/job", -1)
-    tree.process(7, "3:cpu:/docker/0a1b/job\n")
-    assert tree.budget(7).reason == "3 CPUs by quota of /docker/0a1b (affinity 64)"
+    return "3:cpu:/docker/0a1b/job\n"
+
+
+@pytest.mark.parametrize(
+    ("build", "cpus", "cores", "reason"),
+    [
+        (nested_v1, 64, 1.5, "1.5 CPUs by quota of /a (affinity 64)"),
+        (pod_above, 64, 4.0, "4 CPUs by quota of /kubepods/pod1 (affinity 64)"),
+        (one_group("a", "400000"), 2, 2.0, "2 CPUs by affinity"),
+        (one_group("", "200000"), 64, 2.0, "2 CPUs by quota of this container (affinity 64)"),
+        (one_group("", "max"), 64, 64.0, "64 CPUs by affinity (limits above this container are not visible)"),
+        (below_a_mount, 64, 3.0, "3 CPUs by quota of /docker/0a1b (affinity 64)"),
+        (lambda _: "0::/a\n", 64, 64.0, "64 CPUs by affinity (no control groups are mounted here)"),
+    ],
+)
+def test_the_smallest_quota_in_view_or_the_affinity_is_the_budget(tree, build, cpus, cores, reason):
+    tree.process(7, build(tree))
+    budget = tree.budget(7, cpus=cpus)
+    assert (budget.cores, budget.reason) == (cores, reason)
+    assert isinstance(JobGroups([99], tree.proc).common("cpu"), Missing), "no such process"
 
 
 def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree):
@@ -401,15 +387,13 @@ def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree):
 
 
 def test_target_outside_our_namespace_is_known_by_affinity_only(tree):
-    tree.mount("cg", "", version=2)
-    tree.write("cg/cgroup.events", "")
-    tree.write("cg/cpu.max", "100000 100000\n")
+    one_group("", "100000")(tree)
     tree.process(7, "0::/../other\n")
     budget = tree.budget(7, cpus=4)
-    assert budget.cores == 4.0
-    assert budget.reason == "4 CPUs by affinity (its control group is outside this container's view)"
+    outside = "its control group is outside this container's view"
+    assert (budget.cores, budget.reason) == (4.0, f"4 CPUs by affinity ({outside})")
     reading = two_reads(tree, [7])
-    assert reading.anon_bytes == Missing("its control group is outside this container's view")
+    assert reading.anon_bytes == Missing(outside)
     assert reading.throttled_ratio == reading.limit_bytes == reading.oom_kills == reading.anon_bytes
     # One process in view does not put the group of the other in view.
     tree.process(8, "0::/\n")
@@ -418,9 +402,8 @@ def test_target_outside_our_namespace_is_known_by_affinity_only(tree):
 
 def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree):
     tree.mount("cg", "", version=2)
-    for group, limit in (("job", "600000 100000"), ("job/task0", "100000 100000"), ("job/task1", "max 100000")):
-        tree.write(f"cg/{group}/cgroup.events", "")
-        tree.write(f"cg/{group}/cpu.max", limit)
+    for group, limit in (("job", "600000"), ("job/task0", "100000"), ("job/task1", "max")):
+        v2_group(tree, group, limit)
     tree.process(7, "0::/job/task0\n")
     tree.process(8, "0::/job/task1\n")
     assert tree.budget(7).cores == 1.0
@@ -433,12 +416,6 @@ def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree):
     tree.process(7, "3:cpu:/a\n")
     tree.process(8, "3:cpu:/\n", state="Z")
     assert tree.budget(7, 8).reason == "1 CPU by quota of /a (affinity 64)"
-
-
-def test_without_any_mount_affinity_is_the_budget(tree):
-    tree.process(7, "0::/a\n")
-    assert tree.budget(7).reason == "64 CPUs by affinity (no control groups are mounted here)"
-    assert isinstance(JobGroups([99], tree.proc).common("cpu"), Missing)
 
 
 def test_the_mount_that_shows_most_of_the_tree_is_used():
@@ -498,14 +475,20 @@ def test_directory_is_mount_point_plus_path_below_its_root(root, below):
 # -- budget --------------------------------------------------------------------------------------
 
 
-def test_quota_formats():
-    assert parse_cpu_max("max 100000\n") is None
-    assert parse_cpu_max("50000 100000\n") == 0.5
-    assert parse_cpu_max("150000\n") == 1.5
-    assert parse_cfs_quota("-1\n", "100000\n") is None
-    assert parse_cfs_quota("25000\n", "50000\n") == 0.5
+@pytest.mark.parametrize(
+    ("parse", "texts", "cores"),
+    [
+        (parse_cpu_max, ["max 100000\n"], None),
+        (parse_cpu_max, ["50000 100000\n"], 0.5),
+        (parse_cpu_max, ["150000\n"], 1.5),
+        (parse_cfs_quota, ["-1\n", "100000\n"], None),
+        (parse_cfs_quota, ["25000\n", "50000\n"], 0.5),
+    ],
+)
+def test_quota_formats(parse, texts, cores):
+    assert parse(*texts) == cores
     with pytest.raises(ValueError):
-        parse_cpu_max("nonsense")
+        parse(*["nonsense"] * len(texts))
 
 
 def test_pinned_main_thread_does_not_hide_its_pool(tmp_path):
